@@ -21,49 +21,33 @@ _REPORT_OPTIONS: Final = {"out": Path, "commit": str}
 _HELP: Final = {
     "answers": "of a question",
     "backbone": "name or directory of the frozen model",
-    "base": "ids (.npy) of the corpus that is repeated",
-    "base_tokens": "read only the first so many of them",
     "cache": "folder for what is built",
-    "batch_size": "rows of a forward; for tasks also auto",
-    "cases": "to measure before it ends",
+    "batch_size": "rows of a forward",
     "cells": "folder of finished measurements",
     "checkpoint": "name or directory",
     "commit": "recorded",
     "checkpoints": "names or directories; all of one tokenizer where they read the same ids",
-    "compared_tokens": "longest prompts, all rows together, that transformers reads, too",
     "context": "tokens of a question's context, before merging",
     "counter_tokens": "that Counter reads",
-    "cut": "text that a token reduction is met on, as ids (.npy) or as umim mine takes it",
-    "cut_rows": "of it",
-    "damage": "text that the damage of rules is measured on, likewise",
-    "damage_rows": "of it",
-    "damage_table": "of a checkpoint's rules, instead of a measurement",
-    "decode_tr": "token reductions of held-out text that give further bounds on the price",
     "ending": "tokens of an answer",
     "features": "model whose hidden states stand in for those of BERTScore and MAUVE; each "
     "checkpoint's backbone if absent",
     "held_out": "tokens at the end",
-    "hub": "folder with copies of the tasks' data",
     "ids": "one flat array of token ids (.npy)",
-    "isa": "instruction sets that oneDNN is held to",
     "length": "tokens of a row",
-    "limit": "first questions of each task; all if absent",
     "merge": "what the checkpoints merge",
-    "max_damage": "bounds on the price of the rules of decoding, where rules have prices",
+    "max_damage": "bound on the price of the rules of decoding, where rules have prices",
     "name": "what the results call the checkpoint; the directory's name if absent",
     "out": "write the results (JSON) and their page here",
-    "methods": "baselines by name",
     "only": "rows to train and measure; all if absent",
     "pairs": "alternating runs of each side",
-    "protect": "regular expressions of tokens that no rule may hold, or digits, capitals, newlines",
     "precision": "of the products of the frozen model while training",
-    "raw_tails": "last tokens of a prompt or context that stay raw, each a setting of its own",
+    "raw_tails": "last tokens of a prompt that stay raw, each a setting of its own",
     "questions": "of a batch",
     "rate": "learning rate after the warm-up",
     "ray": "ids (.npy) for the Ray path, at least 1e8",
     "ray_tokens": "read only the first so many of them",
     "reductions": "token reductions to meet",
-    "repeat": "how often --base is repeated",
     "rounds": "alternating runs of each side; 3 of those that take over 10 s",
     "row_rate": "learning rate of rule rows over the others'",
     "saving": "share of layer-tokens that every row saves, by rules of its own",
@@ -71,19 +55,15 @@ _HELP: Final = {
     "rules": "rule directory; those of the checkpoint shipped for the backbone if absent",
     "seeds": "of repeated runs",
     "segments": "that train",
-    "sides": "models that merge nothing; differences are taken to the first of none, hf, no rules",
-    "sizes": "those that the ids reach",
     "steps": "of the optimiser, of every row",
-    "target_tr": "token reductions",
     "tau": "least count of an n-gram",
-    "test": "text that quality is measured on, likewise",
+    "test": "text that quality is measured on, as ids (.npy) or as umim mine takes it",
     "test_rows": "of it",
     "text": "UTF-8 text",
     "tokenizer": "of the text or the ids",
     "tokens": "read only the first so many",
     "train": "text that is trained on, likewise",
     "window": "tokens of a window, half of which are shortened",
-    "tokens_per_side": "of prompts that a side reads in a case, 3 pairs at least",
 }
 
 Gate = tuple[float, float, bool]
@@ -220,26 +200,6 @@ def save(report: Report, out: Path | None) -> None:
     """Write the results."""
     if out is not None:
         out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-
-
-def go_on(
-    report: Report, out: Path | None, settings: Sequence[str], results: Sequence[str]
-) -> None:
-    """Take the results of an earlier call over if machine, commit and settings are the same.
-
-    Without a commit nothing says that the code is the same, and everything is measured.
-
-    Args:
-        report: Of this call, its settings filled in.
-        out: Where the earlier call wrote.
-        settings: Entries that must be the same, besides benchmark and facts.
-        results: Entries to take over.
-    """
-    if out is None or not out.is_file() or report["facts"]["commit"] is None:
-        return
-    earlier = json.loads(out.read_text(encoding="utf-8"))
-    if all(earlier.get(name) == report[name] for name in ("benchmark", "facts", *settings)):
-        report |= {name: earlier[name] for name in results}
 
 
 def close(report: Report, out: Path | None) -> int:

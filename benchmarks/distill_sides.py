@@ -1,4 +1,4 @@
-"""The sides of the distillation benchmark: ours, a plain one, and Liger.
+"""The sides of the distillation benchmark: ours, a plain one, and Liger; and what they read.
 
 Run by itself, it computes one side once in a process of its own and prints, as JSON, by how much
 the peak of its memory grew.
@@ -20,14 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.common import Report, fix_threads, parse
 from benchmarks.corpus import EMBEDDED, open_ids
 from benchmarks.timing import alternate, forget_peak, peak_bytes, ratio, spread
-from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.loss import DEFAULT_CHUNK, distill_loss
+from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.distill.step import DistillModel
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
@@ -116,15 +118,15 @@ def loss_sides(
     return {OURS: ours, PLAIN: plain} | ({LIGER: liger} if liger_version() else {})
 
 
-def compare(sides: dict[str, Side], rounds: int) -> Report:
-    """Time sides in turn, and compare what they return with the plain side's result."""
+def compare(sides: dict[str, Side], rounds: int, to: str = PLAIN) -> Report:
+    """Time sides in turn, and compare what they return with the result of one of them."""
     results: dict[str, Result] = {}
     seconds = alternate(sides, rounds, warmed=results.__setitem__)
-    loss, gradient = results[PLAIN][0], results[PLAIN][1].float()
+    loss, gradient = results[to][0], results[to][1].float()
     return {
         name: {
             "seconds": spread(seconds[name]),
-            "time_ratio": ratio(seconds, name, PLAIN),
+            "time_ratio": ratio(seconds, name, to),
             "loss": other_loss,
             "loss_error": abs(other_loss - loss) / abs(loss),
             "gradient_error": float((other.float() - gradient).norm() / gradient.norm()),
@@ -150,20 +152,85 @@ class Batch:
     cuts: list[Segmentation]
 
 
+def fresh_module(backbone: Backbone) -> MergeModule:
+    """Return an untrained module of the default form."""
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
+    return module.to(backbone.device)
+
+
 def embedded_batch(ids_file: Path, rows: int) -> Batch:
     """Return the first segments of a file of ids under the rules of the embedded checkpoint."""
     umim = UMIM.from_pretrained(EMBEDDED, dtype="float32")
-    backbone, matcher = umim.backbone, umim.matcher
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
     ids = np.asarray(open_ids(ids_file, rows * LENGTH), dtype=np.int64)
     if len(ids) < rows * LENGTH:
         raise SystemExit(f"{ids_file.name} must hold {rows * LENGTH} ids, not {len(ids)}")
-    segments = list(ids.reshape(rows, LENGTH))
-    cuts = [matcher.segment(row) for row in segments]
-    if all(len(starts) == LENGTH for starts, _ in cuts):
+    batch = batch_of(umim, ids)
+    if all(len(starts) == LENGTH for starts, _ in batch.cuts):
         raise SystemExit(f"some rule of {EMBEDDED} must match in {ids_file.name}")
-    return Batch(backbone, module, segments, cuts)
+    return batch
+
+
+def batch_of(umim: UMIM, ids: NDArray[np.int64]) -> Batch:
+    """Return ids in segments under a checkpoint's rules, and a fresh module."""
+    rows = list(ids.reshape(-1, LENGTH))
+    cuts = [umim.matcher.segment(row) for row in rows]
+    return Batch(umim.backbone, fresh_module(umim.backbone), rows, cuts)
+
+
+def random_batch(shape: BackboneShape, device: torch.device, rows: int, length: int) -> Batch:
+    """Return random ids and merges for a bfloat16 backbone of random weights."""
+    config = LlamaConfig(
+        **shape.model_dump(include={"hidden_size", "intermediate_size", "head_dim", "vocab_size"}),
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=length,
+    )
+    config.bos_token_id = config.eos_token_id = None
+    with device:
+        raw = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, trust_remote_code=False
+        )
+    backbone = wrap_backbone(raw, None)
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, shape.vocab_size, length) for _ in range(rows)]
+    return Batch(backbone, fresh_module(backbone), ids, random_cuts(rows, length, 0.4))
+
+
+def random_cuts(rows: int, length: int, reduction: float) -> list[Segmentation]:
+    """Return units of 1 to 3 tokens that remove about ``reduction`` of every row's tokens."""
+    rng = np.random.default_rng(0)
+    share = reduction / (2.0 - 2.0 * reduction)  # of units that are spans of three
+    cuts = []
+    for _ in range(rows):
+        lengths = np.where(rng.random(length) < share, 3, 1).astype(np.int64)
+        lengths = lengths[: int(np.searchsorted(lengths.cumsum(), length)) + 1]
+        lengths[-1] -= lengths.sum() - length
+        cuts.append((lengths.cumsum() - lengths, lengths))
+    return cuts
+
+
+class CastingModel(DistillModel):
+    """The step as autocast alone makes it: weights are cast for every product."""
+
+    def __init__(self, compressed: Compressed) -> None:
+        super().__init__(compressed, autocast=True)
+        with self._precision():
+            self._trunk = PackedTrunk(compressed.backbone)
+
+
+def step_of(batch: Batch, model: DistillModel) -> Result:
+    """Return the mean loss of a step and the gradient of the module's weights."""
+    loss = model(batch.rows, batch.cuts)
+    mean = loss.total / loss.rows
+    return float(mean.detach()), _gradient(mean, batch)
+
+
+def _gradient(loss: Tensor, batch: Batch) -> Tensor:
+    gradients = torch.autograd.grad(loss, list(batch.module.parameters()))
+    return torch.cat([part.reshape(-1) for part in gradients])
 
 
 def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
@@ -171,14 +238,10 @@ def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
     model = DistillModel(
         Compressed(batch.backbone, batch.module, None, "compact"), autocast=autocast
     )
-    parameters = list(batch.module.parameters())
-
-    def gradient_of(loss: Tensor) -> Tensor:
-        return torch.cat([part.reshape(-1) for part in torch.autograd.grad(loss, parameters)])
 
     def ours() -> Result:
         loss = model(batch.rows, batch.cuts)
-        return float(loss.kl) / loss.rows, gradient_of(loss.total / loss.rows)
+        return float(loss.kl) / loss.rows, _gradient(loss.total / loss.rows, batch)
 
     def plain() -> Result:
         packed = pack_rows(batch.rows, batch.cuts)
@@ -194,7 +257,7 @@ def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
         loss = full_logits_loss(
             student[aligned.batch, aligned.student], teacher[aligned.batch, aligned.teacher]
         ) / len(aligned)
-        return float(loss.detach()), gradient_of(loss)
+        return float(loss.detach()), _gradient(loss, batch)
 
     return {OURS: ours, PLAIN: plain}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.profiler import ProfilerActivity, profile
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import timed
@@ -30,10 +30,15 @@ from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.sources import JsonLines
+from umim_core.text.tokens import iter_token_pieces
 
 OURS, DYNAMIC, STATIC = "ours", "transformers, dynamic cache", "transformers, static cache"
 RANDOM: Final = "random-llama"
 BACKBONES: Final = (RANDOM, "umim-docs-llama", "umim-docs-gpt2")
+CHECKPOINT: Final = "umim-smollm2-135m"
+GENERAL: Final = Path(__file__).resolve().parents[2] / "shared" / "data" / "general"
+PASSAGE: Final = 64  # tokens
 Ids = NDArray[np.int64]
 Side = Callable[[], list[list[int]]]
 _CACHES: Final = {DYNAMIC: "dynamic", STATIC: "static"}
@@ -50,10 +55,12 @@ class Subject:
     Attributes:
         compressed: The model with its natural rules.
         ids: Text that the rules were not mined on [T].
+        text: What text this is; empty for that of the small backbones.
     """
 
     compressed: Compressed
     ids: Ids
+    text: str = ""
 
     @property
     def backbone(self) -> Backbone:
@@ -65,16 +72,48 @@ def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
     """Return a backbone with all it takes.
 
     Args:
-        name: One of ``BACKBONES``.
-        tokens: Length of the text at most.
+        name: One of ``BACKBONES``, which read docstrings, or another checkpoint, which reads
+            general text.
+        tokens: Length of the text at least, where there is so much.
         dtype: Data type of the backbone.
         device: A torch device.
     """
     if name == RANDOM:
         return random_subject(random_config(), tokens, dtype=dtype, device=device)
     umim = UMIM.from_pretrained(name, dtype=dtype, device=device)
+    if name not in BACKBONES:
+        text, ids = general_text(umim, tokens)
+        return Subject(umim.compressed, ids, text)
     ids = np.array(umim.backbone.encode(held_out_text())[:tokens], dtype=np.int64)
     return Subject(umim.compressed, ids)
+
+
+def general_text(umim: UMIM, tokens: int, folder: Path = GENERAL) -> tuple[str, Ids]:
+    """Return what held-out text this is, and its ids: passages of every kind of text in turn.
+
+    Args:
+        umim: Whose tokenizer encodes it.
+        tokens: How many are needed.
+        folder: Files ``KIND-test.jsonl.gz``; where there is none, docstrings are read.
+    """
+    files = sorted(folder.glob("*-test.jsonl.gz"))
+    if not files:
+        ids = np.array(umim.backbone.encode(held_out_text()), dtype=np.int64)
+        return "docstrings of the installed packages, test split", ids[:tokens]
+    tokenizer = umim.backbone.require_tokenizer()
+    passages = -(-tokens // (PASSAGE * len(files)))
+    kinds = []
+    for file in files:
+        pieces, count = [], 0
+        for piece, _ in iter_token_pieces(JsonLines(paths=(str(file),)), tokenizer):
+            pieces.append(piece)
+            count += len(piece)
+            if count >= passages * PASSAGE:
+                break
+        kinds.append(np.resize(np.concatenate(pieces), (passages, PASSAGE)))
+    names = ", ".join(file.name.removesuffix("-test.jsonl.gz") for file in files)
+    ids = np.stack(kinds, axis=1).reshape(-1).astype(np.int64)
+    return f"general English ({names}), test split, passages of {PASSAGE} tokens in turn", ids
 
 
 def random_config() -> LlamaConfig:
@@ -199,45 +238,6 @@ def merging_seconds(given: Subject, prompts: Ids, rounds: int) -> list[float]:
 
     run()
     return [timed(run)[0] for _ in range(rounds)]
-
-
-# Parts of a forward by torch's operators; every other operator works element by element or copies.
-_PARTS: Final = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm"),
-    "attention": ("aten::_scaled_dot_product", "aten::_flash_attention"),
-}
-_ELEMENTS, _HOST = "elements and copies", "Python and the rest"
-
-
-def prefill_parts(given: Subject, prompts: Ids) -> dict[str, dict[str, float]]:
-    """Return the seconds of each part of a prefill, without rules and with them, profiled once.
-
-    Args:
-        given: Backbone, rules and module.
-        prompts: Raw ids [B, L].
-
-    Returns:
-        By part: ``base``, ``umim``, and ``ideal``, how many times fewer the units let it take.
-    """
-    base, _ = _profiled(Engine(given.compressed.base()), prompts)
-    umim, units = _profiled(Engine(given.compressed), prompts)
-    fewer = prompts.size / units
-    ideal = dict.fromkeys(base, fewer) | {"attention": fewer**2, _HOST: 1.0}
-    return {part: {"base": base[part], "umim": umim[part], "ideal": ideal[part]} for part in base}
-
-
-def _profiled(engine: Engine, prompts: Ids) -> tuple[dict[str, float], int]:
-    """Return the seconds of the parts of one prefill, and its units."""
-    config = GenerationConfig(max_new_tokens=1, do_sample=False)
-    engine.generate(list(prompts), config)
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        output = engine.generate(list(prompts), config)
-    parts = dict.fromkeys([*_PARTS, _ELEMENTS], 0.0)
-    for event in seen.key_averages():
-        named = [part for part, names in _PARTS.items() if event.key.startswith(names)]
-        parts[named[0] if named else _ELEMENTS] += event.self_cpu_time_total / 1e6
-    parts[_HOST] = max(0.0, output.timings.first_token - sum(parts.values()))
-    return parts, sum(row.prompt_units for row in output.rows)
 
 
 def logits_error(given: Subject, prompts: Ids, new_tokens: int) -> float:

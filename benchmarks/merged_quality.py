@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.common import Benchmark, Report, named
 from benchmarks.corpus import CACHE
-from benchmarks.token_reduction.row_texts import read_rows
+from benchmarks.row_texts import read_rows
 from umim_core import UMIM
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import PerplexityResult, perplexity, second_half_perplexity

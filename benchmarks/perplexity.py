@@ -2,9 +2,9 @@
 
     python -m benchmarks.perplexity --out docs/results/perplexity.json
     python -m benchmarks.perplexity --backbones umim-docs-llama --length 128 --rows 2 --pairs 3
-    python -m benchmarks.perplexity --checkpoint umim-smollm2-135m --rows 4 --pairs 5
+    python -m benchmarks.perplexity --backbones umim-smollm2-135m --rows 4 --pairs 5
 
-``--checkpoint`` takes the place of the backbones: its rules, on general English text (test split of
+A checkpoint other than the small ones reads general English text (test split of
 ``../shared/data/general``; docstrings where that is absent).
 
 Sides: the base model's scores of the same rows; ours under rules of which none lies inside another,
@@ -30,12 +30,10 @@ from numpy.typing import NDArray
 
 from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
 from benchmarks.engine_sides import BACKBONES, Subject, subject
-from benchmarks.engine_smollm2 import general_text
 from benchmarks.timing import alternate, ratio, spread
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
-from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
@@ -150,24 +148,19 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= {"device": options.device, "length": options.length, "rows": options.rows}
     report["backbones"] = {}
     timed = options.rows * options.length
-    for name in [options.checkpoint] if options.checkpoint else options.backbones:
-        if options.checkpoint:
-            umim = UMIM.from_pretrained(name, dtype="float32", device=options.device)
-            report["text"], ids = general_text(umim, timed + _MINED)
-            given, name = Subject(umim.compressed, ids), Path(name).name
-        else:
-            given = subject(name, timed + _MINED, dtype="float32", device=options.device)
+    for name in options.backbones:
+        given = subject(name, timed + _MINED, dtype="float32", device=options.device)
+        report |= {"text": given.text} if given.text else {}
         rows = list(given.ids[:timed].reshape(options.rows, options.length))
         rules = rule_sets(given, given.ids[timed:])
-        report["backbones"][name] = measure(given, rules, rows, options.pairs)
+        report["backbones"][Path(name).name] = measure(given, rules, rows, options.pairs)
 
 
 main = Benchmark(
     name="perplexity",
     doc=__doc__,
     options={
-        "backbones": BACKBONES,
-        "checkpoint": str,
+        "backbones": list(BACKBONES),
         "length": 512,
         "rows": 8,
         "pairs": 10,

@@ -27,15 +27,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
-from benchmarks.engine_sides import Ids, Subject, subject
-from benchmarks.engine_smollm2 import CHECKPOINT, general_text
+from benchmarks.engine_sides import CHECKPOINT, Ids, Subject, subject
 from benchmarks.timing import alternate, ratio, spread
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.benchmarking.roofline import ModelShape
 from umim_core.errors import CorpusError
 from umim_core.merging.compressed import Compressed
-from umim_core.model.umim import UMIM
 
 OURS, UNPACKED = "packed", "a row per answer"
 CHECKPOINTS: Final = ("umim-docs-llama", "umim-docs-gpt2", CHECKPOINT)
@@ -124,14 +122,6 @@ def measure(given: Subject, shape: argparse.Namespace) -> Report:
     }
 
 
-def subject_of(checkpoint: str, tokens: int, device: str) -> Subject:
-    """Return a checkpoint with text of its own kind; of another than ours, general English."""
-    if checkpoint != CHECKPOINT:
-        return subject(checkpoint, tokens, dtype="float32", device=device)
-    umim = UMIM.from_pretrained(checkpoint, dtype="float32", device=device)
-    return Subject(umim.compressed, general_text(umim, tokens)[1])
-
-
 def gates(report: Report) -> dict[str, Gate]:
     """Return value, limit and verdict of every gate."""
     found: dict[str, Gate] = {}
@@ -154,7 +144,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= {name: getattr(options, name) for name in shape}
     tokens = options.questions * (options.context + options.answers * options.ending)
     report["checkpoints"] = {
-        name: measure(subject_of(name, tokens, options.device), options)
+        name: measure(subject(name, tokens, dtype="float32", device=options.device), options)
         for name in options.checkpoints
     }
 

@@ -30,7 +30,7 @@ from benchmarks.corpus import CACHE, EMBEDDED
 from benchmarks.ladder.ladder_cells import LIBRARIES, Subject, cell
 from benchmarks.ladder.ladder_rows import LadderRow, choose, ladder
 from benchmarks.ladder.seed_spread import check_same_batches, difference, quality, spread
-from benchmarks.token_reduction.row_texts import read_rows
+from benchmarks.row_texts import read_rows
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.config.recipe import DistillConfig

@@ -18,9 +18,9 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.common import Report, facts
-from benchmarks.finished_cells import find_cell, keep_cell
+from benchmarks.ladder.finished_cells import find_cell, keep_cell
 from benchmarks.ladder.ladder_rows import LadderRow
-from benchmarks.token_reduction.row_texts import RowText
+from benchmarks.row_texts import RowText
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.recipe import DistillConfig

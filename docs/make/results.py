@@ -1,7 +1,8 @@
 """Pages and figures of result files, each made of its file alone.
 
 A result file says what it is: ``"benchmark": NAME`` or, as flows write it, ``"kind": "ablation"``
-or ``"kind": "adaptation"``. A figure ends with the digest of the results that it was drawn from.
+or ``"kind": "adaptation"``. A benchmark without a template is run no more: its page is no longer
+made. A figure ends with the digest of the results that it was drawn from.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from docs.make.benchmark_charts import DRAWINGS
 from docs.make.benchmark_rows import ROWS
 from docs.make.document import RESULTS, Document
 from tasks.paper.adaptation_page import adaptation_page, adaptation_svg
 from tasks.report.ablation_data import AblationData
 from tasks.report.ablation_page import FIGURES, ablation_page, figure_svg
-from tasks.report.charts import svg_file
 from tasks.report.render import Report, page
 from umim_core.store.artifacts import sha256_bytes
 
@@ -47,28 +46,12 @@ def documents_of(results: Path) -> list[Document]:
         figures = {results.stem: partial(adaptation_svg, found)}
     elif (TEMPLATES / f"{found.get('benchmark')}.md").is_file():
         made = partial(benchmark_page, found)
-        figures = {
-            drawing.file.format_map(found): partial(benchmark_figure, found, place)
-            for place, drawing in enumerate(DRAWINGS.get(found["benchmark"], ()))
-            if drawing.wanted(found)
-        }
     else:
         return []
     return [
         Document(results.with_suffix(".md"), made),
         *(Document(results.with_name(f"{s}.svg"), draw, mark) for s, draw in figures.items()),
     ]
-
-
-def benchmark_figure(report: Report, place: int = 0) -> str:
-    """Return a figure of a benchmark's results as an SVG file.
-
-    Args:
-        report: The results.
-        place: Among the benchmark's figures.
-    """
-    drawing = DRAWINGS[report["benchmark"]][place]
-    return svg_file(drawing.draw(report), drawing.file.format_map(report), drawing.title)
 
 
 def benchmark_page(report: Report) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.common import parse
 from benchmarks.corpus import CORPUS_OPTIONS, EMBEDDED, build_ids, ids_file, open_ids
+from benchmarks.row_texts import spread_rows
 from umim_core.backbone.tokenizer_files import load_tokenizer
 
 TEXT = "Return the sum of array elements over a given axis.\n" * 50
@@ -62,3 +63,23 @@ def test_what_is_no_flat_array_of_integers_is_refused(array: np.ndarray, tmp_pat
     np.save(tmp_path / "ids.npy", array)
     with pytest.raises(SystemExit, match=r"ids\.npy must hold one flat array of integers"):
         open_ids(tmp_path / "ids.npy")
+
+
+def test_rows_are_evenly_spaced_over_the_segments_of_all_files() -> None:
+    parts = [np.arange(11), np.arange(100, 113)]  # segments 0 4 | 100 104 108
+    assert [row.tolist() for row in spread_rows(parts, 3, 4)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [104, 105, 106, 107],
+    ]
+    with pytest.raises(SystemExit, match="only 5 rows of 4 tokens, 6 are wanted"):
+        spread_rows(parts, 6, 4)
+
+
+def test_rows_of_another_text_are_left_out() -> None:
+    parts = [np.arange(16)]
+    first = spread_rows(parts, 2, 4)
+    assert [row[0] for row in first] == [0, 8]
+    assert [row[0] for row in spread_rows(parts, 2, 4, first)] == [4, 12]
+    with pytest.raises(SystemExit, match="only 2 rows of 4 tokens, 3 are wanted"):
+        spread_rows(parts, 3, 4, first)

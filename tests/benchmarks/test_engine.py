@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gzip
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from benchmarks.engine_sides import (
     OURS,
     STATIC,
     Subject,
+    general_text,
     generation_sides,
     logits_error,
     phrase_text,
@@ -21,6 +25,7 @@ from benchmarks.engine_sides import (
 )
 from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
+from umim_core import UMIM
 from umim_core.benchmarking.roofline import Roofline
 from umim_core.config.benchmark import BenchmarkConfig
 
@@ -107,10 +112,27 @@ def test_worse_figures_fail_their_gates(report: Report) -> None:
     assert not equal(worse)
 
 
-def test_other_ids_are_not_equal(report: Report) -> None:
+def test_other_ids_are_not_equal_in_float32_where_no_sum_rounds_differently(
+    report: Report,
+) -> None:
     other = copy.deepcopy(report)
     other["backbones"]["tiny"]["engines"]["2"][STATIC]["equal"] = False
     assert not equal(other)
+    half = other | {"dtype": "bfloat16"}
+    assert equal(half) and set(gates(other)) - set(gates(half)) == {
+        "tiny_b1_logits",
+        "tiny_b2_logits",
+    }
+
+
+def test_general_text_takes_passages_of_all_kinds_in_turn(tiny_umim: UMIM, tmp_path: Path) -> None:
+    for kind, word in (("a", "w1"), ("b", "w2")):
+        with gzip.open(tmp_path / f"{kind}-test.jsonl.gz", "wt") as file:
+            file.write(json.dumps({"text": " ".join([word] * 70)}) + "\n")
+    name, ids = general_text(tiny_umim, 200, tmp_path)
+    first, second = (tiny_umim.backbone.encode(word)[0] for word in ("w1", "w2"))
+    assert ids.tolist() == ([first] * 64 + [second] * 64) * 2
+    assert "(a, b)" in name
 
 
 def test_the_page_shows_every_side_and_every_gate(report: Report) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.finished_cells import find_cell, keep_cell
+from benchmarks.ladder.finished_cells import find_cell, keep_cell
 
 
 def test_a_cell_of_another_key_is_not_found(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from docs.make.__main__ import main
 from docs.make.document import RESULTS
-from docs.make.results import TEMPLATES, benchmark_page
+from docs.make.results import benchmark_page
 from tasks.report.render import Report
 
 FACTS = {"platform": "Linux", "cores": 2, "commit": "0123456789abcdef", "versions": {"numpy": "2"}}
@@ -69,6 +69,9 @@ def test_a_page_shows_figures_gates_and_facts() -> None:
 
 
 def test_every_result_file_of_a_benchmark_has_a_page() -> None:
-    reports = [json.loads(path.read_text("utf-8")) for path in RESULTS.glob("*.json")]
-    measured = {found["benchmark"] for found in reports if "benchmark" in found}
-    assert {"mining", "matching"} <= measured <= {path.stem for path in TEMPLATES.glob("*.md")}
+    places = [
+        path
+        for path in RESULTS.glob("*.json")
+        if "benchmark" in json.loads(path.read_text("utf-8"))
+    ]
+    assert places and [path.stem for path in places if not path.with_suffix(".md").is_file()] == []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.ladder.ladder_cells import Subject
-from benchmarks.token_reduction.row_texts import RowText
+from benchmarks.row_texts import RowText
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.recipe import DistillConfig

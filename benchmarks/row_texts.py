@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.common import Report
-from benchmarks.corpus import CACHE, held_out_texts, open_ids
+from benchmarks.corpus import held_out_texts, open_ids
 from umim_core.evaluation.rule_damage import text_digest
 from umim_core.mining.preparation import check_vocabulary
-from umim_core.rules.pruning import Text
 from umim_core.text.sources import source_of
-from umim_core.text.token_ids import UniformOffsets
 from umim_core.text.tokens import first_ids, tokenize_documents
 
 # Use of a text -> split of the docstring corpus that stands for it where no file is named.
-SPLITS: Final = {"test": "test", "cut": "valid", "damage": "train", "train": "train"}
-_FILES: Final = {"nargs": "+", "default": [], "metavar": "[NAME=]FILE"}
-OPTIONS: Final[dict[str, Any]] = {  # of a benchmark that reads rows; see ``read_texts``
-    "test": _FILES,
-    "cut": _FILES,
-    "damage": _FILES,
-    "damage_table": {"nargs": "+", "default": [], "metavar": "NAME=DIR"},
-    "test_rows": 24,
-    "cut_rows": 256,
-    "damage_rows": 400,
-    "length": 512,
-    "tokens": 50_000_000,
-    "batch_size": 4,
-    "cache": CACHE,
-}
+SPLITS: Final = {"test": "test", "train": "train"}
 
 
 @dataclass(frozen=True)
@@ -60,39 +43,6 @@ class RowText:
             "tokens": tokens,
             "digest": text_digest(self.rows),
         }
-
-    def segments(self) -> Text:
-        """Return the ids flat [T], and the borders of the rows [num_rows + 1]."""
-        return np.concatenate(self.rows), UniformOffsets(len(self.rows[0]), len(self.rows))[:]
-
-
-def read_texts(
-    options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, lengths: Mapping[str, int]
-) -> dict[str, RowText]:
-    """Read the rows of every text that is used; no two texts share a row.
-
-    Args:
-        options: Those of ``OPTIONS``.
-        tokenizer: Of text.
-        lengths: Tokens of a row by use, a key of ``SPLITS``.
-
-    Raises:
-        SystemExit: As ``read_rows``.
-        CorpusError: As ``read_rows``.
-    """
-    texts: dict[str, RowText] = {}
-    for use, length in lengths.items():
-        texts[use] = read_rows(
-            use,
-            getattr(options, use),
-            tokenizer,
-            rows=getattr(options, f"{use}_rows"),
-            length=length,
-            tokens=options.tokens,
-            cache=options.cache,
-            others=list(texts.values()),
-        )
-    return texts
 
 
 def read_rows(

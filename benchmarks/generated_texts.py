@@ -1,0 +1,232 @@
+"""Texts of the base model against texts of UMIM: repetition, diversity, similarity, perplexity.
+
+    python -m benchmarks.generated_texts --checkpoints NAME=DIR --text test.txt --out RESULT.json
+
+The paper's two tables of generated texts. Prompts are the first 100 tokens of held-out documents
+that have 200 or more: docstrings, or the lines of a text file. Every decoding runs without merging
+(the base model), with merged prompts, and with merged prompts and generated tokens. Up to 100
+tokens follow; an end-of-sequence token ends a text. Sampling is repeated with several seeds; greedy
+decoding draws nothing and is one run. The perplexity is that of the generated tokens under the base
+model, given the prompt. Every text is compared with as many tokens as follow the prompt in its
+document: ROUGE, chrF, and with stand-in features BERTScore and MAUVE (hidden states of the
+checkpoint's backbone, or of ``--features``). ``--max-damage`` bounds what merges while decoding,
+for rules with prices; without it every rule merges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import GenerationConfig
+
+from benchmarks.common import Benchmark, Report, named, save
+from benchmarks.corpus import CACHE, held_out_texts
+from umim_core import UMIM
+from umim_core.config.form import Merge
+from umim_core.embedded.assets import embedded_names
+from umim_core.evaluation.generation_quality import GenerationQuality, generation_quality
+from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.evaluation.text_metrics.reference_similarity import References, require_libraries
+from umim_core.evaluation.text_metrics.text_features import TextFeatures, features_of
+from umim_core.inference.outputs import RowOutput
+from umim_core.inference.request import Request
+from umim_core.inference.stopping import end_ids
+from umim_core.store.artifacts import finite_or_none
+from umim_core.text.tokens import tokenize_documents
+
+DECODINGS: Final[dict[str, dict[str, Any]]] = {
+    "greedy": {"do_sample": False},
+    "top-p 0.9, temperature 0.8": {"do_sample": True, "top_p": 0.9, "temperature": 0.8},
+    "plain sampling": {"do_sample": True, "top_p": 1.0, "temperature": 1.0},
+}
+MERGES: Final[tuple[Merge, ...]] = ("none", "prompt", "all")
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model under measurement.
+
+    Attributes:
+        umim: Backbone, module and rules.
+        prompts: Raw ids of the prompts [P_b] each.
+        new_tokens: Most tokens to generate from each.
+        batch_size: Prompts of a batch.
+        max_damage: Bound on the price of rules that merge while decoding; infinite for all rules.
+        references: What follows the prompts in the held-out text.
+    """
+
+    umim: UMIM
+    prompts: list[Ids]
+    new_tokens: int
+    batch_size: int
+    max_damage: float = math.inf
+    references: References | None = None
+
+    def generate(self, decoding: str, merge: Merge, seed: int) -> list[RowOutput]:
+        """Generate from every prompt, in batches; the seed differs from batch to batch."""
+        config = GenerationConfig(
+            max_new_tokens=self.new_tokens,
+            eos_token_id=end_ids(self.umim.backbone) or None,
+            **DECODINGS[decoding],
+        )
+        bound = self.max_damage if merge == "all" else math.inf
+        rows: list[RowOutput] = []
+        for first in range(0, len(self.prompts), self.batch_size):
+            batch = self.prompts[first : first + self.batch_size]
+            drawn = seed * len(self.prompts) + first
+            request = Request(merge=merge, seed=drawn, decode_max_damage=bound)
+            rows += self.umim.engine.generate(batch, config, request).rows
+        return rows
+
+    def measure(self, decoding: str, merge: Merge, seeds: int) -> Report:
+        """Measure one decoding with one way of merging."""
+        runs = [
+            generation_quality(
+                self.generate(decoding, merge, seed),
+                self.umim.backbone,
+                references=self.references,
+            )
+            for seed in range(seeds if DECODINGS[decoding]["do_sample"] else 1)
+        ]
+        found = {"decoding": decoding, "merge": merge, "runs": len(runs)}
+        return found | {"metrics": over_seeds(runs), "by_prompt": by_prompt(runs)}
+
+
+def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) -> list[Ids]:
+    """Return the beginnings of documents that are spread evenly over the corpus.
+
+    Args:
+        texts: Documents; those of fewer than ``length`` tokens are left out.
+        umim: Whose tokenizer cuts them.
+        count: Prompts wanted.
+        length: Tokens of a prompt and of what follows it.
+
+    Raises:
+        SystemExit: If fewer documents are long enough.
+    """
+    tokenizer = umim.backbone.require_tokenizer()
+    long = [ids for ids in tokenize_documents(texts, tokenizer) if len(ids) >= length]
+    if len(long) < count:
+        raise SystemExit(f"only {len(long)} documents have {length} tokens, {count} are wanted")
+    chosen = np.linspace(0, len(long) - 1, count).astype(np.int64)
+    return [long[index][:length].astype(np.int64) for index in chosen]
+
+
+def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float | None]]:
+    """Return mean and sample standard deviation of every figure; no deviation of one run."""
+    metrics = [run.metrics() for run in runs]
+    summary = {}
+    for name in metrics[0]:
+        values = [figures[name] for figures in metrics]
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+        summary[name] = {
+            "mean": finite_or_none(float(np.mean(values))),
+            "std": finite_or_none(deviation),
+        }
+    return summary
+
+
+def by_prompt(runs: Sequence[GenerationQuality]) -> dict[str, list[float]]:
+    """Return the similarity to its reference of every prompt's text by figure, mean over seeds."""
+    similar = [run.similarity.by_text for run in runs if run.similarity is not None]
+    if not similar:
+        return {}
+    return {
+        name: np.mean([values[name] for values in similar], axis=0).tolist() for name in similar[0]
+    }
+
+
+def differences(own: Report, base: Report) -> dict[str, dict[str, float | None]]:
+    """Return mean and paired standard error over prompts of a row less the base model's."""
+    pairs = {name: (own["by_prompt"][name], base["by_prompt"][name]) for name in own["by_prompt"]}
+    return {
+        name: {
+            "mean": float(np.mean(ours) - np.mean(theirs)),
+            "std": mean_difference_error(ours, theirs),
+        }
+        for name, (ours, theirs) in pairs.items()
+    }
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure every checkpoint; every row is written at once.
+
+    Raises:
+        MissingExtraError: If a library that compares texts is not installed.
+        RuleSetError: If there is a bound on damage and a checkpoint's rules have no prices.
+    """
+    require_libraries(options.prompts)  # before minutes of generating
+    features = None if options.features is None else features_of(options.features)
+    names = ("prompt_tokens", "new_tokens", "seeds", "max_damage")
+    report |= {name: getattr(options, name) for name in names} | {"subjects": {}}
+    models = {
+        name: UMIM.from_pretrained(where, backbone=options.backbone, dtype="float32")
+        for name, where in named(options.checkpoints).items()
+    }
+    if options.max_damage is not None:
+        for umim in models.values():
+            umim.rules.require_prices()
+    if options.text is None:
+        texts = held_out_texts(options.cache)
+    else:
+        texts = options.text.read_text(encoding="utf-8").splitlines()
+    for name, umim in models.items():
+        own = features or TextFeatures(umim.backbone)
+        subject = subject_of(umim, own, texts, options)
+        rows: list[Report] = []
+        report["subjects"][name] = {"features": own.label, "prompts": options.prompts, "rows": rows}
+        for decoding in DECODINGS:
+            base = len(rows)
+            for merge in MERGES:
+                rows.append(subject.measure(decoding, merge, options.seeds))
+                if len(rows) > base + 1:
+                    rows[-1]["differences"] = differences(rows[-1], rows[base])
+                save(report, options.out)
+
+
+def subject_of(
+    umim: UMIM, features: TextFeatures, texts: Sequence[str], options: argparse.Namespace
+) -> Subject:
+    """Return a model with its prompts and what follows them."""
+    length = options.prompt_tokens + options.new_tokens
+    beginnings = choose_prompts(texts, umim, options.prompts, length)
+    prompts, rest = zip(
+        *(np.split(ids, [options.prompt_tokens]) for ids in beginnings), strict=True
+    )
+    continuations = tuple(umim.backbone.decode(ids.tolist()) for ids in rest)
+    bound = math.inf if options.max_damage is None else options.max_damage
+    references = References(continuations, features)
+    return Subject(umim, list(prompts), options.new_tokens, options.batch_size, bound, references)
+
+
+main = Benchmark(
+    name="generated_texts",
+    doc=__doc__,
+    options={
+        "checkpoints": {"nargs": "+", "default": embedded_names(), "metavar": "[NAME=]PATH"},
+        "backbone": str,
+        "features": str,
+        "text": Path,
+        "prompts": 64,
+        "prompt_tokens": 100,
+        "new_tokens": 100,
+        "seeds": 5,
+        "max_damage": float,
+        "batch_size": 32,
+        "cache": CACHE,
+    },
+    measure=run,
+).main
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Texts of the base model against texts of UMIM: ``python -m benchmarks.generation_quality``."""

@@ -1,1 +1,0 @@
-"""Cost of token reducers against the prefill that they save."""

@@ -1,1 +1,0 @@
-"""Quality against token reduction: ``python -m benchmarks.token_reduction``."""
