@@ -63,6 +63,7 @@ def test_the_directory_is_a_plain_model_of_more_rows(exported: Exported) -> None
     assert exported.merger.span_count == SPANS
     assert exported.merger.raw_tail == 16
     weights = load_file(exported.directory / "model.safetensors")
+    assert len(list(exported.directory.glob("*.safetensors"))) == 1  # vLLM reads all of them
     own = exported.umim.backbone
     assert torch.equal(weights["model.embed_tokens.weight"][:8192], own.embedding_weight)
     assert torch.equal(weights["lm_head.weight"][:8192], own.head_weight)

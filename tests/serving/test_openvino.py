@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,18 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.engines.__main__ import OPENVINO, SCRIPT
 from support.exported_models import Exported
-from support.source_tree import ROOT
 from umim_core import UMIM
 from umim_core.serving.model_export import export_model
 from umim_core.serving.prompt_merger import PromptMerger
 
-ENGINES = Path(os.environ.get("UMIM_ENGINES", Path.home() / ".cache" / "umim" / "engines"))
-PYTHON = ENGINES / "openvino" / "bin" / "python"
-SCRIPT = ROOT / "tests" / "support" / "openvino_greedy.py"
 
-
-@pytest.mark.skipif(not PYTHON.exists(), reason="needs `tools/engine.sh openvino` (0.3 GB)")
+@pytest.mark.skipif(not OPENVINO.exists(), reason="needs `tools/engine.sh openvino` (0.3 GB)")
 def test_greedy_search_writes_the_ids_that_transformers_does(
     exported: Exported, tmp_path: Path
 ) -> None:
@@ -43,11 +38,11 @@ def test_greedy_search_writes_the_ids_that_transformers_does(
         for ids in prompts
     ]
     done = subprocess.run(
-        [PYTHON, SCRIPT, tmp_path / "model" / "model.gguf"],
+        [OPENVINO, SCRIPT, tmp_path / "model" / "model.gguf"],
         input=json.dumps({"prompts": prompts, "tokens": 16}),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == wanted
+    assert [ids for ids, _, _ in json.loads(done.stdout.splitlines()[-1])] == wanted

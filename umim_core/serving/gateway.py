@@ -226,12 +226,12 @@ class Gateway:
         with self._encoding:
             try:
                 text = render_chat(messages, self._tokenizer)
+                places = content_places(
+                    messages, text, lambda other: render_chat(other, self._tokenizer)
+                )
             except GenerationError as error:
                 _log.warning("a chat goes on as it came: %s", error.rule)
                 return None
-            places = content_places(
-                messages, text, lambda other: render_chat(other, self._tokenizer)
-            )
             ids, ranges = encode_parts(self._tokenizer, text, places)
         return self._merge(ids.tolist(), ranges)
 

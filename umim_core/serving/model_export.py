@@ -5,7 +5,7 @@ engine that knows nothing of UMIM reads merged prompts::
 
     config.json model.safetensors generation_config.json   V + K rows; the head is untied
     tokenizer.json ...                                      unchanged: it writes no new id
-    umim_spans.json umim_spans.safetensors                  which span has which id
+    umim_spans.json umim_spans.table                        which span has which id
     model.gguf                                              the same model, where it is wanted
 
 The head's new rows are zero and no bound on what an engine writes: every engine must mask the new

@@ -56,7 +56,7 @@ class PromptMerger:
         """Read the spans of an exported model.
 
         Args:
-            directory: What ``umim export`` wrote; ``umim_spans.json`` and ``.safetensors`` do.
+            directory: What ``umim export`` wrote; ``umim_spans.json`` and ``.table`` do.
             tokenizer_fingerprint: If it is passed, spans of another tokenizer are refused.
 
         Raises:

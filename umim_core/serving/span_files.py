@@ -1,11 +1,12 @@
-"""Files of the spans that an exported model has rows for: ``umim_spans.json`` and ``.safetensors``.
+"""Files of the spans that an exported model has rows for: ``umim_spans.json`` and ``.table``.
 
-``umim_spans.safetensors`` holds ``ids`` int32 [K, 4] (-1 behind a span's end) and ``lengths`` int8
+``umim_spans.table`` has the format of safetensors, not its suffix: vLLM reads every such file next
+to a model as weights. It holds ``ids`` int32 [K, 4] (-1 behind a span's end) and ``lengths`` int8
 [K]; row i is the span of the id ``vocab_size + i``, rows sorted by length, then ids. The JSON says
 whose ids they are and how prompts merge::
 
     {"format": 1, "policy": 1, "vocab_size": 49152, "spans": 8192, "raw_tail": 16,
-     "tokenizer_fingerprint": "5b09...", "files": {"umim_spans.safetensors": "e3b0...", ...}}
+     "tokenizer_fingerprint": "5b09...", "files": {"umim_spans.table": "e3b0...", ...}}
 
 ``files`` has the SHA-256 of the spans and of the tokenizer's file next to them.
 """
@@ -30,7 +31,7 @@ from umim_core.store.artifacts import read_json, sha256_bytes, sha256_file, writ
 from umim_core.store.disk import write_bytes
 
 RECORD: Final = "umim_spans.json"
-TABLE: Final = "umim_spans.safetensors"
+TABLE: Final = "umim_spans.table"
 TOKENIZER: Final = "tokenizer.json"
 FORMAT: Final = 1  # of the two files
 POLICY: Final = 1  # longest span first, left to right, every part of a prompt on its own

