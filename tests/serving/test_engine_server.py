@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -26,15 +28,16 @@ from support.servers import (
 from umim_core import UMIM
 from umim_core.inference.row_batch import LiveRow
 from umim_core.serving.api_bodies import CompletionBody
-from umim_core.serving.engine_app import BatchSizes, EngineServer, Served
+from umim_core.serving.engine_app import EngineServer
 from umim_core.serving.guard import Limits
+from umim_core.serving.local_engine import BatchSizes, LocalEngine, Served
 
 PROMPT = "Return the sum of the array elements over a given"
 
 
 def server(umim: UMIM, *, sizes: BatchSizes | None = None, **limits: Any) -> EngineServer:
     served = Served("tiny", umim.compressed, "prompt", 4)
-    return EngineServer(served, Limits(**limits), sizes or BatchSizes())
+    return EngineServer(LocalEngine(served, sizes or BatchSizes()), Limits(**limits))
 
 
 @pytest.fixture(scope="module")
@@ -204,20 +207,13 @@ def test_large_messages_are_refused_by_name(umim: UMIM, url: str) -> None:
 
 
 def test_a_body_that_does_not_come_is_given_up(umim: UMIM) -> None:
-    release = threading.Event()
-
-    def parts() -> Iterator[bytes]:
-        yield b"{"
-        release.wait(20)
-        yield b"}"
-
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     with in_thread(server(umim, body_seconds=0.2).app(None)) as url:
-        timer = threading.Timer(1.0, release.set)
-        timer.start()
-        with httpx.Client() as client:
-            answer = client.post(url + CHAT, content=parts())
-        assert (answer.status_code, answer.json()["error"]["code"]) == (408, "slow_body")
-        timer.join()
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname or "", address.port or 0)) as client:
+            client.sendall(f"{head}content-length: 10\r\n\r\n{{".encode())
+            answer = client.makefile().read()
+    assert answer.startswith("HTTP/1.1 408 ") and '"code":"slow_body"' in answer
 
 
 def test_without_a_number_an_answer_takes_what_the_context_has_room_for(
@@ -235,7 +231,7 @@ def test_without_a_number_an_answer_takes_what_the_context_has_room_for(
 def test_what_a_request_leaves_out_is_not_the_models_own_setting(
     umim: UMIM, fields: dict[str, Any], own: tuple[float, int, float]
 ) -> None:
-    options = server(umim)._options(CompletionBody(prompt="a", **fields), True)
+    options = server(umim).engine._options(CompletionBody(prompt="a", **fields), True, 1)
     assert (options["temperature"], options["top_k"], options["top_p"]) == own
 
 
@@ -244,8 +240,8 @@ class Gate:
 
     def __init__(self, held: EngineServer, free: int = 2) -> None:
         self._open, self._steps, self._free = threading.Event(), 0, free
-        self._step = held.worker._batch.step
-        held.worker._batch.step = self.step  # type: ignore[method-assign]
+        self._step = held.engine.worker._batch.step
+        held.engine.worker._batch.step = self.step  # type: ignore[method-assign]
 
     def step(self) -> list[LiveRow]:
         self._steps += 1
@@ -314,7 +310,7 @@ def test_too_many_requests_are_told_to_come_again(umim: UMIM) -> None:
 
 
 def test_an_answer_that_takes_too_long_ends_with_an_error(umim: UMIM) -> None:
-    held = server(umim, answer_seconds=2.0)
+    held = server(umim, answer_seconds=0.5)
     gate = Gate(held)
     with in_thread(held.app(None)) as url:
         body = {**LONG, "stream": True}
@@ -345,16 +341,18 @@ def test_without_memory_only_the_requests_concerned_fail(umim: UMIM, kind: str) 
 
         def fail(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             forwards.append(len(inputs[0]))
-            if len(forwards) == 1:  # a prompt
+            if len(forwards) == 6:  # a prompt, after another one and four tokens
                 no_memory(kind)
-            if len(forwards) == 6:  # a token of the two
+            if len(forwards) == 11:  # a token of the two
                 wait_for(url, "umim_requests_waiting", 1)
                 no_memory(kind)
 
         hook = umim.backbone.model.model.layers[-1].register_forward_pre_hook(fail)
         try:
+            before, kept = post(url, COMPLETIONS, **body), full.engine.worker._batch._store
+            assert kept.bytes > 0
             answers.append(post(url, COMPLETIONS, **body))
-            assert metric(url, "umim_rows_running") == 0
+            assert kept.bytes == metric(url, "umim_rows_running") == 0
             two = {**body, "n": 2, "max_tokens": 900, "temperature": 1}
             asking = threading.Thread(target=lambda: answers.append(post(url, COMPLETIONS, **two)))
             asking.start()
@@ -363,12 +361,13 @@ def test_without_memory_only_the_requests_concerned_fail(umim: UMIM, kind: str) 
             asking.join(120)
         finally:
             hook.remove()
-        assert forwards[5] == 2
+        assert forwards[10] == 2
         for answer in answers:
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
             assert answer.headers["retry-after"] == "1"
         alone = umim.generate(PROMPT, max_new_tokens=5, merge="prompt", raw_tail=4)
-        assert after.json()["choices"][0]["text"] == alone.text[0]
+        for answer in (before, after):
+            assert answer.json()["choices"][0]["text"] == alone.text[0]
         assert metric(url, "umim_rows_running") == 0
         assert httpx.get(url + "/health").json() == {"status": "ok"}
 

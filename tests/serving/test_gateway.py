@@ -37,10 +37,11 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.ruleset import RuleSet
-from umim_core.serving.engine_app import BatchSizes, EngineServer
-from umim_core.serving.engine_app import Served as ServedModel
+from umim_core.serving.engine_app import EngineServer
 from umim_core.serving.gateway import Gateway, _chat_logprobs, _plain_messages
 from umim_core.serving.guard import Limits
+from umim_core.serving.local_engine import BatchSizes, LocalEngine
+from umim_core.serving.local_engine import Served as ServedModel
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.serving.span_files import SpanTable
 
@@ -57,7 +58,7 @@ def engine(export: Path) -> Callable[[], EngineServer]:
     """Make a server of the exported model that reads what it is sent."""
     backbone = load_backbone(str(export), dtype="float64")
     served = ServedModel("model", Compressed.without_merging(backbone), "none", 0)
-    return lambda: EngineServer(served, Limits(), BatchSizes())
+    return lambda: EngineServer(LocalEngine(served, BatchSizes()), Limits())
 
 
 def gateway(upstream: str, export: Path, **limits: Any) -> Gateway:
@@ -177,12 +178,18 @@ def test_what_the_engine_refuses_is_its_own_answer(url: str, fields: dict[str, A
     assert (answer.status_code, error["param"]) == (400, next(iter(fields)))
 
 
-def test_broken_bodies_stop_here(url: str) -> None:
+def test_broken_bodies_stop_here(url: str, upstream: str, export: Path) -> None:
     answer = httpx.post(url + CHAT, content=b"{")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
     for body in ({}, {"messages": []}, {"messages": [1]}, {"messages": "Hi"}):
         answer = post(url, CHAT, **body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_field")
+    large = {"messages": [{"role": "user", "content": "word " * 200_000}]}  # 1 MB
+    answer = post(url, CHAT, **large)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+    with in_thread(gateway(upstream, export, request_bytes=100_000).app(None)) as small:
+        answer = post(small, CHAT, **large)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
 
 
 def test_a_prompt_whose_merging_fails_is_sent_raw(
@@ -205,7 +212,7 @@ def test_a_prompt_whose_merging_fails_is_sent_raw(
 
 
 def test_without_a_number_a_chat_gets_what_the_engine_has_room_for(url: str) -> None:
-    message = {"role": "user", "content": " array" * 1900}
+    message = {"role": "user", "content": " array" * 2010}
     count = post(url, CHAT, messages=[message], temperature=0).json()["usage"]
     assert 1 <= count["completion_tokens"] <= 2048 - count["prompt_tokens"] < 1024
 
@@ -306,13 +313,13 @@ def test_an_engine_that_takes_too_long_for_an_answer_is_given_up(
     ):
         for path in ("/v1/models", "/health"):
             answer = httpx.get(url + path)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
         answer = post(url, COMPLETIONS, prompt=[1])
-        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
         body = {"prompt": [1], "stream": True}
         with httpx.stream("POST", url + COMPLETIONS, json=body) as streamed:
             last = [line for line in streamed.iter_lines() if line][-1]
-        assert '"code":"upstream_timeout"' in last
+        assert '"code":"timeout"' in last
 
 
 def test_what_a_template_must_know_goes_as_it_came(url: str) -> None:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from support.servers import in_thread, wait_for
-from umim_core.serving.guard import EventStream, Limits, guarded
+from umim_core.serving.guard import EventStream, Limits, deadline, guarded
 from umim_core.serving.metrics import ServerMetrics
 
 
@@ -29,16 +29,17 @@ async def nothing(app: Starlette) -> AsyncIterator[None]:
 def test_a_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     closed = threading.Event()
 
-    async def endless() -> AsyncGenerator[bytes, None]:
+    async def endless() -> AsyncGenerator[dict[str, str], None]:
         try:
             while True:
-                yield b"x" * (1 << 20)
+                yield {"text": "x" * (1 << 20)}
                 await asyncio.sleep(0)
         finally:
             closed.set()
 
     async def streamed(request: Request) -> Response:
-        return EventStream(endless(), Limits(write_seconds=0.3))
+        limits = Limits(write_seconds=0.3)
+        return EventStream(endless(), limits, deadline(limits))
 
     app = guarded([Route("/endless", streamed)], None, ServerMetrics(), nothing)
     with in_thread(app) as url:

@@ -16,9 +16,10 @@ import pytest
 
 from support.servers import CHAT, CHATML, QUESTIONS, Served, in_thread, metric, piece
 from umim_core import UMIM
-from umim_core.serving.engine_app import BatchSizes, EngineServer
-from umim_core.serving.engine_app import Served as ServedModel
+from umim_core.serving.engine_app import EngineServer
 from umim_core.serving.guard import Limits
+from umim_core.serving.local_engine import BatchSizes, LocalEngine
+from umim_core.serving.local_engine import Served as ServedModel
 
 CLIENTS: Final = 64
 NEW: Final = 12
@@ -91,7 +92,7 @@ def texts(umim: UMIM) -> list[str]:
 def test_every_client_gets_its_own_answer(umim: UMIM, texts: list[str]) -> None:
     assert len(set(texts)) == len(texts)
     served = ServedModel("tiny", umim.compressed, "prompt", 4)
-    server = EngineServer(served, Limits(), BatchSizes(kept_bytes=0))
+    server = EngineServer(LocalEngine(served, BatchSizes(kept_bytes=0)), Limits())
     with in_thread(server.app(None)) as url:
         right = asyncio.run(load(url, texts, 0.0))
         assert sum(right.values()) == len(right) == CLIENTS

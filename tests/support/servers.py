@@ -31,7 +31,7 @@ QUESTIONS: Final = (
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 ROOT: Final = Path(__file__).resolve().parents[2]
-_SECONDS: Final = 120.0
+_SECONDS: Final = 240.0
 
 
 @contextmanager

@@ -26,6 +26,34 @@ _OF_ENGINE: Final = (
 )  # fmt: skip
 _OF_GATEWAY: Final = ("export", "upstream_key_env", "upstream_masks")
 
+HostOption = Annotated[
+    str, typer.Option(help="Address to listen on; others than loopback need --api-key-env.")
+]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(help="Environment variable with the bearer token that clients must show."),
+]
+NameOption = Annotated[
+    str | None, typer.Option(help="How requests call the model; by default its own name.")
+]
+MergeOption = Annotated[
+    Merge | None, typer.Option(help="What is merged. [default: as recommended]")
+]
+RowsOption = Annotated[int, typer.Option(min=1, help="Rows that run at once.")]
+WaitingOption = Annotated[int, typer.Option(min=0, help="Requests that may wait; others get 503.")]
+CacheOption = Annotated[
+    int, typer.Option(min=0, help="Memory for the columns of earlier turns, in MB.")
+]
+TokensOption = Annotated[
+    int,
+    typer.Option(min=1, help="Most tokens of an answer of our own engine, and the default."),
+]
+BytesOption = Annotated[int, typer.Option(min=1, help="Largest body.")]
+SecondsOption = Annotated[
+    float, typer.Option(min=0.1, help="An answer that takes longer ends with an error.")
+]
+
 
 def serve(
     context: typer.Context,
@@ -46,14 +74,9 @@ def serve(
     base: Annotated[
         bool, typer.Option("--base", help="The name is a plain model: nothing is merged.")
     ] = False,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback need --api-key-env.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with the bearer token that clients must show."),
-    ] = None,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8000,
+    api_key_env: KeyOption = None,
     upstream_key_env: Annotated[
         str | None,
         typer.Option(help="Environment variable with the token that the upstream wants."),
@@ -66,30 +89,17 @@ def serve(
             "bias against them.",
         ),
     ] = False,
-    model_name: Annotated[
-        str | None, typer.Option(help="How requests call the model; by default its own name.")
-    ] = None,
+    model_name: NameOption = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="A Jinja file, for a tokenizer without a chat template.")
     ] = None,
-    merge: Annotated[
-        Merge | None, typer.Option(help="What is merged. [default: as recommended]")
-    ] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Rows that run at once.")] = 16,
-    max_waiting: Annotated[
-        int, typer.Option(min=0, help="Requests that may wait; others get 503.")
-    ] = 256,
-    prefix_cache_mb: Annotated[
-        int, typer.Option(min=0, help="Memory for the columns of earlier turns, in MB.")
-    ] = 1024,
-    max_new_tokens: Annotated[
-        int,
-        typer.Option(min=1, help="Most tokens of an answer of our own engine, and the default."),
-    ] = 1024,
-    max_request_bytes: Annotated[int, typer.Option(min=1, help="Largest body.")] = 4 << 20,
-    answer_seconds: Annotated[
-        float, typer.Option(min=0.1, help="An answer that takes longer ends with an error.")
-    ] = 600.0,
+    merge: MergeOption = None,
+    max_rows: RowsOption = 16,
+    max_waiting: WaitingOption = 256,
+    prefix_cache_mb: CacheOption = 1024,
+    max_new_tokens: TokensOption = 1024,
+    max_request_bytes: BytesOption = 4 << 20,
+    answer_seconds: SecondsOption = 600.0,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
 ) -> None:
@@ -99,18 +109,19 @@ def serve(
     a prompt raw. With --upstream the model runs elsewhere and only its prompts are merged here.
     """
     _check_options(context, upstream)
-    token = _secret(api_key_env, "--api-key-env")
-    _check_bind(host, token)
-    limits = _limits(max_new_tokens, max_request_bytes, answer_seconds)
+    token = secret(api_key_env, "--api-key-env")
+    check_bind(host, token)
+    limits = limits_of(max_new_tokens, max_request_bytes, answer_seconds)
     if upstream is None:
-        from umim_core.serving.engine_app import BatchSizes, EngineServer, Served
+        from umim_core.serving.engine_app import EngineServer
+        from umim_core.serving.local_engine import BatchSizes, LocalEngine, Served
 
         served = Served.load(
             checkpoint, base=base, name=model_name, merge=merge, dtype=dtype, device=device
         )
         _set_template(served.backbone.require_tokenizer(), chat_template)
         sizes = BatchSizes(max_rows, max_waiting, prefix_cache_mb << 20)
-        app = EngineServer(served, limits, sizes).app(token)
+        app = EngineServer(LocalEngine(served, sizes), limits).app(token)
     elif export is None or checkpoint is not None or base:
         raise ConfigError(
             "--upstream merges by the spans of an exported model, and runs none",
@@ -118,9 +129,9 @@ def serve(
             "Give --upstream URL --export DIR.",
         )
     else:
-        key = _secret(upstream_key_env, "--upstream-key-env")
+        key = secret(upstream_key_env, "--upstream-key-env")
         app = _gateway_app(upstream, export, limits, token, key, chat_template, upstream_masks)
-    _run(app, host, port)
+    run_app(app, host, port)
 
 
 def _check_options(context: typer.Context, upstream: str | None) -> None:
@@ -140,7 +151,7 @@ def _check_options(context: typer.Context, upstream: str | None) -> None:
     raise ConfigError(f"these options are not for this server: {rule}", ", ".join(named), remedy)
 
 
-def _secret(variable: str | None, option: str) -> str | None:
+def secret(variable: str | None, option: str) -> str | None:
     """Return the value of an environment variable that is named."""
     if variable is None:
         return None
@@ -152,7 +163,7 @@ def _secret(variable: str | None, option: str) -> str | None:
     return value
 
 
-def _check_bind(host: str, token: str | None) -> None:
+def check_bind(host: str, token: str | None) -> None:
     """Refuse to let other machines in without a token."""
     try:
         loopback = ipaddress.ip_address(host).is_loopback
@@ -166,7 +177,7 @@ def _check_bind(host: str, token: str | None) -> None:
         )
 
 
-def _limits(new_tokens: int, request_bytes: int, answer_seconds: float) -> Limits:
+def limits_of(new_tokens: int, request_bytes: int, answer_seconds: float) -> Limits:
     """Return the bounds of requests, or say what is not installed."""
     try:
         import httpx  # noqa: F401
@@ -214,7 +225,8 @@ def _gateway_app(
     return Gateway(upstream, tokenizer, merger, limits, key, masks).app(token)
 
 
-def _run(app: Starlette, host: str, port: int) -> None:
+def run_app(app: Starlette, host: str, port: int) -> None:
+    """Serve an application until TERM or Ctrl-C; open answers have 30 seconds to end."""
     import uvicorn
 
     log_lines("umim.serve")

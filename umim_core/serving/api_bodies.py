@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
@@ -75,6 +75,9 @@ class Body(_Strict):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+Checked = TypeVar("Checked", bound=Body)
+
+
 class TextPart(_Strict):
     """A part of a message; there are texts only."""
 
@@ -144,10 +147,7 @@ def read_chat(raw: bytes) -> ChatBody:
     Raises:
         ApiError: If it is malformed or asks for what the engine does not do.
     """
-    try:
-        return ChatBody.model_validate(_supported(read_json(raw)))
-    except ValidationError as error:
-        raise field_error(error) from None  # its message repeats the prompt
+    return _checked(ChatBody, _supported(read_json(raw)))
 
 
 def read_completion(raw: bytes) -> CompletionBody:
@@ -158,21 +158,21 @@ def read_completion(raw: bytes) -> CompletionBody:
     """
     document = _supported(read_json(raw))
     prompt = document.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise ApiError(
+                400, "unsupported", "a request holds one prompt", f"{len(prompt)} prompts",
+                "Send one request each; they run together.", param="prompt",
+            )  # fmt: skip
         document["prompt"] = prompt[0]
-    elif isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        raise ApiError(
-            400,
-            "unsupported",
-            "a request holds one prompt",
-            f"{len(prompt)} prompts",
-            "Send one request each; they run together.",
-            param="prompt",
-        )
+    return _checked(CompletionBody, document)
+
+
+def _checked(kind: type[Checked], document: dict[str, Any]) -> Checked:
     try:
-        return CompletionBody.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
-        raise field_error(error) from None
+        raise field_error(error) from None  # its message repeats the prompt
 
 
 def _supported(document: dict[str, Any]) -> dict[str, Any]:
@@ -180,14 +180,10 @@ def _supported(document: dict[str, Any]) -> dict[str, Any]:
     for name, neutral in _UNSUPPORTED.items():
         if name in document and not _is_one_of(document[name], neutral):
             raise ApiError(
-                400,
-                "unsupported",
-                f"{name} is not supported by UMIM's own engine",
-                "a request that sets it",
-                "Leave it out, or serve an exported model by another engine behind "
-                "`umim serve --upstream`.",
-                param=name,
-            )
+                400, "unsupported", f"{name} is not supported by UMIM's own engine",
+                "a request that sets it", "Leave it out, or serve an exported model by another "
+                "engine behind `umim serve --upstream`.", param=name,
+            )  # fmt: skip
     left_out = {*_UNSUPPORTED, *_IGNORED}
     return {name: value for name, value in document.items() if name not in left_out}
 

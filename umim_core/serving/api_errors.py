@@ -47,6 +47,11 @@ class ApiError(UmimError):
         super().__init__(rule, value, remedy)
         self.status, self.code, self.param = status, code, param
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep all parts where a replica sends it."""
+        parts = (self.status, self.code, self.rule, self.value, self.remedy)
+        return type(self), parts, {"param": self.param}
+
     def document(self) -> dict[str, Any]:
         """Return the body of the answer."""
         return {
@@ -66,6 +71,11 @@ class ApiError(UmimError):
         return {"www-authenticate": "Bearer"} if self.status == 401 else {}
 
 
+def try_later(code: str, rule: str, value: object) -> ApiError:
+    """Return a 503: what cannot be answered now may be later."""
+    return ApiError(503, code, rule, value, "Try again later.")
+
+
 def api_error(error: UmimError) -> ApiError:
     """Return an error of the library as one of the interface: 400, but for numbers gone wrong."""
     if isinstance(error, ApiError):
@@ -80,20 +90,9 @@ def field_error(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_context=False)[0]
     param = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return ApiError(
-            400,
-            "unknown_field",
-            "fields must be ones that this server knows",
-            param,
-            "Leave it out.",
-            param=param,
-        )
+        rule, remedy = "fields must be ones that this server knows", "Leave it out."
+        return ApiError(400, "unknown_field", rule, param, remedy, param=param)
     value = first["input"] if isinstance(first["input"], int | float) else None
-    return ApiError(
-        400,
-        "invalid_field",
-        f"{param or 'the body'}: {first['msg']}",
-        type(first["input"]).__name__ if value is None else value,
-        "Correct it, or leave it out.",
-        param=param or None,
-    )
+    rule, remedy = f"{param or 'the body'}: {first['msg']}", "Correct it, or leave it out."
+    shown = type(first["input"]).__name__ if value is None else value
+    return ApiError(400, "invalid_field", rule, shown, remedy, param=param or None)

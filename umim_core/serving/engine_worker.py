@@ -29,7 +29,7 @@ from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import PromptIds, TokenPrompt
 from umim_core.inference.request import Request, samples_per_prompt
 from umim_core.inference.row_batch import LiveRow, RowBatch
-from umim_core.serving.api_errors import ApiError
+from umim_core.serving.api_errors import ApiError, try_later
 from umim_core.serving.metrics import ServerMetrics
 from umim_core.serving.text_stream import TextStream
 
@@ -107,7 +107,7 @@ class EngineWorker:
     Args:
         engine: Computes.
         tokenizer: Decodes.
-        metrics: Counts.
+        metrics: Counts; rows that run and requests that wait are set.
         max_rows: Rows that run at once.
         max_waiting: Requests that may wait for a row.
         kept_bytes: Bytes of columns that are kept for prompts that begin alike.
@@ -124,7 +124,7 @@ class EngineWorker:
         kept_bytes: int,
     ) -> None:
         self._batch = RowBatch(engine, PrefixStore(kept_bytes))
-        self._tokenizer, self._metrics = tokenizer, metrics
+        self._tokenizer = tokenizer
         self._max_waiting, self.max_rows = max_waiting, max_rows
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
@@ -164,13 +164,8 @@ class EngineWorker:
             if not self.alive:
                 raise _ended()
             if len(self._waiting) >= self._max_waiting:
-                raise ApiError(
-                    503,
-                    "overloaded",
-                    f"at most {self._max_waiting} requests may wait",
-                    len(self._waiting),
-                    "Try again later.",
-                )
+                rule = f"at most {self._max_waiting} requests may wait"
+                raise try_later("overloaded", rule, len(self._waiting))
             self._waiting.append(job)
             self._changed.notify()
 
@@ -234,10 +229,7 @@ class EngineWorker:
             self._batch.forget()
             ids = job.prompt.ids if isinstance(job.prompt, PromptIds) else job.prompt
             return self._refuse(job, _no_memory(f"a prompt of {len(ids)} tokens"))
-        first, metrics = rows[0], self._metrics
-        metrics.raw_tokens.inc(first.row.prompt)
-        metrics.merged_tokens.inc(first.prompt_units)
-        metrics.reused_tokens.inc(first.reused)
+        first = rows[0]
         for number, live in enumerate(rows):
             job._rows[live] = number, TextStream(self._tokenizer, job.stops)
         job.deliver([Started(first.row.prompt, first.prompt_units, first.reused)])
@@ -257,7 +249,6 @@ class EngineWorker:
         self._batch.step()
         for job in list(self._running):
             events = [self._event(job, live) for live in list(job._rows)]
-            self._metrics.generated_tokens.inc(len(events))
             failed = any(isinstance(event, Failed) for event in events)
             if failed or not job._rows:
                 self._end(job)
@@ -302,14 +293,8 @@ def _out_of_memory(error: MemoryError | RuntimeError) -> bool:
 
 
 def _no_memory(needed: str) -> ApiError:
-    return ApiError(
-        503,
-        "out_of_memory",
-        "the memory must have room for what runs",
-        needed,
-        "Try again, or with a shorter prompt.",
-    )
+    return try_later("out_of_memory", "the memory must have room for what runs", needed)
 
 
 def _ended() -> ApiError:
-    return ApiError(503, "unavailable", "the engine must run", "it has stopped", "Try again later.")
+    return try_later("unavailable", "the engine must run", "it has stopped")

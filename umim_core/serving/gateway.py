@@ -11,13 +11,12 @@ the raw ids are sent. No torch is loaded.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import httpx
 from pydantic_core import from_json
@@ -28,13 +27,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from umim_core.errors import ConfigError, GenerationError, UmimError
-from umim_core.serving.answers import DONE, Answer, Choice, event
+from umim_core.serving.answers import Answer, Choice
 from umim_core.serving.api_bodies import read_json
-from umim_core.serving.api_errors import ApiError
+from umim_core.serving.api_errors import ApiError, try_later
 from umim_core.serving.guard import (
     EventStream,
     Limits,
-    Result,
+    deadline,
     guarded,
     merging_wanted,
     read_body,
@@ -65,14 +64,8 @@ _log: Final = logging.getLogger("umim.serve")
 Translate = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class MergedPrompt:
-    """A prompt for the engine.
-
-    Attributes:
-        raw: Its raw tokens.
-        ids: What is sent.
-    """
+class MergedPrompt(NamedTuple):
+    """Raw tokens of a prompt, and the ids that are sent."""
 
     raw: int
     ids: list[int]
@@ -120,9 +113,7 @@ class Gateway:
         self._client = httpx.AsyncClient(
             base_url=address,
             headers={} if key is None else {"authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(
-                limits.answer_seconds, connect=_CONNECT_SECONDS, pool=_CONNECT_SECONDS
-            ),
+            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS, pool=_CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=_CONNECTIONS),
             trust_env=False,
         )
@@ -147,30 +138,11 @@ class Gateway:
             yield
 
     async def _models(self, request: Request) -> Response:
-        return _passed(*await self._looked_up(request, "/v1/models"))
+        return _passed(await self._asked(request, "GET", "/v1/models"))
 
     async def _health(self, request: Request) -> Response:
-        return _passed(*await self._looked_up(request, "/health", _HEALTH_SECONDS))
-
-    async def _looked_up(
-        self, request: Request, path: str, seconds: float | None = None
-    ) -> tuple[bytes, httpx.Response]:
-        """Return what the engine answers to a GET, and the answer, closed.
-
-        Raises:
-            ApiError: If there is none.
-            ClientDisconnect: If the client has gone first.
-        """
-        deadline = self._deadline(seconds)
-        answer = await unless_gone(request, self._asked("GET", path, deadline))
-        try:
-            return await unless_gone(request, _content(answer, deadline)), answer
-        finally:
-            await answer.aclose()
-
-    def _deadline(self, seconds: float | None = None) -> float:
-        """Return when an answer must have ended, on the event loop's clock."""
-        return asyncio.get_running_loop().time() + (seconds or self._limits.answer_seconds)
+        limits = replace(self._limits, answer_seconds=_HEALTH_SECONDS)
+        return _passed(await self._asked(request, "GET", "/health", until=deadline(limits)))
 
     async def _chat(self, request: Request) -> Response:
         document = read_json(await read_body(request, self._limits))
@@ -255,10 +227,10 @@ class Gateway:
         """Return how many tokens a chat may get that asks for no number; completions get few."""
         most = self._limits.new_tokens
         if self._context is None:
-            content, answer = await self._looked_up(request, "/v1/models")
+            answer = await self._asked(request, "GET", "/v1/models")
             if answer.status_code != 200:
                 return most
-            found = _document(content).get("data")
+            found = _document(answer.content).get("data")
             first = found[0] if isinstance(found, list) and found else {}
             length = first.get("max_model_len") if isinstance(first, dict) else None
             self._context = length if isinstance(length, int) else 0
@@ -272,17 +244,13 @@ class Gateway:
         translate: Translate | None,
     ) -> Response:
         """Send a body to the engine and return its answer, translated where it is one."""
-        deadline = self._deadline()
-        answer = await unless_gone(request, self._asked("POST", path, deadline, self._masked(body)))
-        if answer.status_code == 200 and body.get("stream"):
-            return EventStream(_events(answer, translate, deadline), self._limits)
-        try:
-            content = await unless_gone(request, _content(answer, deadline))
-        finally:
-            await answer.aclose()
+        until = deadline(self._limits)
+        answer = await self._asked(request, "POST", path, self._masked(body), until)
+        if not answer.is_closed:
+            return EventStream(_documents(answer, translate), self._limits, until)
         if answer.status_code != 200 or translate is None:
-            return _passed(content, answer)
-        return JSONResponse(translate(_document(content)))
+            return _passed(answer)
+        return JSONResponse(translate(_document(answer.content)))
 
     def _masked(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a request that cannot write the id of a span, whatever bias the client asks."""
@@ -292,22 +260,38 @@ class Gateway:
         return {**body, "logit_bias": {**(asked if isinstance(asked, dict) else {}), **self._bias}}
 
     async def _asked(
-        self, method: str, path: str, deadline: float, body: dict[str, Any] | None = None
+        self,
+        request: Request,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        until: float | None = None,
     ) -> httpx.Response:
-        """Return the head of the engine's answer.
+        """Return the engine's answer: whole and closed, or open if it is a stream.
 
         Raises:
             ApiError: If there is none.
+            ClientDisconnect: If the client has gone first.
         """
+        streamed = bool(body and body.get("stream"))
+        built = self._client.build_request(method, path, json=body)
+
+        async def answered() -> httpx.Response:
+            answer = await self._client.send(built, stream=streamed)
+            if streamed and answer.status_code != 200:
+                try:
+                    await answer.aread()
+                finally:
+                    await answer.aclose()
+            return answer
+
         try:
-            built = self._client.build_request(method, path, json=body)
-            return await _by(deadline, self._client.send(built, stream=True))
+            return await unless_gone(request, answered(), until or deadline(self._limits))
         except httpx.PoolTimeout as error:
-            raise ApiError(
-                503, "overloaded", f"at most {_CONNECTIONS} requests run", "more", "Try later."
-            ) from error
+            rule = f"at most {_CONNECTIONS} requests run"
+            raise try_later("overloaded", rule, "more") from error
         except httpx.HTTPError as error:
-            raise _broken(error) from error
+            raise _broken(type(error).__name__) from error
 
 
 def _no_address(upstream: str) -> ConfigError:
@@ -316,64 +300,28 @@ def _no_address(upstream: str) -> ConfigError:
     )
 
 
-async def _by(deadline: float, work: Awaitable[Result]) -> Result:
-    """Return what some work gives, until a time of the event loop's clock.
-
-    Raises:
-        httpx.ReadTimeout: If it has not ended by then.
-    """
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await work
-    except TimeoutError:
-        raise httpx.ReadTimeout("the answer has not ended in time") from None
-
-
-async def _content(answer: httpx.Response, deadline: float) -> bytes:
-    try:
-        return await _by(deadline, answer.aread())
-    except httpx.HTTPError as error:
-        raise _broken(error) from error
-
-
-def _broken(error: httpx.HTTPError) -> ApiError:
+def _broken(value: str) -> ApiError:
     """Return what a failed exchange with the engine means to the client."""
-    late = isinstance(error, httpx.ReadTimeout)
-    return ApiError(
-        504 if late else 502,
-        "upstream_timeout" if late else "upstream_unreachable",
-        "the engine behind this gateway must answer" + (" in time" if late else ""),
-        type(error).__name__,
-        "Try again later.",
-    )
+    rule = "the engine behind this gateway must answer"
+    return ApiError(502, "upstream_unreachable", rule, value, "Try again later.")
 
 
-async def _events(
-    answer: httpx.Response, translate: Translate | None, deadline: float
-) -> AsyncGenerator[bytes, None]:
-    """Give an engine's stream on, translated; a break is the last event."""
-    done = False
+async def _documents(
+    answer: httpx.Response, translate: Translate | None
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Give the documents of an engine's stream, translated but for an error."""
     try:
-        lines = answer.aiter_lines()
-        while (line := await _by(deadline, anext(lines, None))) is not None:
+        async for line in answer.aiter_lines():
             if not line.startswith("data:"):
                 continue
             data = line.removeprefix("data:").strip()
             if data == "[DONE]":
-                done = True
-                break
-            part = _document(data.encode())
-            done = "error" in part
-            yield event(part if done or translate is None else translate(part))
-            if done:
                 return
-        if not done:
-            raise _broken(httpx.ReadError("the stream ended early"))
-        yield DONE
+            part = _document(data.encode())
+            yield part if "error" in part or translate is None else translate(part)
+        raise _broken("a stream that ended early")
     except httpx.HTTPError as error:
-        yield event(_broken(error).document())
-    except ApiError as error:
-        yield event(error.document())
+        raise _broken(type(error).__name__) from error
     finally:
         await answer.aclose()
 
@@ -395,14 +343,14 @@ def _document(content: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", document)
 
 
-def _passed(content: bytes, answer: httpx.Response) -> Response:
+def _passed(answer: httpx.Response) -> Response:
     """Return an engine's answer as it is."""
     kept = {
         name: value
         for name in ("content-type", "retry-after")
         if (value := answer.headers.get(name)) is not None
     }
-    return Response(content, answer.status_code, kept)
+    return Response(answer.content, answer.status_code, kept)
 
 
 def _plain_messages(document: dict[str, Any]) -> list[dict[str, str]] | None:

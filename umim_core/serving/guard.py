@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -26,6 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from umim_core.errors import UmimError
+from umim_core.serving.answers import DONE, event
 from umim_core.serving.api_errors import ApiError, api_error
 from umim_core.serving.metrics import ServerMetrics
 
@@ -126,34 +127,25 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         ClientDisconnect: If the client has gone.
     """
     announced = request.headers.get("content-length", "0")
-    body = bytearray()
+    size, body = int(announced) if announced.isdecimal() else 0, bytearray()
     try:
         async with asyncio.timeout(limits.body_seconds):
-            if announced.isdecimal() and int(announced) > limits.request_bytes:
-                raise _too_large(limits)
-            async for part in request.stream():
-                body += part
-                if len(body) > limits.request_bytes:
-                    raise _too_large(limits)
+            if size <= limits.request_bytes:
+                async for part in request.stream():
+                    body += part
+                    if len(body) > limits.request_bytes:
+                        break
     except TimeoutError:
         raise ApiError(
-            408,
-            "slow_body",
-            f"a body must come within {limits.body_seconds:g} s",
-            f"{len(body)} bytes",
-            "Send it faster.",
-        ) from None
+            408, "slow_body", f"a body must come within {limits.body_seconds:g} s",
+            f"{len(body)} bytes", "Send it faster.",
+        ) from None  # fmt: skip
+    if max(size, len(body)) > limits.request_bytes:
+        raise ApiError(
+            413, "too_large", f"a body may have {limits.request_bytes} bytes", "more",
+            "Shorten the request.",
+        )  # fmt: skip
     return bytes(body)
-
-
-def _too_large(limits: Limits) -> ApiError:
-    return ApiError(
-        413,
-        "too_large",
-        f"a body may have {limits.request_bytes} bytes",
-        "more",
-        "Shorten the request.",
-    )
 
 
 def merging_wanted(request: Request) -> bool:
@@ -175,33 +167,33 @@ def error_response(error: UmimError) -> JSONResponse:
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Report an error of the library; starlette's handler."""
-    assert isinstance(error, UmimError)  # noqa: S101  registered for these
-    return error_response(error)
+    """Report an error; starlette's handler."""
+    if isinstance(error, UmimError):
+        return error_response(error)
+    if isinstance(error, HTTPException):
+        shown = ApiError(
+            error.status_code,
+            "unknown_path",
+            "path and method must be ones that are served",
+            f"{request.method} {request.url.path}",
+        )
+        return JSONResponse(shown.document(), error.status_code, dict(error.headers or {}))
+    return JSONResponse({}, 499)  # the client has gone, nobody reads this
 
 
-async def _answer_http_error(request: Request, error: Exception) -> JSONResponse:
-    """Report an unknown path or method; starlette's handler."""
-    assert isinstance(error, HTTPException)  # noqa: S101  registered for these
-    shown = ApiError(
-        error.status_code,
-        "unknown_path",
-        "path and method must be ones that are served",
-        f"{request.method} {request.url.path}",
-    )
-    return JSONResponse(shown.document(), error.status_code, dict(error.headers or {}))
+_HANDLED: Final = (UmimError, HTTPException, ClientDisconnect)
 
 
-async def _answer_gone(request: Request, error: Exception) -> JSONResponse:
-    """End a request whose client has gone; nobody reads this."""
-    return JSONResponse({}, 499)
+def deadline(limits: Limits) -> float:
+    """Return when an answer that begins now must have ended, on the event loop's clock."""
+    return asyncio.get_running_loop().time() + limits.answer_seconds
 
 
-_HANDLERS: Final = {
-    UmimError: _answer_error,
-    HTTPException: _answer_http_error,
-    ClientDisconnect: _answer_gone,
-}
+def _too_late() -> ApiError:
+    return ApiError(
+        504, "timeout", "an answer must end in time", "it has not",
+        "Ask for fewer tokens, or raise --answer-seconds.",
+    )  # fmt: skip
 
 
 async def _gone(request: Request) -> None:
@@ -209,25 +201,29 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Return what some work gives, and end it when the client goes.
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result], until: float) -> Result:
+    """Return what some work gives, and end it when the client goes or it takes too long.
 
     Args:
         request: The client's; its body was read before.
         work: The work.
+        until: When it must have ended, on the event loop's clock.
 
     Raises:
         ClientDisconnect: If the client has gone first.
+        ApiError: If it takes too long (504).
     """
     working, watching = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    left = until - asyncio.get_running_loop().time()
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        await asyncio.wait({working, watching}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect if watching.done() else _too_late()
     finally:
         working.cancel()
         watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 def guarded(
@@ -255,23 +251,39 @@ def guarded(
     guards = [Middleware(Guard, token=token, paths=paths, metrics=metrics)]
     if token is None:  # a web page could else reach the server by a name that it resolves to it
         guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL))
-    handlers = cast("dict[Any, Callable[..., Any]]", _HANDLERS)
+    handlers: dict[Any, Any] = dict.fromkeys(_HANDLED, _answer_error)
     return Starlette(routes=served, middleware=guards, exception_handlers=handlers, lifespan=life)
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events to a reader that must keep up; their source is closed in any case.
+    """Server-sent events to a reader that must keep up; an error is the last one.
 
     Args:
-        events: The events.
+        documents: What is sent, as it comes; closed in any case.
         limits: How long a reader may take for one.
+        until: When the last one must have come, on the event loop's clock.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], limits: Limits) -> None:
-        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        self._events, self._seconds = events, limits.write_seconds
+    def __init__(
+        self, documents: AsyncGenerator[dict[str, Any], None], limits: Limits, until: float
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(self._events(), headers=headers)
+        self._documents, self._seconds, self._until = documents, limits.write_seconds, until
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        document: dict[str, Any] | None = {}
+        while document is not None and "error" not in document:
+            try:
+                async with asyncio.timeout_at(self._until):
+                    document = await anext(self._documents, None)
+            except TimeoutError:
+                document = _too_late().document()
+            except UmimError as error:
+                document = api_error(error).document()
+            yield DONE if document is None else event(document)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; see the ASGI specification."""
@@ -285,4 +297,4 @@ class EventStream(StreamingResponse):
         except TimeoutError:
             _log.warning("a reader took more than %g s for a part of a stream", self._seconds)
         finally:
-            await self._events.aclose()
+            await self._documents.aclose()

@@ -10,21 +10,7 @@ _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class ServerMetrics:
-    """Counters of one server.
-
-    Attributes:
-        requests: Answered requests by path and status.
-        seconds: Seconds from a request's head to the end of its answer, by path.
-        first_token: Seconds from a body to the first token of its answer.
-        in_flight: Requests that are being answered.
-        running: Rows that run; of our own engine.
-        waiting: Requests that wait for a row; of our own engine.
-        raw_tokens: Prompt tokens.
-        merged_tokens: What they were merged to.
-        reused_tokens: Of those, what was not evaluated again; of our own engine.
-        generated_tokens: Generated tokens.
-        unmerged: Prompts that stayed raw because merging them failed; of a gateway.
-    """
+    """Counters of one server; each one's text says what it counts."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -41,10 +27,10 @@ class ServerMetrics:
             )
 
         self.requests = counter("requests", "Answered requests.", "path", "status")
-        self.seconds = histogram("request_seconds", "Seconds of a request.", "path")
-        self.first_token = histogram("first_token_seconds", "Seconds to the first token.")
+        self.seconds = histogram("request_seconds", "From a request's head to its end.", "path")
+        self.first_token = histogram("first_token_seconds", "From a body to the first token.")
         self.in_flight = gauge("requests_in_flight", "Requests that are being answered.")
-        self.running = gauge("rows_running", "Rows that run.")
+        self.running = gauge("rows_running", "Rows that run in this process.")
         self.waiting = gauge("requests_waiting", "Requests that wait for a row.")
         self.raw_tokens = counter("prompt_tokens_raw", "Prompt tokens.")
         self.merged_tokens = counter("prompt_tokens_merged", "Prompt units after merging.")

@@ -1,0 +1,222 @@
+"""A model that answers in this process: its engine, worker thread and tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, cast
+
+from starlette.concurrency import run_in_threadpool
+from transformers import PreTrainedTokenizerFast
+
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.checkpoint.default_checkpoint import default_checkpoint
+from umim_core.config.form import Merge
+from umim_core.errors import ConfigError, UmimError
+from umim_core.inference.engine import Engine
+from umim_core.inference.prompts import TokenPrompt
+from umim_core.merging.compressed import Compressed
+from umim_core.model import options as generate_options
+from umim_core.model.inputs import encode_prompts, prompt_items
+from umim_core.model.options import GenerateOptions
+from umim_core.model.umim import UMIM
+from umim_core.serving.api_bodies import ChatBody, CompletionBody
+from umim_core.serving.engine_worker import EngineWorker, Event, Failed, Job, Piece
+from umim_core.serving.metrics import ServerMetrics
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as it is served.
+
+    Attributes:
+        name: How requests call it.
+        compressed: The model; without rules it reads raw tokens.
+        merge: What is merged.
+        raw_tail: Last tokens of a prompt, and of each message of a chat, that stay raw.
+    """
+
+    name: str
+    compressed: Compressed
+    merge: Merge
+    raw_tail: int
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: str | None,
+        *,
+        base: bool = False,
+        name: str | None = None,
+        merge: Merge | None = None,
+        dtype: str = "auto",
+        device: str = "cpu",
+    ) -> Served:
+        """Load what is served.
+
+        Args:
+            checkpoint: A checkpoint as of ``UMIM.from_pretrained``; with ``base`` a plain model.
+            base: Whether it is a plain model, of which nothing is merged.
+            name: How requests call it; by default its own name.
+            merge: What is merged; by default what the checkpoint recommends.
+            dtype: Data type of the backbone, as of ``load_backbone``.
+            device: A torch device.
+
+        Raises:
+            ConfigError: If a plain model is not named or is to be merged.
+            CheckpointError: As ``UMIM.from_pretrained``; so are ``BackboneError`` and others.
+        """
+        if base:
+            if checkpoint is None or merge not in (None, "none"):
+                raise ConfigError(
+                    "--base serves a model that is named, and merges nothing",
+                    f"model {checkpoint}, --merge {merge}",
+                    "Name a model, or leave --base out.",
+                )
+            backbone = load_backbone(checkpoint, dtype=dtype, device=device)
+            return cls(name or checkpoint, Compressed.without_merging(backbone), "none", 0)
+        found = checkpoint or default_checkpoint()
+        umim = UMIM.from_pretrained(found, dtype=dtype, device=device)
+        return cls(name or found, umim.compressed, *umim.checkpoint.config.recommended(merge))
+
+    @property
+    def backbone(self) -> Backbone:
+        """The frozen model."""
+        return self.compressed.backbone
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Sizes of the worker's batch; see ``EngineWorker``."""
+
+    max_rows: int = 16
+    max_waiting: int = 256
+    kept_bytes: int = 1 << 30
+
+
+class LocalEngine:
+    """Answers requests from one batch; see ``AnswerEngine``.
+
+    Args:
+        served: The model.
+        sizes: Sizes of its batch.
+
+    Raises:
+        ConfigError: If its tokenizer cannot decode a stream.
+    """
+
+    def __init__(self, served: Served, sizes: BatchSizes) -> None:
+        tokenizer = served.backbone.require_tokenizer()
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise ConfigError(
+                "a served model needs a fast tokenizer",
+                type(tokenizer).__name__,
+                "Convert it to a tokenizer.json.",
+            )
+        self._served = served
+        self.name, self.positions = served.name, served.backbone.max_positions
+        self.metrics = ServerMetrics()
+        self.worker = EngineWorker(
+            Engine(served.compressed),
+            tokenizer.backend_tokenizer,
+            self.metrics,
+            max_rows=sizes.max_rows,
+            max_waiting=sizes.max_waiting,
+            kept_bytes=sizes.kept_bytes,
+        )
+        self._encoding = Lock()  # a tokenizer's settings are not for two threads
+
+    @asynccontextmanager
+    async def life(self) -> AsyncIterator[None]:
+        """Let the worker run for the length of a block."""
+        self.worker.start()
+        yield
+        await run_in_threadpool(self.worker.stop)
+
+    async def alive(self) -> bool:
+        """Return whether requests are answered."""
+        return self.worker.alive
+
+    async def events(
+        self, body: ChatBody | CompletionBody, merging: bool, new_tokens: int
+    ) -> AsyncGenerator[Event, None]:
+        """Give what happens to a request; closing it frees the rows.
+
+        Args:
+            body: The request.
+            merging: Whether its prompt may be merged.
+            new_tokens: Most tokens of the answer where the request says no number.
+        """
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def put(new: list[Event]) -> None:
+            for one in new:
+                events.put_nowait(one)
+
+        def deliver(new: list[Event]) -> None:
+            loop.call_soon_threadsafe(put, new)
+
+        try:
+            job = await run_in_threadpool(self._job, body, merging, new_tokens, deliver)
+            self.worker.submit(job)
+        except UmimError as error:
+            yield Failed(error)
+            return
+        try:
+            left = job.samples
+            while left:
+                one = await events.get()
+                yield one
+                if isinstance(one, Failed):
+                    return
+                left -= isinstance(one, Piece) and one.finish is not None
+        finally:
+            self.worker.cancel(job)
+
+    def _job(
+        self,
+        body: ChatBody | CompletionBody,
+        merging: bool,
+        new_tokens: int,
+        deliver: Callable[[list[Event]], None],
+    ) -> Job:
+        """Translate a body for the worker."""
+        options = self._options(body, merging, new_tokens)
+        return Job(
+            self._encoded(body),
+            generate_options.generation_config(options, self._served.backbone),
+            generate_options.request(options),
+            body.new_tokens is None,
+            body.stops,
+            deliver,
+        )
+
+    def _options(
+        self, body: ChatBody | CompletionBody, merging: bool, new_tokens: int
+    ) -> GenerateOptions:
+        options: dict[str, Any] = {"max_new_tokens": body.new_tokens or new_tokens}
+        if body.temperature == 0:
+            options["do_sample"] = False
+        else:  # as OpenAI's, whatever the model's own generation_config says
+            options |= {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+            given = {"temperature": body.temperature, "top_p": body.top_p}
+            options |= {key: value for key, value in given.items() if value is not None}
+        if body.n not in (None, 1):
+            options["n"] = body.n
+        if body.seed is not None:
+            options["seed"] = body.seed
+        merge = self._served.merge if merging else "none"
+        options |= {"merge": merge, "raw_tail": 0 if merge == "none" else self._served.raw_tail}
+        return cast("GenerateOptions", options)
+
+    def _encoded(self, body: ChatBody | CompletionBody) -> TokenPrompt:
+        given: Any = (
+            [message.plain() for message in body.messages]
+            if isinstance(body, ChatBody)
+            else body.prompt
+        )
+        with self._encoding:
+            return encode_prompts(prompt_items(given), self._served.backbone, None)[0]
