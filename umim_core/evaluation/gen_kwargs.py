@@ -121,8 +121,8 @@ def read_gen_kwargs(
         )
     settings["stop_strings"] = [text for text in until if text and text != end[1]] or None
     try:
-        given = GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
-        config = with_defaults(given, backbone)
+        own_config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
+        config = with_defaults(own_config, backbone)
     except ValueError as error:
         raise GenerationError(
             "a generation kwarg is out of range",

@@ -137,8 +137,8 @@ class RowWriter:
     ) -> tuple[Ints | PromptIds, Sizes]:
         """Return what is read of a prompt, with the sizes that are known before it is."""
         if isinstance(self.scorer, ReducedScorer):
-            kept = self.scorer.shorten(*self.scorer.fit(ids, room, parts), asked)
-            return kept.ids, kept.sizes(0)
+            shortened = self.scorer.shorten(*self.scorer.fit(ids, room, parts), asked)
+            return shortened.ids, shortened.sizes(0)
         fitted = (
             self.scorer.fit(ids, room, parts)[0] if isinstance(self.scorer, Scorer) else ids[-room:]
         )

@@ -23,9 +23,9 @@ class GeneratedText(str):
 
     def __new__(cls, text: str, reductions: Mapping[str, float] | None = None) -> Self:
         """Make the text; a copy gets its reductions as state."""
-        made = super().__new__(cls, text)
-        made.reductions = dict(reductions or {})
-        return made
+        text_with_reductions = super().__new__(cls, text)
+        text_with_reductions.reductions = dict(reductions or {})
+        return text_with_reductions
 
     @classmethod
     def of_row(cls, text: str, row: RowOutput, tokens: int) -> Self:

@@ -178,9 +178,9 @@ class UmimLM(SizedModel):
         self._scored: list[Likelihood] = []  # the latest
         extend_evaluate()
         if make is not None:
-            made = make(self.backbone, compressed.require_matcher())
-            self.method = named_method(method, made.model)
-            self.scorer = method_scorer(made, compressed, self.max_length, self.target)
+            baseline = make(self.backbone, compressed.require_matcher())
+            self.method = named_method(method, baseline.model)
+            self.scorer = method_scorer(baseline, compressed, self.max_length, self.target)
         elif self.merge != "none":
             self.scorer = Scorer(compressed, self.merge, self.max_length)
         read = self.backbone.name, self.backbone.dtype, self.merge, raw_tail
@@ -228,10 +228,10 @@ class UmimLM(SizedModel):
         """Score (context, continuation) texts."""
         self.check_comparison()
         self.note_questions(requests)
-        found = super().loglikelihood(requests, disable_tqdm or bars_are_hidden())
+        scores = super().loglikelihood(requests, disable_tqdm or bars_are_hidden())
         if self.scorer is not None:
             self.count_requests(requests, [score.sizes for score in self._scored])
-        return cast("list[Any]", found)
+        return cast("list[Any]", scores)
 
     def _loglikelihood_tokens(
         self,
@@ -306,8 +306,8 @@ class UmimLM(SizedModel):
                 ids = [self._prompt(text) for text in prompts]
                 asked = [self.asked(text) for text in prompts]
                 parts = [self.chats.parts(*pair) for pair in zip(prompts, ids, strict=True)]
-                made = writer.write(ids, wanted, request, asked, parts)
-                for prompt, number, row in zip(prompts, numbers, made, strict=True):
+                rows = writer.write(ids, wanted, request, asked, parts)
+                for prompt, number, row in zip(prompts, numbers, rows, strict=True):
                     text = self.tok_decode(row.ids)
                     text = postprocess_generated_text(text, wanted.until, None)
                     tokens = row.sizes.context_tokens

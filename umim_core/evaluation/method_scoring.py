@@ -67,8 +67,8 @@ class Shortened:
 
     def sizes(self, new: int) -> Sizes:
         """Return the sizes of the context with so many raw tokens behind it."""
-        kept = len(self.ids)
-        return Sizes(self.tokens + new, kept + new, self.tokens, kept, shortfall=self.shortfall)
+        stayed = len(self.ids)
+        return Sizes(self.tokens + new, stayed + new, self.tokens, stayed, shortfall=self.shortfall)
 
 
 @dataclass
@@ -116,17 +116,17 @@ class ReducedScorer(_BaselineScorer):
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
         """Yield the scores of every forward, by number of their request."""
-        kept: dict[tuple[bytes, Asked, Parts | None], Shortened] = {}
+        shortened: dict[tuple[bytes, Asked, Parts | None], Shortened] = {}
         reduced, sizes = [], []
         for request in requests:
             new = len(request.continuation)
             room = self.max_units - new + 1
             context, budget = self.fit(request.context, room, request.parts)
             key = context.tobytes(), request.asked, request.parts
-            if key not in kept:  # the answers of a question share their context
-                kept[key] = self.shorten(context, budget, request.asked)
-            sizes.append(kept[key].sizes(new))
-            reduced.append(Request(kept[key].ids, request.continuation))
+            if key not in shortened:  # the answers of a question share their context
+                shortened[key] = self.shorten(context, budget, request.asked)
+            sizes.append(shortened[key].sizes(new))
+            reduced.append(Request(shortened[key].ids, request.continuation))
         base = Scorer(self.compressed.base(), "prompt", self.max_units)
         for done in base.forwards(reduced, batch_size):
             yield {number: replace(score, sizes=sizes[number]) for number, score in done.items()}
@@ -165,10 +165,10 @@ class ReducedScorer(_BaselineScorer):
             protected |= _from_cue(token_texts(ids, backbone.require_tokenizer()), asked.cue)
         question = backbone.encode(asked.question) if asked.question else []
         text = Text(ids, protected, np.array(question, dtype=np.int64))
-        found = reduce_tokens(self.reducer, text, budget)
-        self.seconds += found.seconds
-        self.flops += found.flops
-        return Shortened(ids[found.kept], len(ids), found.shortfall)
+        reduction = reduce_tokens(self.reducer, text, budget)
+        self.seconds += reduction.seconds
+        self.flops += reduction.flops
+        return Shortened(ids[reduction.kept], len(ids), reduction.shortfall)
 
 
 def _from_cue(texts: list[str], cue: str) -> NDArray[np.bool_]:

@@ -172,17 +172,17 @@ def compare_second_halves(
         EvaluationError: As ``second_half_perplexity``.
         NumericalError: If a log-probability is NaN or infinite.
     """
-    found: dict[str, HalfComparison] = {}
+    comparisons: dict[str, HalfComparison] = {}
     first = None
     for name, scorer in scorers.items():
         read = second_half_perplexity(segments, scorer, batch_size)
         first = first or read
         held = scorer.held
         increase = read.increase_over(first)
-        found[name] = HalfComparison(
+        comparisons[name] = HalfComparison(
             read, held.token_reduction, scorer.contexts.shortfall, *increase
         )
-    return found
+    return comparisons
 
 
 def _result(

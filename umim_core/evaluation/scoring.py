@@ -168,19 +168,21 @@ class Scorer(RequestScorer):
             tops = np.arange(len(starts)) + np.maximum(lengths - 2, 0)
             highest = max(int(tops.max(initial=0)) + 1, len(starts) + inputs)
             needed = self._counted(starts, len(context) + inputs, highest)
-            kept = context[np.append(starts, len(context))[int((needed > self.max_units).sum())] :]
-            if len(kept) == 0:
+            context_left = context[
+                np.append(starts, len(context))[int((needed > self.max_units).sum())] :
+            ]
+            if len(context_left) == 0:
                 raise EvaluationError(
                     f"a continuation must fit {self.max_units} units with context",
                     f"{inputs + 1} tokens",
                     "Shorten the continuation, or use a backbone with more positions.",
                 )
-            whole = np.concatenate([kept, request.continuation])
-            parts = request.parts_of_last(len(kept))
+            whole = np.concatenate([context_left, request.continuation])
+            parts = request.parts_of_last(len(context_left))
             if parts is not None:
-                parts = (*parts, (len(kept), len(whole)))
+                parts = (*parts, (len(context_left), len(whole)))
             size = Sizes(len(whole), len(self.compressed.segment(whole, parts)[0]))
-            yield _Row(kept, parts, [i], [size], len(whole))
+            yield _Row(context_left, parts, [i], [size], len(whole))
 
     def _score_whole(
         self, rows: Sequence[_Row], endings: Sequence[Sequence[Ints]]

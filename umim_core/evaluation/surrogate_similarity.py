@@ -63,7 +63,7 @@ def surrogate_similarity(
             "Pass the ids of merged spans.",
         )
     backbone, generator = compressed.backbone, np.random.default_rng(seed)
-    found = []
+    similarities = []
     for order in sorted({len(span) for span in spans}):
         own = np.array([span for span in spans if len(span) == order], dtype=np.int64)
         ids = torch.from_numpy(own).to(backbone.device)
@@ -71,7 +71,7 @@ def surrogate_similarity(
         tokens = backbone.embed(ids)
         drawn = torch.from_numpy(generator.integers(0, backbone.vocab_size, len(own))).to(ids)
         by_offset = [_cosine(merged, tokens[:, offset]) for offset in range(order)]
-        found.append(
+        similarities.append(
             OrderSimilarity(
                 order=order,
                 spans=len(own),
@@ -80,7 +80,7 @@ def surrogate_similarity(
                 random=_cosine(merged, backbone.embed(drawn)),
             )
         )
-    return found
+    return similarities
 
 
 def _cosine(left: Tensor, right: Tensor) -> float:

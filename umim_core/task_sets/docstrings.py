@@ -171,18 +171,18 @@ def _questions(
     by_kind: dict[Kind, list[_Candidate]] = {}
     for candidate in candidates:
         by_kind.setdefault(candidate.kind, []).append(candidate)
-    made = 0
+    count = 0
     for candidate in candidates:
-        if made == size:
+        if count == size:
             return
         distractors = _distractors(candidate, by_kind[candidate.kind])
         if distractors is None:
             dropped["too few distinct distractors"] += 1
             continue
-        gold = made % _CHOICES
+        gold = count % _CHOICES
         choices = [*distractors[:gold], candidate.summary, *distractors[gold:]]
         yield {"id": candidate.id, "context": candidate.context, "choices": choices, "gold": gold}
-        made += 1
+        count += 1
 
 
 def _distractors(question: _Candidate, pool: Sequence[_Candidate]) -> list[str] | None:

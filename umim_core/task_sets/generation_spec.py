@@ -116,7 +116,7 @@ class GenerationSet:
         Raises:
             ConfigError: If a template is malformed or asks for more than a field's text.
         """
-        found = set()
+        names = set()
         for template in (self.prompt, self.question, self.answer_prefix):
             try:
                 parts = [
@@ -133,8 +133,8 @@ class GenerationSet:
                         template,
                         "Write a brace that is text twice: {{ or }}.",
                     )
-                found.add(name)
-        return found
+                names.add(name)
+        return names
 
     def key(self) -> dict[str, object]:
         """Return the facts that decide the questions' content, for logs and keys."""

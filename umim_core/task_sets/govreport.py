@@ -49,8 +49,8 @@ def reports(wish: Wish) -> Iterator[GenerationQuestion]:
         rng = generator(wish, number)
         office = rng.choice(_OFFICES)
         findings = [_finding(rng, office) for _ in range(SECTIONS)]
-        made = filled(wish, sentences(rng, wish.filler), partial(_fields, findings))
-        yield GenerationQuestion(str(number), made, (" ".join(findings),))
+        fields = filled(wish, sentences(rng, wish.filler), partial(_fields, findings))
+        yield GenerationQuestion(str(number), fields, (" ".join(findings),))
 
 
 def _fields(findings: Sequence[str], taken: Sequence[str]) -> dict[str, str]:

@@ -91,8 +91,8 @@ def one_document_answers(wish: Wish) -> Iterator[GenerationQuestion]:
         question, answer = gold.asked(rng)
         depth = (0.5 + number * _STEP) % 1
         others = (place.document(rng, filler) for place in places)
-        made = filled(wish, others, partial(_fields, own, question, depth))
-        yield GenerationQuestion(str(number), made, (answer,))
+        fields = filled(wish, others, partial(_fields, own, question, depth))
+        yield GenerationQuestion(str(number), fields, (answer,))
 
 
 def _fields(own: str, question: str, depth: float, others: Sequence[str]) -> dict[str, str]:

@@ -106,8 +106,8 @@ def filled(
         if left < 0:
             break
         taken.append(unit)
-    made = fields(taken)
-    while wish.size(made) > wish.room:
+    filled_fields = fields(taken)
+    while wish.size(filled_fields) > wish.room:
         if not taken:
             raise EvaluationError(
                 "a generated prompt must fit into its length",
@@ -115,8 +115,8 @@ def filled(
                 "Ask for shorter answers (task_new_tokens), or a longer task.",
             )
         taken.pop()
-        made = fields(taken)
-    return made
+        filled_fields = fields(taken)
+    return filled_fields
 
 
 def inserted(units: Sequence[str], others: Sequence[str], depths: Sequence[float]) -> list[str]:
@@ -128,8 +128,8 @@ def inserted(units: Sequence[str], others: Sequence[str], depths: Sequence[float
         depths: Place of each, 0 (before all units) .. 1 (behind them); ties keep their order.
     """
     places = [round(depth * len(units)) for depth in depths]
-    found = list(units)
+    texts = list(units)
     pairs = list(zip(places, others, strict=True))
     for place, text in sorted(reversed(pairs), key=lambda pair: -pair[0]):
-        found.insert(place, text)
-    return found
+        texts.insert(place, text)
+    return texts

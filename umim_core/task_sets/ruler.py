@@ -43,8 +43,8 @@ def four_needles(wish: Wish) -> Iterator[GenerationQuestion]:
         key = f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
         values = [str(value) for value in rng.sample(range(10**6, 10**7), NEEDLES)]
         depths = [rng.random() for _ in values]
-        made = filled(wish, sentences(rng, wish.filler), partial(_fields, key, values, depths))
-        yield GenerationQuestion(str(number), made, tuple(values))
+        fields = filled(wish, sentences(rng, wish.filler), partial(_fields, key, values, depths))
+        yield GenerationQuestion(str(number), fields, tuple(values))
 
 
 def _fields(

@@ -15,8 +15,8 @@ DATA_VARIABLE: Final = "UMIM_TASK_DATA"
 
 def task_folder(named: str | None) -> Path | None:
     """Return the folder of task data: an option, else what ``UMIM_TASK_DATA`` names, else None."""
-    found = named or os.environ.get(DATA_VARIABLE)
-    return Path(found) if found else None
+    folder = named or os.environ.get(DATA_VARIABLE)
+    return Path(folder) if folder else None
 
 
 def refuse_data_variable() -> None:
@@ -62,11 +62,11 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 def _object(line: str, place: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError) as error:  # no JSON; endless numbers; too many brackets
         raise CorpusError(
             f"{place} must be one JSON object", str(error), "Correct the line."
         ) from error
-    if not isinstance(found, dict):
-        raise CorpusError(f"{place} must be one JSON object", found, "Correct the line.")
-    return found
+    if not isinstance(value, dict):
+        raise CorpusError(f"{place} must be one JSON object", value, "Correct the line.")
+    return value

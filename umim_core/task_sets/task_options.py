@@ -56,15 +56,15 @@ class TaskOptions:
             ConfigError: If a name that begins with ``task_`` is unknown, or a value out of bounds.
         """
         known = {field.name for field in fields(cls)}
-        given = {name: value for name, value in metadata.items() if name.startswith(_PREFIX)}
-        given = {name: value for name, value in given.items() if name not in _OTHERS}
-        for name in given.keys() - known:
+        options = {name: value for name, value in metadata.items() if name.startswith(_PREFIX)}
+        options = {name: value for name, value in options.items() if name not in _OTHERS}
+        for name in options.keys() - known:
             raise ConfigError(
                 f"an option of tasks must be one of {', '.join(sorted(known))}",
                 name,
                 did_you_mean(name, known) or "Leave it out.",
             )
-        return cls(**given)  # type: ignore[arg-type]  # __post_init__ checks the values
+        return cls(**options)  # type: ignore[arg-type]  # __post_init__ checks the values
 
     def filler(self) -> list[str] | None:
         """Return the sentences of ``task_filler``; None without it.

@@ -101,8 +101,8 @@ def confine() -> None:
         steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     steps += [(_RETURN, 0, 0, _REFUSE)]
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
-    kept = ctypes.create_string_buffer(code, len(code))
-    program = _Filter(len(steps), ctypes.addressof(kept))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = _Filter(len(steps), ctypes.addressof(buffer))
     kernel = ctypes.CDLL(None, use_errno=True)
     if kernel.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or kernel.prctl(
         _SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0

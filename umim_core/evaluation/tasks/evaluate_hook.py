@@ -54,8 +54,8 @@ def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | No
     @wraps(evaluate)
     def evaluate_of_umim_models(*args: P.args, **kwargs: P.kwargs) -> Results | None:
         named = signature(evaluate).bind(*args, **kwargs).arguments
-        given = named["lm"]
-        model = given.lm if isinstance(given, CachingLM) else given
+        lm = named["lm"]
+        model = lm.lm if isinstance(lm, CachingLM) else lm
         if not isinstance(model, SizedModel):
             return evaluate(*args, **kwargs)
         model.chats.applied = bool(named.get("apply_chat_template"))
@@ -64,7 +64,7 @@ def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | No
         tasks = _tasks(named["task_dict"])
         base, theirs = model.base_model(), None
         if base is not None:
-            cached = CachingLM(base, given.cache_db) if isinstance(given, CachingLM) else base
+            cached = CachingLM(base, lm.cache_db) if isinstance(lm, CachingLM) else base
             drawn = [(generator, generator.getstate()) for generator in _generators(tasks)]
             with _global_generators_kept(model):
                 theirs = again(**{**named, "lm": cached, "log_samples": True})
@@ -102,10 +102,10 @@ def _global_generators_kept(model: SizedModel) -> Iterator[None]:
         np.random.set_state(numbers)
 
 
-def _tasks(given: dict[str, Any]) -> dict[str, Task]:
+def _tasks(task_dict: dict[str, Any]) -> dict[str, Task]:
     """Return the tasks by name, from what lm-eval's ``evaluate`` takes in either of its forms."""
-    found = given["tasks"] if "tasks" in given else _handle_back_comp(given)[1]
-    return cast("dict[str, Task]", found)
+    tasks = task_dict["tasks"] if "tasks" in task_dict else _handle_back_comp(task_dict)[1]
+    return cast("dict[str, Task]", tasks)
 
 
 def _generators(tasks: Mapping[str, Task]) -> list[random.Random]:
@@ -118,7 +118,7 @@ def _generators(tasks: Mapping[str, Task]) -> list[random.Random]:
 
 
 def _add_sizes(
-    found: Results, name: str, task: Task, model: SizedModel, chosen: Sequence[int] | None
+    results: Results, name: str, task: Task, model: SizedModel, chosen: Sequence[int] | None
 ) -> None:
     """Add the sizes of requests to a task's samples, and its token reduction to its results."""
     asked: dict[int, list[tuple[Instance, Sizes | None]]] = {}
@@ -134,7 +134,7 @@ def _add_sizes(
     if not known:
         return
     total = sum(known, Sizes())
-    row = found["results"][name]
+    row = results["results"][name]
     row["token_reduction,none"] = 1 - total.units / total.tokens
     if total.context_token_reduction is not None:
         row["context_token_reduction,none"] = total.context_token_reduction
@@ -142,7 +142,7 @@ def _add_sizes(
         row["cache_reduction,none"] = 1 - total.columns / total.context_tokens
     if total.shortfall:
         row["shortfall,none"] = total.shortfall / total.context_tokens
-    for sample in found["samples"][name]:
+    for sample in results["samples"][name]:
         sample["umim"] = [size and _described(size) for _, size in asked[sample["doc_id"]]]
 
 

@@ -82,7 +82,7 @@ def _splits(task: Task) -> dict[TaskSplit, Any]:
 
 
 def _questions(task: Task, docs: Iterable[dict[str, Any]]) -> list[Question]:
-    found = []
+    questions = []
     for number, doc in enumerate(docs):
         text, choices = task.doc_to_text(doc), task.doc_to_choice(doc)
         gold = task.doc_to_target(doc)
@@ -94,5 +94,5 @@ def _questions(task: Task, docs: Iterable[dict[str, Any]]) -> list[Question]:
                 {"text": text, "answer": gold},
                 "Name a task of questions with choices.",
             )
-        found.append(Question(text, tuple(choices), gold, str(doc.get("id", ""))))
-    return found
+        questions.append(Question(text, tuple(choices), gold, str(doc.get("id", ""))))
+    return questions

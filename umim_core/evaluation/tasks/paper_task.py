@@ -51,15 +51,15 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no typ
             metrics = [metric for metric in metrics if not metric.needs_features]
         else:
             load_tokenizer(features)  # a wrong name is an error before anything is generated
-        made = with_stock(config)
-        references = made["doc_to_target"]
+        filled_in = with_stock(config)
+        references = filled_in["doc_to_target"]
 
         def judge(row: Mapping[str, Any], answers: Sequence[Any]) -> dict[str, float]:
             known = row[references]
             texts = [str(text) for text in known] if isinstance(known, list) else [str(known)]
             return judged(metrics, {**row, "references": texts, "features": features}, answers[0])
 
-        super().__init__(config=made | figures_config(metrics) | {"process_results": judge})
+        super().__init__(config=filled_in | figures_config(metrics) | {"process_results": judge})
 
 
 def with_stock(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,11 +101,11 @@ def judged(
         row: The question, with ``references`` and ``features``.
         texts: The answers.
     """
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for metric in metrics:
-        found |= metric.score(texts, row)
+        figures |= metric.score(texts, row)
     saved = [text.reductions for text in texts if isinstance(text, GeneratedText)]
-    return found | (mean_figures(saved) if len(saved) == len(texts) else {})
+    return figures | (mean_figures(saved) if len(saved) == len(texts) else {})
 
 
 @add_text_metric("contest_answer", *PASS_FIGURES)

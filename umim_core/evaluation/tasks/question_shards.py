@@ -169,14 +169,14 @@ def score_range(
     task.set_fewshot_seed(DEFAULT_OTHER_SEED + first)
     with forked_generators(model.device):  # the base model draws from the global generator
         torch.manual_seed(shard_seed(seed, first))
-        found = evaluator.evaluate(  # by this name: it is the one that counts sizes
+        results = evaluator.evaluate(  # by this name: it is the one that counts sizes
             lm=model,
             task_dict={"tasks": {name: task}, "groups": {}, "group_map": {}},
             samples={name: list(range(first, last))},
             bootstrap_iters=0,
             confirm_run_unsafe_code=confirm_run_unsafe_code,
         )
-    samples: list[dict[str, Any]] = sorted(found["samples"][name], key=lambda row: row["doc_id"])
+    samples: list[dict[str, Any]] = sorted(results["samples"][name], key=lambda row: row["doc_id"])
     filters = dict.fromkeys(row["filter"] for row in samples)
     by_filter = {each: [row for row in samples if row["filter"] == each] for each in filters}
     values = {
@@ -229,16 +229,16 @@ def _sizes(row: Mapping[str, Any]) -> list[Sizes]:
 
 def _means(task: Task) -> tuple[str, ...]:
     """Return the metrics that lm-eval averages over questions."""
-    found = tuple(
+    names = tuple(
         name for name, aggregate in sorted(task.aggregation().items()) if aggregate is mean
     )
-    if not found:
+    if not names:
         raise EvaluationError(
             "a metric must be a mean over questions, to be scored in shards",
             f"{task.task_name}: {', '.join(sorted(task.aggregation()))}",
             "Name another task.",
         )
-    return found
+    return names
 
 
 @lru_cache(maxsize=8)

@@ -65,5 +65,5 @@ def cached_sizes(hook: CacheHook, kind: str, arguments: tuple[Any, ...]) -> Size
     """Return the tokens and units of a request that was answered from the cache."""
     if hook.dbdict is None:
         return None
-    found = hook.dbdict.get(hash_args(_SIZES + kind, arguments))
-    return None if found is None else Sizes(*found)
+    sizes = hook.dbdict.get(hash_args(_SIZES + kind, arguments))
+    return None if sizes is None else Sizes(*sizes)

@@ -85,13 +85,13 @@ class SequenceTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no 
     def process_results(self, doc: dict[str, Any], results: Sequence[Scored]) -> dict[str, float]:
         """Return the metrics of a question."""
         *answers, (prompt, _, tokens) = results
-        found: dict[str, float] = super().process_results(doc, [answer[:2] for answer in answers])
+        figures: dict[str, float] = super().process_results(doc, [answer[:2] for answer in answers])
         means = [(prompt + score) / (tokens + length) for score, _, length in answers]
         gold = self.doc_to_target(doc)
         if isinstance(gold, str):  # the answer's text
             gold = self.doc_to_choice(doc).index(gold)
-        found[SEQUENCE_METRIC] = float(means.index(max(means)) == gold)
-        return found
+        figures[SEQUENCE_METRIC] = float(means.index(max(means)) == gold)
+        return figures
 
 
 @register_metric(  # type: ignore[untyped-decorator]  # lm-eval ships no types

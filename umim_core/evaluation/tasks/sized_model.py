@@ -60,16 +60,16 @@ class SizedModel(BatchedModel):
     def realised(self) -> dict[str, float | None]:
         """Reductions over all inputs so far by name; None where nothing was counted."""
         counted = self.scorer is None or self.scorer.inputs.raw > 0
-        found: dict[str, float | None] = {
+        reductions: dict[str, float | None] = {
             "token_reduction": self.token_reduction if counted else None,
             "context_token_reduction": self.context_token_reduction,
         }
         if self.scorer is not None and self.scorer.contexts.shortfall:
-            found["shortfall"] = self.scorer.contexts.shortfall
+            reductions["shortfall"] = self.scorer.contexts.shortfall
         if self._columns is not None:
-            kept = self._columns
-            found["cache_reduction"] = kept.token_reduction if kept.raw else None
-        return found
+            columns = self._columns
+            reductions["cache_reduction"] = columns.token_reduction if columns.raw else None
+        return reductions
 
     @property
     def counted(self) -> tuple[str, ...]:
@@ -143,13 +143,13 @@ class SizedModel(BatchedModel):
 
         A request that lm-eval answered from its cache is added to the model's counts here.
         """
-        found = (self._sizes or {}).get(id(request))
-        if found is None and self.scorer is not None:
-            found = cached_sizes(self.cache_hook, request.request_type, request.args)
-            if found is not None:
-                count_sizes(found, self.scorer.inputs, self.scorer.contexts, self._columns)
+        sizes = (self._sizes or {}).get(id(request))
+        if sizes is None and self.scorer is not None:
+            sizes = cached_sizes(self.cache_hook, request.request_type, request.args)
+            if sizes is not None:
+                count_sizes(sizes, self.scorer.inputs, self.scorer.contexts, self._columns)
                 self.count_cached(request)
-        return found
+        return sizes
 
     def count_cached(self, request: Instance) -> None:
         """Note what else a request settles that was answered from the cache; nothing here."""

@@ -26,8 +26,10 @@ class SpecTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no type
 
     @one_line_errors()
     def __init__(self, config: dict[str, Any]) -> None:
-        made = lm_eval_config(TASKS.find(config["task"]))
-        super().__init__(config=made | {"metadata": made["metadata"] | config["metadata"]})
+        filled_in = lm_eval_config(TASKS.find(config["task"]))
+        super().__init__(
+            config=filled_in | {"metadata": filled_in["metadata"] | config["metadata"]}
+        )
 
 
 def lm_eval_config(task: TaskSet) -> dict[str, Any]:

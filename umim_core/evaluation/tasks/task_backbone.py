@@ -63,9 +63,9 @@ def task_tokenizer(metadata: Mapping[str, object]) -> PreTrainedTokenizerBase:
         BackboneError: If it cannot be loaded.
         CheckpointError: If the checkpoint cannot be found.
     """
-    given = metadata.get("tokenizer")
-    if isinstance(given, str):
-        return load_tokenizer(given)
+    tokenizer = metadata.get("tokenizer")
+    if isinstance(tokenizer, str):
+        return load_tokenizer(tokenizer)
     name, revision = _named(metadata)
     return load_tokenizer(name, revision=revision)
 

@@ -85,8 +85,8 @@ def run_task(model: LM, task: Task, limit: int | None) -> tuple[Metrics, Samples
     """
     name = task.task_name
     loaded = {"tasks": {name: task}, "groups": {}, "group_map": {}}
-    found = evaluator.evaluate(lm=model, task_dict=loaded, limit=limit, bootstrap_iters=0)
-    return found["results"][name], found["samples"][name]
+    results = evaluator.evaluate(lm=model, task_dict=loaded, limit=limit, bootstrap_iters=0)
+    return results["results"][name], results["samples"][name]
 
 
 @contextmanager

@@ -49,13 +49,13 @@ def mauve(texts: Features, references: Features) -> float:
             f"{len(texts)} and {len(references)}",
             "Generate from more prompts.",
         )
-    found = _compute_mauve()(
+    result = _compute_mauve()(
         p_features=references,
         q_features=texts,
         num_buckets=mauve_buckets(len(references)),
         seed=_SEED,
     )
-    return float(found.mauve)
+    return float(result.mauve)
 
 
 def require_mauve() -> None:

@@ -30,11 +30,11 @@ def rouge(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
     Source: Lin, 2004; the paper's summarisation tables.
     """
     references = [_lines(reference) for reference in row["references"]]
-    found = []
+    figures = []
     for text in texts:
         scores = _scorer().score_multi(references, _lines(text))
-        found.append({kind: float(scores[kind].fmeasure) for kind in KINDS})
-    return mean_figures(found)
+        figures.append({kind: float(scores[kind].fmeasure) for kind in KINDS})
+    return mean_figures(figures)
 
 
 def _lines(text: str) -> str:

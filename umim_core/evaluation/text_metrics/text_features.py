@@ -61,15 +61,15 @@ class TextFeatures:
         """
         most, device = self.backbone.max_positions, self.backbone.device
         ids = [self.backbone.encode(text)[:most] for text in texts]
-        found: list[Tensor] = []
+        features: list[Tensor] = []
         for first in range(0, len(ids), batch_size):
             rows = ids[first : first + batch_size]
             longest = max(1, *map(len, rows))
             # Padding follows the texts, and no token of a causal model sees what follows it.
             padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
             states = self.backbone.hidden(self.backbone.embed(padded.to(device))).float().cpu()
-            found += [own[: len(row)] for own, row in zip(states, rows, strict=True)]
-        return found
+            features += [own[: len(row)] for own, row in zip(states, rows, strict=True)]
+        return features
 
 
 @cache
