@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+from lm_eval.utils import warning_once
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
@@ -50,9 +51,10 @@ class ChatContexts:
         places = self._places.get(text)
         if places is None:
             if self.applied:
-                _log.warning(
-                    "umim: a chat that lm-eval kept (--cache_requests) does not say what users "
-                    "said: none of it merges"
+                warning_once(
+                    _log,
+                    "umim: chats that lm-eval cached (--cache_requests) do not say what users "
+                    "said: nothing of them merges",
                 )
             return () if self.applied else None
         own, ranges = encode_parts(self._tokenizer, text, places)
