@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.common import Benchmark, Gate, Report, at_least, save
-from benchmarks.engine_smollm2 import CHECKPOINT, GENERAL
+from benchmarks.engine_sides import CHECKPOINT, GENERAL
 from benchmarks.engines.engine_processes import ENGINES, SERVERS, Engine, running
 from benchmarks.timing import spread
 from umim_core.model.umim import UMIM

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine_smollm2 import CHECKPOINT, GENERAL
+from benchmarks.engine_sides import CHECKPOINT, GENERAL
 from benchmarks.engines.__main__ import Prompt, prompt_of, read_chats, with_spans
 from benchmarks.engines.engine_processes import COMPLETIONS, SERVERS, Running, running
 from support.servers import CHAT, Served
@@ -73,11 +73,7 @@ def server(
         yield process
 
 
-@pytest.fixture
-def vllm(server: Running) -> Running:
-    if server.engine is not SERVERS["vllm"]:
-        pytest.skip("of vLLM's plugin")
-    return server
+of_vllm = pytest.mark.parametrize("server", ["vllm"], indirect=True)
 
 
 def talk(server: Running, url: str, chat: Chat) -> list[dict[str, Any]]:
@@ -136,41 +132,44 @@ def test_no_span_is_written_at_temperature_1_5(server: Running, exported: Export
         assert len(written) == 400 and max(written) < first
 
 
-def test_vllm_merges_texts_and_leaves_ids_alone(vllm: Running, exported: Exported) -> None:
+@of_vllm
+def test_vllm_merges_texts_and_leaves_ids_alone(server: Running, exported: Exported) -> None:
     text = str(exported.chats[0][0]["content"])
     ids = exported.umim.backbone.encode(text)
     for prompt, tokens in ((text, len(exported.merger.merge(ids))), (list(ids), len(ids))):
-        answer = vllm.post(COMPLETIONS, {"prompt": prompt, "max_tokens": 1})
+        answer = server.post(COMPLETIONS, {"prompt": prompt, "max_tokens": 1})
         assert answer["usage"]["prompt_tokens"] == tokens
 
 
-def test_vllm_reads_a_chat_that_fits_only_merged(vllm: Running, exported: Exported) -> None:
+@of_vllm
+def test_vllm_reads_a_chat_that_fits_only_merged(server: Running, exported: Exported) -> None:
     texts = [str(chat[0]["content"]) for chat in read_chats(8, ("web",))]
     chat: Chat = [{"role": "user", "content": "\n\n".join(texts)[:20000]}]
     prompt = prompt_of(chat, exported.umim, exported.merger)
     assert len(prompt.raw) > 4096 > len(prompt.merged) + 24
     body = {"messages": list(chat), "max_tokens": 24, "temperature": 0, "ignore_eos": True}
-    answer = vllm.post(CHAT, body | {"return_token_ids": True})
+    answer = server.post(CHAT, body | {"return_token_ids": True})
     assert answer["usage"]["prompt_tokens"] == len(prompt.merged)
     assert answer["choices"][0]["token_ids"] == prompt.wanted
 
 
+@of_vllm
 def test_vllm_keeps_base_tokens_of_stops_bad_words_and_schemas(
-    vllm: Running, exported: Exported
+    server: Running, exported: Exported
 ) -> None:
     prompt = exported.prompts[0]
     plain = exported.umim.backbone.require_tokenizer().decode(prompt.wanted)
     stop = " ".join(plain.split()[3:6])  # words that the reply holds
     body = {"messages": list(exported.chats[0]), "max_tokens": 24, "temperature": 0}
-    stopped = vllm.post(CHAT, body | {"stop": [stop]})["choices"][0]["message"]["content"]
+    stopped = server.post(CHAT, body | {"stop": [stop]})["choices"][0]["message"]["content"]
     assert stopped == plain[: plain.index(stop)]
     word = plain.split()[3]
-    answer = vllm.post(CHAT, body | {"bad_words": [word]})["choices"][0]["message"]["content"]
+    answer = server.post(CHAT, body | {"bad_words": [word]})["choices"][0]["message"]["content"]
     assert word not in answer.split() and answer.split()[:3] == plain.split()[:3]
     properties = {"subject": {"type": "string", "maxLength": 20}, "long": {"type": "boolean"}}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
     form = {"type": "json_schema", "json_schema": {"name": "summary", "schema": schema}}
-    answer = vllm.post(CHAT, body | {"response_format": form, "max_tokens": 64})
+    answer = server.post(CHAT, body | {"response_format": form, "max_tokens": 64})
     found = json.loads(answer["choices"][0]["message"]["content"])
     assert isinstance(found["long"], bool) and answer["usage"]["prompt_tokens"] == len(
         prompt.merged
