@@ -12,7 +12,6 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.task_sets.generation_rows import make_rows
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.task_options import TaskOptions
-from umim_core.task_sets.text_tokens import TextTokens
 
 BACKBONE = "umim-docs-llama"
 
@@ -25,10 +24,10 @@ def test_texts_hold_answers_and_are_none_of_the_scored_prompts(
     done = console(monkeypatch, capsys)(*arguments, "--out", out, "--json")
     assert json.loads(done.out)["texts"] == 2
     texts = [json.loads(line)["text"] for line in out.read_text("utf-8").splitlines()]
-    tokens = TextTokens(load_tokenizer(BACKBONE))
+    tokenizer = load_tokenizer(BACKBONE)
     options = TaskOptions(task_questions=2)
     for split, there in (("train", True), ("test", False)):
-        rows = make_rows(GENERATION_TASKS.find("umim_ruler_1k"), options, tokens, split)
+        rows = make_rows(GENERATION_TASKS.find("umim_ruler_1k"), options, tokenizer, split)
         found = [f"{r['prompt']} {r['answer_prefix']} {', '.join(r['references'])}" for r in rows]
         assert (found == texts) == there
         assert bool(set(found) & set(texts)) == there

@@ -18,9 +18,15 @@ from umim_core.task_sets.generation_spec import (
 )
 from umim_core.task_sets.spec import TASKS
 from umim_core.task_sets.task_options import TaskOptions
-from umim_core.task_sets.text_tokens import TextTokens
+from umim_core.text.token_ids import encode
 
-TOKENS = TextTokens(byte_tokenizer())
+TOKENIZER = byte_tokenizer()
+
+
+def count(text: str) -> int:
+    return len(encode(TOKENIZER, text))
+
+
 WISHES: list[Wish] = []
 
 
@@ -44,7 +50,7 @@ TASK = GenerationSet(
 
 
 def test_a_row_holds_the_prompt_and_what_metrics_need() -> None:
-    (row,) = make_rows(TASK, TaskOptions(task_questions=1), TOKENS)
+    (row,) = make_rows(TASK, TaskOptions(task_questions=1), TOKENIZER)
     prompt = "the cat\nQ: why {}"
     assert row == {
         "id": "0",
@@ -52,17 +58,17 @@ def test_a_row_holds_the_prompt_and_what_metrics_need() -> None:
         "question": "",
         "answer_prefix": "About why:",
         "references": ["so"],
-        "prompt_tokens": TOKENS.count(f"{prompt} About why:"),
+        "prompt_tokens": count(f"{prompt} About why:"),
         "test": "assert",
     }
 
 
 def test_a_generator_is_told_the_room_and_can_measure_prompts() -> None:
-    rows = make_rows(TASK, TaskOptions(task_seed=4, task_questions=2), TOKENS, "train")
+    rows = make_rows(TASK, TaskOptions(task_seed=4, task_questions=2), TOKENIZER, "train")
     wish = WISHES[-1]
     assert (wish.room, wish.seed, wish.split) == (300 - 10 - CHAT_ROOM, 4, "train")
     assert wish.size({"text": "the cat", "query": "why"}) == rows[1]["prompt_tokens"]
-    assert len(make_rows(TASK, TaskOptions(task_new_tokens=20), TOKENS)) == 100
+    assert len(make_rows(TASK, TaskOptions(task_new_tokens=20), TOKENIZER)) == 100
     assert WISHES[-1].room == 300 - 20 - CHAT_ROOM
 
 

@@ -279,4 +279,4 @@ def _fitting(rng: Random, room: int, backbone: Backbone) -> Iterator[str]:
         used += len(backbone.encode(text))
         return used <= room
 
-    return takewhile(fits, (f" {sentence}" for sentence in sentences(rng, None)))
+    return takewhile(fits, (f" {sentence}" for sentence in sentences(rng)))

@@ -17,9 +17,6 @@ def task_text(
     out: Annotated[Path, typer.Option(help="File of JSON lines to write.")],
     questions: Annotated[int, typer.Option(min=1, help="Prompts to write.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.")] = 0,
-    filler: Annotated[
-        str | None, typer.Option(help="Text file or folder whose sentences fill the prompts.")
-    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Write prompts of a task's training split, to mine rules from and to train on.
@@ -32,12 +29,10 @@ def task_text(
     from umim_core.task_sets.generation_rows import make_rows
     from umim_core.task_sets.generation_spec import GENERATION_TASKS
     from umim_core.task_sets.task_options import TaskOptions
-    from umim_core.task_sets.text_tokens import TextTokens
 
     task = GENERATION_TASKS.find(name)
-    options = TaskOptions(task_seed=seed, task_questions=questions, task_filler=filler)
-    tokens = TextTokens(load_tokenizer(tokenizer))
-    rows = make_rows(task, options, tokens, "train")
+    options = TaskOptions(task_seed=seed, task_questions=questions)
+    rows = make_rows(task, options, load_tokenizer(tokenizer), "train")
     parts = [(row["prompt"], row["answer_prefix"], ", ".join(row["references"])) for row in rows]
     write_rows(out, [{"text": " ".join(filter(None, texts))} for texts in parts])
     count = sum(row["prompt_tokens"] for row in rows)

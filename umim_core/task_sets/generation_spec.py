@@ -6,7 +6,7 @@ is made of it (``umim_core.evaluation.tasks.generation_task``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from string import Formatter
 from typing import Final
@@ -14,7 +14,6 @@ from typing import Final
 from umim_core.errors import ConfigError
 from umim_core.registry import Registry
 from umim_core.task_sets.spec import TaskSplit
-from umim_core.task_sets.text_tokens import TextTokens
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,18 @@ class Wish:
         questions: So many.
         room: Most tokens of a whole prompt.
         size: Tokens of the whole prompt that fields make.
-        tokens: The backbone's tokens.
+        count: Tokens of a text, without special ones.
         seed: Seed of everything drawn.
         split: ``test`` is scored; texts of ``train`` are drawn anew, for mining and training.
-        filler: Sentences to fill prompts with; None for generated ones.
     """
 
     task: str
     questions: int
     room: int
     size: Callable[[Mapping[str, str]], int]
-    tokens: TextTokens
+    count: Callable[[str], int]
     seed: int
     split: TaskSplit
-    filler: Sequence[str] | None
 
 
 @dataclass(frozen=True)

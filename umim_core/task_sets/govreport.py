@@ -49,7 +49,7 @@ def reports(wish: Wish) -> Iterator[GenerationQuestion]:
         rng = generator(wish, number)
         office = rng.choice(_OFFICES)
         findings = [_finding(rng, office) for _ in range(SECTIONS)]
-        fields = filled(wish, sentences(rng, wish.filler), partial(_fields, findings))
+        fields = filled(wish, sentences(rng), partial(_fields, findings))
         yield GenerationQuestion(str(number), fields, (" ".join(findings),))
 
 

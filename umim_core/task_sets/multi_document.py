@@ -85,7 +85,7 @@ def one_document_answers(wish: Wish) -> Iterator[GenerationQuestion]:
     """Yield the questions of a wish, each with the number of the document that answers it."""
     for number in range(wish.questions):
         rng = generator(wish, number)
-        places, filler = _places(rng), sentences(rng, wish.filler)
+        places, filler = _places(rng), sentences(rng)
         gold = next(places)
         own = gold.document(rng, filler)
         question, answer = gold.asked(rng)

@@ -1,4 +1,4 @@
-"""Filling of generated prompts to a length in tokens, with generated sentences or a text's own.
+"""Filling of generated prompts to a length in tokens, with generated sentences.
 
 Everything is drawn from the generator that is passed: the same seed gives the same text.
 """
@@ -58,19 +58,9 @@ def generator(wish: Wish, number: int) -> Random:
     return Random(f"{wish.seed}/{wish.split}/{wish.task}/{number}")
 
 
-def sentences(rng: Random, filler: Sequence[str] | None) -> Iterator[str]:
-    """Yield sentences without end.
-
-    Args:
-        rng: Draws them.
-        filler: Sentences to go through from a drawn place on, again and again; None generates them.
-    """
-    place = rng.randrange(len(filler)) if filler else 0
+def sentences(rng: Random) -> Iterator[str]:
+    """Yield drawn sentences without end."""
     while True:
-        if filler:
-            yield filler[place % len(filler)]
-            place += 1
-            continue
         drawn = {
             "a": rng.choice(ADJECTIVES),
             "b": rng.choice(ADJECTIVES),
@@ -102,7 +92,7 @@ def filled(
     taken: list[str] = []
     left = wish.room - wish.size(fields(taken))
     for unit in units:
-        left -= wish.tokens.count(f" {unit}")
+        left -= wish.count(f" {unit}")
         if left < 0:
             break
         taken.append(unit)

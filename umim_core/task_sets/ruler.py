@@ -7,7 +7,8 @@ The score is the share of the four values that the answer holds. Keys, values, d
 drawn from seed, split, task and number of the question.
 
 Source: RULER (Hsieh et al., 2024), ``niah_multivalue``: template, needle, lengths with 128 tokens
-of answer, ``string_match_all``. Its filler are essays; ours is free text.
+of answer, ``string_match_all``. Its filler are essays, which lm-eval's own
+task reads from the hub; ours is drawn.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def four_needles(wish: Wish) -> Iterator[GenerationQuestion]:
         key = f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
         values = [str(value) for value in rng.sample(range(10**6, 10**7), NEEDLES)]
         depths = [rng.random() for _ in values]
-        fields = filled(wish, sentences(rng, wish.filler), partial(_fields, key, values, depths))
+        fields = filled(wish, sentences(rng), partial(_fields, key, values, depths))
         yield GenerationQuestion(str(number), fields, tuple(values))
 
 

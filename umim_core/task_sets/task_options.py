@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Final, Self
 
-from umim_core.errors import ConfigError, CorpusError, did_you_mean
+from umim_core.errors import ConfigError, did_you_mean
 
 _PREFIX: Final = "task_"
 _LEAST: Final = {"task_seed": 0, "task_questions": 1, "task_new_tokens": 1}
 _OTHERS: Final = {"task_data", "task_features"}  # of tasks that are not generated
-_SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 
 
 @dataclass(frozen=True)
@@ -23,8 +20,6 @@ class TaskOptions:
     Attributes:
         task_seed: Seed of generated questions.
         task_questions: Most questions per task; 100 if None.
-        task_filler: Text file, or folder of them, whose sentences fill generated prompts instead of
-            generated ones.
         task_new_tokens: Most tokens of an answer, instead of the task's own number.
 
     Raises:
@@ -33,17 +28,14 @@ class TaskOptions:
 
     task_seed: int = 0
     task_questions: int | None = None
-    task_filler: str | None = None
     task_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, least = getattr(self, field.name), _LEAST.get(field.name)
+            value, least = getattr(self, field.name), _LEAST[field.name]
             if value is None and field.default is None:
                 continue
-            if least is None and not isinstance(value, str):
-                raise ConfigError(f"{field.name} must be a path", value, "Correct it.")
-            if least is not None and (type(value) is not int or value < least):
+            if type(value) is not int or value < least:
                 raise ConfigError(
                     f"{field.name} must be a whole number of at least {least}", value, "Correct it."
                 )
@@ -65,28 +57,3 @@ class TaskOptions:
                 did_you_mean(name, known) or "Leave it out.",
             )
         return cls(**options)  # type: ignore[arg-type]  # __post_init__ checks the values
-
-    def filler(self) -> list[str] | None:
-        """Return the sentences of ``task_filler``; None without it.
-
-        Raises:
-            CorpusError: If there is no such file, or no sentence in it.
-        """
-        if self.task_filler is None:
-            return None
-        place = Path(self.task_filler)
-        files = sorted(place.glob("**/*.txt")) if place.is_dir() else [place]
-        try:
-            text = "\n".join(file.read_text(encoding="utf-8") for file in files)
-        except (OSError, UnicodeDecodeError) as error:
-            raise CorpusError(
-                "task_filler must name a text file, or a folder of .txt files",
-                f"{place}: {error.__class__.__name__}",
-                "Correct the path; without the option sentences are generated.",
-            ) from error
-        sentences = _SENTENCE_END.split(" ".join(text.split()))
-        if len(sentences) < 2:
-            raise CorpusError(
-                "task_filler must hold sentences", f"{place}: {len(sentences)}", "Use longer text."
-            )
-        return sentences

@@ -16,7 +16,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from umim_core.evaluation.console import one_line_errors
 from umim_core.evaluation.tasks.paper_task import figures_config, judged
-from umim_core.evaluation.tasks.task_backbone import task_backbone
+from umim_core.evaluation.tasks.task_backbone import task_context, task_tokenizer
 from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
 from umim_core.task_sets.generation_rows import Row, make_rows, new_tokens
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
@@ -49,13 +49,12 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
 
     Raises:
         ConfigError: If an option or a metric is unknown.
-        CorpusError: If the filler is missing or holds no sentence.
         BackboneError: If the model's tokenizer cannot be loaded.
     """
-    options, backbone = TaskOptions.read(metadata), task_backbone(metadata)
+    options, context = TaskOptions.read(metadata), task_context(metadata)
     metrics = [TEXT_METRICS.find(name) for name in task.metrics]
-    runs = backbone.context is None or task.length <= backbone.context
-    rows = make_rows(task, options, backbone.tokens) if runs else [_NOTHING]
+    runs = context is None or task.length <= context
+    rows = make_rows(task, options, task_tokenizer(metadata)) if runs else [_NOTHING]
     figures = [figure for metric in metrics for figure in metric.figures]
     lengths = [row["prompt_tokens"] for row in rows]
     common = figures_config(metrics)
@@ -82,7 +81,7 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
             **metadata,
             "version": _VERSION,
             **task.key(),
-            "context": backbone.context,
+            "context": context,
             "prompt_tokens": [min(lengths), max(lengths)] if runs else None,
             "not_run": None if runs else NOT_RUN,
         },
