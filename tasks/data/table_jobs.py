@@ -17,7 +17,6 @@ from umim_core.config.table_recipe import TableSetting, TableText
 from umim_core.errors import BackboneError, CheckpointError
 from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
 from umim_core.store.artifacts import directory_digest
-from umim_core.task_sets.task_files import refuse_data_variable
 
 if TYPE_CHECKING:
     from umim_core.backbone.backbone import Backbone
@@ -70,7 +69,7 @@ class TextJob:
 
 def find_questions(source: QuestionSource) -> QuestionSet:
     """Return what a task's questions are; see ``question_set``."""
-    _only_given_data(source)
+    _ask_no_network(source)
     from umim_core.evaluation.tasks.question_shards import question_set
 
     return question_set(source)
@@ -82,7 +81,7 @@ def score_shard(job: ShardJob) -> ShardScores:
     Raises:
         BackboneError: If this machine has a baseline's own model at another commit.
     """
-    _only_given_data(job.source)
+    _ask_no_network(job.source)
     from umim_core.evaluation.answer_identity import named_method
     from umim_core.evaluation.harness import UmimLM
     from umim_core.evaluation.tasks.question_shards import score_questions
@@ -175,15 +174,7 @@ def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
     return checkpoint, opened.backbone
 
 
-def _only_given_data(source: QuestionSource) -> None:
-    """Read no data but those that the job names: a worker has an environment of its own.
-
-    No network is asked where a folder stands for the hub; libraries read this as they are loaded.
-
-    Raises:
-        ConfigError: If ``UMIM_TASK_DATA`` is set here and the job names no folder, which would win.
-    """
-    if source.folder is None:
-        refuse_data_variable()
+def _ask_no_network(source: QuestionSource) -> None:
+    """Ask no network where a folder stands for the hub; libraries read this as they are loaded."""
     if source.hub is not None:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

@@ -12,7 +12,6 @@ from umim_core.evaluation.tasks.shard_values import QuestionSource
 from umim_core.store.artifacts import directory_digest
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
 from umim_core.task_sets.spec import TASKS
-from umim_core.task_sets.task_files import refuse_data_variable
 
 
 def question_source(recipe: TableRecipe, task: str, digests: Mapping[str, str]) -> QuestionSource:
@@ -87,17 +86,13 @@ def generation_task(task: str) -> GenerationSet | None:
 
 
 def check_data(recipe: TableRecipe) -> None:
-    """Refuse data that no task of a table reads, or that no stage key holds.
+    """Refuse data that no task of a table reads.
 
     Raises:
-        ConfigError: If ``UMIM_TASK_DATA`` is set without ``task_data``, or a task that is none of
-            ``task_sets`` has ``task_data``.
+        ConfigError: If a task that is none of ``task_sets`` has ``task_data``.
     """
-    if recipe.task_data is None:  # which wins over the variable
-        refuse_data_variable()
-        return
     for task in recipe.tasks:
-        if task not in TASKS.names():
+        if recipe.task_data is not None and task not in TASKS.names():
             raise ConfigError(
                 f"task_data is the data of one of {', '.join(TASKS.names())}",
                 f"{recipe.task_data} with {task}",

@@ -89,9 +89,10 @@ def test_three_commands_lead_to_text_and_the_fourth_to_lm_eval(
     assert ("Q8_0 99%" in trained.out) == (model == "own.gguf")
     shown = run(umim, printed(trained)["umim generate"])
     assert "Once upon a time" in shown.out
+    data = json.dumps({"task_data": str(questions(place / "task"))})
     done = subprocess.run(
-        shlex.split(printed(trained)["lm_eval --model"]),
-        env=os.environ | {"UMIM_TASK_DATA": str(questions(place / "task")), "HF_HUB_OFFLINE": "1"},
+        [*shlex.split(printed(trained)["lm_eval --model"]), "--metadata", data],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         timeout=250,

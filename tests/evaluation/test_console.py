@@ -38,7 +38,7 @@ def test_a_misspelt_argument_ends_the_command_with_the_right_name() -> None:
 
 @pytest.mark.usefixtures("command")
 def test_a_missing_task_folder_ends_the_command_with_one_line(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"^umim: error: UMIM_TASK_DATA must name a folder .*$"):
+    with pytest.raises(SystemExit, match=r"^umim: error: task_data must name a folder .*$"):
         SpecTask({"task": DEFAULT_TASK, "metadata": {"task_data": str(tmp_path / "nothing")}})
 
 

@@ -30,24 +30,14 @@ def write(folder: Path, splits: tuple[str, ...] = ("train", "valid", "test")) ->
     return folder
 
 
-def test_the_folder_may_come_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UMIM_TASK_DATA", str(write(tmp_path)))
-    splits = load_splits(DOCSTRINGS, version=1.0, checkpoint="ignored")
+def test_a_folder_of_splits_may_be_named(tmp_path: Path) -> None:
+    splits = load_splits(DOCSTRINGS, str(write(tmp_path)), version=1.0, checkpoint="ignored")
     assert splits["test"][0] == {"context": "body test", "choices": ["a", "b"], "gold": 1}
     assert splits["train"][0]["context"] == "body train"
 
 
-def test_an_argument_wins_over_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UMIM_TASK_DATA", str(tmp_path / "nothing"))
-    assert len(load_splits(DOCSTRINGS, str(write(tmp_path)))["valid"]) == 1
-
-
 def test_a_missing_folder_or_split_is_a_typed_error(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="UMIM_TASK_DATA must name a folder"):
+    with pytest.raises(CorpusError, match="task_data must name a folder"):
         load_splits(DOCSTRINGS, str(tmp_path / "nothing"))
     with pytest.raises(CorpusError, match=r"test\.jsonl must be readable"):
         load_splits(DOCSTRINGS, str(write(tmp_path, ("train", "valid"))))

@@ -1,37 +1,13 @@
-"""Data files of tasks: JSON lines under a folder that the user names."""
+"""Data files of tasks: JSON lines."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from umim_core.errors import ConfigError, CorpusError
-
-DATA_VARIABLE: Final = "UMIM_TASK_DATA"
-
-
-def task_folder(named: str | None) -> Path | None:
-    """Return the folder of task data: an option, else what ``UMIM_TASK_DATA`` names, else None."""
-    folder = named or os.environ.get(DATA_VARIABLE)
-    return Path(folder) if folder else None
-
-
-def refuse_data_variable() -> None:
-    """Refuse a folder of task data from the environment, where a recipe says all data.
-
-    Raises:
-        ConfigError: If ``UMIM_TASK_DATA`` is set; its data would be in no stage key.
-    """
-    folder = os.environ.get(DATA_VARIABLE)
-    if folder:
-        raise ConfigError(
-            f"{DATA_VARIABLE} must not be set: the recipe says where questions lie",
-            folder,
-            "Unset it, on every machine of a cluster, or name it as the recipe's task_data.",
-        )
+from umim_core.errors import CorpusError
 
 
 def read_objects(path: str | Path) -> Iterator[tuple[str, int, dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from datasets import Dataset, DatasetDict
@@ -12,7 +13,6 @@ from umim_core.errors import CorpusError
 from umim_core.evaluation.console import one_line_errors
 from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import TASKS, TaskSet
-from umim_core.task_sets.task_files import DATA_VARIABLE, task_folder
 
 COLUMNS: Final = ("context", "choices", "gold")
 
@@ -63,8 +63,8 @@ def load_splits(
 
     Args:
         task: The task.
-        task_data: Folder with a file per split; by default what ``UMIM_TASK_DATA`` names, else one
-            that is written once from the task's own source.
+        task_data: Folder with a file per split; by default one that is written once from the task's
+            own source.
         **metadata: Ignored; lm-eval passes the task's metadata and the model's arguments.
 
     Returns:
@@ -73,12 +73,12 @@ def load_splits(
     Raises:
         CorpusError: If a file is missing or malformed.
     """
-    folder = task_folder(task_data) or task.built()
+    folder = Path(task_data) if task_data else task.built()
     if not folder.is_dir():
         raise CorpusError(
-            f"{DATA_VARIABLE} must name a folder with a .jsonl file of each split",
+            "task_data must name a folder with a .jsonl file of each split",
             str(folder),
-            f"Correct or unset it. The splits are {', '.join(task.splits)}.",
+            f"Correct it, or leave it out. The splits are {', '.join(task.splits)}.",
         )
     files = {split: folder / f"{split}.jsonl" for split in task.splits}
     return DatasetDict(
