@@ -2,8 +2,8 @@
 
 Four accuracies stand side by side and are never relabelled: ``acc`` (sum of log-probabilities) and
 ``acc_norm`` (per character) are lm-eval's own; ``acc_seq`` is the paper's, the mean log-probability
-per token of prompt and answer (tasks of ``choice_sets``); ``acc_tok`` is ours, the mean per answer
-token, which is also what the preference loss trains.
+per token of prompt and answer (``SequenceTask``); ``acc_tok`` is ours, the mean per answer token,
+which is also what the preference loss trains.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from umim_core.adaptation.choices import encode_pair
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.errors import ConfigError, EvaluationError, MissingExtraError, did_you_mean
-from umim_core.task_sets.spec import TASKS
+from umim_core.errors import EvaluationError, MissingExtraError
 
 if TYPE_CHECKING:
     from umim_core.config.form import Merge
@@ -107,21 +106,14 @@ def evaluate_task(
     try:
         from umim_core.evaluation.harness import UmimLM
         from umim_core.evaluation.tasks.sequence_task import SequenceTask
-        from umim_core.evaluation.tasks.spec_task import lm_eval_config
-        from umim_core.evaluation.tasks.task_runs import knows_task, load_tasks, run_task
+        from umim_core.evaluation.tasks.task_runs import load_tasks, run_task
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "lm_eval":
             raise
         raise MissingExtraError(
             "task evaluation needs lm-eval", error.name, "pip install 'umim[eval]'"
         ) from error
-    own = task in TASKS.names()
-    if not own and not knows_task(task):
-        raise ConfigError(
-            f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships",
-            task,
-            did_you_mean(task, TASKS.names()) or "`lm-eval ls subtasks` lists those of lm-eval.",
-        )
+    loaded = load_tasks([task], {} if data is None else {"task_data": str(data)})
     model = UmimLM(
         checkpoint,
         merge,
@@ -131,10 +123,6 @@ def evaluate_task(
         batch_size=batch_size,
         method=method,
         raw_tail=0,
-    )
-    loaded = load_tasks(
-        [lm_eval_config(TASKS.find(task)) if own else task],
-        {} if data is None else {"task_data": str(data)},
     )
     for each in loaded.values():
         if isinstance(each, SequenceTask):

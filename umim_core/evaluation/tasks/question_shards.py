@@ -21,7 +21,7 @@ from lm_eval.api.task import Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 
 from umim_core.backbone.devices import forked_generators
-from umim_core.errors import ConfigError, EvaluationError, did_you_mean
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.scored_requests import Sizes, counted_sizes
 from umim_core.evaluation.tasks.sequence_task import SequenceTask
@@ -31,9 +31,7 @@ from umim_core.evaluation.tasks.shard_values import (
     QuestionSource,
     ShardScores,
 )
-from umim_core.evaluation.tasks.spec_task import lm_eval_config
 from umim_core.evaluation.tasks.task_runs import (
-    knows_task,
     load_tasks,
     own_config,
     runs_programs,
@@ -51,14 +49,8 @@ def question_set(source: QuestionSource) -> QuestionSet:
             unconfirmed, or limits of answers are given to a task that generates none.
         EvaluationError: As :func:`described`.
     """
-    name, own = source.task, source.task in TASKS.names()
-    if not own and not knows_task(name):
-        raise ConfigError(
-            f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships",
-            name,
-            did_you_mean(name, TASKS.names()) or "`lm-eval ls subtasks` lists lm-eval's.",
-        )
-    if not own and own_config(name) is None and runs_programs(name):
+    name = source.task
+    if name not in TASKS.names() and own_config(name) is None and runs_programs(name):
         raise ConfigError(
             "programs of a model run confined in a table, which lm-eval's own tasks do not do",
             name,
@@ -244,15 +236,13 @@ def _means(task: Task) -> tuple[str, ...]:
 @lru_cache(maxsize=8)
 def _loaded(source: QuestionSource) -> tuple[Task, str]:
     """Return a task with its data, and the digest of its questions; lm-eval's index takes long."""
-    named: str | dict[str, object] = source.task
     options: dict[str, object] = {}
-    if source.task in TASKS.names():
-        named = lm_eval_config(TASKS.find(source.task))
-        options = {} if source.folder is None else {"task_data": source.folder}
+    if source.folder is not None:
+        options = {"task_data": source.folder}
     elif source.options:
         options = {"checkpoint": source.checkpoint, **dict(source.options)}
     with standing_for_the_hub(source.hub, source.digest):
-        task = load_tasks([named], options)[source.task]
+        task = load_tasks([source.task], options)[source.task]
     if _generates(task):
         _limit(task, source)
     documents = [task.eval_docs[index] for index in range(len(task.eval_docs))]

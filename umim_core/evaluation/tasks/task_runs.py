@@ -16,6 +16,10 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from umim_core.errors import ConfigError, did_you_mean
+from umim_core.evaluation.tasks.spec_task import lm_eval_config
+from umim_core.task_sets.spec import TASKS
+
 Metrics = dict[str, Any]
 Samples = list[dict[str, Any]]
 
@@ -37,6 +41,23 @@ def knows_task(name: str) -> bool:
     return own_config(name) is not None or name in _shipped().all_subtasks
 
 
+def _config(name: str) -> str | dict[str, Any]:
+    """Return what lm-eval loads a task by: a configuration, or the name of one of its own.
+
+    Raises:
+        ConfigError: If there is no task of this name.
+    """
+    if name in TASKS.names():
+        return lm_eval_config(TASKS.find(name))
+    if not knows_task(name):
+        raise ConfigError(
+            f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships",
+            name,
+            did_you_mean(name, TASKS.names()) or "`lm-eval ls subtasks` lists lm-eval's.",
+        )
+    return own_config(name) or name
+
+
 def runs_programs(name: str) -> bool:
     """Return whether lm-eval's task of this name runs programs that a model wrote."""
     entry = _shipped().task_index.get(name)
@@ -56,8 +77,11 @@ def load_tasks(
 
     Returns:
         The tasks by name, with the examples in the prompt that they ask for, else none.
+
+    Raises:
+        ConfigError: If there is no task of a name.
     """
-    wanted = [own_config(task) or task if isinstance(task, str) else task for task in tasks]
+    wanted = [_config(task) if isinstance(task, str) else task for task in tasks]
     named = any(isinstance(task, str) for task in wanted)
     manager = (
         _shipped()
