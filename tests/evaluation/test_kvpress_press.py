@@ -1,0 +1,58 @@
+"""Span eviction in kvpress: a question sees of each span its last column alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.engines.engine_processes import ENGINES
+from support.source_tree import ROOT
+from umim_core.backbone.backbone import load_backbone
+from umim_core.embedded.docstring_corpus import held_out_text
+from umim_core.rules.ruleset import RuleSet
+
+PYTHON = ENGINES / "kvpress" / "bin" / "python"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs `tools/engine.sh kvpress`")
+def test_a_question_reads_what_the_press_left(tmp_path: Path) -> None:
+    backbone = load_backbone("umim-docs-llama", dtype="float64")
+    ids = backbone.encode(held_out_text()[:4000])[:220]
+    context, question = ids[:200], ids[200:]
+    spans = {tuple(context[i : i + n]) for i, n in ((0, 2), (40, 3), (90, 4), (197, 3))}
+    rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint)
+    rules.save(tmp_path / "rules")
+    backbone.model.save_pretrained(tmp_path / "model")
+    done = subprocess.run(
+        [PYTHON, ROOT / "tests/support/kvpress_logits.py", *("model", "rules", "out.npz")],
+        input=json.dumps({"context": list(context), "question": list(question)}),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "out.npz")
+    hidden = [i for i in range(1, 200) if any(_inside(context, i, span) for span in spans)]
+    assert found["columns"] == 200 - len(hidden) <= 193
+    mask = torch.ones(220, 220, dtype=torch.bool).tril()
+    mask[200:, hidden] = False
+    with torch.no_grad():
+        wanted = backbone.model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[
+            0, 200:
+        ]
+    assert np.abs(found["logits"] - wanted.numpy()).max() < 1e-9
+
+
+def _inside(context: list[int], place: int, span: tuple[int, ...]) -> bool:
+    """Whether a token is one of a span's, but not its last."""
+    starts = range(max(0, place - len(span) + 2), place + 1)
+    return any(tuple(context[s : s + len(span)]) == span for s in starts)
