@@ -46,7 +46,7 @@ class SpanEvictionPress(BasePress):  # type: ignore[misc]  # kvpress is not inst
         self._kept: Tensor | None = None
 
     @contextmanager
-    def __call__(self, model: nn.Module) -> Iterator[None]:
+    def __call__(self, model: Any) -> Iterator[None]:
         """Apply it to a causal language model of transformers until the block ends."""
         hook = model.base_model.register_forward_pre_hook(self._read, with_kwargs=True)
         try:
