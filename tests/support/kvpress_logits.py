@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from umim_core.evaluation.kvpress_press import SpanEvictionPress
+from umim_core.serving.kvpress_press import SpanEvictionPress
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ A press shortens the KV cache of a context that was read whole. Of every span th
 this one keeps the last column, which has seen the others; see ``umim_core.merging.span_eviction``::
 
     from kvpress import KVPressTextGenerationPipeline
-    from umim_core.evaluation.kvpress_press import SpanEvictionPress
+    from umim_core.serving.kvpress_press import SpanEvictionPress
 
     press = SpanEvictionPress("rules")  # an entry of PRESS_REGISTRY in kvpress's evaluation
     pipeline(context, question=question, press=press)
