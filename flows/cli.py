@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from flows import services, store
+from flows.serve import serve
 from tasks.cluster.stopping import stoppable
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
 from umim_core.errors import UmimError
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(store.app, name="store")
-for command in (services.up, services.down, services.status):
+for command in (services.up, services.down, services.status, serve):
     app.command()(command)
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",

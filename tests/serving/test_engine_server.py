@@ -29,8 +29,9 @@ from umim_core import UMIM
 from umim_core.inference.row_batch import LiveRow
 from umim_core.serving.api_bodies import CompletionBody
 from umim_core.serving.engine_app import EngineServer
+from umim_core.serving.engine_worker import BatchSizes
 from umim_core.serving.guard import Limits
-from umim_core.serving.local_engine import BatchSizes, LocalEngine, Served
+from umim_core.serving.local_engine import LocalEngine, Served
 
 PROMPT = "Return the sum of the array elements over a given"
 

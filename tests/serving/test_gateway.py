@@ -38,9 +38,10 @@ from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.engine_app import EngineServer
+from umim_core.serving.engine_worker import BatchSizes
 from umim_core.serving.gateway import Gateway, _chat_logprobs, _plain_messages
 from umim_core.serving.guard import Limits
-from umim_core.serving.local_engine import BatchSizes, LocalEngine
+from umim_core.serving.local_engine import LocalEngine
 from umim_core.serving.local_engine import Served as ServedModel
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.serving.span_files import SpanTable

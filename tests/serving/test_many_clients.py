@@ -17,8 +17,9 @@ import pytest
 from support.servers import CHAT, CHATML, QUESTIONS, Served, in_thread, metric, piece
 from umim_core import UMIM
 from umim_core.serving.engine_app import EngineServer
+from umim_core.serving.engine_worker import BatchSizes
 from umim_core.serving.guard import Limits
-from umim_core.serving.local_engine import BatchSizes, LocalEngine
+from umim_core.serving.local_engine import LocalEngine
 from umim_core.serving.local_engine import Served as ServedModel
 
 CLIENTS: Final = 64

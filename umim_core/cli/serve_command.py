@@ -114,7 +114,8 @@ def serve(
     limits = limits_of(max_new_tokens, max_request_bytes, answer_seconds)
     if upstream is None:
         from umim_core.serving.engine_app import EngineServer
-        from umim_core.serving.local_engine import BatchSizes, LocalEngine, Served
+        from umim_core.serving.engine_worker import BatchSizes
+        from umim_core.serving.local_engine import LocalEngine, Served
 
         served = Served.load(
             checkpoint, base=base, name=model_name, merge=merge, dtype=dtype, device=device

@@ -101,31 +101,36 @@ class Job:
         return samples_per_prompt(self.config)
 
 
+@dataclass(frozen=True)
+class BatchSizes:
+    """Sizes of a worker's batch.
+
+    Attributes:
+        max_rows: Rows that run at once.
+        max_waiting: Requests that may wait for a row.
+        kept_bytes: Bytes of columns that are kept for prompts that begin alike.
+    """
+
+    max_rows: int = 16
+    max_waiting: int = 256
+    kept_bytes: int = 1 << 30
+
+
 class EngineWorker:
     """Runs an engine for many requests.
 
     Args:
         engine: Computes.
         tokenizer: Decodes.
-        metrics: Counts; rows that run and requests that wait are set.
-        max_rows: Rows that run at once.
-        max_waiting: Requests that may wait for a row.
-        kept_bytes: Bytes of columns that are kept for prompts that begin alike.
+        metrics: Rows that run and requests that wait are set.
+        sizes: Sizes of the batch.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        metrics: ServerMetrics,
-        *,
-        max_rows: int,
-        max_waiting: int,
-        kept_bytes: int,
+        self, engine: Engine, tokenizer: Tokenizer, metrics: ServerMetrics, sizes: BatchSizes
     ) -> None:
-        self._batch = RowBatch(engine, PrefixStore(kept_bytes))
-        self._tokenizer = tokenizer
-        self._max_waiting, self.max_rows = max_waiting, max_rows
+        self._batch = RowBatch(engine, PrefixStore(sizes.kept_bytes))
+        self._tokenizer, self._sizes = tokenizer, sizes
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._changed, self._stopping = Condition(), False
@@ -156,15 +161,19 @@ class EngineWorker:
             ApiError: If it needs too many rows (400), or too many requests wait or the worker has
                 ended (503).
         """
-        if job.samples > self.max_rows:
+        if job.samples > self._sizes.max_rows:
             raise ApiError(
-                400, "invalid_field", f"n must be at most {self.max_rows}", job.samples, param="n"
+                400,
+                "invalid_field",
+                f"n must be at most {self._sizes.max_rows}",
+                job.samples,
+                param="n",
             )
         with self._changed:
             if not self.alive:
                 raise _ended()
-            if len(self._waiting) >= self._max_waiting:
-                rule = f"at most {self._max_waiting} requests may wait"
+            if len(self._waiting) >= self._sizes.max_waiting:
+                rule = f"at most {self._sizes.max_waiting} requests may wait"
                 raise try_later("overloaded", rule, len(self._waiting))
             self._waiting.append(job)
             self._changed.notify()
@@ -203,7 +212,7 @@ class EngineWorker:
                     return False
                 for gone in [job for job in self._waiting if job.cancelled]:
                     self._waiting.remove(gone)
-                free = self.max_rows - len(self._batch.rows)
+                free = self._sizes.max_rows - len(self._batch.rows)
                 if not self._waiting or self._waiting[0].samples > free:
                     return True
                 job = self._waiting.popleft()

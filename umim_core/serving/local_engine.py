@@ -24,7 +24,7 @@ from umim_core.model.inputs import encode_prompts, prompt_items
 from umim_core.model.options import GenerateOptions
 from umim_core.model.umim import UMIM
 from umim_core.serving.api_bodies import ChatBody, CompletionBody
-from umim_core.serving.engine_worker import EngineWorker, Event, Failed, Job, Piece
+from umim_core.serving.engine_worker import BatchSizes, EngineWorker, Event, Failed, Job, Piece
 from umim_core.serving.metrics import ServerMetrics
 
 
@@ -88,15 +88,6 @@ class Served:
         return self.compressed.backbone
 
 
-@dataclass(frozen=True)
-class BatchSizes:
-    """Sizes of the worker's batch; see ``EngineWorker``."""
-
-    max_rows: int = 16
-    max_waiting: int = 256
-    kept_bytes: int = 1 << 30
-
-
 class LocalEngine:
     """Answers requests from one batch; see ``AnswerEngine``.
 
@@ -120,12 +111,7 @@ class LocalEngine:
         self.name, self.positions = served.name, served.backbone.max_positions
         self.metrics = ServerMetrics()
         self.worker = EngineWorker(
-            Engine(served.compressed),
-            tokenizer.backend_tokenizer,
-            self.metrics,
-            max_rows=sizes.max_rows,
-            max_waiting=sizes.max_waiting,
-            kept_bytes=sizes.kept_bytes,
+            Engine(served.compressed), tokenizer.backend_tokenizer, self.metrics, sizes
         )
         self._encoding = Lock()  # a tokenizer's settings are not for two threads
 
@@ -213,10 +199,8 @@ class LocalEngine:
         return cast("GenerateOptions", options)
 
     def _encoded(self, body: ChatBody | CompletionBody) -> TokenPrompt:
-        given: Any = (
-            [message.plain() for message in body.messages]
-            if isinstance(body, ChatBody)
-            else body.prompt
-        )
+        given: Any = body.prompt if isinstance(body, CompletionBody) else None
+        if isinstance(body, ChatBody):
+            given = [message.plain() for message in body.messages]
         with self._encoding:
             return encode_prompts(prompt_items(given), self._served.backbone, None)[0]

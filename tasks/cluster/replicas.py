@@ -1,0 +1,238 @@
+"""Several replicas of one model behind one address, as a Ray Serve deployment.
+
+    clients -> this process            the routes, limits and token of ``umim serve``
+            -> Ray Serve's handle      queue, balance, health checks, autoscaling
+            -> replicas, 1 or more     an engine each, with its own batch and kept columns
+
+Answers come back event by event, so a replica that dies ends its own answers and no other: before
+the first token with status 503, later with an error as the stream's last event. Ray Serve starts
+another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.concurrency import run_in_threadpool
+
+from tasks.cluster.private_cluster import listening_addresses, require_loopback
+from tasks.cluster.ray_cluster import ray_cluster
+from tasks.cluster.stopping import on_stop
+from umim_core.errors import ClusterError, ConfigError, MissingExtraError
+from umim_core.serving.api_bodies import ChatBody, CompletionBody
+from umim_core.serving.api_errors import try_later
+from umim_core.serving.engine_worker import BatchSizes, Event, Failed
+from umim_core.serving.local_engine import LocalEngine, Served
+from umim_core.serving.metrics import ServerMetrics
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+APPLICATION: Final = "umim"
+_HEALTH_SECONDS: Final = 5.0
+_GRACE_SECONDS: Final = 600.0  # for open answers of a replica that is no longer needed
+_MIB: Final = 1 << 20
+_log: Final = logging.getLogger("umim.serve")
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Number of replicas, and the hardware of each.
+
+    Attributes:
+        count: Replicas, or the fewest of them.
+        most: Up to so many as the queue grows; ``count`` by default.
+        cpus: CPU cores of each.
+        gpus: GPUs of each.
+        address: Cluster, as of ``ray_cluster``; one of this machine by default.
+    """
+
+    count: int = 2
+    most: int | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    address: str | None = None
+
+    def options(self, sizes: BatchSizes) -> dict[str, Any]:
+        """Return Ray Serve's options of the deployment.
+
+        Raises:
+            ConfigError: If ``most`` is below ``count``.
+        """
+        most = self.most or self.count
+        if most < self.count:
+            raise ConfigError(
+                "--max-replicas must be at least --replicas", f"{most} and {self.count}",
+                "Raise it, or leave it out.",
+            )  # fmt: skip
+        return {
+            "autoscaling_config": {
+                "min_replicas": self.count,
+                "max_replicas": most,
+                "target_ongoing_requests": sizes.max_rows,
+            },
+            "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": self.gpus},
+            "max_ongoing_requests": sizes.max_rows,
+            "max_queued_requests": sizes.max_waiting,
+            "max_constructor_retry_count": 1,
+            "health_check_period_s": _HEALTH_SECONDS,
+            "graceful_shutdown_timeout_s": _GRACE_SECONDS,
+        }
+
+
+class EngineReplica:
+    """One replica; Ray Serve makes it.
+
+    Args:
+        load: Arguments of ``Served.load``.
+        sizes: Sizes of its batch.
+        loopback: Whether its own socket, which Ray opens, listens on 127.0.0.1 alone.
+    """
+
+    def __init__(self, load: dict[str, Any], sizes: BatchSizes, loopback: bool) -> None:
+        if loopback:
+            _listen_on_loopback()
+        self._engine = LocalEngine(Served.load(**load), sizes)
+        self._engine.worker.start()
+
+    def check_health(self) -> None:
+        """Raise an error if the engine has ended; Ray Serve then replaces the replica."""
+        if not self._engine.worker.alive:
+            raise ClusterError("the engine of a replica must run", "it has stopped")
+
+    def described(self) -> tuple[str, int | None]:
+        """Return name and positions of the model."""
+        return self._engine.name, self._engine.positions
+
+    async def events(
+        self, body: ChatBody | CompletionBody, merging: bool, new_tokens: int
+    ) -> AsyncGenerator[Event, None]:
+        """Give what happens to a request; see ``LocalEngine``."""
+        async with aclosing(self._engine.events(body, merging, new_tokens)) as events:
+            async for event in events:
+                yield event
+
+
+def _listen_on_loopback() -> None:
+    """Let Ray Serve open this process's socket on 127.0.0.1; Ray 2.60 has no option for it."""
+    from ray.serve._private import replica
+
+    bind = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, _: bind(server, "127.0.0.1:0")
+
+
+class ReplicatedEngine:
+    """The replicas as one model; see ``AnswerEngine``.
+
+    Args:
+        handle: Ray Serve's handle of the deployment.
+        name: How requests call the model.
+        positions: Most tokens of a prompt and its answer; None for no bound.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any], name: str, positions: int | None) -> None:
+        self._handle = handle.options(stream=True)
+        self.name, self.positions, self.metrics = name, positions, ServerMetrics()
+
+    def life(self) -> AbstractAsyncContextManager[None]:
+        """The replicas live longer than the application: see ``replicated``."""
+        return nullcontext()
+
+    async def alive(self) -> bool:
+        """Return whether a replica runs."""
+        return await run_in_threadpool(_running)
+
+    async def events(
+        self, body: ChatBody | CompletionBody, merging: bool, new_tokens: int
+    ) -> AsyncGenerator[Event, None]:
+        """Give what happens to a request on one of the replicas; closing it frees the rows."""
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+        answer = self._handle.events.remote(body, merging, new_tokens)
+        try:
+            async for event in answer:
+                yield event
+        except BackPressureError:
+            rule = "at most --max-waiting requests may wait for a replica"
+            yield Failed(try_later("overloaded", rule, "more"))
+        except (RayError, DeploymentUnavailableError) as error:
+            kind = type(error).__name__
+            _log.warning("a replica failed a request: %s", kind)
+            yield Failed(try_later("unavailable", "the replica that answers must run", kind))
+        except (asyncio.CancelledError, GeneratorExit):
+            answer.cancel()
+            raise
+
+
+def _running() -> bool:
+    from ray import serve
+    from ray.exceptions import RayError
+
+    try:
+        deployments = serve.status().applications[APPLICATION].deployments
+    except (RayError, KeyError):
+        return False
+    return any(one.replica_states.get("RUNNING") for one in deployments.values())
+
+
+@contextmanager
+def replicated(
+    load: dict[str, Any], sizes: BatchSizes, replicas: Replicas
+) -> Iterator[ReplicatedEngine]:
+    """Run replicas for the length of a block.
+
+    Args:
+        load: Arguments of ``Served.load``.
+        sizes: Sizes of the batch of each replica; requests beyond ``max_rows`` wait in this
+            process, at most ``max_waiting`` of them.
+        replicas: How many, and on what.
+
+    Yields:
+        The model, when all replicas run, or the fewest.
+
+    Raises:
+        ClusterError: If they do not start, or a socket of a local cluster is open to others.
+        ConfigError: As ``Replicas.options``.
+        MissingExtraError: If Ray Serve is not installed.
+    """
+    options = replicas.options(sizes)
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise MissingExtraError(
+            "replicas need Ray Serve", str(error), "Install umim[pipeline,serve,replicas]."
+        ) from error
+    cores = math.ceil((replicas.most or replicas.count) * replicas.cpus)
+    with ray_cluster(cores, replicas.address, object_store_bytes=200 * _MIB) as cluster:
+        local = cluster.address.startswith("127.0.0.1:")
+        deployment = serve.deployment(EngineReplica, **options)
+        try:
+            serve.start(proxy_location="Disabled")
+            bound = deployment.bind(load, sizes, local)
+            handle = serve.run(bound, name=APPLICATION, route_prefix=None)
+            name, positions = handle.described.remote().result()
+        except RuntimeError as error:
+            raise ClusterError("all replicas must start", _reason(error)) from error
+        if local:
+            require_loopback(listening_addresses())
+        delete = partial(serve.delete, APPLICATION, _blocking=False)
+        with on_stop(delete):
+            yield ReplicatedEngine(handle, name, positions)
+        delete()
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return the last line of what Ray Serve knows about a start that failed."""
+    from ray import serve
+
+    application = serve.status().applications.get(APPLICATION)
+    known = [one.message for one in application.deployments.values()] if application else []
+    return "\n".join([str(error), *known]).strip().rpartition("\n")[2]
