@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.stopping import resuming_at
@@ -31,12 +30,10 @@ from umim_core.distill.train_state import last_step
 from umim_core.errors import UmimError
 from umim_core.progress import followed
 from umim_core.store.artifacts import write_json
-from umim_core.store.disk import write_bytes
 from umim_core.store.publication import STATE
 from umim_core.store.shared_folder import leave_mark, sees_mark
 
 logger = logging.getLogger("umim.train")
-_GROUP: Final = "placement-group"
 Fields = dict[str, object]
 Worker = Callable[[Fields], None]
 
@@ -137,44 +134,44 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
             "Look at the cluster's free resources; the same command resumes.",
         ) from error
     except RayError as error:  # the process that leads the workers was lost
+        _release(getattr(error, "actor_id", None))
         raise cluster_error(
             "the controller of a training must stay alive",
             error,
             "Run the same command again; it resumes from the last state.",
         ) from error
     finally:
-        _release(scratch)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _release(scratch: Path) -> None:
-    """Give back what a group of workers holds whose controller was lost.
+def _release(controller: str | None) -> None:
+    """Give back what the workers of a lost controller hold.
 
     Ray's own cleaner asks the dashboard whether the controller lives, and where there is none it
-    waits for ever: the next try would find no core.
+    waits for ever: the next try would find no core. Ray knows who made a group as soon as it is
+    there, so one is found whose workers have not started.
+
+    Args:
+        controller: Actor id in hexadecimal; None for that of any dead controller of this run.
     """
     import ray
+    from ray.core.generated.gcs_pb2 import PlacementGroupTableData
     from ray.exceptions import RayError
     from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-    held = scratch / _GROUP
-    if not held.is_file() or not ray.is_initialized():
+    if not ray.is_initialized():
         return
-    group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(held.read_text(encoding="ascii"))))
+    job = ray.get_runtime_context().get_job_id()
     try:
-        if ray.util.placement_group_table(group).get("state") not in (None, "REMOVED"):
-            remove_placement_group(group)
+        for row in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
+            group = PlacementGroupTableData.FromString(row)
+            ours = group.creator_job_id.hex() == job
+            if ours and (group.creator_actor_dead or group.creator_actor_id.hex() == controller):
+                remove_placement_group(
+                    PlacementGroup(ray.PlacementGroupID(group.placement_group_id))
+                )
     except RayError as error:  # the cluster went with it
         logger.warning("the workers' places are not given back: %s", error)
-
-
-def _note_group(scratch: Path) -> None:
-    """Leave the id of the placement group that this worker runs in, for `_release`."""
-    import ray
-
-    group = ray.util.get_current_placement_group()
-    if group is not None:
-        write_bytes(scratch / _GROUP, group.id.hex().encode("ascii"))
 
 
 def _run_rank(worker: Worker, scratch: str, mark: int, fields: Fields) -> None:
@@ -186,8 +183,6 @@ def _run_rank(worker: Worker, scratch: str, mark: int, fields: Fields) -> None:
     folder = Path(scratch)
     rank, world = rank_and_world()
     shared = sees_mark(folder, mark)
-    if shared and rank == 0:
-        _note_group(folder)
     if ranks_where(shared and bool(_error_files(folder, world))):
         return
     try:
