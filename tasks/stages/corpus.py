@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from tasks.cluster.lease import ClusterLease
 from tasks.data.token_jobs import TokenizerRef, split_jobs
@@ -28,12 +29,14 @@ from umim_core.embedded.documents import write_rows
 from umim_core.errors import CorpusError
 from umim_core.generation.questions import split_questions
 from umim_core.generation.trajectory_shards import iter_rows, read_selection
+from umim_core.progress import followed, leave_note
 from umim_core.store.artifacts import (
     canonical_json,
     read_json,
     sha256_bytes,
     write_json,
 )
+from umim_core.store.publication import STATE
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet
 from umim_core.text.readers import iter_documents
 from umim_core.text.shard_files import INDEX
@@ -41,6 +44,7 @@ from umim_core.text.shards import TokenShards
 from umim_core.text.sources import JsonLines, Source, TokenIds, file_digests
 
 _RECORD = "sources.json"
+_MODULES_A_NOTE: Final = 100
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")
 PART = "part_"  # before the name of a mixture's part, for its own test split
 
@@ -77,12 +81,18 @@ def corpus_stage(
     )
 
     def build(out: Path) -> Metrics:
-        report = build_corpus(
-            out,
-            packages=corpus.packages,
-            out_of_domain=corpus.out_of_domain,
-            workers=os.cpu_count() or 1,
-        )
+        def note(done: int, total: int) -> None:
+            if done % _MODULES_A_NOTE == 0 or done == total:
+                leave_note(out / STATE, done, total, "reading docstrings of modules")
+
+        with followed(out / STATE):
+            report = build_corpus(
+                out,
+                packages=corpus.packages,
+                out_of_domain=corpus.out_of_domain,
+                workers=os.cpu_count() or 1,
+                progress=note,
+            )
         return {f"documents_{name}": float(size.documents) for name, size in report.splits.items()}
 
     return run_stage(root, spec, build)

@@ -15,6 +15,7 @@ order, a limit or the split rule would show them test text as training text.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
 import sysconfig
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from umim_core.embedded.documents import Document, write_rows
-from umim_core.embedded.modules import MIN_DOCUMENT_CHARS, read_modules
+from umim_core.embedded.modules import MIN_DOCUMENT_CHARS, Found, read_modules
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError
 
@@ -110,7 +111,7 @@ def build_corpus(
     out_of_domain: Sequence[str] = OUT_OF_DOMAIN_PACKAGES,
     site_packages: Path | None = None,
     stdlib: Path | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     workers: int = 1,
 ) -> CorpusReport:
     """Write ``train``, ``valid``, ``test``, ``ood_math`` and ``ood_stdlib`` ``.jsonl`` into `out`.
@@ -125,7 +126,7 @@ def build_corpus(
         out_of_domain: Package folders for ``ood_math``, read after `packages`.
         site_packages: Folder that holds the packages; the running interpreter's by default.
         stdlib: Standard library folder for ``ood_stdlib``; the running interpreter's by default.
-        progress: Called with the name of each package before it is read.
+        progress: Called after each module with the numbers of modules read and in all.
         workers: Processes that parse; the result does not depend on it.
 
     Returns:
@@ -139,18 +140,16 @@ def build_corpus(
     state = _State()
     parts: dict[Split, list[Document]] = {split: [] for split in SPLITS}
     missing = tuple(n for n in (*packages, *out_of_domain) if not (site / n).is_dir())
-    announce = progress or (lambda _name: None)
-    for name in packages:
-        announce(name)
-        for module, document in _documents(site / name, site, state, workers):
-            parts[split_of(module)].append(document)
-    for name in out_of_domain:
-        announce(name)
-        documents = _documents(site / name, site, state, workers)
-        parts["ood_math"].extend(document for _, document in documents)
-    announce("standard library")
-    documents = _documents(library, library, state, workers)
-    parts["ood_stdlib"].extend(document for _, document in documents)
+    trees = [*((site / name, site) for name in (*packages, *out_of_domain)), (library, library)]
+    files = [list(_module_files(root, base)) for root, base in trees]
+    done, total = itertools.count(1), sum(map(len, files))
+    for number, (paths, (_, base)) in enumerate(zip(files, trees, strict=True)):
+        foreign: Split = "ood_math" if number + 1 < len(trees) else "ood_stdlib"
+        for path, docstrings in zip(paths, read_modules(paths, workers), strict=True):
+            module = path.relative_to(base).as_posix()
+            documents = parts[split_of(module) if number < len(packages) else foreign]
+            documents.extend(_documents(path, module, docstrings, state))
+            progress(next(done), total)
     if not parts["train"]:
         raise CorpusError(
             "the embedded corpus needs docstrings of at least one installed package",
@@ -203,27 +202,23 @@ def held_out_text(site_packages: Path | None = None) -> str:
 
 
 def _documents(
-    root: Path, base: Path, state: _State, workers: int
-) -> Iterator[tuple[str, Document]]:
-    """Yield (module path, document) for everything under `root`, in path order."""
-    paths = list(_module_files(root, base))
-    for path, docstrings in zip(paths, read_modules(paths, workers), strict=True):
-        module = path.relative_to(base).as_posix()
-        if docstrings is None:
-            state.unparsed.append(module)
+    path: Path, module: str, docstrings: list[Found] | None, state: _State
+) -> Iterator[Document]:
+    """Yield the documents of one module; None stands for one that does not parse."""
+    if docstrings is None:
+        state.unparsed.append(module)
+        return
+    state.modules += 1
+    for qualified, kind, docstring, repeat in docstrings:
+        if encoding_error(docstring) is not None:
+            state.unencodable += 1
             continue
-        state.modules += 1
-        for qualified, kind, docstring, repeat in docstrings:
-            if encoding_error(docstring) is not None:
-                state.unencodable += 1
-                continue
-            text, has_summary = _without_repetitions(docstring, state.seen)
-            if len(text) <= MIN_DOCUMENT_CHARS:
-                continue
-            suffix = f"#{repeat}" if repeat > 1 else ""
-            name = qualified.rpartition(".")[2] or _module_name(path)
-            identifier = f"{module}::{qualified}{suffix}"
-            yield module, Document(identifier, text, name, kind, has_summary)
+        text, has_summary = _without_repetitions(docstring, state.seen)
+        if len(text) <= MIN_DOCUMENT_CHARS:
+            continue
+        suffix = f"#{repeat}" if repeat > 1 else ""
+        name = qualified.rpartition(".")[2] or _module_name(path)
+        yield Document(f"{module}::{qualified}{suffix}", text, name, kind, has_summary)
 
 
 def _module_files(root: Path, base: Path) -> Iterator[Path]:
