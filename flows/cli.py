@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(store.app, name="store")
-for command in (services.up, services.down, services.status, serve):
+for command in (services.up, services.down, services.status, services.deploy, serve):
     app.command()(command)
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",

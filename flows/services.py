@@ -1,4 +1,4 @@
-"""``python -m flows up | down | status``: the services of this machine as local processes."""
+"""``python -m flows up | down | status | deploy``: local services, and flows in Prefect."""
 
 from __future__ import annotations
 
@@ -49,6 +49,13 @@ def status(
     from tasks.run import services
 
     _show(services.status(*_wanted(prefect_port, mlflow_port)), as_json)
+
+
+def deploy() -> None:
+    """Register pool and deployments with Prefect; killed runs become Crashed."""
+    from tasks.run import deployments
+
+    deployments.deploy()
 
 
 def _wanted(prefect_port: int, mlflow_port: int) -> tuple[Path, list[Service]]:

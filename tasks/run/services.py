@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -40,8 +41,9 @@ class Service:
     Attributes:
         name: Of its record and its log.
         command: What starts it.
-        port: Where it listens; None for a service that does not.
-        health: Path that answers 200 when it can be used.
+        port: Where it listens; None for a worker of Prefect, which does not.
+        health: Path that answers 200 when it can be used; of a worker, the address of its pool,
+            where it reports.
         environment: Variables besides those of the command that starts it.
         before: Commands that end before it is started, such as a registration.
     """
@@ -96,17 +98,17 @@ def local_services(folder: Path, prefect_port: int, mlflow_port: int) -> list[Se
     mlflow += ["--artifacts-destination", str(folder / "mlflow-artifacts")]
     if "MLFLOW_BACKEND_STORE_URI" not in os.environ:
         mlflow += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
-    create = [*prefect, "work-pool", "create", POOL, "--type", "process", "--overwrite"]
-    deploy = [*prefect, "--no-prompt", "deploy", "--all"]
-    worker = [*prefect, "worker", "start", "--pool", POOL]
+    deploy = [sys.executable, "-m", "flows", "deploy"]
+    worker = [*prefect, "worker", "start", "--pool", POOL, "--name", "prefect-worker"]
     return [
         Service("prefect-server", server, prefect_port, "/api/health", quiet),
         Service("mlflow", mlflow, mlflow_port, "/health", quiet),
         Service(
             "prefect-worker",
             worker,
+            health=f"{api['PREFECT_API_URL']}/work_pools/{POOL}",
             environment=quiet | api | tracking,
-            before=(create, deploy),
+            before=(deploy,),
         ),
     ]
 
@@ -148,7 +150,7 @@ def status(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
     found = []
     for service in services:
         process = _process(folder, service.name)
-        alive = "running" if process and _answers(service) else "starting"
+        alive = "running" if process and _answers(service, process) else "starting"
         found.append(
             ServiceState(
                 service.name,
@@ -191,9 +193,12 @@ def _start(folder: Path, service: Service) -> None:
 
 def _wait(folder: Path, service: Service) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not _answers(service):
-        if _process(folder, service.name) is None:
+    while True:
+        process = _process(folder, service.name)
+        if process is None:
             raise _failed(folder, service, "it has ended")
+        if _answers(service, process):
+            return
         if time.monotonic() > deadline:
             raise _failed(folder, service, f"no answer in {START_SECONDS:.0f} s")
         time.sleep(0.2)
@@ -204,12 +209,18 @@ def _failed(folder: Path, service: Service, why: str) -> ClusterError:
     return ClusterError(f"{service.name} must start", why, f"Its last lines are in {log}.")
 
 
-def _answers(service: Service) -> bool:
-    if service.url is None:
-        return True
+def _answers(service: Service, process: psutil.Process) -> bool:
     try:
-        return httpx.get(service.url + service.health, timeout=_ANSWER_SECONDS).is_success
-    except httpx.HTTPError:
+        if service.url is not None:
+            return httpx.get(service.url + service.health, timeout=_ANSWER_SECONDS).is_success
+        answer = httpx.post(f"{service.health}/workers/filter", json={}, timeout=_ANSWER_SECONDS)
+        began = process.create_time()
+        return answer.is_success and any(
+            worker["name"] == service.name
+            and datetime.fromisoformat(worker["last_heartbeat_time"]).timestamp() >= began
+            for worker in answer.json()
+        )
+    except (httpx.HTTPError, psutil.NoSuchProcess):
         return False
 
 

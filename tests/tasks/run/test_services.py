@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,17 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
+from support.servers import free_port
 from tasks.run.services import Service, down, local_services, status, up
 from umim_core.errors import ClusterError
 
 FATHER = (
     "import subprocess, sys; subprocess.run([sys.executable, '-m', 'http.server', *sys.argv[1:]])"
 )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture
@@ -79,14 +74,14 @@ def test_a_taken_port_is_refused_and_what_listens_there_is_left_alone(
     assert [of.state for of in status(tmp_path, [service, other])] == ["running", "down"]
 
 
-@pytest.mark.parametrize("part", ["itself", "before"])
+@pytest.mark.parametrize("part", ["itself", "before", "worker"])
 def test_a_service_that_ends_at_once_names_its_log(tmp_path: Path, part: str) -> None:
     bad = [sys.executable, "-c", "import sys; sys.exit('no such database')"]
-    made = (
-        Service("bad", bad, free_port())
-        if part == "itself"
-        else Service("bad", [sys.executable, "-c", ""], before=[bad])
-    )
+    made = {
+        "itself": Service("bad", bad, free_port()),
+        "before": Service("bad", [sys.executable, "-c", ""], before=[bad]),
+        "worker": Service("bad", bad, health=f"http://127.0.0.1:{free_port()}/api/work_pools/a"),
+    }[part]
     with pytest.raises(ClusterError, match="bad must start") as caught:
         up(tmp_path, [made])
     log = tmp_path / "bad.log"
