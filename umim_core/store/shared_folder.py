@@ -58,5 +58,5 @@ def not_shared(folder: Path, where: str) -> ClusterError:
     return ClusterError(
         "workers must share the artifact root",
         f"{folder}, which is another folder on {where}",
-        "Set UMIM_ROOT to a place that every node mounts, or use the workers of one node.",
+        "Set UMIM_ROOT (UMIM_SCRATCH where that is an address) to a place that every node mounts.",
     )

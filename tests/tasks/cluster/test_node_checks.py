@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from support.machines import machines
+from support.ray_nodes import head_options, node, paths
+from support.servers import free_port
 from tasks.cluster.code_identity import code_identity, sources_digest
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.node_checks import ANSWER_SECONDS, require_same_code
@@ -49,38 +51,29 @@ def test_a_node_with_other_code_is_named(other: str) -> None:
     assert "/srv/old at aaaaaaaaaaaa" in str(caught.value)
 
 
-@pytest.fixture
-def head(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """A function that starts a Ray of one core in a checkout, behind a command, on loopback."""
-    started: list[subprocess.Popen[bytes]] = []
+# Joins a cluster when it has so many nodes; prints the refusal, the seconds, and what lies below.
+DRIVER = """
+import json, sys, time
+from pathlib import Path
+import ray
+from tasks.cluster.lease import ClusterLease
+from umim_core.config.recipe import ClusterConfig
+from umim_core.errors import ClusterError
 
-    def start(checkout: Path, *before: str) -> str:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        command = [*before, sys.executable, "-m", "ray.scripts.scripts", "start", "--head"]
-        command += ["--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=1", "--block"]
-        command += ["--include-dashboard=false", "--object-store-memory=100000000"]
-        command += [f"--temp-dir={tmp_path / 'r'}"]
-        environment = os.environ | {"PYTHONPATH": str(checkout), "RAY_AUTH_MODE": "disabled"}
-        log = (tmp_path / "ray.log").open("wb")
-        started.append(
-            subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-        )
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and "Ray runtime started" not in read(tmp_path):
-            time.sleep(0.5)
-        return f"127.0.0.1:{port}"
-
-    yield start
-    for process in started:
-        os.killpg(process.pid, 15)
-        process.wait(timeout=60)
-
-
-def read(folder: Path) -> str:
-    return (folder / "ray.log").read_text(encoding="utf-8", errors="replace")
+address, root, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+ray.init(address, logging_level="ERROR")
+while sum(node["Alive"] for node in ray.nodes()) < count:
+    time.sleep(0.2)
+ray.shutdown()
+began, refusal = time.monotonic(), ""
+try:
+    with ClusterLease(ClusterConfig(address=address), root) as lease:
+        lease.ensure()
+except ClusterError as error:
+    refusal = str(error)
+left = [str(path.relative_to(root)) for path in root.rglob("*")]
+print("answer", json.dumps([refusal, time.monotonic() - began, left]))
+"""
 
 
 def join(address: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,31 +84,46 @@ def join(address: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.full
 def test_a_worker_of_another_checkout_is_refused_and_one_of_equal_code_is_not(
-    tmp_path: Path, head: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = copied_checkout(tmp_path / "copy")
     shutil.copytree(CHECKOUT / "requirements", copy / "requirements")
-    address = head(copy)
-    join(address, tmp_path / "root", monkeypatch)
-    with (copy / "tasks/cluster/lease.py").open("a", encoding="utf-8") as file:
-        file.write("\n")
-    with pytest.raises(ClusterError, match="must run the code of the driver") as caught:
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with node(tmp_path, copy, *head_options("127.0.0.1", port)):
         join(address, tmp_path / "root", monkeypatch)
+        with (copy / "tasks/cluster/lease.py").open("a", encoding="utf-8") as file:
+            file.write("\n")
+        with pytest.raises(ClusterError, match="must run the code of the driver") as caught:
+            join(address, tmp_path / "root", monkeypatch)
     assert str(copy) in str(caught.value)
 
 
 @pytest.mark.full
-def test_a_node_with_a_root_of_its_own_is_refused_in_time_and_nothing_stays(
-    tmp_path: Path, head: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+def test_nodes_with_roots_of_their_own_are_refused_in_time_and_nothing_is_published(
+    tmp_path: Path,
 ) -> None:
     root = tmp_path / "root"
-    root.mkdir()
-    hidden = f"mount -t tmpfs tmpfs '{root}' && exec \"$@\""
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
-        pytest.skip("mount namespaces need root: a node without the shared root was not tried")
-    address = head(CHECKOUT, "unshare", "--mount", "sh", "-c", hidden, "sh")
-    began = time.monotonic()
-    with pytest.raises(ClusterError, match="must share the artifact root"):
-        join(address, root, monkeypatch)
-    assert time.monotonic() - began < ANSWER_SECONDS + 30  # and what joining takes
-    assert [path.name for path in root.rglob("*")] == ["ray-logs"]
+    with machines(3, root) as (_, three), ExitStack() as stack:
+        first, *others = three
+        address = f"{first.address}:6379"
+        stack.enter_context(
+            node(tmp_path, CHECKOUT, *head_options(first.address, 6379), enter=first.enter)
+        )
+        for other in others:
+            own = (f"--address={address}", f"--node-ip-address={other.address}", "--num-cpus=1")
+            stack.enter_context(node(tmp_path, CHECKOUT, *own, enter=other.enter))
+        done = subprocess.run(
+            [*first.enter, sys.executable, "-c", DRIVER, address, str(root), "3"],
+            env=os.environ | {"PYTHONPATH": paths(CHECKOUT), "RAY_AUTH_MODE": "disabled"},
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
+    refusal, seconds, left = json.loads(line.removeprefix("answer "))
+    assert "must share the artifact root" in refusal
+    assert all(other.address in refusal for other in others) and first.address not in refusal
+    assert seconds < ANSWER_SECONDS + 30  # and what joining takes
+    assert left == ["ray-logs"]
