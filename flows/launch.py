@@ -11,7 +11,6 @@ from pathlib import Path
 from tasks.run.recipes import AnyRecipe
 from umim_core.cli.console_output import emit
 from umim_core.config.adaptation_recipe import AdaptationRecipe
-from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.table_recipe import TableRecipe
 
 
@@ -35,13 +34,6 @@ def launch(
         measured = measure(recipe, confirm_run_unsafe_code)
         found = read_json(Path(measured))
         emit({"path": measured, "table": found}, [*score_lines(found), measured], as_json)
-        return
-
-    if isinstance(loaded, BackboneRecipe):
-        from flows.backbone import backbone
-
-        model = backbone(recipe)
-        emit({"path": model}, [f"backbone: {model}"], as_json)
         return
     if isinstance(loaded, AdaptationRecipe):
         from flows.adapt import adapt

@@ -16,7 +16,6 @@ from tasks.run.pipeline import PipelineRun
 from tasks.run.side_by_side import Part
 from tasks.run.stage import Artifact
 from tasks.stages.adapt import TRAININGS, task_rules_stage, with_rules_stage
-from tasks.stages.backbone import backbone_stage, tokenizer_stage
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.confidence import confidence_rules_stage, confidence_stage
 from tasks.stages.corpus import corpus_stage, task_stage, tokenize_stage
@@ -28,11 +27,9 @@ from tasks.stages.mine import count_stage, filter_stage
 from tasks.stages.mixture import mixture_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
 from umim_core.config.adaptation_recipe import AdaptationRecipe
-from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.corpus import Corpus, GeneratedCorpus, MixtureCorpus
 from umim_core.config.recipe import AdaptConfig, Cell, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
-from umim_core.embedded.docs_tokenizer import END_OF_TEXT_ID
 from umim_core.task_sets.spec import TASKS
 
 
@@ -63,9 +60,7 @@ def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResu
 def plan(recipe: RunRecipe) -> list[dict[str, str]]:
     """Return the stages of a recipe in order, each with what it works on."""
     planner = Planner(recipe)
-    if isinstance(recipe, BackboneRecipe):
-        train_backbone(planner)
-    elif isinstance(recipe, TableRecipe):
+    if isinstance(recipe, TableRecipe):
         measure_table(planner)
     elif isinstance(recipe, AdaptationRecipe):
         check_adaptation(recipe)
@@ -74,23 +69,6 @@ def plan(recipe: RunRecipe) -> list[dict[str, str]]:
         run_everything(planner)
         return [*planner.steps, {"stage": "report", "of": recipe.name}]
     return planner.steps
-
-
-def train_backbone(run: PipelineRun[BackboneRecipe]) -> Artifact:
-    """A backbone from nothing: corpus, tokenizer, token ids with ends of text, training."""
-    recipe = run.recipe
-    corpus = run.stage(corpus_stage, recipe.corpus)
-    tokenizer = run.stage(tokenizer_stage, corpus, recipe)
-    tokenized = run.stage(
-        tokenize_stage,
-        run.lease,
-        corpus,
-        recipe.corpus,
-        str(tokenizer.path / "tokenizer"),
-        None,
-        END_OF_TEXT_ID,
-    )
-    return run.stage(backbone_stage, run.lease, recipe, corpus, tokenizer, tokenized)
 
 
 def prepare(run: PipelineRun) -> Sources:

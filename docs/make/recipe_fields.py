@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 
 from docs.make.document import ROOT, Document
 from umim_core.config.adaptation_recipe import AdaptationRecipe
-from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.recipe import Recipe
 from umim_core.config.table_recipe import TableRecipe
 
@@ -19,10 +18,9 @@ _HEAD: Final = """\
 # Fields of a recipe
 
 Made from the models that validate recipes by `python -m docs.make recipe-fields`; a test holds it
-to them. A recipe is a YAML file: `Recipe` for the pipeline, `BackboneRecipe` (`kind: backbone`) for
-a small language model, `TableRecipe` (`kind: table`) for a table of the paper, `AdaptationRecipe`
-(`kind: adaptation`) for the curves of one task. Fields without a default must be given; unknown
-fields are refused.
+to them. A recipe is a YAML file: `Recipe` for the pipeline, `TableRecipe` (`kind: table`) for a
+table of the paper, `AdaptationRecipe` (`kind: adaptation`) for the curves of one task. Fields
+without a default must be given; unknown fields are refused.
 """
 _BOUNDS: Final = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >="}
 
@@ -35,9 +33,7 @@ def documents() -> list[Document]:
 def page() -> str:
     """Return the text of the page."""
     models = dict.fromkeys(
-        model
-        for root in (Recipe, BackboneRecipe, TableRecipe, AdaptationRecipe)
-        for model in _models(root)
+        model for root in (Recipe, TableRecipe, AdaptationRecipe) for model in _models(root)
     )
     return _HEAD + "".join(_section(model) for model in models)
 

@@ -12,8 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from umim_core.errors import TokenizerMismatchError
 from umim_core.store.shared_folder import not_shared, sees_mark
 from umim_core.text.files import expand, is_address
@@ -52,7 +50,6 @@ class TokenJob:
         source: The file, or a data set, or ready ids.
         directory: Folder of the split's shards.
         tokenizer: What the text goes through.
-        separator: Token id that ends each document; None for nothing.
         limit: Tokens after which the job stops.
         shard_tokens: Tokens per shard.
         threads: Threads of the tokenizer; None leaves them alone.
@@ -65,7 +62,6 @@ class TokenJob:
     source: Source
     directory: Path
     tokenizer: TokenizerRef
-    separator: int | None = None
     limit: int | None = None
     shard_tokens: int = SHARD_TOKENS
     threads: int | None = None
@@ -95,7 +91,6 @@ def split_jobs(
     source: Source,
     directory: Path,
     tokenizer: TokenizerRef,
-    separator: int | None = None,
     limit: int | None = None,
     shard_tokens: int = SHARD_TOKENS,
 ) -> list[TokenJob]:
@@ -110,7 +105,7 @@ def split_jobs(
         places = [name if is_address(name) else os.path.abspath(name) for name in names]
         sources = [source.model_copy(update={"paths": (place,)}) for place in places]
     return [
-        TokenJob(split, part, one, directory, tokenizer, separator, limit, shard_tokens)
+        TokenJob(split, part, one, directory, tokenizer, limit, shard_tokens)
         for part, one in enumerate(sources)
     ]
 
@@ -134,8 +129,6 @@ def tokenize_file(job: TokenJob) -> Tokenized:
     tokenizer = None if isinstance(job.source, TokenIds) else _load(job.tokenizer)
     total = 0
     for ids, last in iter_file_token_pieces(job.source, tokenizer, bad):
-        if last and job.separator is not None:
-            ids = np.append(ids, np.int32(job.separator))
         if job.limit is not None:
             ids = ids[: job.limit - total]
         writer.add(ids)

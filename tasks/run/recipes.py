@@ -8,7 +8,7 @@ from tasks.cluster.ray_cluster import CHECKOUT
 from umim_core.adaptation.settings import adaptation_steps
 from umim_core.checkpoint.own_checkpoints import artifact_root
 from umim_core.config.adaptation_recipe import AdaptationRecipe
-from umim_core.config.backbone_recipe import BackboneRecipe, load_any_recipe
+from umim_core.config.any_recipe import AnyRecipe, load_any_recipe
 from umim_core.config.corpus import corpus_kinds
 from umim_core.config.recipe import Recipe
 from umim_core.config.table_recipe import TableRecipe
@@ -16,7 +16,6 @@ from umim_core.errors import ConfigError, did_you_mean
 from umim_core.task_sets.spec import SPLITS, TASKS
 
 RECIPES = CHECKOUT / "infra" / "recipes"
-AnyRecipe = Recipe | BackboneRecipe | TableRecipe | AdaptationRecipe
 
 
 def recipe_names() -> list[str]:

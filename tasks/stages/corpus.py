@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -38,10 +37,9 @@ from umim_core.store.artifacts import (
 )
 from umim_core.store.publication import STATE
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet
-from umim_core.text.readers import iter_documents
 from umim_core.text.shard_files import INDEX
 from umim_core.text.shards import TokenShards
-from umim_core.text.sources import JsonLines, Source, TokenIds, file_digests
+from umim_core.text.sources import JsonLines, Source, file_digests
 
 _RECORD = "sources.json"
 _MODULES_A_NOTE: Final = 100
@@ -197,7 +195,6 @@ def tokenize_stage(
     config: Corpus,
     backbone: str,
     revision: str | None = None,
-    separator: int | None = None,
 ) -> Artifact:
     """Tokenise every split once per tokenizer: a folder ``<split>/`` of token shards each.
 
@@ -208,15 +205,13 @@ def tokenize_stage(
         config: What the corpus was made from.
         backbone: Name of the tokenizer.
         revision: Its hub revision.
-        separator: Token id that ends each document; None for nothing, as mining wants it.
     """
     tokenizer = load_tokenizer(backbone, revision=revision)
     reference = TokenizerRef(backbone, revision, tokenizer_fingerprint(tokenizer))
     spec = StageSpec(
         "tokenize",
         2,
-        {"tokenizer": reference.fingerprint, "train_tokens": config.train_tokens}
-        | ({} if separator is None else {"separator": separator}),
+        {"tokenizer": reference.fingerprint, "train_tokens": config.train_tokens},
         {"corpus": corpus.digest},
     )
 
@@ -229,7 +224,6 @@ def tokenize_stage(
                 source,
                 out / split,
                 reference,
-                separator,
                 config.train_tokens if split == "train" else None,
             )
             for split, source in _sources(corpus, config).items()
@@ -277,18 +271,6 @@ def _in_place(config: Corpus) -> dict[str, Source]:
     if isinstance(config, FilesCorpus):
         sources = {"train": config.train, "valid": config.valid, "test": config.test}
     return sources | {f"ood_{name}": source for name, source in config.out_of_domain.items()}
-
-
-def texts(corpus: Artifact, config: Corpus, split: str) -> Iterator[str]:
-    """Yield the documents of a split.
-
-    Raises:
-        CorpusError: If the split is ready token ids.
-    """
-    source = _sources(corpus, config)[split]
-    if isinstance(source, TokenIds):
-        raise CorpusError(f"split {split!r} must be text", source.path, "Name its documents.")
-    yield from iter_documents(source)
 
 
 def tokens(artifact: Artifact, split: str) -> TokenShards:

@@ -10,9 +10,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from umim_core.config.backbone_recipe import load_any_recipe
-from umim_core.config.backbone_recipe import load_any_recipe as load_recipe
+from tasks.run.pipeline import open_pipeline
+from umim_core.config.any_recipe import load_any_recipe
+from umim_core.config.any_recipe import load_any_recipe as load_recipe
 from umim_core.config.recipe import DistillConfig, PreferenceConfig, Recipe
+from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ConfigError
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "infra" / "recipes").glob("*.yaml"))
@@ -260,3 +262,17 @@ def test_yaml_cannot_make_objects(tmp_path: Path) -> None:
 def test_a_missing_file_says_how_to_list_recipes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must exist; got .*nowhere\.yaml\. `python -m flows"):
         load_recipe(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("embedded", TableRecipe, "flow f needs a recipe of kind table; got embedded, of kind"),
+        ("tables/humaneval-smollm2", Recipe, "flow f needs a recipe of kind pipeline; got tables"),
+    ],
+)
+def test_a_flow_refuses_recipes_of_another_kind(
+    name: str, kind: type[Recipe] | type[TableRecipe], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message), open_pipeline(name, "f", kind):
+        pass

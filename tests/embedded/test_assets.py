@@ -10,16 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig
 
 from umim_core.backbone.backbone import load_backbone
-from umim_core.config.backbone_recipe import BackboneRecipe, load_any_recipe
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.embedded.docs_tokenizer import END_OF_TEXT, END_OF_TEXT_ID
 from umim_core.embedded.docstring_corpus import split_of
 from umim_core.store.artifacts import sha256_file
 
-RECIPES = Path(__file__).resolve().parents[2] / "infra" / "recipes"
 NAMES = ("umim-docs-gpt2", "umim-docs-llama")
 MAX_BYTES = 16 * 1024 * 1024
 MAX_ASSETS = 64 * 1024 * 1024  # all of them, in a wheel; PyPI takes files of 100 MB
@@ -33,12 +29,6 @@ def backbone_directory(name: str) -> Path:
 
 def card(name: str) -> str:
     return (backbone_directory(name) / "README.md").read_text(encoding="utf-8")
-
-
-def recipe(name: str) -> BackboneRecipe:
-    found = load_any_recipe(RECIPES / f"{name.replace('umim-docs', 'backbone')}.yaml")
-    assert isinstance(found, BackboneRecipe)
-    return found
 
 
 def test_two_backbones_are_embedded() -> None:
@@ -94,8 +84,8 @@ def test_text_survives_the_tokenizer(name: str) -> None:
     backbone = load_backbone(name)
     text = "Return the größte value.\n\n    >>> f(x)\n\t中文 🙂"
     assert backbone.decode(backbone.encode(text)) == text
-    assert backbone.special_ids == {END_OF_TEXT_ID}
-    assert backbone.encode(END_OF_TEXT) == [END_OF_TEXT_ID]
+    assert backbone.special_ids == {0}
+    assert backbone.encode("<|endoftext|>") == [0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,22 +104,9 @@ def test_a_backbone_has_learnt_the_text_it_is_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_recipe_builds_the_shipped_shape(name: str) -> None:
-    shipped = AutoConfig.from_pretrained(backbone_directory(name)).to_dict()
-    wanted = recipe(name)
-    built = wanted.architecture.build(wanted.vocab_size, END_OF_TEXT_ID).to_dict()
-    ignored = {"architectures", "dtype", "_name_or_path", "transformers_version"}
-    assert {k: v for k, v in built.items() if k not in ignored} == {
-        k: v for k, v in shipped.items() if k not in ignored
-    }
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_the_card_names_what_a_reader_needs(name: str) -> None:
     text = card(name)
     assert "license: apache-2.0" in text
-    assert f"python -m flows run {recipe(name).name}" in text
-    assert "umim-backbone" in text
     assert "Docstrings of the installed Python stack" in text
     with safe_open(backbone_directory(name) / "model.safetensors", framework="pt") as stored:
         shapes = [stored.get_slice(key).get_shape() for key in stored.keys()]  # noqa: SIM118

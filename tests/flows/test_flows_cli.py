@@ -76,7 +76,7 @@ def test_unknown_recipe_says_what_there_is(arguments: tuple[str, ...], message: 
     assert message in str(flows(*arguments).exception)
 
 
-@pytest.mark.parametrize("recipe", ["tables/multiple-choice-smollm2", "backbone-llama"])
+@pytest.mark.parametrize("recipe", ["tables/humaneval-smollm2", "adaptation/docstrings-llama"])
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
 def test_a_recipe_without_parts_refuses_a_part(recipe: str, more: tuple[str, ...]) -> None:
     error = flows("run", recipe, "--flow", "mine", *more).exception

@@ -21,9 +21,7 @@ from transformers import (
 )
 
 from flows.ablate import ablate
-from flows.backbone import backbone
 from support.shared_services import PrefectServer
-from support.tiny_language_models import LENGTH, SHAPES
 from tasks.run.recipes import find_recipe, recipe_names
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import DistillConfig, Recipe
@@ -142,16 +140,7 @@ def test_a_recipe_runs_to_its_end(name: str, place: Path, monkeypatch: pytest.Mo
     root = place / "root" / name
     monkeypatch.setenv("UMIM_ROOT", str(root))
     recipe = find_recipe(name)
-    if isinstance(recipe, Recipe):
-        assert ablate(save(shrunk(recipe, place), place))
-        for stage in ("distill", "evaluate"):
-            assert len(list(root.glob(f"{stage}/*/manifest.json"))) == len(recipe.cells)
-        return
-    raw = recipe.model_dump(mode="json") | {
-        "corpus": text_files(place),
-        "vocab_size": 300,
-        "architecture": SHAPES[recipe.architecture.kind],
-        "train": short(recipe.train, 1) | {"sequence_length": LENGTH},
-    }
-    model = Path(backbone(save(raw, place)))
-    assert list(model.rglob("*.safetensors"))
+    assert isinstance(recipe, Recipe)
+    assert ablate(save(shrunk(recipe, place), place))
+    for stage in ("distill", "evaluate"):
+        assert len(list(root.glob(f"{stage}/*/manifest.json"))) == len(recipe.cells)

@@ -243,13 +243,13 @@ def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
 def test_watching_a_failed_run_shows_why(served: Served) -> None:
     command = [str(PREFECT), "deployment", "run", "umim/full-pipeline", "--watch"]
     # Relative, so that the message also shows that it was found from the worker's folder.
-    command += ["--param", "recipe=infra/recipes/backbone-llama.yaml"]
+    command += ["--param", "recipe=infra/recipes/tables/perplexity-smollm2.yaml"]
     done = subprocess.run(
         command, cwd=ROOT, env=served.environment, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 1
     told = " ".join(done.stdout.split())
-    assert "flow umim needs a recipe of kind pipeline; got infra/recipes/backbone-llama" in told
+    assert "flow umim needs a recipe of kind pipeline; got infra/recipes/tables/" in told
 
 
 def test_a_run_outlives_its_prefect_server(served: Served) -> None:

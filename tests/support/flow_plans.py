@@ -21,13 +21,13 @@ from flows import parts
 from tasks.plan.planner import Planner
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
-from umim_core.config.backbone_recipe import BackboneRecipe
+from umim_core.config.any_recipe import AnyRecipe
 from umim_core.config.model_base import Model
 from umim_core.config.recipe import Recipe
 
 GOLDEN: Final = Path(__file__).parents[1] / "flows" / "plans"
 # Adaptation and shipped checkpoints; thresholds that share a count; rules by confidence; a corpus
-# that a model generates, on GPUs; a mixture of corpora; a cell alone; a backbone from nothing.
+# that a model generates, on GPUs; a mixture of corpora; a cell alone.
 RECIPES: Final = (
     "embedded",
     "ablation-thresholds",
@@ -35,7 +35,6 @@ RECIPES: Final = (
     "deepscaler-1.5b-maths",
     "smollm2",
     "shipped",
-    "backbone-llama",
 )
 
 
@@ -46,7 +45,7 @@ class Recorder(Planner):
         given: Stage function, its arguments without the root, and the label.
     """
 
-    def __init__(self, recipe: Recipe | BackboneRecipe) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         self.given: list[tuple[Callable[..., Artifact], tuple[object, ...], str]] = []
 
@@ -57,9 +56,10 @@ class Recorder(Planner):
         return super().stage(function, *args, label=label, setting=setting)
 
 
-def without_headline(recipe: Recipe | BackboneRecipe) -> Recipe | BackboneRecipe:
-    """Return a recipe whose stages depend on nothing that a machine may lack: no headline."""
-    return recipe.model_copy(update={"headline": None}) if isinstance(recipe, Recipe) else recipe
+def without_headline(recipe: AnyRecipe) -> Recipe:
+    """Return a pipeline's recipe whose stages depend on nothing that a machine may lack."""
+    assert isinstance(recipe, Recipe)
+    return recipe.model_copy(update={"headline": None})
 
 
 def plan_text(name: str) -> str:
@@ -67,12 +67,8 @@ def plan_text(name: str) -> str:
     recipe = without_headline(find_recipe(name))
     run: Any = Recorder(recipe)
     lines: list[str] = []
-    if isinstance(recipe, BackboneRecipe):
-        parts.train_backbone(run)
-        results = []
-    else:
-        cells, shipped = parts.run_everything(run)
-        results = [*cells, *shipped]
+    cells, shipped = parts.run_everything(run)
+    results = [*cells, *shipped]
     sections = dict(_sections(recipe))
     for number, (function, args, label) in enumerate(run.given, start=1):
         stage = run.steps[number - 1]["stage"]

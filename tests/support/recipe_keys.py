@@ -41,7 +41,6 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig
-from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import Recipe
 from umim_core.embedded.assets import embedded_names, embedded_path
@@ -66,7 +65,7 @@ class KeyRecorder(Planner):
         lines: Name, label and key of every stage so far.
     """
 
-    def __init__(self, recipe: Recipe | BackboneRecipe, root: Path) -> None:
+    def __init__(self, recipe: Recipe, root: Path) -> None:
         super().__init__(recipe)
         self.root = root
         self.lines: list[str] = []
@@ -86,12 +85,9 @@ def recipe_keys(name: str, root: Path) -> str:
     """
     recipe = without_headline(find_recipe(name))
     run: Any = KeyRecorder(recipe, root)
-    if isinstance(recipe, BackboneRecipe):
-        parts.train_backbone(run)
-    else:
-        cells, shipped = parts.run_everything(run)
-        run.stage(report_stage, recipe, cells, shipped, {})
-        run.stage(ablation_stage, recipe, cells)
+    cells, shipped = parts.run_everything(run)
+    run.stage(report_stage, recipe, cells, shipped, {})
+    run.stage(ablation_stage, recipe, cells)
     return "\n".join(run.lines) + "\n"
 
 

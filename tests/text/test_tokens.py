@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from umim_core.embedded.docs_tokenizer import train_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.text.pieces import cut_pieces
 from umim_core.text.readers import iter_documents
@@ -28,8 +28,10 @@ PROSE = (
 
 
 @pytest.fixture(scope="module")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    return train_tokenizer([PROSE], tmp_path_factory.mktemp("bpe"), 400, max_positions=16)
+def byte_level() -> PreTrainedTokenizerBase:
+    tokenizer = load_tokenizer("umim-docs-llama")
+    tokenizer.model_max_length = 16
+    return tokenizer
 
 
 def llama_3_like() -> PreTrainedTokenizerBase:
@@ -87,7 +89,8 @@ def test_no_special_tokens_no_truncation_no_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A tokenizer of its own: transformers warns once per object.
-    tokenizer = train_tokenizer([PROSE], tmp_path, 400, max_positions=16)
+    tokenizer = load_tokenizer("umim-docs-llama")
+    tokenizer.model_max_length = 16
     logger = logging.getLogger("transformers")  # it does not pass records on to the root
     logger.addHandler(caplog.handler)
     try:

@@ -6,7 +6,7 @@ are saved with the results.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -60,15 +60,7 @@ class Cell(CellRules, ModuleForm):
 
 
 class TrainConfig(Model):
-    """Optimisation of the merge module; defaults are the paper's where it prints them.
-
-    Attributes:
-        betas: AdamW's.
-        decay_vectors: Whether weight decay also acts on biases, gains and other vectors.
-    """
-
-    betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
-    decay_vectors: ClassVar[bool] = True
+    """Optimisation of the merge module; defaults are the paper's where it prints them."""
 
     max_steps: Annotated[int, Field(ge=1, description="Optimiser steps at most.")]
     max_epochs: Annotated[

@@ -19,6 +19,7 @@ from umim_core.distill.objectives import BatchLoss
 from umim_core.distill.row_optimizer import RowAdamW, row_table
 from umim_core.errors import ArtifactError, ConfigError
 
+BETAS: Final = (0.9, 0.999)  # of AdamW
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -53,14 +54,11 @@ def adamw(objective: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         for parameter in objective.parameters()
         if parameter.requires_grad and (table is None or parameter is not table[1])
     ]
-    decayed = [p for p in trainable if config.decay_vectors or p.dim() > 1]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}]
-    if not config.decay_vectors:
-        groups.append({"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0})
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        trainable,
         lr=config.learning_rate,
-        betas=config.betas,
+        betas=BETAS,
+        weight_decay=config.weight_decay,
         foreach=False,
     )
 
@@ -93,7 +91,7 @@ class AdamWStrategy:
         self._parameters = parameters(self._optimizer)
         self._model = objective if wrapped is None else wrapped
         table = row_table(objective)
-        self._rows = None if table is None else RowAdamW(table[1], config.betas)
+        self._rows = None if table is None else RowAdamW(table[1], BETAS)
         self._row_rate = config.row_rate if isinstance(config, DistillConfig) else 1.0
 
     def loss(self, indices: Sequence[int]) -> BatchLoss:

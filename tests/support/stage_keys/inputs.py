@@ -10,7 +10,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from support.stage_keys.variations import Artifacts, Edit
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
-from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.hardware import HardwareConfig
 from umim_core.config.recipe import AdaptConfig, Recipe
 from umim_core.rules.ruleset import RuleSet
@@ -145,18 +144,3 @@ class Inputs:
         """Return how the recipe adapts."""
         assert self.recipe.adapt is not None
         return self.recipe.adapt
-
-    def backbone_recipe(self) -> BackboneRecipe:
-        """Return a recipe of another kind."""
-        return BackboneRecipe.model_validate(
-            {
-                "name": "tiny",
-                "kind": "backbone",
-                "corpus": {"kind": "docstrings"},
-                "vocab_size": 300,
-                "architecture": {"kind": "gpt2", "hidden_size": 16, "layers": 1, "heads": 2,
-                                 "max_positions": 600},
-                "train": TRAIN,
-                "cluster": {"workers": 2},
-            }
-        )  # fmt: skip

@@ -112,7 +112,7 @@ def text_calls(inputs: Inputs) -> dict[str, StageCall]:
         "tokenize": StageCall(
             tokenize_stage,
             {"lease": inputs.lease, "corpus": corpus, "config": files,
-             "backbone": str(inputs.backbone), "revision": None, "separator": None},
+             "backbone": str(inputs.backbone), "revision": None},
             {
                 "lease": NO_MATTER_HOW,
                 **{f"config.{name}": "reaches the stage through the corpus"

@@ -6,7 +6,6 @@ from support.stage_keys.inputs import (
     BACKBONE_EDITS,
     BY_RULES,
     BY_START,
-    BY_TOKENS,
     CLUSTER,
     NO_MATTER_HOW,
     NOT_TRAINED_ON,
@@ -15,7 +14,6 @@ from support.stage_keys.inputs import (
 )
 from support.stage_keys.variations import StageCall
 from tasks.stages.adapt import dpo_stage, sft_stage, with_rules_stage
-from tasks.stages.backbone import backbone_stage, tokenizer_stage
 from tasks.stages.distill import distill_stage
 
 
@@ -38,13 +36,6 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
     chosen = {"adapt.settings": "decides which stages are run"}
     shared = {"lease": inputs.lease, "recipe": recipe, "adapt": inputs.adapt(), "cell": cell,
               "task": inputs.task(), "start": start}  # fmt: skip
-    backbone = inputs.backbone_recipe()
-    not_trained_on = {
-        "recipe.description": "is written nowhere",
-        "recipe.corpus": BY_TOKENS,
-        **{f"recipe.cluster.{name}": NO_MATTER_HOW for name in CLUSTER},
-    }
-    corpus = inputs.artifacts.make("corpus", "train.jsonl", "valid.jsonl")
     edits = inputs.edits(*TOKENIZER_EDITS, *BACKBONE_EDITS)
     return {
         "distill": StageCall(
@@ -84,27 +75,5 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
             {**lease, **not_ours, **tuned, **chosen, "adapt.sft": BY_START,
              "adapt.rules": BY_START},
             edits,
-        ),
-        "tokenizer": StageCall(
-            tokenizer_stage,
-            {"corpus": corpus, "recipe": backbone},
-            {
-                **{f"recipe.{name}": "of another stage" for name in
-                   ("name", "description", "seed", "cluster", "train")},
-                **{f"recipe.architecture.{name}": "of another stage" for name in
-                   ("hidden_size", "layers", "heads")},
-                "recipe.corpus": "reaches the stage through the corpus",
-            },
-        ),
-        "backbone": StageCall(
-            backbone_stage,
-            {"lease": inputs.lease, "recipe": backbone, "corpus": corpus,
-             "tokenizer": inputs.artifacts.make("tokenizer", "tokenizer"),
-             "tokenized": inputs.tokenized()},
-            {
-                **lease, **not_trained_on,
-                "corpus": BY_TOKENS,
-                "recipe.vocab_size": "reaches the stage through the tokenizer",
-            },
         ),
     }  # fmt: skip

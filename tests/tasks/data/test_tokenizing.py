@@ -84,14 +84,14 @@ def test_files_on_workers_give_the_tokens_of_the_whole(
     folder: Path, tokenizer: PreTrainedTokenizerBase, reference: TokenizerRef, lease: ClusterLease
 ) -> None:
     source = TextFiles(paths=(str(folder / "*.txt"),))
-    jobs = split_jobs("train", source, folder / "train", reference, separator=0, shard_tokens=50)
+    jobs = split_jobs("train", source, folder / "train", reference, shard_tokens=50)
     assert len(jobs) == 5
     done = tokenize_splits({"train": jobs}, lease)["train"]
     expected: list[int] = []
     ends: list[int] = []
     for name in sorted(TEXTS):
         if TEXTS[name]:
-            expected += [*ids_of(TEXTS[name], tokenizer), 0]
+            expected += ids_of(TEXTS[name], tokenizer)
             ends.append(len(expected))
     shards = TokenShards.open(folder / "train")
     assert shards[:].tolist() == expected
@@ -227,10 +227,10 @@ def test_ready_ids_are_one_document(
     ids = (np.arange(2**20 + 7) % 1000).astype(np.uint16)
     np.save(tmp_path / "ids.npy", ids)
     source = TokenIds(path=str(tmp_path / "ids.npy"))
-    tokenize_splits({"x": split_jobs("x", source, tmp_path / "x", reference, separator=5)}, here)
+    tokenize_splits({"x": split_jobs("x", source, tmp_path / "x", reference)}, here)
     shards = TokenShards.open(tmp_path / "x")
-    assert np.array_equal(shards[:], [*ids, 5])
-    assert shards.document_ends().tolist() == [len(ids) + 1]
+    assert np.array_equal(shards[:], ids)
+    assert shards.document_ends().tolist() == [len(ids)]
 
 
 def test_importing_the_workers_module_is_free_of_torch() -> None:
