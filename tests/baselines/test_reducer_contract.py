@@ -69,8 +69,6 @@ def test_budgets_are_exact_protected_tokens_stay_and_repeats_agree(
             assert found.shortfall == len(found.kept) - budget
             assert set(protected.tolist()) <= set(found.kept.tolist())
             assert reduce_tokens(reducer, text, budget).kept.tolist() == found.kept.tolist()
-            asked = max(budget, len(protected)) < tokens
-            assert (found.flops > 0) == (name != "truncation" and asked)
 
 
 def test_every_registered_reducer_is_in_the_matrix() -> None:

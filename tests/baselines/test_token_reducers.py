@@ -47,16 +47,6 @@ def test_a_budget_beyond_the_text_is_refused(tokens: int, budget: int) -> None:
         reduce_tokens(Truncation(), text(*[False] * tokens), budget)
 
 
-def test_a_reducer_is_charged_for_its_own_estimate() -> None:
-    class Costly(Truncation):
-        def flops(self, text: Text, budget: int) -> int:
-            return 1000 * len(text.ids) + budget
-
-    found = reduce_tokens(Costly(), text(True, False, False), 2)
-    assert found.flops == 3002
-    assert found.seconds > 0
-
-
 def test_of_equal_scores_the_first_stay() -> None:
     scores = np.array([0.0, 2.0, 1.0, 2.0, 1.0])
     first = np.array([True, False, False, False, False])

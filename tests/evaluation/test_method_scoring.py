@@ -96,9 +96,6 @@ class FirstTokens:
         self.seen.append(text)
         return highest(-np.arange(len(text.ids), dtype=float), text.protected, budget)
 
-    def flops(self, text: Text, budget: int) -> int:
-        return 0
-
 
 ASKED = [
     ("umim_arc_easy", {"question": "Why is the sky blue?"}, "Question: {}\nAnswer:", "Answer:"),

@@ -44,9 +44,6 @@ class EveryOther:
         order = np.lexsort((places, places % 2, ~text.protected))
         return np.sort(order[:budget])
 
-    def flops(self, text: Text, budget: int) -> int:
-        return 0
-
 
 class Newest:
     """A policy of this test: the newest columns stay."""

@@ -31,7 +31,6 @@ from umim_core.baselines.evaluator_heads import (
     LastQueries,
     known_evaluator_heads,
 )
-from umim_core.baselines.forward_cost import causal_pairs, forward_flops
 from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
 from umim_core.baselines.reduction import highest
 from umim_core.errors import ConfigError
@@ -97,11 +96,6 @@ class EHPC:
         weights = self.reader.weights(np.concatenate([seen, asked]), len(asked))
         mine = weights[self.heads.layer, list(self.heads.heads), :, : len(seen)].double()
         return mine.mean(dim=1).sum(dim=0).cpu().numpy()
-
-    def flops(self, text: Text, budget: int) -> int:
-        """Estimate one forward of the first layers over the text."""
-        tokens = len(text.ids)
-        return forward_flops(self.reader.model, tokens, causal_pairs(tokens))
 
 
 def pool(scores: NDArray[np.float64], kernel: int) -> NDArray[np.float64]:

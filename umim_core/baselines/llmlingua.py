@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.forward_cost import causal_pairs, forward_flops
 from umim_core.baselines.lexical_units import passages, token_texts
 from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
 from umim_core.baselines.published.llmlingua_form import published_choice
@@ -85,20 +84,6 @@ class LLMLingua:
             chosen_parts.append(chosen)
             granted = due
         return np.concatenate(chosen_parts)
-
-    def flops(self, text: Text, budget: int) -> int:
-        """Estimate the forwards over segments and kept tokens, and those over passages."""
-        tokens, model = len(text.ids), self.scorer.model
-        left = tokens
-        controller = 0
-        if self.form == "published":  # the whole text, then segments behind what stayed of others
-            controller = forward_flops(model, tokens, causal_pairs(tokens), tokens)
-            left += budget
-        if self._controls(tokens, budget):
-            left = min(tokens, int(self.granularity * budget))
-            controller = forward_flops(model, tokens, causal_pairs(tokens), tokens)
-        seen = left * (budget + self._length()) // 2 + causal_pairs(budget)
-        return controller + forward_flops(model, left + budget, seen, left)
 
     def _length(self) -> int:
         """Tokens of a segment; half the scorer's positions where that is fewer.

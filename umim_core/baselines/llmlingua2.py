@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from transformers import AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.forward_cost import forward_flops
 from umim_core.baselines.lexical_units import token_texts
 from umim_core.baselines.methods import BASELINES, OWN_MODELS, Ints, ReducedTokens, Text
 from umim_core.baselines.published.own_models import hub_commit, load_own_model
@@ -203,11 +202,6 @@ class LLMLingua2:
 
     def _is_forced(self, text: str) -> bool:
         return text in self.forced or text.strip(" ") in self.forced
-
-    def flops(self, text: Text, budget: int) -> int:
-        """Estimate the classifier's forwards, as if its tokens were as many as the text's."""
-        tokens, chunk = len(text.ids), self.classifier.chunk
-        return forward_flops(self.classifier.model, tokens, tokens * min(tokens, chunk))
 
 
 def token_ranks(texts: list[str], words: Words) -> NDArray[np.float64]:

@@ -84,10 +84,6 @@ class TokenReducer(Protocol):
         """
         ...
 
-    def flops(self, text: Text, budget: int) -> int:
-        """Estimate the floating-point operations of ``keep``; 0 where no model is run."""
-        ...
-
 
 @dataclass(frozen=True)
 class HeldColumns:

@@ -83,14 +83,12 @@ class Reduction:
         tokens: Tokens T of the text.
         budget: Tokens that were to stay.
         seconds: Wall-clock time of the choice.
-        flops: Estimated floating-point operations of the choice.
     """
 
     kept: Ints
     tokens: int
     budget: int
     seconds: float
-    flops: int
 
     @property
     def token_reduction(self) -> float:
@@ -126,12 +124,12 @@ def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Reduction:
         )
     wanted = max(budget, int(text.protected.sum()))
     if wanted == tokens:
-        return Reduction(np.arange(tokens), tokens, budget, 0.0, 0)
+        return Reduction(np.arange(tokens), tokens, budget, 0.0)
     start = perf_counter()
     chosen = reducer.keep(text, wanted)
     seconds = perf_counter() - start
     _check_choice(chosen, text, wanted if reducer.exact else None, type(reducer).__name__)
-    return Reduction(chosen, tokens, budget, seconds, reducer.flops(text, wanted))
+    return Reduction(chosen, tokens, budget, seconds)
 
 
 def _check_choice(chosen: Ints, text: Text, wanted: int | None, name: str) -> None:

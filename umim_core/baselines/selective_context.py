@@ -18,7 +18,6 @@ from typing import ClassVar
 import numpy as np
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.forward_cost import causal_pairs, forward_flops
 from umim_core.baselines.lexical_units import Unit, lexical_units
 from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
 from umim_core.baselines.reduction import highest
@@ -45,11 +44,6 @@ class SelectiveContext:
         sums = np.zeros(int(unit_of[-1]) + 1)
         np.add.at(sums, unit_of, self_information(text.ids, self.scorer))
         return highest(sums[unit_of], text.protected, budget)
-
-    def flops(self, text: Text, budget: int) -> int:
-        """Estimate one forward of the scorer over the text."""
-        tokens = len(text.ids)
-        return forward_flops(self.scorer.model, tokens, causal_pairs(tokens), tokens)
 
 
 @BASELINES.add("selective-context")

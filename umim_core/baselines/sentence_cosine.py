@@ -30,7 +30,6 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.forward_cost import causal_pairs, forward_flops
 from umim_core.baselines.lexical_units import sentences, token_texts
 from umim_core.baselines.methods import BASELINES, OWN_MODELS, Ints, ReducedTokens, Text
 from umim_core.baselines.published.own_models import hub_commit, load_own_model
@@ -173,11 +172,6 @@ class SentenceCosine:
         # The cosine of a mean is that of the sum.
         sums = self.encoder.sums(ids, sentence_of)
         return torch.cosine_similarity(sums, target).cpu().numpy()
-
-    def flops(self, text: Text, budget: int) -> int:
-        """Estimate the encoder's forwards over question and text, as if by the text's tokens."""
-        sizes = [len(text.ids), len(text.question)]
-        return sum(forward_flops(self.encoder.model, n, causal_pairs(n)) for n in sizes if n)
 
 
 @BASELINES.add("sentence-cosine")

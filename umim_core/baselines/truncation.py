@@ -28,10 +28,6 @@ class Truncation:
         dropped = free[: len(text.ids) - budget]
         return np.setdiff1d(np.arange(len(text.ids)), dropped)
 
-    def flops(self, text: Text, budget: int) -> int:
-        """Return 0: no model is run."""
-        return 0
-
 
 @BASELINES.add("truncation")
 def truncation(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
