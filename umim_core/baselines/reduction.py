@@ -12,7 +12,6 @@ Shapes: T raw tokens, K kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,19 +75,17 @@ class TargetReduction:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Tokens of a text that stay, with what choosing them cost.
+    """Tokens of a text that stay.
 
     Attributes:
         kept: Their indices [K] (int64), rising.
         tokens: Tokens T of the text.
         budget: Tokens that were to stay.
-        seconds: Wall-clock time of the choice.
     """
 
     kept: Ints
     tokens: int
     budget: int
-    seconds: float
 
     @property
     def token_reduction(self) -> float:
@@ -124,12 +121,10 @@ def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Reduction:
         )
     wanted = max(budget, int(text.protected.sum()))
     if wanted == tokens:
-        return Reduction(np.arange(tokens), tokens, budget, 0.0)
-    start = perf_counter()
+        return Reduction(np.arange(tokens), tokens, budget)
     chosen = reducer.keep(text, wanted)
-    seconds = perf_counter() - start
     _check_choice(chosen, text, wanted if reducer.exact else None, type(reducer).__name__)
-    return Reduction(chosen, tokens, budget, seconds)
+    return Reduction(chosen, tokens, budget)
 
 
 def _check_choice(chosen: Ints, text: Text, wanted: int | None, name: str) -> None:

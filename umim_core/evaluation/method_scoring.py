@@ -101,16 +101,10 @@ class ReducedScorer(_BaselineScorer):
         reducer: Chooses the tokens that stay; a BOS in front, the cue and the raw tail are
             protected.
         target: Token reduction of each context; None for that of the rules.
-
-    Attributes:
-        seconds: Wall-clock time that choosing tokens took.
-        flops: Estimated floating-point operations of it.
     """
 
     reducer: TokenReducer
     target: TargetReduction | None = None
-    seconds: float = 0.0
-    flops: int = 0
 
     def forwards(
         self, requests: Sequence[Request], batch_size: int
@@ -147,7 +141,7 @@ class ReducedScorer(_BaselineScorer):
         )
 
     def shorten(self, ids: Ints, budget: int, asked: Asked = UNKNOWN) -> Shortened:
-        """Reduce the tokens of a context to a budget, and count what that costs.
+        """Reduce the tokens of a context to a budget.
 
         Args:
             ids: The context [T].
@@ -166,8 +160,6 @@ class ReducedScorer(_BaselineScorer):
         question = backbone.encode(asked.question) if asked.question else []
         text = Text(ids, protected, np.array(question, dtype=np.int64))
         reduction = reduce_tokens(self.reducer, text, budget)
-        self.seconds += reduction.seconds
-        self.flops += reduction.flops
         return Shortened(ids[reduction.kept], len(ids), reduction.shortfall)
 
 
