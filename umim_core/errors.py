@@ -43,10 +43,6 @@ class ConfigError(UmimError):
     """A recipe, option or argument is outside its bounds."""
 
 
-class UnknownSizeError(ConfigError):
-    """The size of a corpus does not follow from its files."""
-
-
 class CorpusError(UmimError):
     """Input text or token ids cannot be used."""
 
