@@ -15,7 +15,6 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
-BUILT_APART = {"torch"}
 LOCKED_EXTRAS = ("pipeline", "s3", "serve", "eval", "metrics", "bench", "dev")
 
 

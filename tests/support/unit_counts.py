@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from transformers import PreTrainedTokenizerBase
 
 LONGEST = 4
 
@@ -26,24 +25,3 @@ def count_units(ids: Sequence[int], spans: set[tuple[int, ...]]) -> int:
         place += length
         units += 1
     return units
-
-
-def counted_tokens(
-    pairs: Sequence[tuple[str, str]],
-    merge: str,
-    tokenizer: PreTrainedTokenizerBase,
-    spans: set[tuple[int, ...]],
-    raw_tail: int = 0,
-) -> tuple[int, int]:
-    """Raw tokens and units of contexts with their answers, the border as ``merge`` puts it."""
-    raw = units = 0
-    for context, answer in pairs:
-        prompt = tokenizer(context, add_special_tokens=False)["input_ids"]
-        whole = tokenizer(context + answer, add_special_tokens=False)["input_ids"]
-        raw += len(whole)
-        if merge == "prompt":  # answers stay raw, and no rule crosses their beginning
-            merged = max(0, len(prompt) - raw_tail)
-            units += count_units(whole[:merged], spans) + len(whole) - merged
-        else:
-            units += count_units(whole, spans)
-    return raw, units
