@@ -138,9 +138,12 @@ def measure_precisions(batch: Batch, rounds: int) -> Report:
     sizes = _sizes(batch)
     shape = BackboneShape.of_config(batch.backbone.model.config)
     flops = step_flops(shape, sizes["tokens"], sizes["units"])
+    single, half = (
+        flops / measure_peak(torch.device("cpu"), dtype).peak_flops
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     for name, figures in timed.items():
-        dtype = torch.float32 if name == SINGLE else torch.bfloat16
-        bound = flops / measure_peak(torch.device("cpu"), dtype).peak_flops
+        bound = single if name == SINGLE else half
         figures |= {"over_bound": figures["seconds"]["median"] / bound, "bound_seconds": bound}
     (loss, gradient), (cast_loss, cast_gradient) = sides[OURS](), sides[CASTS]()
     same = loss == cast_loss and torch.equal(gradient, cast_gradient)
