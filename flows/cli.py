@@ -20,7 +20,7 @@ from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
 from umim_core.errors import UmimError
 
 if TYPE_CHECKING:
-    from tasks.run.recipes import AnyRecipe
+    from umim_core.config.any_recipe import AnyRecipe
 
 app = typer.Typer(
     name="python -m flows",

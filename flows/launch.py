@@ -8,9 +8,9 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from tasks.run.recipes import AnyRecipe
 from umim_core.cli.console_output import emit
 from umim_core.config.adaptation_recipe import AdaptationRecipe
+from umim_core.config.any_recipe import AnyRecipe
 from umim_core.config.table_recipe import TableRecipe
 
 
