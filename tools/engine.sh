@@ -47,7 +47,7 @@ folder = Path(vllm.locate_file("")) / f"vllm-{vllm.version}+cpu.dist-info"
 folder.mkdir(exist_ok=True)
 (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm.version}+cpu\n")
 PYTHON
-    "$bin/pip" install -r "$engines/vllm/requirements.txt" pyarrow
-    "$bin/pip" install --no-deps -e . # the plugin
+    "$bin/pip" install -r "$engines/vllm/requirements.txt"
+    "$bin/pip" install -e '.[vllm]'
     ;;
 esac
