@@ -122,10 +122,20 @@ def test_spread_and_differences_of_a_worked_example() -> None:
     assert difference(ours[:1], ours[1:])["kl"]["seeds"] == [0.5]
 
 
+def test_rows_of_other_depths_differ_by_their_means() -> None:
+    """KL 8 of 8 aligned tokens against 9 of 6: -0.5, and each row of text moves it by 1/8."""
+    nats = {"row_nats": [4.0, 4.0], "row_targets": [2, 6]}
+    ours = {"row_sums": {"kl": [3.0, 5.0], "top1": [1.0, 3.0]}, "row_counts": [2, 6], **nats}
+    theirs = {"row_sums": {"kl": [3.0, 6.0], "top1": [1.0, 2.0]}, "row_counts": [2, 4], **nats}
+    kl = difference([ours], [theirs])["kl"]
+    assert kl["mean"] == -0.5 and kl["seeds"] == [-0.5]
+    assert kl["std"] == pytest.approx((2 * (2 * 0.125**2)) ** 0.5)
+
+
 def test_rows_of_other_batches_are_not_compared() -> None:
-    one = {"batches": "a", "row_counts": [1], "row_targets": [2], "steps": 2}
+    one = {"batches": "a", "row_targets": [2], "steps": 2}
     check_same_batches({0: {"paper": one, "last": dict(one)}, 1: {"paper": one | {"batches": "b"}}})
-    for field, value in (("batches", "b"), ("row_counts", [2]), ("steps", 1)):
+    for field, value in (("batches", "b"), ("row_targets", [3]), ("steps", 1)):
         with pytest.raises(ArtifactError, match=f"the same {field} in seed 0"):
             check_same_batches({0: {"paper": one, "last": one | {field: value}}})
 
