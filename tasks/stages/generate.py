@@ -141,9 +141,7 @@ class Sampler:
         first = number * corpus.shard_questions
         texts = self._questions[first : first + corpus.shard_questions]
         prompts = [self._prompter.prompt(text) for text in texts]
-        answers_by_prompt = sample_trajectories(
-            self._backbone, prompts, corpus, corpus.seed, first=first
-        )
+        sampled = sample_trajectories(self._backbone, prompts, corpus, corpus.seed, first=first)
         rows = [
             Row(
                 question=first + index,
@@ -152,7 +150,7 @@ class Sampler:
                 tokens=len(prompts[index]) + len(answer.ids),
                 text=self._backbone.decode([*prompts[index], *answer.ids]),
             )
-            for index, answers in enumerate(answers_by_prompt)
+            for index, answers in enumerate(sampled)
             for trajectory, answer in enumerate(answers)
         ]
         write_shard(self._folder, number, rows)

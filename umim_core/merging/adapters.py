@@ -92,8 +92,8 @@ class _AdaptedLinear(nn.Module):
         if len(rows) > _FEW:
             down, up = down.to(x.dtype), up.to(x.dtype)
         added = (x.flatten(0, -2).index_select(0, rows).to(down.dtype) @ down) @ up
-        # In place: nobody else holds the output yet.
-        out.flatten(0, -2).index_add_(0, rows, added.to(out.dtype))
+        # In place: nobody else holds the output yet. A view: a copy would lose the addition.
+        out.view(-1, out.shape[-1]).index_add_(0, rows, added.to(out.dtype))
         return out
 
 

@@ -133,7 +133,7 @@ def test_limits_and_order_of_the_names_leave_the_bytes_alone(
     found = []
     for number, names in enumerate([sorted(TEXTS), sorted(TEXTS, reverse=True)]):
         source = TextFiles(paths=tuple(str(folder / name) for name in names))
-        jobs = split_jobs("x", source, folder / f"out{number}", reference, None, limit, 50)
+        jobs = split_jobs("x", source, folder / f"out{number}", reference, limit, 50)
         tokenize_splits({"x": jobs}, lease)
         found.append(sums(folder / f"out{number}"))
     assert found[0] == found[1]
@@ -143,7 +143,7 @@ def test_limits_and_order_of_the_names_leave_the_bytes_alone(
     one = folder / "one.jsonl"
     lines = [json.dumps({"text": TEXTS[name]}) + "\n" for name in sorted(TEXTS)]
     one.write_text("".join(lines), encoding="utf-8")
-    jobs = split_jobs("x", JsonLines(paths=(str(one),)), folder / "one", reference, None, limit)
+    jobs = split_jobs("x", JsonLines(paths=(str(one),)), folder / "one", reference, limit)
     tokenize_splits({"x": jobs}, lease)
     alone = TokenShards.open(folder / "one")
     assert whole[:].tolist() == alone[:].tolist()

@@ -13,7 +13,7 @@ import pytest
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages import mixture
-from tasks.stages.corpus import parts, texts, tokenize_stage, tokens
+from tasks.stages.corpus import _sources, parts, tokenize_stage, tokens
 from tasks.stages.mixture import RECORD, mixture_stage
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import SPLITS, MixtureCorpus
@@ -21,6 +21,7 @@ from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import CorpusError
 from umim_core.store.artifacts import read_json, sha256_file
 from umim_core.text.mixing import MixedSize, mix_documents
+from umim_core.text.readers import iter_documents
 
 NAME = "umim-docs-llama"
 
@@ -76,9 +77,10 @@ def test_every_split_holds_all_parts_and_a_part_its_own_test_documents(
         )
         first = {json.loads(line)["part"] for line in lines[: len(lines) // 4]}
         assert first == {"book", "notes", "docs"}
-    (book,) = texts(made, config, "part_book")
+    (book,) = iter_documents(_sources(made, config)["part_book"])
     assert book == (tmp_path / "book-test.txt").read_text(encoding="utf-8")
-    assert list(texts(made, config, "part_notes"))[41] == "test note 1 1\f."
+    notes = iter_documents(_sources(made, config)["part_notes"])
+    assert list(notes)[41] == "test note 1 1\f."
 
 
 def test_the_record_names_every_file_with_its_digest_and_licence(

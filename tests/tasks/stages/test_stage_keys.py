@@ -35,7 +35,7 @@ NAMES = (
     "corpus of docstrings", "corpus of files", "corpus that a model wrote", "mixture", "generate",
     "task", "tokenize", "count", "count without documents or a sample", "filter", "confidence",
     "confidence-rules", "given-rules", "task-rules", "distill", "with-rules", "sft",
-    "sft from random weights", "dpo", "tokenizer", "backbone", "evaluate", "task-score",
+    "sft from random weights", "dpo", "evaluate", "task-score",
     "task-score of the base model", "task-score of a baseline", "baseline", "benchmark", "report",
     "ablation", "questions", "questions of generated answers", "shards",
     "shards of generated answers", "text", "table", "choices", "start", "control",
