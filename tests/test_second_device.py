@@ -18,6 +18,7 @@ import torch
 
 from support import second_device_evaluation, second_device_generation, second_device_training
 
+pytestmark = pytest.mark.full
 FILES = (second_device_evaluation, second_device_generation, second_device_training)
 NAMES = [name for module in FILES for name in vars(module) if name.startswith("test_")]
 SECONDS = 300

@@ -146,7 +146,7 @@ def test_workers_that_always_die_end_in_a_typed_error(
     assert not list(tmp_path.glob("count/*/manifest.json"))
 
 
-@pytest.mark.parametrize("lost", ["killed", "silent"])
+@pytest.mark.parametrize("lost", ["killed", pytest.param("silent", marks=pytest.mark.full)])
 def test_a_meter_that_is_lost_is_no_reason_to_fail(
     corpus: TinyCorpus, lease: ClusterLease, lost: str
 ) -> None:
@@ -250,13 +250,8 @@ def run_until_killed(
     return started
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        point if point == "order 2 kept" else pytest.param(point, marks=pytest.mark.full)
-        for point in POINTS
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", POINTS)
 def test_a_killed_driver_counts_no_finished_order_again(
     corpus: TinyCorpus,
     lease: ClusterLease,

@@ -50,6 +50,7 @@ def test_a_service_is_started_once_found_again_and_ended_with_its_children(
     assert down(tmp_path, [service]) == [after]
 
 
+@pytest.mark.full
 def test_two_commands_at_once_start_one_process(service: Service, tmp_path: Path) -> None:
     pids: list[int | None] = []
     threads = [
