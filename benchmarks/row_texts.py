@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +16,6 @@ from umim_core.evaluation.rule_damage import text_digest
 from umim_core.mining.preparation import check_vocabulary
 from umim_core.text.sources import source_of
 from umim_core.text.tokens import first_ids, tokenize_documents
-
-# Use of a text -> split of the docstring corpus that stands for it where no file is named.
-SPLITS: Final = {"test": "test", "train": "train"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ def read_rows(
     """Read a text and choose rows of it.
 
     Args:
-        use: A key of ``SPLITS``.
+        use: ``train`` or ``test``, also the split of docstrings where no file is named.
         sources: Flat arrays of ids (.npy), or text as ``umim mine`` takes it, with ``NAME=`` before
             a file to call it so; none for docstrings.
         tokenizer: Of text; it must have the ids.
@@ -77,8 +73,8 @@ def read_rows(
     name = ", ".join(dict.fromkeys(given or Path(file).name for given, _, file in pairs))
     files = [file for _, _, file in pairs]
     if not files:
-        name = f"docstrings, {SPLITS[use]}"
-        documents = held_out_texts(cache, SPLITS[use])
+        name = f"docstrings, {use}"
+        documents = held_out_texts(cache, use)
         parts = [np.concatenate(list(tokenize_documents(documents, tokenizer)))[:tokens]]
     elif all(file.endswith(".npy") for file in files):
         parts = [open_ids(Path(file), tokens) for file in files]

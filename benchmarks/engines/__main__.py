@@ -56,13 +56,22 @@ class Prompt:
 
 
 def read_chats(count: int, kinds: Sequence[str] = ("wiki", "web")) -> Iterator[Chat]:
-    """Give chats of one question about one held-out document each, kinds in turn."""
+    """Give chats of one question about one held-out document each, kinds in turn.
+
+    Raises:
+        SystemExit: If the folder of texts is absent, or has too few long documents.
+    """
+    if not GENERAL.is_dir():
+        raise SystemExit(f"the chats are of {GENERAL}, which is absent")
     files = [GENERAL / f"{kind}-test.jsonl.gz" for kind in kinds]
     texts = [iter_documents(JsonLines(paths=(str(file),))) for file in files]
     for number in range(count):
         length = _CHARACTERS[number % len(_CHARACTERS)]
-        document = next(t for t in texts[number % len(texts)] if len(t) >= length)[:length]
-        yield [{"role": "user", "content": f"{document}\n\n{_QUESTION}"}]
+        document = next((t for t in texts[number % len(texts)] if len(t) >= length), None)
+        if document is None:
+            name = files[number % len(files)].name
+            raise SystemExit(f"{name} has too few long documents for {count} chats")
+        yield [{"role": "user", "content": f"{document[:length]}\n\n{_QUESTION}"}]
 
 
 def with_spans(checkpoint: str, export: Path) -> UMIM:
@@ -151,13 +160,26 @@ def _version(name: str) -> str:
     """Return the version of an engine's package."""
     code = f"from importlib.metadata import version; print(version({_PACKAGES[name]!r}))"
     python = ENGINES / name / "bin" / "python"
-    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure every engine that is installed."""
+    """Measure every engine that is installed.
+
+    Raises:
+        SystemExit: If none is, OpenVINO's export is not named, or there is no text of chats.
+    """
+    servers = {n: e for n, e in SERVERS.items() if n in options.only and e.program.exists()}
+    openvino = "openvino" in options.only and OPENVINO.exists()
+    if not servers and not openvino:
+        names = ", ".join(options.only)
+        raise SystemExit(f"none of {names} is installed in {ENGINES}: see tools/engine.sh")
+    if openvino and options.export_half is None:
+        raise SystemExit("OpenVINO needs --export-half, an export in float16")
+    chats = list(read_chats(options.pairs))
     umim, merger = with_spans(options.checkpoint, options.export), PromptMerger.load(options.export)
-    prompts = [prompt_of(chat, umim, merger) for chat in read_chats(options.pairs)]
+    prompts = [prompt_of(chat, umim, merger) for chat in chats]
     raw, merged = (sum(len(getattr(p, side)) for p in prompts) for side in ("raw", "merged"))
     lengths = sorted(len(prompt.raw) for prompt in prompts)
     report |= {
@@ -169,15 +191,14 @@ def run(options: argparse.Namespace, report: Report) -> None:
         "new_tokens": _TOKENS,
         "engines": {},
     }
-    for name, engine in SERVERS.items():
-        if name in options.only and engine.program.exists():
-            found = measure_server(engine, options.export, prompts)
-            report["engines"][name] = {"name": engine.name, "version": _version(name)} | found
-            save(report, options.out)
-    if "openvino" in options.only and OPENVINO.exists():
-        found = measure_openvino(options.export_half, prompts)
+    for name, engine in servers.items():
+        about = {"name": engine.name, "version": _version(name)}
+        report["engines"][name] = about | measure_server(engine, options.export, prompts)
+        save(report, options.out)
+    if openvino:
         about = {"name": "OpenVINO GenAI", "version": _version("openvino")}
-        report["engines"]["openvino"] = about | found
+        report["engines"]["openvino"] = about | measure_openvino(options.export_half, prompts)
+        save(report, options.out)
 
 
 def gates(report: Report) -> dict[str, Gate]:
@@ -198,7 +219,7 @@ main = Benchmark(
     doc=__doc__,
     options={
         "checkpoint": CHECKPOINT,
-        "export": Path,
+        "export": {"type": Path, "required": True},
         "export_half": Path,
         "only": tuple(_PACKAGES),
         "pairs": 8,

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -19,6 +19,7 @@ ENGINES: Final = Path(os.environ.get("UMIM_ENGINES", Path.home() / ".cache" / "u
 CONTEXT: Final = 4096  # tokens that a server holds
 COMPLETIONS: Final = "/v1/completions"
 _SECONDS: Final = 900.0
+_STOP_SECONDS: Final = 60.0
 # One thread, so that CPU time and wall time say the same on a quiet core; nothing is sent home.
 _ENVIRONMENT: Final = {
     "DO_NOT_TRACK": "1",
@@ -98,8 +99,12 @@ class Running:
     def cpu_seconds(self) -> float:
         """Return the CPU time of the server and the processes that it started."""
         processes = [self._process, *self._process.children(recursive=True)]
-        times = [process.cpu_times() for process in processes]
-        return sum(t.user + t.system for t in times)
+        total = 0.0
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request.
@@ -146,12 +151,24 @@ def running(engine: Engine, directory: Path, log: IO[bytes]) -> Iterator[Running
             time.sleep(1)
         yield Running(engine, url, process)
     finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a server and the processes that it started."""
+    family: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_SECONDS)
+    _, left = psutil.wait_procs(family, timeout=5)
+    for child in left:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(left, timeout=5)
+    process.kill()
+    process.wait()
 
 
 def _healthy(url: str) -> bool:

@@ -7,9 +7,9 @@
 A row of the ladder (``ladder_rows``) is a form of the module, its loss, or what else is trained.
 From every seed each row is trained from fresh weights for the same steps, over the same batches:
 ``steps`` times ``rows`` rows of the training text, each read once. All rows have the same rules,
-hence the same token reduction, and are measured on the same rows of the test text before the first
-step and after the last, in float32. The control also trains the first and last block of the
-student's backbone, a copy; it says what freezing costs, and its weights are not kept.
+hence the same token reduction; with ``--saving``, as many rules as save that share of layer-tokens.
+They are measured on the same rows of the test text before the first step and after the last, in
+float32.
 
 A finished cell (one row, one seed) is written under ``--cells``; the same command finds it again,
 so a run that was stopped goes on. A cell is found by backbone, rules, texts, form, loss, budget,

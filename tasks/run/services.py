@@ -42,8 +42,8 @@ class Service:
         name: Of its record and its log.
         command: What starts it.
         port: Where it listens; None for a worker of Prefect, which does not.
-        health: Path that answers 200 when it can be used; of a worker, the address of its pool,
-            where it reports.
+        health: Path that answers 200 when it can be used.
+        pool_url: Of a worker: address of the pool, where it reports.
         environment: Variables besides those of the command that starts it.
         before: Commands that end before it is started, such as a registration.
     """
@@ -52,6 +52,7 @@ class Service:
     command: Sequence[str]
     port: int | None = None
     health: str = "/"
+    pool_url: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     before: Sequence[Sequence[str]] = ()
 
@@ -101,12 +102,12 @@ def local_services(folder: Path, prefect_port: int, mlflow_port: int) -> list[Se
     deploy = [sys.executable, "-m", "flows", "deploy"]
     worker = [*prefect, "worker", "start", "--pool", POOL, "--name", "prefect-worker"]
     return [
-        Service("prefect-server", server, prefect_port, "/api/health", quiet),
-        Service("mlflow", mlflow, mlflow_port, "/health", quiet),
+        Service("prefect-server", server, prefect_port, "/api/health", environment=quiet),
+        Service("mlflow", mlflow, mlflow_port, "/health", environment=quiet),
         Service(
             "prefect-worker",
             worker,
-            health=f"{api['PREFECT_API_URL']}/work_pools/{POOL}",
+            pool_url=f"{api['PREFECT_API_URL']}/work_pools/{POOL}",
             environment=quiet | api | tracking,
             before=(deploy,),
         ),
@@ -213,7 +214,7 @@ def _answers(service: Service, process: psutil.Process) -> bool:
     try:
         if service.url is not None:
             return httpx.get(service.url + service.health, timeout=_ANSWER_SECONDS).is_success
-        answer = httpx.post(f"{service.health}/workers/filter", json={}, timeout=_ANSWER_SECONDS)
+        answer = httpx.post(f"{service.pool_url}/workers/filter", json={}, timeout=_ANSWER_SECONDS)
         began = process.create_time()
         return answer.is_success and any(
             worker["name"] == service.name

@@ -208,7 +208,9 @@ def test_nothing_stays_of_a_model_that_no_gguf_file_holds(tiny_umim: UMIM, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--out", "new", "--spans", "9"), "--spans and --protect choose spans of a text"),
+        (("--out", "new", "--spans", "9"), "--spans, --tau, --protect and --field choose spans"),
+        (("--out", "new", "--tau", "5"), "--spans, --tau, --protect and --field choose spans"),
+        (("--out", "new", "--field", "text"), "--spans, --tau, --protect and --field choose"),
         (("--text", "README.md", "--out", "."), "--out must not exist"),
         (("--text", "README.md", "--out", "new", "--tau", "0"), "tau must be at least 1"),
         (("--text", "no.txt", "--out", "new"), "no.txt"),

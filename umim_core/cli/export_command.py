@@ -12,6 +12,7 @@ from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ConfigError
 
 _SPANS: Final = 8192  # chosen on a text
+_TAU: Final = 5
 _MOST: Final = 65_536  # of a checkpoint's own, each one row of the embedding and one of the head
 
 
@@ -35,7 +36,9 @@ def export(
         int | None,
         typer.Option(min=1, help="Spans K of --text, each one more row. [default: 8192]"),
     ] = None,
-    tau: Annotated[int, typer.Option(help="Least count of a span in --text.")] = 5,
+    tau: Annotated[
+        int | None, typer.Option(help="Least count of a span in --text. [default: 5]")
+    ] = None,
     protect: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,7 +46,10 @@ def export(
             "newlines; may be repeated. [default: digits]"
         ),
     ] = None,
-    field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
+    field: Annotated[
+        str | None,
+        typer.Option(help="Text field of --text in JSONL, parquet, data sets. [default: text]"),
+    ] = None,
     raw_tail: Annotated[
         int | None,
         typer.Option(
@@ -61,9 +67,11 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a Hugging Face directory with one more row for each span."""
-    if not text and (spans or protect):
+    if not text and (spans or protect or tau is not None or field is not None):
         raise ConfigError(
-            "--spans and --protect choose spans of a text", "no --text", "Add --text FILE."
+            "--spans, --tau, --protect and --field choose spans of a text",
+            "no --text",
+            "Add --text FILE.",
         )
     if out.exists():
         raise ConfigError("--out must not exist", str(out), "Remove it or choose another name.")
@@ -76,14 +84,14 @@ def export(
     from umim_core.text.sources import source_of
 
     options = MiningOptions(
-        tau=tau,
+        tau=_TAU if tau is None else tau,
         overlap="none",
         containment="keep",
         spans=spans or _SPANS,
         protect=tuple(protect or ("digits",)),
     ).check()
     log_lines("umim.progress")
-    source = source_of(tuple(text), field=field) if text else None
+    source = source_of(tuple(text), field="text" if field is None else field) if text else None
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype)
     check_exportable(umim)
     rules = umim.checkpoint.rules

@@ -81,7 +81,7 @@ def test_a_service_that_ends_at_once_names_its_log(tmp_path: Path, part: str) ->
     made = {
         "itself": Service("bad", bad, free_port()),
         "before": Service("bad", [sys.executable, "-c", ""], before=[bad]),
-        "worker": Service("bad", bad, health=f"http://127.0.0.1:{free_port()}/api/work_pools/a"),
+        "worker": Service("bad", bad, pool_url=f"http://127.0.0.1:{free_port()}/api/work_pools/a"),
     }[part]
     with pytest.raises(ClusterError, match="bad must start") as caught:
         up(tmp_path, [made])
