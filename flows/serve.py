@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import socket
 from typing import Annotated
 
 import typer
 
 from umim_core.cli import serve_command as shared
 from umim_core.cli.prompt_input import DeviceOption, DtypeOption
+from umim_core.errors import ConfigError
 
 
 def serve(
@@ -42,6 +44,7 @@ def serve(
     """Serve a checkpoint as `umim serve` does, by replicas of its engine on a Ray cluster."""
     token = shared.secret(api_key_env, "--api-key-env")
     shared.check_bind(host, token)
+    _check_free(host, port)
     limits = shared.limits_of(max_new_tokens, max_request_bytes, answer_seconds)
     from tasks.cluster.replicas import Replicas, replicated
     from umim_core.serving.engine_app import EngineServer
@@ -53,3 +56,16 @@ def serve(
     with replicated(load, sizes, Replicas(replicas, max_replicas, cpus, gpus, address)) as engine:
         signal.set_wakeup_fd(-1)  # at TERM the server ends open answers first, then the run stops
         shared.run_app(EngineServer(engine, limits).app(token), host, port)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on, before replicas start."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise ConfigError(
+            "the server must be able to listen on --host and --port",
+            f"{host}:{port} ({error})",
+            "Stop what listens there, or give another --port.",
+        ) from error

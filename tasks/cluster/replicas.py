@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -35,7 +36,6 @@ from umim_core.serving.metrics import ServerMetrics
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-APPLICATION: Final = "umim"
 _HEALTH_SECONDS: Final = 5.0
 _GRACE_SECONDS: Final = 600.0  # for open answers of a replica that is no longer needed
 _MIB: Final = 1 << 20
@@ -147,7 +147,7 @@ class ReplicatedEngine:
 
     async def alive(self) -> bool:
         """Return whether a replica runs."""
-        return await run_in_threadpool(_running)
+        return await run_in_threadpool(_running, self._handle.app_name)
 
     async def events(
         self, body: ChatBody | CompletionBody, merging: bool, new_tokens: int
@@ -172,13 +172,14 @@ class ReplicatedEngine:
             raise
 
 
-def _running() -> bool:
+def _running(application: str) -> bool:
     from ray import serve
     from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
 
     try:
-        deployments = serve.status().applications[APPLICATION].deployments
-    except (RayError, KeyError):
+        deployments = serve.status().applications[application].deployments
+    except (RayError, RayServeException, KeyError):
         return False
     return any(one.replica_states.get("RUNNING") for one in deployments.values())
 
@@ -206,33 +207,63 @@ def replicated(
     options = replicas.options(sizes)
     try:
         from ray import serve
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
     except ImportError as error:
         raise MissingExtraError(
             "replicas need Ray Serve", str(error), "Install umim[pipeline,serve,replicas]."
         ) from error
-    cores = math.ceil((replicas.most or replicas.count) * replicas.cpus)
-    with ray_cluster(cores, replicas.address, object_store_bytes=200 * _MIB) as cluster:
+    cores = max(1, math.ceil((replicas.most or replicas.count) * replicas.cpus))
+    application = f"umim-{secrets.token_hex(4)}"  # others may serve on the same cluster
+    with (
+        ray_cluster(cores, replicas.address, object_store_bytes=200 * _MIB) as cluster,
+        _deleted(application),
+    ):
         local = cluster.address.startswith("127.0.0.1:")
         deployment = serve.deployment(EngineReplica, **options)
         try:
             serve.start(proxy_location="Disabled")
             bound = deployment.bind(load, sizes, local)
-            handle = serve.run(bound, name=APPLICATION, route_prefix=None)
+            handle = serve.run(bound, name=application, route_prefix=None)
             name, positions = handle.described.remote().result()
-        except RuntimeError as error:
-            raise ClusterError("all replicas must start", _reason(error)) from error
+        except (RuntimeError, RayError, RayServeException) as error:
+            raise ClusterError("all replicas must start", _reason(error, application)) from error
         if local:
             require_loopback(listening_addresses())
-        delete = partial(serve.delete, APPLICATION, _blocking=False)
-        with on_stop(delete):
-            yield ReplicatedEngine(handle, name, positions)
-        delete()
+        yield ReplicatedEngine(handle, name, positions)
 
 
-def _reason(error: RuntimeError) -> str:
+@contextmanager
+def _deleted(application: str) -> Iterator[None]:
+    """Have Ray Serve end an application's replicas at the end of the block, or at a stop in it."""
+    with on_stop(partial(_delete, application)):
+        try:
+            yield
+        finally:
+            _delete(application)
+
+
+def _delete(application: str) -> None:
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        serve.delete(application, _blocking=False)
+        serve.status()  # answered after the request before it has arrived
+    except (RayError, RayServeException) as error:
+        _log.warning("replicas of %s may run on: %s", application, type(error).__name__)
+
+
+def _reason(error: Exception, application: str) -> str:
     """Return the last line of what Ray Serve knows about a start that failed."""
     from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
 
-    application = serve.status().applications.get(APPLICATION)
-    known = [one.message for one in application.deployments.values()] if application else []
+    try:
+        deployments = serve.status().applications[application].deployments
+        known = [one.message for one in deployments.values()]
+    except (RayError, RayServeException, KeyError):
+        known = []
     return "\n".join([str(error), *known]).strip().rpartition("\n")[2]

@@ -290,6 +290,20 @@ def test_a_context_that_cannot_be_read_is_asked_for_again(export: Path, models: 
             assert gate._context is None
 
 
+@pytest.mark.parametrize("choices", [["text"], {"text": "a"}])
+def test_choices_that_are_no_objects_are_the_engines_fault(
+    export: Path, choices: list[str] | dict[str, str]
+) -> None:
+    async def complete(request: Request) -> Response:
+        return JSONResponse({"choices": choices})
+
+    app = fake(JSONResponse({}))
+    app.router.routes[-1] = Route(COMPLETIONS, complete, methods=["POST"])
+    with in_thread(app) as upstream, in_thread(gateway(upstream, export).app(None)) as url:
+        answer = post(url, CHAT, messages=[{"role": "user", "content": "Hi"}])
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_malformed")
+
+
 class Slow(Response):
     """An answer of which a line comes every tenth of a second, for a second."""
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 import signal
+import socket
 import time
 from collections import Counter
 from typing import Final
@@ -94,6 +95,8 @@ def replicas() -> list[psutil.Process]:
 @pytest.mark.full
 def test_a_replica_that_is_killed_ends_its_own_answers_alone(umim: UMIM) -> None:
     pytest.importorskip("grpc", reason="Ray Serve is not installed")
+    from ray import serve
+
     from tasks.cluster.ray_cluster import ray_cluster
     from tasks.cluster.replicas import Replicas, replicated
 
@@ -122,6 +125,21 @@ def test_a_replica_that_is_killed_ends_its_own_answers_alone(umim: UMIM) -> None
             replicated(absent, SIZES, one),
         ):
             pass
+        with pytest.raises(SystemExit), replicated(LOAD, SIZES, one):
+            raise SystemExit(1)  # as uvicorn does
+        end = time.monotonic() + 300
+        while serve.status().applications:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+
+
+def test_a_port_that_is_taken_is_refused_before_replicas_start() -> None:
+    from flows.serve import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port; got 127.0.0.1:{port}"):
+            serve(port=port)
 
 
 def test_a_number_of_replicas_that_is_none_is_refused() -> None:

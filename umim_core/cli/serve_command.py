@@ -41,7 +41,7 @@ MergeOption = Annotated[
     Merge | None, typer.Option(help="What is merged. [default: as recommended]")
 ]
 RowsOption = Annotated[int, typer.Option(min=1, help="Rows that run at once.")]
-WaitingOption = Annotated[int, typer.Option(min=0, help="Requests that may wait; others get 503.")]
+WaitingOption = Annotated[int, typer.Option(min=1, help="Requests that may wait; others get 503.")]
 CacheOption = Annotated[
     int, typer.Option(min=0, help="Memory for the columns of earlier turns, in MB.")
 ]

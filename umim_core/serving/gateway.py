@@ -161,7 +161,7 @@ class Gateway:
                     choice.get("finish_reason"),
                     _chat_logprobs(choice.get("logprobs")),
                 )
-                for choice in part.get("choices") or ()
+                for choice in _choices(part)
             ]
             count = _counted(part.get("usage"), prompt)
             return answer.chunk(choices, count) if streamed else answer.whole(choices, count)
@@ -337,10 +337,24 @@ def _document(content: bytes) -> dict[str, Any]:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise ApiError(
-            502, "upstream_malformed", "the engine must answer with JSON", "something else"
-        )
+        raise _malformed("the engine must answer with JSON")
     return cast("dict[str, Any]", document)
+
+
+def _choices(part: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the choices of a completion of the engine's.
+
+    Raises:
+        ApiError: If they are no list of JSON objects.
+    """
+    choices = part.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+        raise _malformed("the engine's choices must be JSON objects")
+    return choices
+
+
+def _malformed(rule: str) -> ApiError:
+    return ApiError(502, "upstream_malformed", rule, "something else")
 
 
 def _passed(answer: httpx.Response) -> Response:

@@ -119,8 +119,10 @@ class LocalEngine:
     async def life(self) -> AsyncIterator[None]:
         """Let the worker run for the length of a block."""
         self.worker.start()
-        yield
-        await run_in_threadpool(self.worker.stop)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(self.worker.stop)
 
     async def alive(self) -> bool:
         """Return whether requests are answered."""
