@@ -79,7 +79,9 @@ class _AdaptedLinear(nn.Module):
     def __init__(self, linear: nn.Module, adapters: SpanAdapters, name: str, layer: int) -> None:
         super().__init__()
         self.linear = linear
-        self._place = (adapters, name.replace(".", "-"), layer)
+        key = name.replace(".", "-")
+        self._pair = (adapters.down[key], adapters.up[key])  # in a tuple: not the module's own
+        self._layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [.., in] to [.., out]."""
@@ -87,8 +89,7 @@ class _AdaptedLinear(nn.Module):
         rows = _merged.get()
         if rows is None:
             return out
-        adapters, name, layer = self._place
-        down, up = adapters.down[name][layer], adapters.up[name][layer]
+        down, up = (matrices[self._layer] for matrices in self._pair)
         if len(rows) > _FEW:
             down, up = down.to(x.dtype), up.to(x.dtype)
         added = (x.flatten(0, -2).index_select(0, rows).to(down.dtype) @ down) @ up
