@@ -75,3 +75,13 @@ def checkpoint_path(backbone_path: Path, tmp_path_factory: pytest.TempPathFactor
 def other_backbone() -> Callable[[Path], Path]:
     """Save a backbone of the same shape with other weights."""
     return lambda directory: save_backbone(directory, seed=9)
+
+
+@pytest.fixture
+def local_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the hub, which is out of reach; commands and workers run in it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

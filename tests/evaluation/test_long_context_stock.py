@@ -22,15 +22,6 @@ ESSAYS = "The old cat sat on the mat near the sea. A dog came by the log. Nobody
 MODEL = "umim-docs-llama"
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def run(file: str, metadata: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the task of one of lm-eval's own files, on two questions."""
     (folder,) = lm_eval.tasks.__path__
@@ -47,7 +38,7 @@ def run(file: str, metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("task", ["niah_single_1", "niah_multivalue"])
-def test_ruler_runs(task: str, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ruler_runs(task: str, local_hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("wonderwords", "nltk"):
         pytest.importorskip(module, reason="RULER needs lm_eval[ruler]")
     monkeypatch.setenv("LOCAL_RANK", "1")  # nltk's data are not fetched
@@ -55,7 +46,7 @@ def test_ruler_runs(task: str, hub: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("LOCAL_RANK")
     from nltk.tokenize.punkt import PunktSentenceTokenizer
 
-    folder = hub / "baber" / "paul_graham_essays"
+    folder = local_hub / "baber" / "paul_graham_essays"
     folder.mkdir(parents=True)
     (folder / "train.jsonl").write_text(json.dumps({"text": ESSAYS * 60}) + "\n", "utf-8")
     ruler.get_haystack.cache_clear()
@@ -67,10 +58,10 @@ def test_ruler_runs(task: str, hub: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert 0.02 < found["context_token_reduction,none"] < 0.75
 
 
-def test_longbench_runs(hub: Path) -> None:
+def test_longbench_runs(local_hub: Path) -> None:
     for module in ("jieba", "fuzzywuzzy", "rouge"):
         pytest.importorskip(module, reason="LongBench needs lm_eval[longbench]")
-    folder = hub / "Xnhyacinth" / "LongBench"
+    folder = local_hub / "Xnhyacinth" / "LongBench"
     (folder / "qmsum").mkdir(parents=True)
     card = (
         "---\nconfigs:\n- config_name: qmsum\n  data_files:\n"

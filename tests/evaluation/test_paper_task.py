@@ -31,17 +31,13 @@ PROBLEMS = [
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that stands for the hub; commands and workers run in it."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "Maxwell-Jia" / "AIME_2024"
+def hub(local_hub: Path) -> Path:
+    """The hub with the data sets of these tests."""
+    folder = local_hub / "Maxwell-Jia" / "AIME_2024"
     folder.mkdir(parents=True)
     lines = "".join(json.dumps(row) + "\n" for row in PROBLEMS)
     (folder / "train.jsonl").write_text(lines, "utf-8")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return local_hub
 
 
 def test_a_contest_is_asked_as_in_the_paper_and_all_answers_are_judged(

@@ -117,25 +117,21 @@ PIQA = [{"goal": "see the cat", "sol1": "sit on the log", "sol2": "by the sea", 
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that stands for the hub; commands and workers run in it."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "aps" / "super_glue"
+def hub(local_hub: Path) -> Path:
+    """The hub with the data sets of these tests."""
+    folder = local_hub / "aps" / "super_glue"
     folder.mkdir(parents=True)
     for split in ("train", "validation"):
         lines = "".join(json.dumps(row) + "\n" for row in COPA)
         (folder / f"{split}.jsonl").write_text(lines, "utf-8")
-    (tmp_path / "baber" / "piqa").mkdir(parents=True)
+    (local_hub / "baber" / "piqa").mkdir(parents=True)
     for split in ("train", "validation"):
         lines = "".join(json.dumps(row) + "\n" for row in PIQA)
-        (tmp_path / "baber" / "piqa" / f"{split}.jsonl").write_text(lines, "utf-8")
+        (local_hub / "baber" / "piqa" / f"{split}.jsonl").write_text(lines, "utf-8")
     card = "---\nconfigs:\n- config_name: copa\n  data_files:\n"
     parts = [f"  - split: {s}\n    path: {s}.jsonl\n" for s in ("train", "validation")]
     (folder / "README.md").write_text(f"{card}{''.join(parts)}---\n", "utf-8")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return local_hub
 
 
 @pytest.mark.parametrize("model", ["hf", "umim"])
