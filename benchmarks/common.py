@@ -162,10 +162,6 @@ def named(words: Sequence[str]) -> dict[str, str]:
 def fresh(module: str, **options: object) -> Any:
     """Run a module of this folder in a new process and return the JSON of its last line.
 
-    Args:
-        module: Name of the module.
-        options: Its options; underscores become hyphens, None is left out.
-
     Raises:
         RuntimeError: If it fails.
     """

@@ -63,11 +63,6 @@ def open_ids(path: Path, tokens: int | None = None) -> Ids:
 def build_ids(target: Path, text: Path | None, tokenizer_name: str) -> int:
     """Tokenize one text, or the training split of the docstring corpus, into a file of ids.
 
-    Args:
-        target: The file.
-        text: UTF-8 text; None for the docstrings of the installed packages.
-        tokenizer_name: Name or folder of the tokenizer.
-
     Returns:
         Number of ids.
     """
@@ -89,12 +84,7 @@ def build_ids(target: Path, text: Path | None, tokenizer_name: str) -> int:
 
 
 def held_out_texts(cache: Path = CACHE, split: str = "test") -> list[str]:
-    """Return the docstrings that neither the shipped rules nor the shipped modules have seen.
-
-    Args:
-        cache: Folder where the docstring corpus is built once (about 100 s on one core).
-        split: Another one of its splits; they have seen ``train``.
-    """
+    """Return the docstrings that neither the shipped rules nor the shipped modules have seen."""
     folder = cache.resolve() / "docstrings"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)

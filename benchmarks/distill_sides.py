@@ -267,12 +267,6 @@ def step_flops(shape: BackboneShape, raw: int, units: int, length: int = LENGTH)
 
     A teacher forward, the student's and its gradient by the inputs, causal attention, and three
     products with the head.
-
-    Args:
-        shape: The frozen backbone.
-        raw: Tokens of the batch.
-        units: Units of the batch.
-        length: Tokens of a row.
     """
     per_unit = 2.0 * shape.layers * shape.query_width * length
     attention = per_unit * raw + 3.0 * per_unit * units**2 / raw  # the student's rows are shorter

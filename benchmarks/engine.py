@@ -51,13 +51,7 @@ LOGITS_ERROR: Final = 1e-5
 
 
 def measure(given: Subject, config: BenchmarkConfig, roofline: Roofline | None = None) -> Report:
-    """Measure one backbone.
-
-    Args:
-        given: Backbone, rules and text.
-        config: The protocol; engines are compared at the shortest length that has a gate.
-        roofline: The device's ceiling; measured if None.
-    """
+    """Measure one backbone."""
     gated = [length for length in config.prompt_lengths if length >= PREFILL_FROM]
     length = min(gated or config.prompt_lengths)
     engines, errors = {}, {}

@@ -69,15 +69,7 @@ class Subject:
 
 
 def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
-    """Return a backbone with all it takes.
-
-    Args:
-        name: One of ``BACKBONES``, which read docstrings, or another checkpoint, which reads
-            general text.
-        tokens: Length of the text at least, where there is so much.
-        dtype: Data type of the backbone.
-        device: A torch device.
-    """
+    """Return a backbone with all it takes."""
     if name == RANDOM:
         return random_subject(random_config(), tokens, dtype=dtype, device=device)
     umim = UMIM.from_pretrained(name, dtype=dtype, device=device)
@@ -89,13 +81,7 @@ def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
 
 
 def general_text(umim: UMIM, tokens: int, folder: Path = GENERAL) -> tuple[str, Ids]:
-    """Return what held-out text this is, and its ids: passages of every kind of text in turn.
-
-    Args:
-        umim: Whose tokenizer encodes it.
-        tokens: How many are needed.
-        folder: Files ``KIND-test.jsonl.gz``; where there is none, docstrings are read.
-    """
+    """Return what held-out text this is, and its ids: passages of every kind of text in turn."""
     files = sorted(folder.glob("*-test.jsonl.gz"))
     if not files:
         ids = np.array(umim.backbone.encode(held_out_text()), dtype=np.int64)
@@ -132,15 +118,7 @@ def random_config() -> LlamaConfig:
 def random_subject(
     config: LlamaConfig, tokens: int, *, dtype: str, device: str, mined: int = _MINED
 ) -> Subject:
-    """Return a backbone of random weights, a fresh module, and rules mined on random phrases.
-
-    Args:
-        config: Its shape.
-        tokens: Length of the text that is left to time on.
-        dtype: Data type of the backbone.
-        device: A torch device.
-        mined: Tokens before that text, which the rules are mined on.
-    """
+    """Return a backbone of random weights, a fresh module, and rules mined on random phrases."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).to(device=device, dtype=DTYPES[dtype])
     backbone = wrap_backbone(model, None)

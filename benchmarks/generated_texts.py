@@ -104,12 +104,6 @@ class Subject:
 def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) -> list[Ids]:
     """Return the beginnings of documents that are spread evenly over the corpus.
 
-    Args:
-        texts: Documents; those of fewer than ``length`` tokens are left out.
-        umim: Whose tokenizer cuts them.
-        count: Prompts wanted.
-        length: Tokens of a prompt and of what follows it.
-
     Raises:
         SystemExit: If fewer documents are long enough.
     """

@@ -44,14 +44,7 @@ RAY_TOKENS: Final = 10**8
 
 @dataclass(frozen=True)
 class Side:
-    """One way to find the grams.
-
-    Attributes:
-        run: Counts, and returns the result in its own form.
-        read: Brings that form into the common one.
-        tokens: Tokens read.
-        cores: Cores used.
-    """
+    """One way to find the grams."""
 
     run: Callable[[], Any]
     read: Callable[[Any], Grams]

@@ -62,14 +62,7 @@ def rule_sets(given: Subject, mined: NDArray[np.int64]) -> dict[str, Matcher]:
 
 
 def measure(given: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: int) -> Report:
-    """Time every side of one backbone and compare what they give.
-
-    Args:
-        given: Backbone and module.
-        rules: Rule sets by name.
-        rows: Raw ids per row, of one length.
-        rounds: Alternating rounds.
-    """
+    """Time every side of one backbone and compare what they give."""
 
     def ours(rows: Rows, matcher: Matcher | None) -> list[torch.Tensor]:
         return token_log_probs(rows, replace(given.compressed, matcher=matcher))

@@ -20,12 +20,7 @@ from umim_core.text.tokens import first_ids, tokenize_documents
 
 @dataclass(frozen=True)
 class RowText:
-    """Rows of one text.
-
-    Attributes:
-        name: What the results call it; no path.
-        rows: Raw ids, all of one length.
-    """
+    """Rows of one text."""
 
     name: str
     rows: list[NDArray[np.int32]]
@@ -92,12 +87,6 @@ def spread_rows(
     taken: Iterable[NDArray[np.int32]] = (),
 ) -> list[NDArray[np.int32]]:
     """Return rows that are evenly spaced over the whole segments of several arrays of ids.
-
-    Args:
-        parts: The arrays.
-        rows: How many.
-        length: Tokens of a row.
-        taken: Rows that are left out.
 
     Raises:
         SystemExit: If there are fewer segments than rows.

@@ -72,11 +72,6 @@ def alternate(
     The first run of each is a warm-up: it compiles, fills caches and is not counted. A side whose
     warm-up takes more than 10 s takes part in the first three rounds only.
 
-    Args:
-        sides: Display name -> what is measured.
-        rounds: Rounds.
-        warmed: Receives the result of each warm-up.
-
     Returns:
         Seconds of each side, one per round.
     """

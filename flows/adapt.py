@@ -17,10 +17,6 @@ from umim_core.config.adaptation_recipe import AdaptationRecipe
 def adapt(recipe: str = "embedded") -> list[dict[str, str]]:
     """Adapt to a task.
 
-    Args:
-        recipe: A pipeline's recipe, whose cells that ask for it are mined, distilled and adapted;
-            or one of kind ``adaptation``.
-
     Returns:
         Checkpoint directories by setting, of each cell; or the folder of the curves' result.
     """

@@ -15,9 +15,6 @@ from tasks.stages.publish import report_stage
 def full_pipeline(recipe: str = "embedded") -> str:
     """Run a whole recipe: corpus, rules, distillation, adaptation, evaluation, timing, report.
 
-    Args:
-        recipe: Recipe name (see ``python -m flows recipes``) or a path ending in .yaml.
-
     Returns:
         The directory of the report.
     """

@@ -17,15 +17,7 @@ from umim_core.config.table_recipe import TableRecipe
 def launch(
     recipe: str, loaded: AnyRecipe, flow: str, confirm_run_unsafe_code: bool, as_json: bool
 ) -> None:
-    """Run the flow that a recipe is for, and print its result.
-
-    Args:
-        recipe: As it was named.
-        loaded: The recipe itself.
-        flow: Part of a pipeline to stop after; ``full`` for all.
-        confirm_run_unsafe_code: Whether a table's tasks may run programs of a model.
-        as_json: Whether one JSON document is printed.
-    """
+    """Run the flow that a recipe is for, and print its result."""
     if isinstance(loaded, TableRecipe):
         from flows.table import table as measure
         from tasks.report.score_lines import score_lines

@@ -19,11 +19,6 @@ def table(
 ) -> str:
     """Measure one table of the paper.
 
-    Args:
-        recipe: Name of a table recipe, or a path ending in .yaml.
-        confirm_run_unsafe_code: Whether answers that are programs may be run, as by the recipe's
-            own field of this name.
-
     Returns:
         The result file.
     """

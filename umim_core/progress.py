@@ -44,15 +44,7 @@ _before_note: ContextVar[Callable[[], None] | None] = ContextVar("before_note", 
 
 
 def leave_note(state: Path, step: int, total: int, text: str, points: Points | None = None) -> None:
-    """Write where a run stands; a reader sees the old note or the new one, never half of it.
-
-    Args:
-        state: Scratch folder of the run.
-        step: Steps done.
-        total: Steps in all.
-        text: What a terminal shows.
-        points: The newest point of every metric, for listeners.
-    """
+    """Write where a run stands; a reader sees the old note or the new one, never half of it."""
     if (before_note := _before_note.get()) is not None:
         before_note()
     state.mkdir(parents=True, exist_ok=True)
@@ -282,11 +274,7 @@ class ProgressLines:
 
 
 def log_progress(text: str) -> Callable[[int, int], None]:
-    """Return what takes (done, total) of some work and logs a line now and then.
-
-    Args:
-        text: What is being done.
-    """
+    """Return what takes (done, total) of some work and logs a line now and then."""
     lines = ProgressLines()
 
     def see(done: int, total: int) -> None:

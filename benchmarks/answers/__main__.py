@@ -37,13 +37,7 @@ _RAW_TAIL: Final = 16
 
 @dataclass(frozen=True)
 class Question:
-    """One question.
-
-    Attributes:
-        name: Its id.
-        text: What the user says, documents included.
-        keys: Words in lower case, one of which a right answer holds.
-    """
+    """One question."""
 
     name: str
     text: str

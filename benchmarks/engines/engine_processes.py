@@ -34,16 +34,7 @@ _ENVIRONMENT: Final = {
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine's server: how it is started, and what its requests need besides a prompt.
-
-    Attributes:
-        name: For people.
-        program: What ``tools/engine.sh`` installed.
-        command: Words of the command behind the program, of an exported model and a port.
-        ids: Fields that make it write ids and no end.
-        cold: Fields of one request that let it evaluate the whole prompt, of the request's number.
-        answer: The written ids of an answer's first choice and whole document.
-    """
+    """An engine's server: how it is started, and what its requests need besides a prompt."""
 
     name: str
     program: Path
@@ -85,12 +76,7 @@ SERVERS: Final = {
 
 
 class Running:
-    """An engine's server that answers.
-
-    Attributes:
-        url: Its address.
-        engine: Which one.
-    """
+    """An engine's server that answers."""
 
     def __init__(self, engine: Engine, url: str, process: subprocess.Popen[bytes]) -> None:
         self.engine, self.url = engine, url
@@ -128,11 +114,6 @@ class Running:
 @contextmanager
 def running(engine: Engine, directory: Path, log: IO[bytes]) -> Iterator[Running]:
     """Run an engine's server on an exported model until the block ends.
-
-    Args:
-        engine: Which one.
-        directory: What ``umim export --gguf`` wrote.
-        log: Receives what it prints.
 
     Raises:
         RuntimeError: If it ends, or does not answer in time.

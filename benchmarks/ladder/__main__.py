@@ -189,14 +189,7 @@ def figures(
     cells: Sequence[Mapping[str, Mapping[str, Report]]],
     base: Report,
 ) -> Report:
-    """Return the figures of one row.
-
-    Args:
-        name: Of the row.
-        rows: All rows that were measured.
-        cells: By state and row, one mapping per seed.
-        base: Measurement of the base model.
-    """
+    """Return the figures of one row."""
     row = rows[name]
     untrained, trained = ([found[state][name] for found in cells] for state in _STATES)
     report: Report = {

@@ -12,13 +12,7 @@ from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, w
 
 
 def find_cell(folder: Path, key: Mapping[str, Any]) -> Report | None:
-    """Return a finished cell, or None.
-
-    Args:
-        folder: Of all cells.
-        key: All that decides its content, as JSON has it; its file is called by the first two
-            values.
-    """
+    """Return a finished cell, or None."""
     path = folder / _file(key)
     if not path.is_file():
         return None

@@ -156,13 +156,7 @@ class Subject:
         }
 
     def train_and_measure(self, row: LadderRow, seed: int, say: Callable[[str], None]) -> Report:
-        """Train a row from one seed, to the last step, and measure it.
-
-        Args:
-            row: The row.
-            seed: Of weights and data order.
-            say: Called with lines of progress.
-        """
+        """Train a row from one seed, to the last step, and measure it."""
         compressed, config = self.fresh(row, seed), self._config(row)
         rows = token_rows(self.train.rows)
         objective = DistillObjective(
@@ -208,12 +202,7 @@ def cell(folder: Path, key: Mapping[str, object], make: Callable[[], Report]) ->
 
 
 class LadderStrategy(AdamWStrategy):
-    """AdamW that keeps the seconds of each step and which training rows it read.
-
-    Args:
-        objective: What is trained.
-        config: Learning rate, decay and clipping.
-    """
+    """AdamW that keeps the seconds of each step and which training rows it read."""
 
     def __init__(self, objective: DistillObjective, config: DistillConfig) -> None:
         super().__init__(objective, config)

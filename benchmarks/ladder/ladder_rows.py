@@ -45,11 +45,7 @@ _MIXED_AT: Final = 4  # depth of the rows that change what is trained on
 
 
 def ladder(rule_rows: int) -> dict[str, LadderRow]:
-    """Return the rows of the ladder by name, each after the one that it is compared with.
-
-    Args:
-        rule_rows: Rule rows of the row that has some.
-    """
+    """Return the rows of the ladder by name, each after the one that it is compared with."""
     mixed = {**_ADAPTED, "merge_depth": _MIXED_AT}
     return {
         "paper": LadderRow("the paper's form", None),

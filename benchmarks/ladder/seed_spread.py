@@ -28,12 +28,7 @@ def spread(values: Sequence[float]) -> Report:
 
 
 def quality(cells: Sequence[Report], base: Report) -> Report:
-    """Return the quality of one row over its seeds.
-
-    Args:
-        cells: Its measurements, one per seed.
-        base: That of the base model.
-    """
+    """Return the quality of one row over its seeds."""
     ratios = [cell["ppl"] / base["ppl"] for cell in cells]
     return {name: spread([cell[name] for cell in cells]) for name in ALIGNED} | {
         "ppl_ratio": spread(ratios)
@@ -45,10 +40,6 @@ def difference(cells: Sequence[Report], others: Sequence[Report]) -> Report:
 
     The standard error is over rows of text, of the difference that is the mean over the seeds: it
     says nothing about further seeds, whose differences stand beside it.
-
-    Args:
-        cells: Measurements of the row, one per seed.
-        others: Those of the other row, in the same order.
 
     Returns:
         For KL, Top-1 and ln ppl the mean, its standard error (``std``) and one value per seed.
@@ -88,9 +79,6 @@ def _counts(cell: Report, name: str) -> Sequence[int]:
 
 def check_same_batches(cells: Mapping[int, Mapping[str, Report]]) -> None:
     """Refuse to compare rows that were trained on other batches, or measured on other rows.
-
-    Args:
-        cells: Trained cells by seed and row.
 
     Raises:
         ArtifactError: If the digests of their batches differ, their steps or numbers of targets.

@@ -40,16 +40,7 @@ GRADIENT = "exp_avg"  # after the first step 1 - beta_1 times the clipped gradie
 
 @dataclass(frozen=True)
 class Job:
-    """One measured training, as plain data.
-
-    Attributes:
-        backbone: Name or folder.
-        data: Folder with ``rules`` and the rows ``train`` and ``valid``.
-        strategy: ``ddp`` or ``deepspeed``.
-        config: Dumped DistillConfig.
-        seed: Of weights and data order.
-        out: Receives ``rank-<r>.json``, ``first-<r>.safetensors``, summary, curve and states.
-    """
+    """One measured training, as plain data."""
 
     backbone: str
     data: str
@@ -64,11 +55,7 @@ class Job:
 
 
 class Watch:
-    """A strategy that times its steps and keeps the optimiser's state after the first one.
-
-    Args:
-        inner: The strategy.
-    """
+    """A strategy that times its steps and keeps the optimiser's state after the first one."""
 
     def __init__(self, inner: Strategy) -> None:
         self._inner = inner

@@ -44,11 +44,7 @@ _VERDICTS: Final = {
 
 
 def documents(results: Path = RESULTS) -> list[Document]:
-    """Return the card of every shipped checkpoint.
-
-    Args:
-        results: Folder of result files.
-    """
+    """Return the card of every shipped checkpoint."""
     shipped = json.loads((RESULTS / "shipped.json").read_text(encoding="utf-8"))
     file = ROOT / "infra" / "recipes" / "shipped.yaml"
     recipe = validated(Recipe, read_recipe_file(file), file.name)
@@ -92,15 +88,7 @@ def docs_card(
     results: Mapping[str, Any],
     metrics: Mapping[str, float],
 ) -> str:
-    """Return the card of a checkpoint of an embedded backbone, of any form.
-
-    Args:
-        name: Of the checkpoint.
-        checkpoint: Module and rules.
-        recipe: What trained it.
-        results: What was measured, and with what.
-        metrics: The checkpoint's own part of the results.
-    """
+    """Return the card of a checkpoint of an embedded backbone, of any form."""
     rules, config = checkpoint.rules, checkpoint.config
     workers = max(1, recipe.cluster.workers)  # none: in the process itself
     unit = "GPU" if recipe.cluster.use_gpu else "CPU core"
@@ -155,10 +143,6 @@ def _origin(rules: RuleSet) -> str:
 
 def adapted_card(name: str, results: Path) -> str:
     """Return the card of an adapted checkpoint.
-
-    Args:
-        name: Embedded name, or directory.
-        results: Folder of result files.
 
     Raises:
         ConfigError: If its results hold no point of its setting, threshold and seed.

@@ -40,12 +40,7 @@ class Document:
 
 
 def with_blocks(text: str, blocks: Mapping[str, str]) -> str:
-    """Return a text whose blocks between ``<!-- NAME -->`` and ``<!-- /NAME -->`` are made anew.
-
-    Args:
-        text: The document as it is.
-        blocks: What stands between the marks of each name.
-    """
+    """Return a text whose blocks between ``<!-- NAME -->`` and ``<!-- /NAME -->`` are made anew."""
     for name, block in blocks.items():
         between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         text = between.sub(lambda match, block=block: match[1] + block + match[2], text)

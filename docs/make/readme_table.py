@@ -32,9 +32,6 @@ _SIDE: Final = "umim, raw tail 16"
 def readme_table(folder: Path = RESULTS) -> str:
     """Return the table in Markdown, six rows of six cells.
 
-    Args:
-        folder: That of the result files.
-
     Raises:
         KeyError: If a result file lacks what the table shows.
     """

@@ -90,10 +90,6 @@ def packed_row(number: dict[str, int], **arrays: np.ndarray) -> pa.Table:
     """Return one row: a numbered column, and int64 arrays as bytes.
 
     Lists are four times as slow to sort.
-
-    Args:
-        number: Name and value of the first column, e.g. the partition of a hash.
-        arrays: The others by name; each plan names its own.
     """
     columns = {name: pa.array([value], pa.int64()) for name, value in number.items()}
     packed = {n: pa.array([x.tobytes()], pa.large_binary()) for n, x in arrays.items()}

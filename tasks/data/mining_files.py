@@ -36,14 +36,7 @@ def clear_leftovers(out: Path) -> None:
 def save_part(
     folder: Path, kind: str, body: dict[str, object], write: Callable[[Path], None]
 ) -> None:
-    """Publish a finished part of a stage.
-
-    Args:
-        folder: Its folder, e.g. ``state/order-2``.
-        kind: Kind of its manifest.
-        body: Which part it is; :func:`has_part` asks for the same.
-        write: Writes its files.
-    """
+    """Publish a finished part of a stage."""
 
     def fill(partial: Path) -> None:
         write(partial)
@@ -104,14 +97,7 @@ def corpus_digest(folder: Path) -> str:
 
 
 def write_rules(out: Path, rules: RuleSet, **steps: Mapping[int, int]) -> dict[str, float]:
-    """Write the folder ``rules`` of an artifact and return its metrics.
-
-    Args:
-        out: Folder of the artifact.
-        rules: What it holds.
-        steps: n-grams per order that were left before the rules, ``raw`` and after ``overlap``; a
-            step that there was not, or that is not known, is shown as the rules themselves.
-    """
+    """Write the folder ``rules`` of an artifact and return its metrics."""
     (out / "rules").mkdir()
     rules.write(out / "rules")
     sizes = rules.counts_by_order

@@ -25,15 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """A checkpoint with its backbone, and where and how it runs.
-
-    Attributes:
-        checkpoint: Directory of the checkpoint.
-        digest: Its digest; a worker refuses another content, and opens a changed one anew.
-        device: Where the model runs.
-        dtype: Data type of the backbone.
-        batch_size: Rows per forward.
-    """
+    """A checkpoint with its backbone, and where and how it runs."""
 
     checkpoint: str
     digest: str
@@ -44,11 +36,7 @@ class ModelPlace:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """Questions ``first`` to ``last`` - 1 of a task under a setting.
-
-    Attributes:
-        own_model: The model of its own that the setting's baseline chooses by, as name@commit.
-    """
+    """Questions ``first`` to ``last`` - 1 of a task under a setting."""
 
     place: ModelPlace
     setting: TableSetting

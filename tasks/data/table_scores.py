@@ -46,12 +46,6 @@ def read_shards(directory: Path) -> ShardScores:
 def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> Report:
     """Return the figures of a task under a setting, with differences to the first setting.
 
-    Args:
-        task: Name of the task.
-        setting: Name of the setting.
-        own: Its scores.
-        base: Scores of the first setting on the same questions.
-
     Returns:
         Mean and standard error (``stderr``) of every metric, and of its difference where the first
         setting has it: token reductions of generated answers are of merging alone. ``shortfall`` is

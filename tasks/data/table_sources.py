@@ -15,13 +15,7 @@ from umim_core.task_sets.spec import TASKS
 
 
 def question_source(recipe: TableRecipe, task: str, digests: Mapping[str, str]) -> QuestionSource:
-    """Return where a task's questions lie, with paths that a worker in another folder finds.
-
-    Args:
-        recipe: The table.
-        task: Name of the task.
-        digests: What :func:`data_digests` returned for it.
-    """
+    """Return where a task's questions lie, with paths that a worker in another folder finds."""
     folders = (recipe.hub, recipe.task_data)
     places = [None if at is None else str(Path(at).resolve()) for at in folders]
     own = generation_task(task)

@@ -70,12 +70,7 @@ class TokenJob:
 
 @dataclass
 class Tokenized:
-    """Shards and skipped rows of one job, or of all jobs of a split.
-
-    Attributes:
-        shards: The shards written.
-        bad: The rows skipped.
-    """
+    """Shards and skipped rows of one job, or of all jobs of a split."""
 
     shards: list[Shard] = field(default_factory=list)
     bad: BadRows = field(default_factory=BadRows)

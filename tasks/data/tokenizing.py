@@ -41,10 +41,6 @@ def tokenize_splits(
     starting Ray's workers would take longer than most such corpora. The function that tokenises a
     file is the same.
 
-    Args:
-        splits: Jobs per split, each in canonical order.
-        lease: The cluster, for corpora of several files.
-
     Returns:
         Shards and bad rows per split; the same whatever the workers.
 
@@ -98,10 +94,6 @@ def _run_here(jobs: Sequence[TokenJob]) -> Iterator[Outcome]:
 
 def threads_per_job(share: int, sizes: Sequence[int]) -> int:
     """Return the threads of a job: no task may ask for more than one machine has, or it waits.
-
-    Args:
-        share: Cores of the cluster per job.
-        sizes: Cores of each living node.
 
     Raises:
         ClusterError: If no living node has a core.

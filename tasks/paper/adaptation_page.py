@@ -23,10 +23,6 @@ _TITLE: Final = "Accuracy change against token reduction"
 def adaptation_page(report: Report, figure: str = "adaptation.svg") -> str:
     """Return the page in Markdown.
 
-    Args:
-        report: Content of ``adaptation.json``.
-        figure: Name of the figure's file, next to the page.
-
     Raises:
         jinja2.UndefinedError: If the content lacks a field that the page shows.
     """
@@ -78,11 +74,7 @@ def _most_rows(place: Report, setting: str) -> int:
 
 
 def adaptation_svg(report: Report) -> str:
-    """Return the figure as an SVG file.
-
-    Args:
-        report: Content of ``adaptation.json``.
-    """
+    """Return the figure as an SVG file."""
     places = report["backbones"]
     own = [adaptation_rows(place) for place in places]
     names = list(dict.fromkeys(row["setting"] for rows in own for row in rows))

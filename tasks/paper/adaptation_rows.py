@@ -36,9 +36,6 @@ def adaptation_rows(place: Report) -> list[Report]:
     standard error over questions. ``reach`` and ``margin_reach`` are what they must exceed to be
     clear, see :func:`reach`. ``against`` has ``difference`` and ``reach`` of the accuracy to other
     models, by their names. ``kept`` is True where every training kept its start.
-
-    Args:
-        place: An entry of ``backbones``.
     """
     groups: dict[tuple[str, int | None], list[Report]] = {}
     for point in place["points"]:
@@ -80,10 +77,6 @@ def reach(seeds: list[Report], name: str) -> float | None:
     standard error over seeds times Student's t. Where nothing differs, at most 5 % of means lie
     beyond it, whichever of the two is the larger. The spread over seeds holds part of that over
     questions, too, so it errs to the wide side.
-
-    Args:
-        seeds: Figures of every seed, the standard errors over questions as ``name_se``.
-        name: Of the figure.
     """
     questions, spread = _mean(one.get(f"{name}_se") for one in seeds), _spread(seeds, name)
     if questions is None or spread is None:

@@ -23,23 +23,7 @@ from umim_core.errors import ConfigError
 
 
 class Measured(Model):
-    """Source of our figures for a table, and their differences to the paper's protocol.
-
-    Attributes:
-        file: Result file in ``docs/results``.
-        model: The backbone, never one of those of the paper.
-        differs: Further differences to the protocol of the paper.
-        rows: Path of the rows in the file.
-        where: Field of a row -> values that are shown; a dot leads into a mapping, and a field
-            that a row lacks counts as null.
-        without: Field of a row -> values that are left out.
-        words: Field of a row -> words for its values, in the field's name followed by ``_word``;
-            those of ``task`` stand for the tasks in the limits, too.
-        columns: A line per column: heading and template of a cell.
-        recipe: Recipe of a table or an adaptation whose ``table.json`` or ``adaptation.json`` the
-            file is a copy of. Until it is there, the page names the command that measures it.
-        command: That command where no recipe measures it, or the recipe's run needs more words.
-    """
+    """Source of our figures for a table, and their differences to the paper's protocol."""
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+\.json$")]
     model: str
@@ -78,9 +62,6 @@ class Measured(Model):
     def table(self, folder: Path) -> Table:
         """Return the figures as a table; a task that was not run has no row next to others.
 
-        Args:
-            folder: That of the result files.
-
         Raises:
             ConfigError: If the file is missing, or no row is left.
             jinja2.UndefinedError: If it lacks a field that a column shows.
@@ -91,9 +72,6 @@ class Measured(Model):
 
     def limits(self, folder: Path) -> list[str]:
         """Return paragraphs on what a recipe's figures are of, and on tasks not run.
-
-        Args:
-            folder: That of the result files.
 
         Raises:
             ConfigError: As :meth:`table`.

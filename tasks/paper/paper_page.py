@@ -29,10 +29,6 @@ class PaperPage:
 def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
     """Return the page.
 
-    Args:
-        results: Folder of our result files.
-        folder: Folder of the paper's tables; None: the repository's.
-
     Raises:
         ConfigError: If a table's data breaks a rule, or a result file is missing.
         jinja2.UndefinedError: If a result file lacks a field that a table shows.

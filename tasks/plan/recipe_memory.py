@@ -18,14 +18,7 @@ _GIB: Final = 2.0**30
 
 @dataclass(frozen=True)
 class CellMemory:
-    """Steps of a cell's distillation, and the memory at most of one GPU.
-
-    Attributes:
-        label: The cell in words.
-        steps: Optimiser steps at most.
-        parts: Bytes by what takes them.
-        hardware: The GPUs of the recipe.
-    """
+    """Steps of a cell's distillation, and the memory at most of one GPU."""
 
     label: str
     steps: int

@@ -118,12 +118,7 @@ def ablation_page(data: AblationData) -> str:
 
 
 def figure_svg(data: AblationData, name: str) -> str:
-    """Return a figure as an SVG file on white.
-
-    Args:
-        data: What to show.
-        name: One of ``FIGURES``.
-    """
+    """Return a figure as an SVG file on white."""
     return svg_file(_draw(data.rows, name), f"{data.name}-{name}", FIGURES[name].title)
 
 

@@ -29,13 +29,7 @@ _OF_A_POINT: Final = (
 
 
 def announce_report(run: PipelineRun, rows: list[ComparisonRow], report: Artifact) -> None:
-    """Attach the report to the MLflow run and publish table, text and links as Prefect artifacts.
-
-    Args:
-        run: The open pipeline run.
-        rows: The comparison.
-        report: The report stage's artifact.
-    """
+    """Attach the report to the MLflow run and publish table, text and links in Prefect."""
     if report.executed:
         run.tracker.attach(run.key, [report.path])
     if FlowRunContext.get() is None:
@@ -58,12 +52,7 @@ def _link_mlflow(run: PipelineRun) -> None:
 
 
 def announce_ablation(run: PipelineRun, ablation: Artifact) -> None:
-    """Attach an ablation to the MLflow run and publish its page as a Prefect artifact.
-
-    Args:
-        run: The open pipeline run.
-        ablation: The ablation stage's artifact.
-    """
+    """Attach an ablation to the MLflow run and publish its page as a Prefect artifact."""
     if ablation.executed:
         run.tracker.attach(run.key, [ablation.path])
     if FlowRunContext.get() is not None:
@@ -72,12 +61,7 @@ def announce_ablation(run: PipelineRun, ablation: Artifact) -> None:
 
 
 def announce_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact) -> None:
-    """Write every point of the curves as a row of its own, keep their files, publish their page.
-
-    Args:
-        run: The open pipeline run.
-        adaptation: The adaptation stage's artifact.
-    """
+    """Write every point of the curves as a row of its own, keep their files, publish their page."""
     if adaptation.executed:
         run.tracker.attach(run.key, [adaptation.path])
     result = adaptation.path / adaptation.stage
@@ -100,11 +84,7 @@ def announce_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact
 
 
 def adaptation_points(body: Any) -> Iterator[tuple[dict[str, object], dict[str, float | None]]]:
-    """Yield parameters and metrics of every model of the curves, the base models first.
-
-    Args:
-        body: What ``adaptation.json`` holds.
-    """
+    """Yield parameters and metrics of every model of the curves, the base models first."""
     for place in body["backbones"]:
         shared = {
             "task": body["task"],

@@ -64,20 +64,7 @@ _STYLE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """Points of one kind, with a line through them or without.
-
-    Attributes:
-        label: Entry of the legend; lines of one label share it. Empty: none.
-        points: (x, y).
-        index: Place among the kinds, which decides colour and marker, see :func:`look`.
-        errors: Half the length of each point's error bar, NaN for a point without one; empty if
-            none has one.
-        texts: What stands next to each point; empty for nothing.
-        joined: Whether a line runs through the points.
-        marked: Whether the points have markers.
-        hollow: Whether only the markers' edges are drawn.
-        look: Further properties of matplotlib, which replace those of ``index``.
-    """
+    """Points of one kind, with a line through them or without."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -117,13 +104,7 @@ def look(index: int) -> dict[str, Any]:
 
 
 def chart(panels: Sequence[Panel], *, columns: int = 3, height: float = 4.4) -> Figure:
-    """Draw panels side by side under one legend.
-
-    Args:
-        panels: At least one.
-        columns: Most panels in a row.
-        height: Of a panel, in inches; the legend's comes on top.
-    """
+    """Draw panels side by side under one legend."""
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     width = 8.4 if columns == 1 else max(4.4, 12.6 / columns) * columns
@@ -226,13 +207,7 @@ def wrapped(label: str) -> str:
 
 
 def svg(figure: Figure, name: str, title: str) -> str:
-    """Return a drawing as an ``<svg>`` element of a page.
-
-    Args:
-        figure: The drawing.
-        name: What ids inside the SVG begin with, so that several stand in one page.
-        title: What it shows, for readers who do not see it.
-    """
+    """Return a drawing as an ``<svg>`` element of a page."""
     drawn = _svg(figure, name, title)
     return drawn.replace(_INK, "currentColor").replace(_GRID, "var(--grid, #d5d8dd)")
 

@@ -126,12 +126,7 @@ def _own_halves(result: CellResult) -> dict[str, float | None]:
 
 
 def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
-    """Return the row of a cell.
-
-    Args:
-        cell: What was compared.
-        measured: The row's other fields: method, setting, seed, metrics, errors, scores.
-    """
+    """Return the row of a cell."""
     return ComparisonRow(**{"cell": cell, "rules": RowRules.of(cell)} | measured)
 
 

@@ -173,11 +173,7 @@ class ComparisonRow(BaseModel):
         return value if value is not None and math.isfinite(value) else None
 
     def measurement(self, name: str) -> dict[str, float | None] | None:
-        """Return a metric with its standard error; None where the metric is missing.
-
-        Args:
-            name: Of the metric, or ``nats_increase``: ln(PPL of UMIM / PPL of base).
-        """
+        """Return a metric with its standard error; None where the metric is missing."""
         value = self.metric(name)
         if name == "nats_increase":
             base, ours = self.metric("ppl_base"), self.metric("ppl_umim")
@@ -195,13 +191,7 @@ class ComparisonRow(BaseModel):
     def score(
         self, setting: str, task: str = DEFAULT_TASK, metric: str | None = None
     ) -> float | None:
-        """Return what was measured under a setting, or None where nothing was.
-
-        Args:
-            setting: ``base``, or a setting of the cell.
-            task: Name of the task.
-            metric: One of the task's; None for its headline.
-        """
+        """Return what was measured under a setting, or None where nothing was."""
         measured = self.scores.get((task, setting))
         if not measured:
             return None

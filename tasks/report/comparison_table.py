@@ -67,12 +67,7 @@ def variant_columns(rows: Sequence[ComparisonRow]) -> tuple[Column, ...]:
 
 
 def comparison(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None = None) -> Table:
-    """Return the comparison as people read it, a dash where nothing was measured.
-
-    Args:
-        rows: One line each.
-        config: The recipe's dump, which says on how much the rows were measured.
-    """
+    """Return the comparison as people read it, a dash where nothing was measured."""
     tasks = dict.fromkeys(task for row in rows for task in row.tasks)
     columns = (
         Column(

@@ -154,11 +154,6 @@ def environment(folder: Path = TEMPLATES, *, html: bool = False) -> Environment:
 def page(template: str, report: Mapping[str, Any], folder: Path = TEMPLATES) -> str:
     """Return a Markdown page.
 
-    Args:
-        template: Name of the file.
-        report: Its fields; all together are ``report``.
-        folder: Where the file lies.
-
     Raises:
         jinja2.UndefinedError: If the page shows a field that the report lacks.
     """
@@ -183,12 +178,7 @@ def _block(block: str) -> str:
 
 
 def html_page(title: str, body: Markup) -> str:
-    """Return an HTML page in one file: tables sort and filter, nothing is fetched.
-
-    Args:
-        title: As plain text.
-        body: HTML of the page's main part.
-    """
+    """Return an HTML page in one file: tables sort and filter, nothing is fetched."""
     return html("page.html", {"title": title, "body": body})
 
 

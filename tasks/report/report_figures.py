@@ -34,15 +34,7 @@ _QUANTITIES: Final = {
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A drawn figure.
-
-    Attributes:
-        name: File stem and anchor.
-        title: What it shows, in plain words.
-        caption: How to read it.
-        figure: The drawing.
-        wide: Whether it takes the full width of the page.
-    """
+    """A drawn figure."""
 
     name: str
     title: str

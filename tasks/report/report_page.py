@@ -49,12 +49,7 @@ class _Inline:
 
 
 def write_report(out: Path, data: ReportData) -> None:
-    """Write ``report.html``, ``report.md``, ``report.json`` and ``figures/*.svg``.
-
-    Args:
-        out: Directory, made if absent.
-        data: What to show.
-    """
+    """Write ``report.html``, ``report.md``, ``report.json`` and ``figures/*.svg``."""
     figures = draw_figures(data)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for drawn in figures:

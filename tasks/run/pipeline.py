@@ -66,17 +66,7 @@ T = TypeVar("T")
 
 @dataclass
 class PipelineRun(Generic[R]):
-    """An open pipeline run.
-
-    Attributes:
-        recipe: What is run.
-        root: Artifact root.
-        lease: The Ray cluster, started on first need.
-        tracker: MLflow.
-        key: Digest of flow and recipe; names the run in MLflow.
-        artifacts: Stages finished so far, in order.
-        at_a_time: Most parts that have run side by side.
-    """
+    """An open pipeline run."""
 
     recipe: R
     root: Path
@@ -141,10 +131,6 @@ class PipelineRun(Generic[R]):
     def together(self, parts: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
         """Run parts of the flow that do not depend on each other.
 
-        Args:
-            parts: Functions that call ``stage``.
-            most: How many at a time; None for ``cluster.parallel_stages``.
-
         Returns:
             What each part returned, in order.
         """
@@ -153,12 +139,7 @@ class PipelineRun(Generic[R]):
         return side_by_side(parts, most)
 
     def register(self, backbone: str, trained: Artifact) -> None:
-        """Point the backbone's alias in MLflow's registry at the first cell's checkpoint of it.
-
-        Args:
-            backbone: Name of the backbone.
-            trained: The artifact of the stage ``distill``.
-        """
+        """Point the backbone's alias in MLflow's registry at the first cell's checkpoint of it."""
         if backbone not in self._registered:
             self._registered.add(backbone)
             checkpoint = trained.path / "checkpoint"
@@ -209,11 +190,6 @@ def open_pipeline(
     recipe_name: str, flow_name: str, kind: type[R] = Recipe
 ) -> Iterator[PipelineRun[R]]:
     """Open a pipeline run: recipe, root, cluster lease and MLflow parent run.
-
-    Args:
-        recipe_name: Recipe name or path.
-        flow_name: Name of the flow, part of the run's identity.
-        kind: The kind of recipe that the flow can run.
 
     Yields:
         The run; it is closed as finished or failed at the end.

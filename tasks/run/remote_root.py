@@ -83,11 +83,6 @@ class RemoteRoot:
 
     Every method raises ArtifactError, with the address but no credentials, where the storage does
     not answer or refuses.
-
-    Attributes:
-        address: As ``UMIM_ROOT`` gives it.
-        filesystem: Of fsspec.
-        path: The prefix in it, without a slash at the end.
     """
 
     address: str
@@ -103,10 +98,6 @@ class RemoteRoot:
         """Bring a finished stage to its local directory.
 
         A local copy with the manifest of the storage stays; another one gives way.
-
-        Args:
-            name: ``<stage>/<key>``.
-            final: Its local directory.
 
         Returns:
             Whether the storage holds the stage.
@@ -138,10 +129,6 @@ class RemoteRoot:
     def publish(self, name: str, final: Path) -> bool:
         """Store a finished stage: its files first, its manifest last.
 
-        Args:
-            name: ``<stage>/<key>``.
-            final: Its local directory.
-
         Returns:
             Whether the manifest is this one; False if another builder was first.
         """
@@ -158,10 +145,6 @@ class RemoteRoot:
         A lease is void once its holder has not renewed it for ``LEASE_SECONDS`` by the clock of
         the one who waits, or if its holder was a process of this machine that is gone. It saves
         work and is no lock: what makes a result unique is its manifest.
-
-        Args:
-            name: ``<stage>/<key>``.
-            finished: Asked while waiting; the wait ends when it is true.
 
         Yields:
             Whether the stage is to be built here; False if another builder finished it.
@@ -184,12 +167,7 @@ class RemoteRoot:
 
     @contextlib.contextmanager
     def storing_states(self, name: str, partial: Path) -> Iterator[None]:
-        """Bring the newest training state here, and store each new one until the block ends.
-
-        Args:
-            name: ``<stage>/<key>``.
-            partial: Directory that the stage is built in; its states are in ``state/step-*``.
-        """
+        """Bring the newest training state here, and store each new one until the block ends."""
         self._fetch_state(name, partial)
         ended = threading.Event()
         watcher = threading.Thread(

@@ -78,11 +78,6 @@ def local_services(folder: Path, prefect_port: int, mlflow_port: int) -> list[Se
 
     Databases are sqlite files in the folder; ``PREFECT_API_DATABASE_CONNECTION_URL`` and
     ``MLFLOW_BACKEND_STORE_URI`` name others.
-
-    Args:
-        folder: Keeps databases, records and logs.
-        prefect_port: Port of Prefect's server.
-        mlflow_port: Port of MLflow.
     """
     prefect = [sys.executable, "-m", "prefect"]
     api = {"PREFECT_API_URL": f"http://{_LOOPBACK}:{prefect_port}/api"}
@@ -116,10 +111,6 @@ def local_services(folder: Path, prefect_port: int, mlflow_port: int) -> list[Se
 
 def up(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
     """Start what does not run, one after the other, and wait until each answers.
-
-    Args:
-        folder: Keeps records and logs.
-        services: In the order in which they need each other.
 
     Raises:
         ClusterError: If a port is taken, or a service ends or does not answer in time; its log is

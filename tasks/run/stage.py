@@ -103,16 +103,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class StageSpec:
-    """Identity of a stage: name, version, configuration and inputs.
-
-    Attributes:
-        name: Stage name; also its folder under the root.
-        version: Raised whenever the stage's code changes its output.
-        config: Everything that decides the output, JSON types only.
-        inputs: Digests of the inputs by name.
-        resumable: Keep the partial directory of a killed build (training state).
-        machine: How the build holds the machine; a stage whose result is a timing measures.
-    """
+    """Identity of a stage: name, version, configuration and inputs."""
 
     name: str
     version: int

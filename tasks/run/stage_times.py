@@ -11,13 +11,7 @@ _HEADINGS = "stage", "built", "seconds"
 
 
 def time_lines(artifacts: Sequence[Artifact], elapsed: float, at_a_time: int) -> list[str]:
-    """Return a table of what was built in a run, the longest first; nothing if nothing was.
-
-    Args:
-        artifacts: The stages of the run.
-        elapsed: Seconds of the run.
-        at_a_time: Most stages that ran side by side.
-    """
+    """Return a table of what was built in a run, the longest first; nothing if nothing was."""
     seconds = defaultdict[str, list[float]](list)
     for artifact in artifacts:
         if artifact.executed:

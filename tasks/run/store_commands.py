@@ -16,15 +16,7 @@ _DAY: Final = 86_400.0
 
 @dataclass(frozen=True)
 class Stored:
-    """One finished stage in object storage.
-
-    Attributes:
-        name: ``<stage>/<key>``.
-        size: Bytes of its files; files that stages share count in each.
-        files: How many there are.
-        days: Days since it was stored.
-        checkpoints: Names of checkpoints in it.
-    """
+    """One finished stage in object storage."""
 
     name: str
     size: int
@@ -80,13 +72,7 @@ def listed(remote: RemoteRoot) -> list[Stored]:
 def verify(
     remote: RemoteRoot, *, read: bool, progress: Callable[[str], None] = lambda _: None
 ) -> list[str]:
-    """Return what is wrong with the stored stages, one line each.
-
-    Args:
-        remote: The storage.
-        read: Read every file and compare its SHA-256; else presence and size alone.
-        progress: Called with the name of each stage.
-    """
+    """Return what is wrong with the stored stages, one line each."""
     wrong: list[str] = []
     checked: dict[str, str | None] = {}
     for name in remote.names("stages"):
@@ -130,10 +116,6 @@ def remove(remote: RemoteRoot, prefix: str) -> str:
 
 def collect(remote: RemoteRoot, older_than_days: float) -> Collected:
     """Remove old stages that no named checkpoint was made from, and files that nothing names.
-
-    Args:
-        remote: The storage.
-        older_than_days: Days since a stage was stored.
 
     Raises:
         ConfigError: If the days are negative.

@@ -30,13 +30,7 @@ from umim_core.store.disk import write_bytes
 
 
 def ablation_stage(root: Path, recipe: Recipe, results: list[CellResult]) -> Artifact:
-    """Write ``<recipe>.json``, its page ``<recipe>.md`` and the figures (SVG and PNG).
-
-    Args:
-        root: Artifact root.
-        recipe: What was run.
-        results: Its cells, distilled and evaluated.
-    """
+    """Write ``<recipe>.json``, its page ``<recipe>.md`` and the figures (SVG and PNG)."""
     measured = {
         f"{number}:evaluate": result.evaluations[WT].key for number, result in enumerate(results)
     }

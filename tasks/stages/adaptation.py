@@ -187,16 +187,7 @@ def choice_scores_stage(
     model: ScoredModel,
     base: Artifact | None,
 ) -> Artifact:
-    """Score the test questions; the artifact holds ``scores.json``.
-
-    Args:
-        root: Artifact root.
-        lease: The cluster that the model runs on.
-        recipe: Sizes and data type.
-        task: Questions.
-        model: What is scored.
-        base: Scores of the base model, which the metrics are compared with; None for itself.
-    """
+    """Score the test questions; the artifact holds ``scores.json``."""
     checkpoint = model.artifact.path / "checkpoint"
     if base is None:
         config = read_config(checkpoint)

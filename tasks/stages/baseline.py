@@ -40,17 +40,6 @@ def baseline_stage(
     model's. What is not defined for a method is left out: a text without some of its tokens, or cut
     by what stands behind a unit, has no two-stage perplexity and no aligned rows. Accuracy is
     measured by stage ``task-score``.
-
-    Args:
-        root: Artifact root; workers share it.
-        lease: The cluster that the model runs on.
-        tokenized: Token ids of the test splits.
-        checkpoint: Checkpoint directory or embedded name; its module is not used.
-        name: Name of the baseline.
-        config: How many rows.
-        segment_length: Tokens per row L.
-        device: Where the model runs.
-        dtype: Data type of the backbone.
     """
     directory = resolve_checkpoint(checkpoint).resolve()
     spec = StageSpec(

@@ -51,15 +51,6 @@ def benchmark_stage(
     ``prefill_speedup`` among them, are those of the first batch size and the longest prompt under
     the checkpoint's own rules. The key has what is known before (``expected_place``), and
     ``machine.json`` names what was timed on: processor, threads and a GPU.
-
-    Args:
-        root: Artifact root; workers share it.
-        lease: The cluster that the model runs on.
-        tokenized: Token ids of the test split.
-        checkpoint: Checkpoint directory or embedded name.
-        config: The protocol.
-        device: Where the model runs.
-        dtype: Data type of the backbone.
     """
     directory = resolve_checkpoint(checkpoint).resolve()
     spec = StageSpec(

@@ -64,16 +64,6 @@ def confidence_stage(
 ) -> Artifact:
     """Count the maximal runs of 2 to 4 tokens that the backbone is confident about.
 
-    Args:
-        root: Artifact root; workers share it.
-        lease: The cluster that the backbone runs on.
-        tokenized: Token ids; the training split is read.
-        cell: Backbone, probability and limit on tokens.
-        segment_length: Tokens per segment L; the backbone sees no further back.
-        config: Which tokens take part in no rule.
-        device: Where the backbone runs.
-        dtype: Its data type, as it is distilled.
-
     Raises:
         EvaluationError: If a segment exceeds the backbone's positions.
     """
@@ -162,15 +152,7 @@ def count_spans(job: SpansJob) -> Metrics:
 def confidence_rules_stage(
     root: Path, counted: Artifact, cell: Cell, segment_length: int, config: MiningConfig
 ) -> Artifact:
-    """Make the runs that occur at least tau times the rules of one cell.
-
-    Args:
-        root: Artifact root.
-        counted: The ``confidence`` stage's artifact.
-        cell: The least count tau, and whose tokenizer it is.
-        segment_length: Tokens per segment, recorded.
-        config: Which tokens take part in no rule, recorded; the runs are without them.
-    """
+    """Make the runs that occur at least tau times the rules of one cell."""
     fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
     spec = StageSpec(
         "confidence-rules",

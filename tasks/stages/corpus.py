@@ -56,11 +56,6 @@ def corpus_stage(
 
     The docstring corpus and a generated one are written out as JSON Lines; sources of the user's
     own are recorded by the digests of their files and read in place by :func:`tokenize_stage`.
-
-    Args:
-        root: Artifact root.
-        corpus: What the text is made from.
-        generated: The trajectories, for a generated corpus.
     """
     if isinstance(corpus, FilesCorpus):
         return _files_stage(root, corpus)
@@ -139,11 +134,7 @@ def _generated_stage(root: Path, corpus: GeneratedCorpus, generated: Artifact | 
 
 
 def _check_unchanged(corpus: Artifact, config: Corpus) -> None:
-    """Refuse files that changed since the corpus stage recorded them.
-
-    Raises:
-        CorpusError: If one did.
-    """
+    """Refuse files that changed since the corpus stage recorded them."""
     record = read_json(corpus.path / _RECORD)
     if not isinstance(record, dict) or record["files"] != file_digests(_in_place(config)):
         raise changed_files("they changed since the corpus stage")
@@ -196,16 +187,7 @@ def tokenize_stage(
     backbone: str,
     revision: str | None = None,
 ) -> Artifact:
-    """Tokenise every split once per tokenizer: a folder ``<split>/`` of token shards each.
-
-    Args:
-        root: Artifact root; on a cluster of several machines one they share.
-        lease: The cluster, started only for corpora of several files.
-        corpus: The corpus stage's artifact.
-        config: What the corpus was made from.
-        backbone: Name of the tokenizer.
-        revision: Its hub revision.
-    """
+    """Tokenise every split once per tokenizer: a folder ``<split>/`` of token shards each."""
     tokenizer = load_tokenizer(backbone, revision=revision)
     reference = TokenizerRef(backbone, revision, tokenizer_fingerprint(tokenizer))
     spec = StageSpec(

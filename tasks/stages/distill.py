@@ -87,17 +87,7 @@ def cell_job(
     max_tokens: int,
     start: Path | None = None,
 ) -> TrainJob:
-    """Return a distillation of a cell's module over the rows ``train`` and ``valid``.
-
-    Args:
-        recipe: Seed and cluster.
-        cell: Backbone and form of the module.
-        optimisation: Steps, learning rate and the rest.
-        out: Receives the checkpoint.
-        rules: Directory of the rule set; None for a control.
-        max_tokens: Most tokens of a row.
-        start: Checkpoint to start from; None for random weights.
-    """
+    """Return a distillation of a cell's module over the rows ``train`` and ``valid``."""
     return TrainJob(
         objective="distill",
         backbone=cell.backbone,

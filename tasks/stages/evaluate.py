@@ -40,18 +40,7 @@ def evaluate_stage(
     device: Device = "cpu",
     dtype: BackboneDtype = "float32",
 ) -> Artifact:
-    """Measure alignment in-domain, and perplexity of base and UMIM in and out of domain.
-
-    Args:
-        root: Artifact root; workers share it.
-        lease: The cluster that the model runs on.
-        tokenized: Token ids of the test splits.
-        checkpoint: Checkpoint directory or embedded name.
-        config: How many rows.
-        segment_length: Tokens per row L.
-        device: Where the model runs.
-        dtype: Data type of the backbone, as its checkpoint was distilled with.
-    """
+    """Measure alignment in-domain, and perplexity of base and UMIM in and out of domain."""
     directory = resolve_checkpoint(checkpoint).resolve()
     spec = StageSpec(
         "evaluate",
@@ -126,15 +115,7 @@ def rows_of(
     count: int,
     segments: Segments = "first",
 ) -> list[NDArray[np.int32]]:
-    """Return so many rows [L] of a test split, fewer if it has fewer.
-
-    Args:
-        tokenized: Token ids.
-        split: Which split.
-        segment_length: Tokens per row L.
-        count: Most rows.
-        segments: The first ones, or at even distances over the whole split.
-    """
+    """Return so many rows [L] of a test split, fewer if it has fewer."""
     cut = TokenRows.of_segments(tokens(tokenized, split), segment_length)
     count = min(count, len(cut))
     step = len(cut) if segments == "spread" else count

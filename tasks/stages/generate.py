@@ -50,11 +50,6 @@ def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> 
 
     The artifact holds ``questions.json`` and ``shards/*.jsonl``.
 
-    Args:
-        root: Artifact root; on a cluster of several machines one they share.
-        lease: Its configuration says on how many workers (0: in this process) and on what device.
-        corpus: Questions, model and how to sample.
-
     Raises:
         CorpusError: If the questions cannot be used, or too few of them.
         BackboneError: If the model cannot be loaded.
@@ -105,13 +100,7 @@ def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> 
 
 @dataclass(frozen=True)
 class GenerateJob:
-    """One generation run as plain data for every worker.
-
-    Attributes:
-        corpus: Model and sampling.
-        folder: Where the questions are and the shards go; all workers share it.
-        device: Where the model runs.
-    """
+    """One generation run as plain data for every worker."""
 
     corpus: GeneratedCorpus
     folder: str
@@ -119,11 +108,7 @@ class GenerateJob:
 
 
 class Sampler:
-    """Make shards with one loaded model.
-
-    Args:
-        job: What to sample.
-    """
+    """Make shards with one loaded model."""
 
     def __init__(self, job: GenerateJob) -> None:
         corpus = job.corpus
@@ -160,9 +145,6 @@ class RemoteSampler:
     """Make shards in a Ray actor; the model is loaded with the first one.
 
     A typed error is handed back as data, for Ray would wrap it and add advice of its own.
-
-    Args:
-        job: What to sample.
     """
 
     def __init__(self, job: GenerateJob) -> None:

@@ -26,11 +26,6 @@ def mixture_stage(root: Path, corpus: MixtureCorpus, docstrings: Artifact | None
     A part's own split holds its test documents whole and in order. ``mixture.json`` records the
     SHA-256 of every file that was read, the licences and the sizes.
 
-    Args:
-        root: Artifact root.
-        corpus: The parts.
-        docstrings: The embedded corpus, if a part is made of it.
-
     Raises:
         CorpusError: If a file of a part is missing or unreadable; part, file and remedy are named.
             If one changes while it is read.

@@ -58,17 +58,7 @@ def report_stage(
     links: dict[str, str],
     lease: ClusterLease | None = None,
 ) -> Artifact:
-    """Write ``report.html``, ``report.md`` and ``report.json``.
-
-    Args:
-        root: Artifact root.
-        recipe: What was run.
-        cells: What was measured of its cells.
-        shipped: What was measured of shipped checkpoints.
-        links: Addresses of the run's pages.
-        lease: The cluster, whose worker draws the figures of a model where this machine lacks the
-            recipe's device.
-    """
+    """Write ``report.html``, ``report.md`` and ``report.json``."""
     inputs = {
         f"{number}:{name}": artifact.digest
         for number, result in enumerate(cells)

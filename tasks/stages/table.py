@@ -191,15 +191,7 @@ def table_stage(
     scores: Mapping[tuple[str, str], Artifact],
     texts: Mapping[str, Artifact],
 ) -> Artifact:
-    """Put all that was measured into ``table.json``, with paired differences to the first setting.
-
-    Args:
-        root: Artifact root.
-        recipe: What was measured.
-        questions: Artifacts of ``questions`` by task.
-        scores: Artifacts of ``shards`` by task and name of setting.
-        texts: Artifacts of ``text`` by name.
-    """
+    """Put all that was measured into ``table.json``, with differences to the first setting."""
     inputs = {f"questions of {task}": artifact.digest for task, artifact in questions.items()}
     inputs |= {
         f"{task} | {setting}": artifact.digest for (task, setting), artifact in scores.items()

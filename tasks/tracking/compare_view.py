@@ -42,10 +42,6 @@ def shared_view(measured: Collection[str], params: Mapping[str, object]) -> tupl
     A comparison of checkpoints is a parallel coordinates plot; the curves of an adaptation are the
     change of accuracy against token reduction, of one task.
 
-    Args:
-        measured: Metrics of the newest row. MLflow hides a plot with a metric that no run has.
-        params: Parameters of that row.
-
     Returns:
         None if the row lacks what the plots are about, such as that of a baseline.
     """
@@ -71,12 +67,7 @@ def shared_view(measured: Collection[str], params: Mapping[str, object]) -> tupl
 
 
 def described(params: Mapping[str, object], recipe: str | None) -> dict[str, object]:
-    """Return a row's parameters with those that tell rows of several recipes apart.
-
-    Args:
-        params: Of the row. One with a merge module gets ``form``, and ``method`` where it is UMIM.
-        recipe: Name of the recipe that measured it; None where unknown.
-    """
+    """Return a row's parameters with those that tell rows of several recipes apart."""
     more: dict[str, object] = {} if recipe is None else {"recipe": recipe}
     if "kind" in params:
         parts = [str(params["kind"])]

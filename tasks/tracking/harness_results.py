@@ -106,9 +106,6 @@ class LoggedResults:
 def find_results(path: Path) -> list[HarnessResults]:
     """Read a results file, or all that lm_eval wrote to an ``--output_path``, oldest first.
 
-    Args:
-        path: The file, a folder (its folders are read, too), or ``NAME.json`` as lm_eval got it.
-
     Raises:
         EvaluationError: If there is none, or a file is not as lm-eval writes it.
     """
@@ -122,11 +119,6 @@ def find_results(path: Path) -> list[HarnessResults]:
 
 def log_results(store: Store, results: HarnessResults, owner: Owner) -> LoggedResults:
     """Write settings, figures, samples and the file itself as one run; a finished one stays.
-
-    Args:
-        store: The store; a killed call is finished by the next.
-        results: Of which file.
-        owner: Tags of the root and the user that the run belongs to.
 
     Raises:
         StoreAwayError: If the store does not answer.

@@ -34,13 +34,7 @@ _REFUSALS: Final = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "MALFORMED_REQUEST
 
 
 class Store:
-    """One experiment, made if it is not there.
-
-    Args:
-        uri: Tracking and registry store.
-        root: Where a store without a server keeps its artifacts (``mlruns``).
-        experiment: Name of the experiment.
-    """
+    """One experiment, made if it is not there."""
 
     def __init__(self, uri: str, root: Path, experiment: str) -> None:
         self.uri = uri
@@ -69,14 +63,6 @@ class Store:
         self, creation_seconds: int, connect_seconds: int, call_seconds: int, retries: int = 0
     ) -> Iterator[Store]:
         """Hold the store for a few writes; without a server, one process at a time.
-
-        Args:
-            creation_seconds: How long another process may take to connect to a store without a
-                server, which makes it where it is new.
-            connect_seconds: How long the first call after a failure may take, and how long another
-                process may hold a store without a server.
-            call_seconds: How long every other call may take.
-            retries: How often such a call is made again at once when it fails.
 
         Yields:
             This store, connected.
@@ -127,16 +113,7 @@ class Store:
         *,
         time_ms: int,
     ) -> StoredRun:
-        """Find an owner's run of (kind, key) or make it; of two made at once the first stays.
-
-        Args:
-            kind: What the run stands for.
-            key: Digest that identifies it; see ``require_key``.
-            name: Its name in lists, if it is made.
-            owner: Tags of the root and the user that it belongs to.
-            tags: Its further tags, if it is made.
-            time_ms: When it began, if it is made.
-        """
+        """Find an owner's run of (kind, key) or make it; of two made at once the first stays."""
         found = self._find(kind, key, owner)
         if found:
             return found[0]
@@ -156,15 +133,7 @@ class Store:
         *,
         time_ms: int = 0,
     ) -> None:
-        """Write in batches what a run is described by.
-
-        Args:
-            run_id: The run.
-            params: Values by name.
-            points: (metric, step, value); NaN and infinities are left out.
-            tags: Values by name.
-            time_ms: One time for all points, so that writing them twice is writing them once.
-        """
+        """Write in batches what a run is described by."""
         from mlflow.entities import Metric, Param, RunTag
 
         client = self._client
@@ -233,16 +202,7 @@ class Store:
     def register(
         self, run_id: str, directory: Path, name: str, digest: str, backbone: str, *, alias: bool
     ) -> None:
-        """Put a directory into the registry and, if asked for, point an alias there.
-
-        Args:
-            run_id: Run that made it; the files are kept with that run.
-            directory: What to register.
-            name: Of its folder and the alias: letters, digits, ``_`` and ``-``.
-            digest: SHA-256 of the directory; an equal one of the run keeps its version.
-            backbone: A tag of the version.
-            alias: Whether the alias points at it.
-        """
+        """Put a directory into the registry and, if asked for, point an alias there."""
         client = self._client
         if not client.search_registered_models(f"name = '{REGISTERED_MODEL}'"):
             client.create_registered_model(REGISTERED_MODEL)

@@ -27,9 +27,6 @@ Owner = dict[str, str]
 def owner_of(folder: Path) -> Owner:
     """Return the tags by which runs of this user and an artifact root are found.
 
-    Args:
-        folder: Folder in the root that keeps the root's id; a root that is moved keeps it, too.
-
     Raises:
         ArtifactError: If the disk refuses a new id.
     """

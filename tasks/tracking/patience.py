@@ -25,11 +25,6 @@ class Patience:
     next try begins with a short question. A store that refuses connections fails at once, so it is
     tried to the end of the run; one that accepts them and never answers is tried three or four
     times.
-
-    Args:
-        total_seconds: What may be lost in all.
-        call_seconds: Longest wait for one answer.
-        retries: How often a request that failed is made again at once.
     """
 
     def __init__(
@@ -88,10 +83,6 @@ def limit_requests(seconds: int, retries: int = 0) -> None:
     """Let a request of this process fail after some seconds without an answer.
 
     MLflow reads these at every request; its own defaults wait for minutes.
-
-    Args:
-        seconds: Longest wait for a connection, and between two pieces of an answer.
-        retries: How often it is made again at once.
     """
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(seconds)
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = str(retries)

@@ -16,11 +16,6 @@ from umim_core.errors import TrackingError
 def replay(store: Store, record: Record) -> None:
     """Write a record.
 
-    Args:
-        store: The store, in a session.
-        record: What ``Tracker`` kept: ``kind``, ``pipeline`` (its key), ``time_ms``, ``owner`` and
-            the rest.
-
     Raises:
         TrackingError: If the store refuses it, a file that it names is gone, its kind is unknown,
             or it lacks a field.

@@ -33,11 +33,7 @@ Record = dict[str, Any]
 
 
 class Spool:
-    """The records of one artifact root.
-
-    Args:
-        root: Artifact root.
-    """
+    """The records of one artifact root."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / SPOOL

@@ -30,11 +30,6 @@ class SpoolWriter:
     """Write the records of a spool to a store; nothing here raises because it is away.
 
     Threads may share a writer.
-
-    Args:
-        store: Where records go.
-        spool: Where they wait.
-        patience: How long the store is waited for.
     """
 
     def __init__(self, store: Store, spool: Spool, patience: Patience | None = None) -> None:
@@ -45,12 +40,7 @@ class SpoolWriter:
         self._reason = ""
 
     def write(self, *, last: bool = False) -> None:
-        """Write what waits, of every run of this root.
-
-        Args:
-            last: Try again although the store failed a moment ago, and wait for another process
-                that writes.
-        """
+        """Write what waits, of every run of this root."""
         patience = self._patience
         with stop_deferred(), self._busy:
             if patience.exhausted or (patience.resting() and not last):

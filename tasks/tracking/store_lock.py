@@ -30,11 +30,6 @@ class StoreAwayError(TrackingError):
 def writing(uri: str, root: Path, seconds: int) -> Iterator[None]:
     """Hold a store for a few writes.
 
-    Args:
-        uri: The store; one that is no file of sqlite is locked in ``root``.
-        root: Artifact root.
-        seconds: How long another process may hold it.
-
     Raises:
         StoreAwayError: If another process still holds it then.
     """
@@ -45,11 +40,6 @@ def writing(uri: str, root: Path, seconds: int) -> Iterator[None]:
 @contextmanager
 def connecting(uri: str, root: Path, seconds: int) -> Iterator[None]:
     """Connect to a store as the only process that does so; take it before ``writing``.
-
-    Args:
-        uri: As in ``writing``, as are ``root`` and ``seconds``.
-        root: Artifact root.
-        seconds: How long another process may take to connect, which makes a store that is new.
 
     Raises:
         StoreAwayError: If another process still does so then.

@@ -69,13 +69,6 @@ class Tracker:
 
     No method waits for a store that is away, nor raises because of it. Threads may share a tracker.
 
-    Args:
-        uri: Tracking store; None means ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` (sqlite) in the
-            checkout.
-        root: Artifact root, ``artifact_root()`` if None. MLflow's files go to its ``mlruns``
-            folder unless a server decides, what waits to its spool.
-        experiment: Name of the experiment.
-
     Raises:
         ArtifactError: From every method that records, if the disk refuses the record.
     """
@@ -110,14 +103,6 @@ class Tracker:
         description: str | None = None,
     ) -> None:
         """Open the run of a pipeline, or open it again unless it is finished.
-
-        Args:
-            key: Digest of the recipe; equal keys of one root and user share one run. Close it with
-                ``finish``.
-            params: The recipe; nested values become dotted names.
-            tags: Extra tags, e.g. ``{PREFECT_TAG: id}``; replaced when the run is found again.
-            name: Name shown in lists.
-            description: Markdown shown on the run's page (a place for links).
 
         Raises:
             TrackingError: If the key has signs that a query cannot hold.
@@ -183,17 +168,7 @@ class Tracker:
         pipeline: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Record one flat row of the comparison, so that Compare finds everything in one run.
-
-        Args:
-            key: Digest of what the row was measured on.
-            params: Numbers stay numbers; see ``ComparisonRow.params``.
-            metrics: See ``ComparisonRow.measured``; None is skipped.
-            name: What the run is called in lists, behind the recipe's name; its key if None.
-            pipeline: Key of the pipeline that measured it; its run is kept as a tag (not as the
-                parent, because nested runs are folded away in the list).
-            tags: Extra tags, e.g. ``{SOURCE_TAG: "shipped"}``; the source is this run if not given.
-        """
+        """Record one flat row of the comparison, so that Compare finds everything in one run."""
         recipe = None if pipeline is None else self._recipes.get(pipeline)
         shown = described({n: v for n, v in params.items() if v is not None}, recipe)
         self._record(
@@ -223,13 +198,6 @@ class Tracker:
 
         It becomes a version of the registered model ``umim``; an equal checkpoint of the same stage
         keeps its version.
-
-        Args:
-            backbone: Name of the backbone; the alias is this name with ``-`` for other signs.
-            directory: The checkpoint.
-            stage_key: Key of the stage that made it; the files are kept with its run.
-            digest: SHA-256 of the checkpoint; computed where None.
-            alias: Whether the backbone's alias points at it.
         """
         self._record(
             "checkpoint",
@@ -318,11 +286,6 @@ class LiveMetrics:
     """Writes the numbers of a stage under way to the run of its pipeline, as ``live/...``.
 
     A finished stage has a run of its own with all of them.
-
-    Args:
-        tracker: Says which store.
-        pipeline: Key of the pipeline.
-        stage: Name of the stage, with what it works on.
     """
 
     def __init__(self, tracker: Tracker, pipeline: str, stage: str) -> None:

@@ -63,10 +63,6 @@ def require_key(key: str) -> str:
 def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """Flatten nested configuration to dotted names and short text values.
 
-    Args:
-        values: JSON-like values; None and empty containers are kept as text.
-        prefix: Put before every name.
-
     Returns:
         ``{"distill.steps": "60", "taus": "[5, 50]"}``. Values of names such as ``api_key`` are
         hidden, user names and passwords in addresses, too; long values are cut (the stage's

@@ -25,12 +25,7 @@ from tasks.cluster.ray_cluster import RENDEZVOUS_VARIABLE
 
 @dataclass
 class MeetingConfig(TorchConfig):
-    """Set up ``torch.distributed`` for ``TorchTrainer(torch_config=MeetingConfig(...))``.
-
-    Args:
-        backend: "gloo", "nccl", or None: nccl where the workers have GPUs, else gloo.
-        timeout_s: Seconds that a collective may take before the run fails.
-    """
+    """Set up ``torch.distributed`` for ``TorchTrainer(torch_config=MeetingConfig(...))``."""
 
     timeout_s: int = 300
 

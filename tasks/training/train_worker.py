@@ -41,10 +41,6 @@ Worker = Callable[[Fields], None]
 def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
     """Run a job to its end.
 
-    Args:
-        job: What to train.
-        lease: The cluster; its configuration says how many workers (0: in this process).
-
     Returns:
         Steps taken, best step and score, skipped steps.
 
@@ -59,12 +55,6 @@ def launch_worker(
     worker: Worker, fields: Fields, out: Path, lease: ClusterLease
 ) -> dict[str, float]:
     """Call a worker function on every rank, and return the numbers of the summary it left.
-
-    Args:
-        worker: Called once per rank, in this process if the lease has no workers.
-        fields: Its argument, plain data.
-        out: Directory of the run; ``out/state`` is scratch.
-        lease: The cluster.
 
     Raises:
         ClusterError: If workers died more often than allowed, or do not share the artifact root.
@@ -150,9 +140,6 @@ def _release(controller: str | None) -> None:
     Ray's own cleaner asks the dashboard whether the controller lives, and where there is none it
     waits for ever: the next try would find no core. Ray knows who made a group as soon as it is
     there, so one is found whose workers have not started.
-
-    Args:
-        controller: Actor id in hexadecimal; None for that of any dead controller of this run.
     """
     import ray
     from ray.core.generated.gcs_pb2 import PlacementGroupTableData

@@ -60,11 +60,6 @@ def score_choices(
 ) -> ChoiceScores:
     """Score every answer of every question.
 
-    Args:
-        questions: At least one.
-        compressed: The model; its base reads the contexts raw.
-        batch_size: Questions per forward; those of like length go together.
-
     Raises:
         EvaluationError: If there is no question.
         NumericalError: If an answer's score is not finite.

@@ -84,12 +84,6 @@ def task_sequences(
 
     Rules and SFT so read what is scored and what preferences are trained on.
 
-    Args:
-        questions: The questions.
-        encode: Text to token ids, without special tokens.
-        form: Prompt, delimiter and merged part.
-        max_length: Most raw tokens of prompt and one answer together.
-
     Raises:
         ConfigError: If ``max_length`` is below 2.
         CorpusError: If an answer leaves no room for a prompt token, or encodes to nothing.
@@ -123,12 +117,6 @@ def encode_questions(
     """Encode every choice of every question for scoring.
 
     The answers stay whole; the prompt loses leading tokens until prompt and longest answer fit.
-
-    Args:
-        questions: The questions.
-        encode: Text to token ids, without special tokens.
-        form: Prompt and delimiter.
-        max_length: Most raw tokens of prompt and one answer together.
 
     Raises:
         ConfigError: If ``max_length`` is below 2.

@@ -58,11 +58,6 @@ class Control:
 def fresh_control(kind: str, backbone: Backbone, seed: int) -> Control:
     """Return an untrained control, which computes what the base model computes, bit for bit.
 
-    Args:
-        kind: Its name.
-        backbone: The frozen model; it stays as it is, and shares its weights.
-        seed: Of the weights that training starts from; the global generators stay.
-
     Raises:
         ConfigError: If there is no such control, or the model has no place for it.
         MissingExtraError: If a library that it needs is not installed.

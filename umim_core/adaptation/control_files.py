@@ -53,13 +53,7 @@ class ControlRecord(BaseModel):
 def write_control(
     control: Control, training: Mapping[str, str | int | float | None], directory: Path
 ) -> None:
-    """Write a control's files into an existing, empty directory.
-
-    Args:
-        control: With the weights to keep.
-        training: How it was trained.
-        directory: ``publish_directory`` gives it its name once it is whole.
-    """
+    """Write a control's files into an existing, empty directory."""
     backbone = control.compressed.backbone
     record = ControlRecord(
         kind=control.kind,
@@ -78,10 +72,6 @@ def write_control(
 
 def load_control(directory: Path, backbone: Backbone) -> Compressed:
     """Return the base model that reads through a trained control.
-
-    Args:
-        directory: As ``write_control`` filled it.
-        backbone: The one it was trained on; it stays as it is.
 
     Raises:
         ArtifactError: If the directory is torn, altered or of an unknown schema.

@@ -35,10 +35,6 @@ def ending_scores(questions: Sequence[EncodedQuestion], compressed: Compressed) 
     Call it under ``torch.no_grad()`` with the reference module once per question; the scores then
     serve every epoch.
 
-    Args:
-        questions: Encoded questions.
-        compressed: The model.
-
     Returns:
         Per question, the mean token log-probability of each answer [C] (nats per token).
 

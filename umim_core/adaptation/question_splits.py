@@ -21,11 +21,6 @@ def split_questions(
 ) -> dict[TaskSplit, list[Question]]:
     """Return three splits of questions, none of which shares a context with another.
 
-    Args:
-        given: Questions by split, ``train`` at least. Its ids decide what is cut out of it;
-            questions without one are known by their text.
-        sizes: Most questions per split.
-
     Returns:
         Questions by split. Each is in the order of the hash of its ids.
 

@@ -28,9 +28,6 @@ _SHORTER: Final = "Use one prompt at a time (compact positions), shorter ones, o
 def attention_window(config: PreTrainedConfig) -> int | None:
     """Return the shortest attention window of a backbone in tokens; None without windows.
 
-    Args:
-        config: The backbone's configuration.
-
     Raises:
         GenerationError: If a layer keeps a state that cannot be rolled back (linear attention,
             state space and hybrid layers).
@@ -59,10 +56,6 @@ def check_attention_window(config: PreTrainedConfig, length: int) -> None:
     masks are right where columns are units: for one row with compact positions, and for rows
     without branches that are read at once. A mask of ours, for rows of different lengths or for
     branches, would take the place of windows; who makes one asks here first.
-
-    Args:
-        config: The backbone's configuration.
-        length: Longest sequence that will be held, in units.
 
     Raises:
         GenerationError: If a window is shorter than ``length``.
@@ -119,10 +112,6 @@ def attention_switched(model: PreTrainedModel, implementation: str) -> Iterator[
 
     Only threads that switch it wait. One that merely runs the model computes with what is set, so
     whoever switches to an implementation of its own must serve those, too.
-
-    Args:
-        model: The model.
-        implementation: A name that transformers knows.
     """
     with _SWITCHES_LOCK:
         lock = _SWITCHES.setdefault(model, RLock())

@@ -10,10 +10,6 @@ from umim_core.backbone.tokenizer_files import resolve_backbone
 def trained_context(name: str, revision: str | None = None) -> int | None:
     """Return the most tokens of an input by a backbone's configuration.
 
-    Args:
-        name: Embedded or packaged name, GGUF file, directory or hub repository.
-        revision: Hub revision.
-
     Returns:
         None if there is no configuration within reach, or it names no number.
 

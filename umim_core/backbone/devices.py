@@ -39,9 +39,6 @@ def computes_bfloat16(name: str) -> bool:
 
     A processor without them imitates them: a training step of SmolLM2-135M took 76 s so, and 9 s in
     float32.
-
-    Args:
-        name: As torch names it.
     """
     import torch
 
@@ -63,9 +60,6 @@ def fastest_dtype(name: str) -> Literal["bfloat16", "float32"]:
     processor with one of ``BFLOAT16_FLAGS``  bfloat16
     everything else                           float32
     ========================================  ========
-
-    Args:
-        name: As torch names it.
     """
     import torch
 

@@ -119,12 +119,6 @@ def load_model(
 def check_complete(what: str, name: str, missing: Collection[str], wanted: str) -> None:
     """Refuse files that lack weights.
 
-    Args:
-        what: What is loaded, for the message.
-        name: Where from.
-        missing: Names of weights that the files lack.
-        wanted: The kind of model whose files have them.
-
     Raises:
         BackboneError: If any is missing.
     """
@@ -141,9 +135,6 @@ def frozen_twin(model: PreTrainedModel) -> PreTrainedModel:
 
     The model itself stays as it is: its mode, what of it is trained, and its configuration. No
     weight is copied, so a step that trains the model changes the twin.
-
-    Args:
-        model: Any transformers model.
     """
     shared: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():

@@ -34,12 +34,6 @@ class RowCache(Cache):
     The caller brackets every forward: ``begin(width)``, the model's forward with
     ``past_key_values=cache``, then ``commit(counts)`` with the units that each row really gained.
 
-    Args:
-        num_layers: Layers of the backbone.
-        batch_size: Rows B.
-        max_length: Columns a row may reach, in units.
-        device: Where the write positions are needed (the backbone's device).
-
     Attributes:
         lengths: Units held per row [B] (int64, on the CPU, where the matches are decided).
 
@@ -193,11 +187,7 @@ class RowCache(Cache):
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[RowCache, int]]) -> RowCache:
-        """Return a cache with copies of rows of other caches of the same model, side by side.
-
-        Args:
-            rows: At least one (cache, row); every row holds a unit.
-        """
+        """Return a cache with copies of rows of other caches of the same model, side by side."""
         first = rows[0][0]
         lengths = [int(cache.lengths[row]) for cache, row in rows]
         most = max(cache.max_length for cache, _ in rows)

@@ -35,12 +35,7 @@ class WritePlan:
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' own
-    """One layer's key and value buffers [B, H, L, D], allocated at the first update.
-
-    Args:
-        max_length: Columns the buffers may grow to.
-        capacity: Columns allocated at first.
-    """
+    """One layer's key and value buffers [B, H, L, D], allocated at the first update."""
 
     is_croppable = True
     is_sliding = False
@@ -82,11 +77,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         return new
 
     def copy_rows(self, sources: Sequence[tuple[RowLayer, int, int]]) -> None:
-        """Copy rows of layers that hold states into the empty buffers, side by side.
-
-        Args:
-            sources: Per row of this layer: a layer, its row, and how many columns count.
-        """
+        """Copy rows of layers that hold states into the empty buffers, side by side."""
         self.reserve(max(columns for _, _, columns in sources))
         first = sources[0][0]
         assert first.keys is not None and first.values is not None  # noqa: S101  the caller's

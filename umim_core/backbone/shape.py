@@ -128,10 +128,6 @@ class BackboneShape(BaseModel):
 def local_shape(name: str, revision: str | None = None) -> BackboneShape | None:
     """Return the shape of a backbone that is on this machine; the network is not asked.
 
-    Args:
-        name: Embedded or packaged name, directory or hub repository.
-        revision: Hub revision.
-
     Returns:
         None if its configuration is not here.
 

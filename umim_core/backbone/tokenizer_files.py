@@ -61,9 +61,6 @@ def resolve_backbone(name: str, *, local_files_only: bool = False) -> str:
 def quantisation_note(name: str) -> str:
     """Say what the weights of a backbone that is on this machine went through.
 
-    Args:
-        name: Embedded or packaged name, GGUF file, directory or hub repository.
-
     Returns:
         A line with the types that its GGUF file held; "" if its weights are as published.
     """

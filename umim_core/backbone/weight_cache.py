@@ -26,12 +26,7 @@ _SMALLEST: Final = 256 << 20  # bytes of weights; fewer are hashed in an instant
 
 
 def weight_files(where: str, revision: str | None) -> list[Path]:
-    """Return a model's files of weights, without asking the network.
-
-    Args:
-        where: Directory or hub repository.
-        revision: Hub revision.
-    """
+    """Return a model's files of weights, without asking the network."""
     folder = Path(where)
     if not folder.is_dir():
         config = try_to_load_from_cache(where, "config.json", revision=revision)

@@ -102,12 +102,7 @@ def first_layers(backbone: Backbone, layers: int) -> PreTrainedModel:
 
 
 class LastQueries:
-    """Attention of the last tokens of a text in the first layers; later layers are not run.
-
-    Args:
-        backbone: The frozen model.
-        layers: How many layers are read.
-    """
+    """Attention of the last tokens of a text in the first layers; later layers are not run."""
 
     def __init__(self, backbone: Backbone, layers: int) -> None:
         self._backbone = backbone
@@ -150,9 +145,6 @@ class LastQueries:
 
 def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
     """Return the heads of an early layer that look at needles the most.
-
-    Args:
-        backbone: The frozen model, with its tokenizer. The same weights give the same heads.
 
     Raises:
         BackboneError: If it has no tokenizer, no room for a probe, or its layers cannot be told

@@ -41,10 +41,6 @@ class OldSpansGone:
 def evicted_spans(matcher: Matcher, age: int) -> EvictedColumns:
     """Return span eviction.
 
-    Args:
-        matcher: The rules.
-        age: Tokens W that are read behind a span before it gives up its columns.
-
     Raises:
         ConfigError: If the age is not an integer of at least 0.
     """

@@ -65,10 +65,6 @@ class _Written:
 class PolicyCache:
     """The KV cache of one text, whose columns a policy chooses whenever tokens were read.
 
-    Args:
-        backbone: The frozen model.
-        policy: Chooses the columns that stay; of this text alone.
-
     Attributes:
         backbone: The model.
         tokens: Tokens read so far.

@@ -65,9 +65,6 @@ class CompressedPrefix:
 
     Where prefix and segment exceed the model's positions, the last tokens of the prefix stay, half
     as many as there are positions.
-
-    Args:
-        scorer: The language model; it has the tokenizer of the text.
     """
 
     def __init__(self, scorer: Backbone) -> None:

@@ -153,11 +153,7 @@ def break_even(rows: Sequence[ThroughputRow]) -> list[BreakEven]:
 
 
 def least_reduction(rows: Sequence[ThroughputRow]) -> float | None:
-    """Return the least token reduction of fixed pairs from which they pay, at one length.
-
-    Args:
-        rows: Rows of one phase, batch size and prompt length.
-    """
+    """Return the least token reduction of fixed pairs from which they pay, at one length."""
     least = None
     pairs = [row for row in rows if row.asked_reduction is not None]
     for row in sorted(pairs, key=lambda row: row.token_reduction, reverse=True):

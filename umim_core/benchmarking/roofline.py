@@ -72,21 +72,11 @@ class ModelShape:
         )
 
     def columns(self, raw: Any, units: Any) -> Any:
-        """Return what a layer holds on average: raw tokens below the depth, units above.
-
-        Args:
-            raw: A number, or numbers.
-            units: As many.
-        """
+        """Return what a layer holds on average: raw tokens below the depth, units above."""
         return units + (raw - units) * self.raw_layers / self.layers
 
     def prefill_flops(self, units: float, raw: float) -> float:
-        """Return the FLOPs that reading one row needs at least (last logits only).
-
-        Args:
-            units: Of the row.
-            raw: Its raw tokens, which the layers below the merge depth read.
-        """
+        """Return the FLOPs that reading one row needs at least (last logits only)."""
         read, merged = (
             2.0 * self.matrix_weights * n + 2.0 * self.layers * self.query_width * n * n
             for n in (raw, units)
@@ -127,11 +117,6 @@ class Roofline:
     def check(self, label: str, flops: float, seconds: float) -> float:
         """Return the FLOP/s of a measurement, or refuse it.
 
-        Args:
-            label: Named in the error.
-            flops: Work that was needed at least.
-            seconds: Time it took.
-
         Raises:
             EvaluationError: If it lies above the ceiling, or the time is not positive.
         """
@@ -153,12 +138,7 @@ def synchronize(device: torch.device) -> None:
 
 @torch.no_grad()
 def measure_peak(device: torch.device, dtype: torch.dtype) -> Roofline:
-    """Measure the best matrix product over a few sizes.
-
-    Args:
-        device: A torch device.
-        dtype: The data type of the model under test.
-    """
+    """Measure the best matrix product over a few sizes."""
     best = 0.0
     for size in _SIZES[device.type]:
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

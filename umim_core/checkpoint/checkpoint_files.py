@@ -160,10 +160,6 @@ def read_config(directory: Path) -> CheckpointConfig:
 def resolve_checkpoint(name: str | Path) -> Path:
     """Return the directory of a checkpoint.
 
-    Args:
-        name: An embedded name, one of one's own (``umim path`` lists them), the checkpoint's
-            directory, or the directory of the run that made it.
-
     Raises:
         CheckpointError: If there is none.
     """

@@ -43,11 +43,6 @@ def write_module(module: nn.Module, path: Path) -> None:
 def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeModule:
     """Return the module that ``write_module`` wrote, its weights fixed.
 
-    Args:
-        path: The file.
-        config: The module's form and sizes.
-        rules: The checkpoint's rules; rule rows are rows of these.
-
     Raises:
         CheckpointError: If the weights do not fit the configuration, or are not finite.
     """
@@ -74,11 +69,7 @@ def _stored(name: str, value: torch.Tensor, half: bool) -> torch.Tensor:
 
 
 def _adapter_shapes(path: Path, rank: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the adapters in a file, which the backbone's layers decide.
-
-    Raises:
-        CheckpointError: If they are no pairs [K, in, r] and [K, r, out] of one number of layers.
-    """
+    """Return the shapes of the adapters in a file, which the backbone's layers decide."""
     adapters = {name: shape for name, shape in _shapes(path).items() if name.startswith(_ADAPTERS)}
     down = {n.removeprefix(_DOWN): shape for n, shape in adapters.items() if n.startswith(_DOWN)}
     up = {n.removeprefix(_UP): shape for n, shape in adapters.items() if n.startswith(_UP)}
@@ -108,11 +99,7 @@ def _adapters(weights: Mapping[str, torch.Tensor]) -> SpanAdapters:
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that a file declares.
-
-    Raises:
-        CheckpointError: If it is no file of safetensors.
-    """
+    """Return the shapes that a file declares."""
     try:
         with safe_open(path, framework="pt") as stream:
             return {key: tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118

@@ -38,16 +38,7 @@ def after_mining(
     tokens: int,
     segment_length: int,
 ) -> list[str]:
-    """Return how to train with mined rules.
-
-    Args:
-        out: Rule directory.
-        tokenizer: What made the ids; the model is most often of the same name.
-        texts: What was mined.
-        field: Its text field, where it has fields.
-        tokens: Tokens that were mined.
-        segment_length: Tokens per segment.
-    """
+    """Return how to train with mined rules."""
     model = "MODEL" if tokenizer is None else tokenizer
     trained = out.with_name(f"{out.name}-trained")
     command = ["umim", "train", model, *_short(texts), "--rules", str(out)]
@@ -57,11 +48,7 @@ def after_mining(
 
 
 def after_fetching(name: str) -> list[str]:
-    """Return how to use a packaged model.
-
-    Args:
-        name: The model; checkpoints for it may ship with UMIM.
-    """
+    """Return how to use a packaged model."""
     for checkpoint in sorted(embedded_names("checkpoint"), key=DEFAULT_CHECKPOINT.__ne__):
         if read_config(resolve_checkpoint(checkpoint)).backbone == name:
             command = ["umim", "generate", PROMPT, "-c", checkpoint, "--show"]
@@ -95,11 +82,7 @@ def _short(texts: Sequence[str]) -> list[str]:
 
 
 def after_training(checkpoint: str | Path) -> list[str]:
-    """Return how to use a checkpoint.
-
-    Args:
-        checkpoint: Its name or directory.
-    """
+    """Return how to use a checkpoint."""
     name = str(checkpoint)
     generate = ["umim", "generate", PROMPT, "-c", name, "--show"]
     evaluate = ["lm_eval", "--model", "umim", "--model_args", f"checkpoint={name}"]
@@ -118,12 +101,6 @@ def after_pruning(
     """Return how to use a pruned checkpoint, and how to train it further with its rules.
 
     ``umim train`` takes models of no named revision; for others a recipe of the pipeline is named.
-
-    Args:
-        out: Directory that holds ``checkpoint``.
-        config: The checkpoint's.
-        texts: What the damage was measured on.
-        field: Its text field, where it has fields.
     """
     generate = ["umim", "generate", PROMPT, "-c", str(out), "--show"]
     use, rules = f"  {shlex.join(generate)}", str(out / "checkpoint" / "rules")

@@ -87,11 +87,6 @@ def own_name(*parts: str) -> str:
 def record_checkpoint(root: Path, name: str, directory: Path) -> Path:
     """Give a checkpoint a name; an older one of that name is forgotten.
 
-    Args:
-        root: The artifact root.
-        name: What :func:`own_name` returns.
-        directory: The checkpoint; kept relative to the root if it lies there.
-
     Returns:
         The file of the record.
     """

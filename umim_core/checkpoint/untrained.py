@@ -20,12 +20,6 @@ from umim_core.rules.ruleset import RuleSet
 def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int) -> MergeModule:
     """Return a module of a form with the weights that training starts from, on its device.
 
-    Args:
-        backbone: Its embeddings set the scale.
-        rules: The most frequent have rows, as many as the form says.
-        form: The policies.
-        seed: Of the weights.
-
     Raises:
         RuleSetError: If the form has rule rows and there are no rules.
     """
@@ -48,12 +42,6 @@ def untrained_checkpoint(
     backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int = 0
 ) -> Checkpoint:
     """Return a checkpoint that needs no training: a span has the anchor of the form's residual.
-
-    Args:
-        backbone: The frozen model.
-        rules: Rules of its tokenizer.
-        form: Policies with a residual.
-        seed: Of the weights that a training would start from.
 
     Raises:
         ConfigError: If the form has no residual: its untrained surrogates would be random.

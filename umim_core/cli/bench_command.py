@@ -209,11 +209,7 @@ def _table(rows: Sequence[ThroughputRow]) -> Table:
 
 
 def verdict(rows: Sequence[ThroughputRow]) -> str:
-    """Return in one sentence what the checkpoint's own rules give at the longest prompt.
-
-    Args:
-        rows: Rows with natural rules among them.
-    """
+    """Return in one sentence what the checkpoint's own rules give at the longest prompt."""
     from umim_core.benchmarking.break_even import pays_from
 
     natural = [row for row in rows if row.rules == "natural"]

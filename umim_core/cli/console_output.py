@@ -36,13 +36,7 @@ def log_lines(name: str) -> logging.Handler:
 
 
 def emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
-    """Print a result. No terminal encoding refuses it: JSON is ASCII, text is escaped as needed.
-
-    Args:
-        document: The result for programs.
-        lines: The result for people.
-        as_json: Whether the document is wanted.
-    """
+    """Print a result. No terminal encoding refuses it: JSON is ASCII, text is escaped as needed."""
     text = json.dumps(document, allow_nan=False) if as_json else "\n".join(lines)
     write(text)
 

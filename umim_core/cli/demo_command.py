@@ -42,20 +42,7 @@ _SIDES: Final = ("base", "UMIM")
 
 @dataclass(frozen=True)
 class Reading:
-    """The document as both sides read it.
-
-    Attributes:
-        tokens: Raw tokens.
-        token_reduction: (raw tokens - units) / raw tokens of UMIM.
-        base_seconds: Median time of the base model.
-        umim_seconds: Median time of UMIM.
-        speedup: Median ratio of alternating pairs.
-        speedup_low: Least ratio of them.
-        speedup_high: Greatest ratio.
-        bound: The most that this token reduction can give.
-        base_kv_bytes: Keys and values of the base model.
-        umim_kv_bytes: Those of UMIM.
-    """
+    """The document as both sides read it."""
 
     tokens: int
     token_reduction: float
@@ -71,16 +58,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answers to one question.
-
-    Attributes:
-        question: The question.
-        base: The base model's answer.
-        umim: UMIM's.
-        verdict: Whether they are the same text, or which of them are right.
-        base_first_token: Seconds of the base model to the first token, the document being read.
-        umim_first_token: The same of UMIM.
-    """
+    """Answers to one question."""
 
     question: str
     base: str

@@ -194,11 +194,7 @@ def _lines(out: Path, name: str, summary: dict[str, float], seconds: float) -> l
 
 
 def _form_of(checkpoint: Path, asked: ModuleForm) -> ModuleForm:
-    """Return the form of a checkpoint that is trained further.
-
-    Raises:
-        ConfigError: If the options ask for another form.
-    """
+    """Return the form of a checkpoint that is trained further."""
     from umim_core.checkpoint.checkpoint_files import read_config
     from umim_core.config.form import ModuleForm
 

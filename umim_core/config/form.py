@@ -240,11 +240,6 @@ def check_row_rate(name: str, rate: float, trained: Sequence[ModuleForm]) -> Non
 
     It would change stage keys and nothing else.
 
-    Args:
-        name: Of the field.
-        rate: Its value.
-        trained: The forms of what it trains.
-
     Raises:
         ValueError: If it is not 1, the default, and no form has rule rows.
     """

@@ -23,10 +23,6 @@ class HardwareConfig(Model):
     def check(self, *, workers: int, use_gpu: bool) -> None:
         """Refuse a run that is not one of this hardware.
 
-        Args:
-            workers: Training workers.
-            use_gpu: Whether they have a GPU each.
-
         Raises:
             ValueError: If the cluster is another; pydantic makes the error of a recipe of it.
         """

@@ -39,11 +39,6 @@ def read_recipe_file(path: Path) -> object:
 def validated(model: type[AnyModel], raw: object, what: str) -> AnyModel:
     """Return a configuration.
 
-    Args:
-        model: Its model.
-        raw: Its fields.
-        what: What they were read from, for the message.
-
     Raises:
         ConfigError: If a field is missing, unknown (with the closest known name) or out of bounds.
     """

@@ -98,10 +98,6 @@ class CellRules(RulesConfig, StableDump):
     def check_recipe(self, segment_length: int, min_documents: int) -> None:
         """Refuse confidence rules in a recipe whose other fields they cannot follow.
 
-        Args:
-            segment_length: Tokens per segment L.
-            min_documents: Least number of documents of a rule.
-
         Raises:
             ValueError: If documents would have to be counted, or the limit on tokens leaves no
                 segment.

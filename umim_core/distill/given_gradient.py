@@ -44,12 +44,7 @@ def given_gradient(
 
 
 def summed_parts(losses: Iterable[Tensor], sources: Sequence[Tensor]) -> Tensor:
-    """Return the sum of losses, with its gradients; only one loss holds activations at a time.
-
-    Args:
-        losses: At least one number, each made when it is asked for.
-        sources: What they depend on, every loss on some of them.
-    """
+    """Return the sum of losses, with its gradients; only one loss holds activations at a time."""
     values: list[Tensor] = []
     sums: list[Tensor | None] = [None] * len(sources)
     for loss in losses:

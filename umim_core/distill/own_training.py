@@ -92,10 +92,6 @@ class OwnTraining:
 def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
     """Train a merge module and write its directory; a finished one is found, not trained again.
 
-    Args:
-        training: What to train.
-        out: The directory; what a killed call of the same training left is continued.
-
     Returns:
         Steps taken, best step and score, skipped steps, and the divergence from the base model on
         held-out rows before the first step and at the best one (``kl_first``, ``kl_best``; nats).

@@ -49,12 +49,7 @@ _rows: ContextVar[_Rows | None] = ContextVar("rows", default=None)
 
 
 class PackedTrunk:
-    """Runs a backbone's trunk over packed rows.
-
-    Args:
-        backbone: The frozen backbone. Whether its attention can take rows apart is tried once, on
-            five tokens.
-    """
+    """Runs a backbone's trunk over packed rows."""
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone

@@ -54,13 +54,6 @@ def reference_scores(
 ) -> list[Tensor]:
     """Return the scores of all questions under a model that is not trained yet.
 
-    Args:
-        questions: Encoded questions.
-        compressed: The model at its start.
-        trained: What will be trained of it; its weights are part of the key.
-        batch_size: Questions of a forward.
-        folder: Holds the scores, or will; those of another key give way.
-
     Returns:
         Per question, the mean token log-probability of each answer [C] (nats per token).
 

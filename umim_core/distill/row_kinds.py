@@ -48,15 +48,7 @@ def training_row(
     prompt: float = 0.0,
     copy: float = 0.0,
 ) -> TrainingRow:
-    """Return a row of the kind that its index draws.
-
-    Args:
-        rows: The split.
-        index: Of the row in it.
-        matcher: The rules.
-        prompt: Share of rows with a merged start and a raw rest.
-        copy: Share of rows that repeat their first half.
-    """
+    """Return a row of the kind that its index draws."""
     ids = rows.row(index)
     if prompt + copy > 0.0 and rows.merge_until[index] == len(ids) >= _LEAST:
         draw = np.random.default_rng([_STREAM, index])

@@ -237,14 +237,7 @@ class DistillModel(nn.Module):
     def _merged_states(
         self, packed: PackedUnits, tokens: Tensor, states: Tensor, sizes: Sequence[int]
     ) -> Tensor:
-        """Return the states of all units, row after row [N, d].
-
-        Args:
-            packed: Rows in units, on the CPU.
-            tokens: Raw ids of all rows, one after the other.
-            states: Their states before the merge depth.
-            sizes: Tokens per row [B].
-        """
+        """Return the states of all units, row after row [N, d]."""
         real = packed.attention_mask
         before = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
         lengths = packed.lengths[real]

@@ -67,11 +67,6 @@ def resume(
 ) -> tuple[Progress, dict[str, Tensor]]:
     """Restore the newest whole state that rank 0 sees, on every rank.
 
-    Args:
-        objective: Its module receives the weights.
-        strategy: Receives the optimiser's state.
-        state_dir: Where the states are.
-
     Returns:
         Where the run stands and the best weights so far; a start and none without a state.
 

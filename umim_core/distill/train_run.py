@@ -45,10 +45,6 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
 
     The result is ``checkpoint/``, or ``control/`` where the job trains a control.
 
-    Args:
-        job: What to train; a state under ``out/state`` is resumed.
-        make_strategy: Gives the gradient exchange for an objective.
-
     Raises:
         BackboneError: If the frozen weights were changed meanwhile.
     """
@@ -116,12 +112,7 @@ def _require_untouched(backbone: Backbone, state: Path) -> None:
 
 
 def place_rows(job: TrainJob, rows: Mapping[str, TokenRows]) -> TrainJob:
-    """Write a job's rows below its state folder, which is not published, and name them.
-
-    Args:
-        job: ``train`` and ``valid`` are keys of ``rows``.
-        rows: Rows by split; those that a killed attempt wrote are kept.
-    """
+    """Write a job's rows below its state folder, which is not published, and name them."""
     data = Path(job.out) / STATE / "rows"
     for split, part in rows.items():
         if not (data / split).exists():  # a killed attempt leaves whole rows or none
@@ -221,15 +212,7 @@ def read_summary(out: Path) -> dict[str, float]:
 def write_results(
     out: Path, name: str, write: Callable[[Path], None], progress: Progress, **facts: str
 ) -> None:
-    """Write what was trained into ``out/name``, then curve and summary; call it on rank 0 only.
-
-    Args:
-        out: The folder.
-        name: Of the trained thing in it.
-        write: Fills ``out/name``.
-        progress: Steps, selection and curve.
-        facts: Further entries of the summary.
-    """
+    """Write what was trained into ``out/name``, then curve and summary; call it on rank 0 only."""
     target = out / name
     shutil.rmtree(target, ignore_errors=True)  # half-written by a killed attempt
     target.mkdir()

@@ -93,9 +93,6 @@ class _State:
 def split_of(module: str) -> Literal["train", "valid", "test"]:
     """Return the split of a module.
 
-    Args:
-        module: Module path relative to site-packages, with ``/``.
-
     Returns:
         ``test`` for 4 % of the paths, ``valid`` for 4 %, ``train`` for the rest.
     """
@@ -165,11 +162,7 @@ def build_corpus(
 
 
 def installed_versions(packages: Iterable[str]) -> list[list[str]]:
-    """Return [name, version] of Python and then of the packages' distributions, sorted by name.
-
-    Args:
-        packages: Import names; those that are not installed are left out.
-    """
+    """Return [name, version] of Python and then of the packages' distributions, sorted by name."""
     owners = packages_distributions()
     names = {name for package in packages for name in owners.get(package, ())}
     return [["python", platform.python_version()], *sorted([n, version(n)] for n in names)]
@@ -233,11 +226,7 @@ def _module_files(root: Path, base: Path) -> Iterator[Path]:
 
 
 def _without_repetitions(docstring: str, seen: set[bytes]) -> tuple[str, bool]:
-    """Drop the long paragraphs in `seen`, add the others to it.
-
-    Returns:
-        The text that is left, and whether the first paragraph is part of it.
-    """
+    """Drop the long paragraphs in `seen`, add the others to it."""
     paragraphs: list[str] = []
     has_summary = True
     for index, paragraph in enumerate(docstring.split("\n\n")):

@@ -32,10 +32,6 @@ Found = tuple[str, Kind, str, int]
 def read_modules(paths: Sequence[Path], workers: int = 1) -> Iterator[list[Found] | None]:
     """Yield the long docstrings of each file, in order.
 
-    Args:
-        paths: Python source files.
-        workers: Processes that parse; the result does not depend on it.
-
     Yields:
         Per file (qualified name, kind, docstring, which one of that name), or None for a file that
         does not parse.

@@ -41,9 +41,6 @@ class Wanted:
     def room(self, max_units: int) -> int:
         """Return how many units a prompt may have, as many as hf leaves it tokens.
 
-        Args:
-            max_units: Longest sequence the model takes.
-
         Raises:
             GenerationError: If nothing is left.
         """
@@ -90,13 +87,6 @@ def read_gen_kwargs(
 
     Kwargs that change no token are left out with a warning. Where the task says nothing the model's
     own generation_config counts, then transformers' defaults.
-
-    Args:
-        settings: The kwargs as lm-eval normalises them, without ``until``; they are used up.
-        until: Texts to stop at, the end of a text among them.
-        backbone: The model.
-        end: The tokenizer's end of a text as id and text; it counts with the model's own.
-        warn: Gets the warnings.
 
     Raises:
         GenerationError: If a kwarg is unknown or out of range.

@@ -63,12 +63,7 @@ class RowWriter:
 
     @classmethod
     def of(cls, scorer: AnyScorer, merge: Merge) -> RowWriter:
-        """Return the writer of a scorer.
-
-        Args:
-            scorer: Of a checkpoint or a baseline.
-            merge: What a checkpoint merges.
-        """
+        """Return the writer of a scorer."""
         if isinstance(scorer, Scorer):
             return cls(scorer, merge)
         if isinstance(scorer, EvictedScorer) and isinstance(scorer.states, EvictedStates):

@@ -29,13 +29,7 @@ class GeneratedText(str):
 
     @classmethod
     def of_row(cls, text: str, row: RowOutput, tokens: int) -> Self:
-        """Return a row's text with the row's reductions.
-
-        Args:
-            text: The text.
-            row: What the engine says of it.
-            tokens: Raw tokens of the prompt, before a baseline deleted any.
-        """
+        """Return a row's text with the row's reductions."""
         kv = (row.gen_kv_reduction, row.cumulative_kv_reduction)
         of_prompt = (tokens - row.prompt_units) / tokens
         return cls(text, dict(zip(REDUCTIONS, (of_prompt, *kv), strict=True)))

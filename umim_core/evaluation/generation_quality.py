@@ -153,12 +153,6 @@ def generation_quality(
 ) -> GenerationQuality:
     """Measure a set of generated texts.
 
-    Args:
-        rows: What the engine generated, each from its whole prompt (no continued turn).
-        backbone: The base model, which scores the texts.
-        batch_size: Rows per forward of the scoring.
-        references: The held-out continuation of each row's prompt.
-
     Raises:
         EvaluationError: If there is no row, one does not fit the backbone's positions, or there are
             not as many references.

@@ -73,11 +73,7 @@ class Shortened:
 
 @dataclass
 class _BaselineScorer(RequestScorer):
-    """Scores requests under a baseline.
-
-    Args:
-        umim: Gives the backbone, and the budget where no target does.
-    """
+    """Scores requests under a baseline."""
 
     umim: Scorer
 
@@ -164,12 +160,7 @@ class ReducedScorer(_BaselineScorer):
 
 
 def _from_cue(texts: list[str], cue: str) -> NDArray[np.bool_]:
-    """Return which tokens [T] hold the last place of a cue in their text, or stand behind it.
-
-    Args:
-        texts: What each token adds to the text [T].
-        cue: The cue; blanks at its ends do not count. Where it is nowhere, no token is marked.
-    """
+    """Return which tokens [T] hold the last place of a cue in their text, or stand behind it."""
     place = "".join(texts).rfind(cue.strip())
     ends = np.cumsum([len(text) for text in texts])
     return ends > place if place >= 0 else np.zeros(len(texts), dtype=bool)
@@ -242,14 +233,7 @@ class EvictedScorer(_BaselineScorer):
 
 
 def evicted_sizes(tokens: int, new: int, columns: int, over: int) -> Sizes:
-    """Return the sizes of a context that was read whole.
-
-    Args:
-        tokens: Tokens of the context.
-        new: Raw tokens behind it.
-        columns: Columns that stayed of it.
-        over: How many of them are beyond the budget.
-    """
+    """Return the sizes of a context that was read whole."""
     return Sizes(tokens + new, tokens + new, tokens, tokens, columns, over)
 
 

@@ -55,11 +55,7 @@ class PerplexityResult:
         return self.nll_sum / math.log(2) / size if size else math.nan
 
     def increase_over(self, other: PerplexityResult) -> tuple[float, float | None]:
-        """Return ln(ppl / ppl of another model) on the same windows, with its paired error.
-
-        Args:
-            other: What the difference is taken to; of the same windows.
-        """
+        """Return ln(ppl / ppl of another model) on the same windows, with its paired error."""
         return increase_with_error(self.row_sums, other.row_sums, self.row_targets)
 
 

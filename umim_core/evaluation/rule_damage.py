@@ -119,12 +119,7 @@ def text_digest(rows: Sequence[NDArray[np.integer]]) -> str:
 
 
 def payers(layout: BranchLayout, window: int) -> Tensor:
-    """Return the span that each state's divergence goes to [B, T]: a row of ``span_ids``, or -1.
-
-    Args:
-        layout: The states.
-        window: Units of a state that are looked at, the last first.
-    """
+    """Return the span that each state's divergence goes to [B, T]: a row of ``span_ids``, or -1."""
     columns = torch.arange(layout.lengths.shape[1], device=layout.lengths.device)
     seen = columns.expand_as(layout.lengths)
     found = torch.full_like(layout.surrogate, -1)

@@ -187,11 +187,6 @@ class RequestScorer(ABC):
     ) -> list[Likelihood]:
         """Score requests.
 
-        Args:
-            requests: The requests.
-            batch_size: Most requests per forward.
-            finished: Called with the scores of every forward, as soon as it is done.
-
         Returns:
             One likelihood per request, in order. They do not depend on ``batch_size``.
 
@@ -222,11 +217,7 @@ class RequestScorer(ABC):
 
 
 def _check_requests(requests: Sequence[Request], batch_size: int) -> None:
-    """Refuse what cannot be scored.
-
-    Raises:
-        EvaluationError: If the batch size is below 1, or a context or a continuation is empty.
-    """
+    """Refuse what cannot be scored."""
     if batch_size < 1:
         raise EvaluationError("batch_size must be at least 1", batch_size, "Use 1 or more.")
     for i, request in enumerate(requests):

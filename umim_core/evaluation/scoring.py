@@ -47,12 +47,6 @@ class _Row:
 class Scorer(RequestScorer):
     """Score requests with a merge module and its rules, longest first.
 
-    Args:
-        compressed: The model.
-        merge: What is matched: ``prompt`` or ``all``.
-        max_units: Longest sequence the model takes: units after merging, and with preserved unit
-            positions the raw tokens that they stand for.
-
     Attributes:
         contexts: Tokens and units of the contexts alone (filled where ``merge`` is ``prompt``).
         inputs: Tokens and units of contexts and continuations together.
@@ -119,13 +113,7 @@ class Scorer(RequestScorer):
         return self.fit(ids[first:], room, parts_behind(parts, first))
 
     def _counted(self, starts: Ints, raw: int, units: int) -> Ints:
-        """Return how many positions are in use [S] when a sequence begins at each of its units.
-
-        Args:
-            starts: First raw token of each unit [S].
-            raw: Positions of the whole if preserved.
-            units: Positions of the whole if compact.
-        """
+        """Return how many positions are in use [S] when a sequence begins at each of its units."""
         compact = self.compressed.unit_positions == "compact"
         return units - np.arange(len(starts)) if compact else raw - starts
 
@@ -206,13 +194,6 @@ def _parts(
         a row of its own               costs S + n + (S + n)^2 / K
 
     The first is the smaller one where 2 m n <= S (S + K).
-
-    Args:
-        sizes: Columns n of each continuation.
-        most: Most members of a run.
-        units: Columns S of the context.
-        width: Embedding size d.
-        room: Most columns of a row of several members.
     """
     part: list[int] = []
     total = 0

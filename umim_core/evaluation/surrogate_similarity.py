@@ -45,11 +45,6 @@ def surrogate_similarity(
 ) -> list[OrderSimilarity]:
     """Compare z(span) with the static embeddings of its tokens.
 
-    Args:
-        spans: Raw ids of spans, two tokens or more each.
-        compressed: Makes surrogates.
-        seed: Of the random tokens.
-
     Returns:
         One entry per order that occurs, shortest first.
 

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 class Prompter:
     """Turn questions into the token ids that a model continues.
 
-    Args:
-        tokenizer: The model's tokenizer.
-        corpus: ``template`` and ``chat``.
-
     Raises:
         ConfigError: If the chat template is asked for and the tokenizer has none.
     """
@@ -78,10 +74,6 @@ class Selection:
 def select_questions(corpus: GeneratedCorpus, prompter: Prompter) -> Selection:
     """Read the questions of all sources.
 
-    Args:
-        corpus: The sources, and how long question and prompt may be.
-        prompter: What makes prompts.
-
     Raises:
         CorpusError: If a source cannot be used, or fewer than three questions are left, which make
             no three splits.
@@ -117,11 +109,6 @@ def select_questions(corpus: GeneratedCorpus, prompter: Prompter) -> Selection:
 
 def split_questions(texts: Sequence[str], fractions: SplitFractions, seed: int) -> list[str]:
     """Share questions out to the splits by the order of their hashes.
-
-    Args:
-        texts: Different questions, at least three.
-        fractions: Part of each split; every split gets one question at least.
-        seed: Of the hashes.
 
     Returns:
         The split of each question. It does not depend on the order of the questions.

@@ -51,14 +51,6 @@ def sample_trajectories(
     sampled before. The global generators of the CPU and of the model's device stay as they
     are.
 
-    Args:
-        backbone: The model.
-        prompts: Token ids of each prompt, one at least and fewer than ``options.max_tokens``.
-        options: How to sample: ``trajectories`` k, ``top_p``, ``temperature``, ``max_tokens`` of
-            prompt and continuation (end of text included), ``batch_size`` B.
-        seed: Not negative.
-        first: Number of the first prompt, where the prompts are a part of many.
-
     Returns:
         k trajectories per prompt, in the order of the prompts.
 

@@ -24,11 +24,7 @@ def decode_bound(request: Request, compressed: Compressed) -> float | None:
 
 
 class DecodeRules:
-    """Matchers of generated tokens, made of a model's rules; the latest one is kept.
-
-    Args:
-        compressed: The model, whose prompts merge by all its rules.
-    """
+    """Matchers of generated tokens, made of a model's rules; the latest one is kept."""
 
     def __init__(self, compressed: Compressed) -> None:
         self._compressed = compressed

@@ -58,10 +58,6 @@ class GenerationState:
     def check(self, rows: int, compressed: Compressed) -> None:
         """Refuse a turn that cannot continue the state.
 
-        Args:
-            rows: Prompts of that turn.
-            compressed: The model of that turn; its rules may be others.
-
         Raises:
             GenerationError: If the state was continued or released, belongs to another backbone or
                 other unit positions, or has another number of rows.

@@ -152,11 +152,6 @@ def cut_left(prompts: Prompts, new_tokens: int, compressed: Compressed) -> Promp
 
     Matching from a unit border on gives the same units as matching the whole.
 
-    Args:
-        prompts: Prompts of a first turn.
-        new_tokens: Tokens to generate.
-        compressed: The model.
-
     Returns:
         Prompts that fit, but for those that have no room for a single unit.
     """
@@ -187,12 +182,6 @@ def cut_left(prompts: Prompts, new_tokens: int, compressed: Compressed) -> Promp
 
 def check_room(backbone: Backbone, positions: int, new_tokens: int, overlong: Overlong) -> None:
     """Refuse a request that the backbone has no room for.
-
-    Args:
-        backbone: The frozen model.
-        positions: Positions that the longest row may take.
-        new_tokens: Tokens to generate, for the message.
-        overlong: ``extend`` lets rotary positions go on, with a warning.
 
     Raises:
         GenerationError: If they exceed its positions.

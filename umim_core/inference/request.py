@@ -83,9 +83,6 @@ _NEUTRAL: Final[dict[str, object]] = {
 def check_generation_config(config: GenerationConfig) -> None:
     """Refuse what the engine would otherwise ignore.
 
-    Args:
-        config: The generation settings.
-
     Raises:
         GenerationError: If ``max_new_tokens`` is not positive, a setting is not supported, or
             several samples are asked for without sampling.
@@ -129,10 +126,6 @@ def with_defaults(settings: GenerationConfig, backbone: Backbone) -> GenerationC
 
     A length is not taken over (``max_length`` counts the prompt), nor is what changes no token. The
     text's end falls back to the tokenizer's.
-
-    Args:
-        settings: Settings; they stay as they are.
-        backbone: Its model's generation_config comes first.
     """
     config = GenerationConfig.from_dict(settings.to_dict())
     values = vars(config)

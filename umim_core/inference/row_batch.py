@@ -90,12 +90,7 @@ class LiveRow:
 
 
 class RowBatch:
-    """Rows that run together; for one thread.
-
-    Args:
-        engine: Computes.
-        store: Keeps the columns of rows that leave, for prompts that begin alike.
-    """
+    """Rows that run together; for one thread."""
 
     def __init__(self, engine: Engine, store: PrefixStore) -> None:
         self._engine, self._store = engine, store

@@ -94,12 +94,6 @@ def row_eviction(
 ) -> RowEviction | None:
     """Return the eviction that a request asks for; None without.
 
-    Args:
-        request: The request.
-        compressed: The model; its rules are the spans.
-        rows: The rows, before their prefill.
-        past: The state that the request continues.
-
     Raises:
         ConfigError: If the model has no rules.
         GenerationError: If a state is continued: which columns of it would go is not known.

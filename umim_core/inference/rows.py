@@ -153,13 +153,7 @@ class Row:
 
 
 def new_rows(prompts: Prompts, past: GenerationState | None, samples: int) -> list[Row]:
-    """Return the rows of a request, the samples of a prompt side by side.
-
-    Args:
-        prompts: What is prefilled; where a state is continued its unfed tokens come first.
-        past: That state.
-        samples: Rows per prompt.
-    """
+    """Return the rows of a request, the samples of a prompt side by side."""
     before = ((),) * len(prompts.ids) if past is None else past.fed_ids
     return [
         Row([*fed, *ids.tolist()], len(fed), len(ids), cut)

@@ -24,11 +24,7 @@ _FIRST_CAPACITY: Final = 64
 
 
 class History:
-    """Keep the ids of B rows, so that a token costs one id to copy and not T.
-
-    Args:
-        device: Where the tensors are wanted.
-    """
+    """Keep the ids of B rows, so that a token costs one id to copy and not T."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = device
@@ -107,13 +103,7 @@ class Stopper:
         self._history = History()
 
     def reason(self, raw_ids: Sequence[int], generated: int, row: int = 0) -> StopReason | None:
-        """Return why the row ends here, or None.
-
-        Args:
-            raw_ids: The row's prompt and generated raw ids, the newest last.
-            generated: How many of them were generated.
-            row: Its number.
-        """
+        """Return why the row ends here, or None."""
         if raw_ids[-1] in self._eos:
             return "eos"
         if self._strings is not None:

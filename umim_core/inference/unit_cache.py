@@ -72,11 +72,7 @@ class UnitCache:
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[UnitCache, int]]) -> UnitCache:
-        """Return a cache with copies of rows of other caches of the same model, side by side.
-
-        Args:
-            rows: At least one (cache, row); every row holds a unit.
-        """
+        """Return a cache with copies of rows of other caches of the same model, side by side."""
         units = RowCache.of_rows([(cache.units, row) for cache, row in rows])
         below = [(cache.raw, row) for cache, row in rows if cache.raw is not None]
         states = [cache.recent[row] for cache, row in rows if cache.recent is not None]
@@ -87,12 +83,7 @@ class UnitCache:
         )
 
     def cut(self, units: int, raw: int) -> None:
-        """Keep the first columns of a cache of one row; the states of recent tokens go.
-
-        Args:
-            units: Columns of units that stay.
-            raw: Columns of raw tokens that stay below the merge depth.
-        """
+        """Keep the first columns of a cache of one row; the states of recent tokens go."""
         self.restore(CacheMark((units,), (raw,), None))
 
     @property
@@ -142,15 +133,7 @@ class UnitCache:
 def new_cache(
     layers: Sequence[int], rows: int, units: int, raw: int, device: torch.device
 ) -> UnitCache:
-    """Return an empty cache.
-
-    Args:
-        layers: Layers from the merge depth on, and below it.
-        rows: Rows B.
-        units: Columns of units a row may reach.
-        raw: Columns of raw tokens a row may reach.
-        device: The backbone's.
-    """
+    """Return an empty cache."""
     above, below = layers
     columns = RowCache(below, rows, raw, device) if below else None
     return UnitCache(RowCache(above, rows, units, device), columns)

@@ -43,11 +43,7 @@ def run_layers(part: Backbone, states: Tensor, cache: RowCache, positions: Tenso
 
 
 class UnitInputs:
-    """Makes the states of prompts and of generated units.
-
-    Args:
-        compressed: The model, the weights of its module fixed.
-    """
+    """Makes the states of prompts and of generated units."""
 
     def __init__(self, compressed: Compressed) -> None:
         self._compressed, self._backbone = compressed, compressed.backbone
@@ -55,13 +51,7 @@ class UnitInputs:
         self._spans = SpanCache(compressed) if by_ids else None
 
     def of_prompts(self, prompts: Prompts, cache: UnitCache, past: Sequence[int]) -> Tensor:
-        """Return the states of the prompts' units before the merge depth [B, S, d].
-
-        Args:
-            prompts: The prompts.
-            cache: Where the layers below the depth keep their tokens.
-            past: Raw tokens that each row holds already.
-        """
+        """Return the states of the prompts' units before the merge depth [B, S, d]."""
         lower, packed = self._compressed.trunk.lower, prompts.packed
         if lower is None or cache.raw is None:
             return self._unit_embeddings(packed)

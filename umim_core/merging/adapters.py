@@ -41,11 +41,6 @@ _FEW: Final = 32
 class SpanAdapters(nn.Module):
     """The trained matrices of all adapted layers, a pair per linear map of a layer.
 
-    Args:
-        sizes: Inputs and outputs of each linear map by its name in a layer.
-        layers: Adapted layers K.
-        rank: Rank r.
-
     Attributes:
         down: A of each map, all layers in one [K, in, r]; names have ``-`` for ``.``.
         up: B likewise [K, r, out].
@@ -142,10 +137,6 @@ def _size(linear: nn.Module) -> tuple[int, int]:
 
 def adapted(backbone: Backbone, adapters: SpanAdapters) -> Backbone:
     """Return a twin of a backbone whose linear maps have the adapters.
-
-    Args:
-        backbone: The layers that are adapted, K of them; it stays as it is.
-        adapters: Theirs; what changes them changes the twin.
 
     Raises:
         BackboneError: If they were made for other layers.

@@ -116,10 +116,6 @@ class Compressed:
     def reading(self, merge: Merge, raw_tail: int = 0) -> Compressed:
         """Return the model that reads prompts as a caller wants them.
 
-        Args:
-            merge: ``none`` reads them as the base model.
-            raw_tail: Last tokens of each prompt that stay raw.
-
         Raises:
             ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
         """

@@ -69,10 +69,6 @@ def widest_row(units: int, backbone: Backbone) -> int:
 
     Beyond twice its context, or 2,048 columns, the mask is what costs. Columns beyond the window or
     the positions would be right in most backbones, but GPT-Neo counts both by columns.
-
-    Args:
-        units: Units of its context.
-        backbone: The model.
     """
     limits = (attention_window(backbone.model.config), backbone.max_positions)
     return min([max(2 * units, _COLUMNS), *(limit for limit in limits if limit is not None)])

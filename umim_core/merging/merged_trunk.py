@@ -70,13 +70,7 @@ class MergedTrunk:
     def raw_states(
         self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Return the states [B, T, d] of raw ids [B, T] before the merge depth.
-
-        Args:
-            ids: Raw ids.
-            mask: As in ``Backbone.hidden``.
-            positions: As there.
-        """
+        """Return the states [B, T, d] of raw ids [B, T] before the merge depth."""
         embeddings = self.upper.embed(ids)
         return embeddings if self.lower is None else self.lower.hidden(embeddings, mask, positions)
 

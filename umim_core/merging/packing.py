@@ -97,10 +97,6 @@ class PackedUnits:
     def position_ids(self, unit_positions: UnitPositions) -> Tensor:
         """Return the position of every unit in the backbone [B, S] (int64).
 
-        Args:
-            unit_positions: ``compact`` counts units; ``preserved`` gives a unit the raw position of
-                its last token.
-
         Returns:
             Positions that rise along a row. Padding has its column's number if compact and 0 if
             preserved: never more than the highest position of a unit in the batch.

@@ -21,12 +21,7 @@ class ReadingStates(Protocol):
     """The states of rows that are read token by token."""
 
     def layout(self, packed: PackedUnits, compressed: Compressed) -> BranchLayout:
-        """Lay the states of rows out for one forward.
-
-        Args:
-            packed: Rows cut into units; at least one row with a token.
-            compressed: The model; its matcher cut the rows.
-        """
+        """Lay the states of rows out for one forward."""
         ...
 
     def columns(self, packed: PackedUnits) -> Tensor:

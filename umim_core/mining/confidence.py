@@ -125,9 +125,6 @@ def confidence_counts(
 def add_span_counts(parts: Sequence[SpanCounts]) -> SpanCounts:
     """Add the runs of several pieces of a corpus; a piece holds whole segments.
 
-    Args:
-        parts: What :func:`confidence_counts` returned for each.
-
     Returns:
         The same for all of them together.
     """

@@ -116,15 +116,7 @@ def mining_memory(
     threads: int,
     at_a_time: int | None = None,
 ) -> float:
-    """Return the bytes at most that mining takes of a process, besides what it takes empty.
-
-    Args:
-        tokens: Tokens of the corpus.
-        search: What is looked for.
-        shares: Distinct and frequent n-grams per token.
-        threads: As of :func:`check_memory`.
-        at_a_time: As there.
-    """
+    """Return the bytes at most that mining takes of a process, besides what it takes empty."""
     counted = search.counted_tokens(tokens)
     sampled = counted < tokens
     block = counted if sampled or at_a_time is None else min(at_a_time, counted)

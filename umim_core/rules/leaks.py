@@ -173,10 +173,6 @@ _CHECKS: Final[dict[Kind, Callable[[str], bool]]] = {
 def scan_rules(rules: RuleSet, tokenizer: PreTrainedTokenizerBase) -> list[Leak]:
     """Return the rules whose decoded text looks like an address, a key or a private number.
 
-    Args:
-        rules: The rules.
-        tokenizer: The tokenizer they were mined with.
-
     Returns:
         Leaks, longest rules first, then by ids.
     """
@@ -228,11 +224,6 @@ def check_export(
     rules: RuleSet, tokenizer: PreTrainedTokenizerBase, policy: LeakPolicy = "refuse"
 ) -> list[Leak]:
     """Scan rules before they are published.
-
-    Args:
-        rules: The rules.
-        tokenizer: The tokenizer they were mined with.
-        policy: ``refuse`` raises an error if there is a leak; ``allow`` only returns the leaks.
 
     Returns:
         The leaks; empty under ``refuse``.

@@ -31,11 +31,6 @@ def protected_ids(
 ) -> NDArray[np.int64]:
     """Return the ids that take part in no rule.
 
-    Args:
-        tokenizer: The backbone's tokenizer.
-        patterns: Regular expressions, searched in the decoded text of each single token, or names:
-            ``digits`` (any digit), ``capitals`` (begins with a capital letter A-Z), ``newlines``.
-
     Returns:
         Sorted ids (int64): the special tokens, and every token that a pattern matches.
 
@@ -97,11 +92,6 @@ def check_for_module(
 
 def check_vocabulary(rules: RuleSet, size: int, special: Collection[int]) -> None:
     """Refuse rules with ids that the vocabulary does not have, or with special ones.
-
-    Args:
-        rules: The rules.
-        size: Entries of the vocabulary.
-        special: Ids of special tokens; an end of text inside a span would be merged away.
 
     Raises:
         TokenizerMismatchError: If a rule has an id beyond the vocabulary.

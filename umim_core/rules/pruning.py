@@ -146,10 +146,6 @@ def recording_reductions(rules: RuleSet, text: Text) -> RuleSet:
     Prices at even steps through the rules are recorded, each with the token reduction of all rules
     of at most this price. ``at_reduction`` reads them.
 
-    Args:
-        rules: Rules with prices.
-        text: Held-out ids and borders, as in ``cut_to_budget``.
-
     Raises:
         RuleSetError: If the rules have no prices.
         CorpusError: As ``cut_to_budget``.
@@ -166,10 +162,6 @@ def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:
 
     The number of rules between two recorded steps follows from a straight line; of equal prices the
     most frequent rules come first. All rules without a target.
-
-    Args:
-        rules: Rules with prices, and with the record of ``recording_reductions``.
-        target: (raw tokens - units) / raw tokens.
 
     Raises:
         ConfigError: If the target is out of bounds.
@@ -213,13 +205,6 @@ def prune_by_damage(
 ) -> Cut:
     """Keep the rules of the least damage per saved token until they reach a token reduction.
 
-    Args:
-        table: Measured damage.
-        text: Held-out ids and borders, as in ``cut_to_budget``.
-        target: The token reduction.
-        tokenizer: The backbone's; needed to protect tokens.
-        protect: Patterns of tokens that no rule may contain (``protect.protected_ids``).
-
     Returns:
         The rules with their prices; their origin records the price of the dearest, the protected
         patterns and what ``at_reduction`` reads.
@@ -243,10 +228,6 @@ def prune_by_damage(
 
 def keep_all(table: DamageTable, text: Text) -> Cut:
     """Keep every rule of a damage table, with its price and the record of ``at_reduction``.
-
-    Args:
-        table: Measured damage.
-        text: Held-out ids and borders, as in ``cut_to_budget``.
 
     Raises:
         CorpusError: As ``cut_to_budget``.
@@ -314,11 +295,6 @@ def without_tokens(
     rules: RuleSet, tokenizer: PreTrainedTokenizerBase, protect: Sequence[str]
 ) -> RuleSet:
     """Return the rules that hold no protected token; their origin records the patterns.
-
-    Args:
-        rules: The rules.
-        tokenizer: That of the rules.
-        protect: Patterns of tokens that no rule may contain (``protect.protected_ids``).
 
     Raises:
         ConfigError: If a pattern is no regular expression, or matches every token.

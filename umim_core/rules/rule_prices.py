@@ -24,10 +24,6 @@ Prices = NDArray[np.float32]
 def check_prices(prices: Prices, rules: int) -> None:
     """Refuse what is no price of every rule.
 
-    Args:
-        prices: One number a rule.
-        rules: R.
-
     Raises:
         RuleSetError: If shape or type differ from [R] float32, or a number is not finite.
     """

@@ -45,12 +45,7 @@ class Advance:
 
 
 class SuffixMatcher:
-    """Follow B texts that grow by one token at a time, all of them empty at first.
-
-    Args:
-        slots: The trie of the rules; see ``tables``.
-        rows: B.
-    """
+    """Follow B texts that grow by one token at a time, all of them empty at first."""
 
     def __init__(self, slots: Words, rows: int) -> None:
         self._slots = slots

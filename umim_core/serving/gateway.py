@@ -267,12 +267,7 @@ class Gateway:
         body: dict[str, Any] | None = None,
         until: float | None = None,
     ) -> httpx.Response:
-        """Return the engine's answer: whole and closed, or open if it is a stream.
-
-        Raises:
-            ApiError: If there is none.
-            ClientDisconnect: If the client has gone first.
-        """
+        """Return the engine's answer: whole and closed, or open if it is a stream."""
         streamed = bool(body and body.get("stream"))
         built = self._client.build_request(method, path, json=body)
 
@@ -327,11 +322,7 @@ async def _documents(
 
 
 def _document(content: bytes) -> dict[str, Any]:
-    """Return a JSON object of the engine's.
-
-    Raises:
-        ApiError: If it is none.
-    """
+    """Return a JSON object of the engine's."""
     try:
         document = from_json(content)
     except ValueError:
@@ -342,11 +333,7 @@ def _document(content: bytes) -> dict[str, Any]:
 
 
 def _choices(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the choices of a completion of the engine's.
-
-    Raises:
-        ApiError: If they are no list of JSON objects.
-    """
+    """Return the choices of a completion of the engine's."""
     choices = part.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
         raise _malformed("the engine's choices must be JSON objects")

@@ -56,11 +56,7 @@ class SpanEvictionPress(BasePress):  # type: ignore[misc]  # kvpress is not inst
             hook.remove()
 
     def _read(self, module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Find the columns that stay; a press is not told which tokens it shortens.
-
-        Raises:
-            GenerationError: If there is not one row of ids.
-        """
+        """Find the columns that stay; a press is not told which tokens it shortens."""
         ids = inputs[0] if inputs else options.get("input_ids")
         if ids is None or len(ids) != 1:
             raise GenerationError("spans are found in one row of ids", "none, or several rows")

@@ -156,11 +156,7 @@ def _with_rows(module: nn.Module, rows: Tensor) -> nn.Module:
 
 
 def _scale(backbone: Backbone) -> float:
-    """Return the number that the embedding multiplies its rows with.
-
-    Raises:
-        BackboneError: If it does something else with them.
-    """
+    """Return the number that the embedding multiplies its rows with."""
     ids = torch.arange(min(backbone.vocab_size, 64), device=backbone.device)
     stored, read = backbone.embedding_weight[ids].double(), backbone.embed(ids).double()
     scale = float((stored * read).sum() / (stored * stored).sum())

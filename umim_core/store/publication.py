@@ -60,12 +60,7 @@ def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
 
 
 def take_back_state(partial: Path, kept: Path) -> None:
-    """Let a training go on that was killed while its result got its name.
-
-    Args:
-        partial: Directory that the result is built in.
-        kept: As in :func:`publish_result`.
-    """
+    """Let a training go on that was killed while its result got its name."""
     if kept.is_dir():
         kept.rename(partial / STATE)
 
@@ -78,14 +73,6 @@ def publish_result(
     The order, each step on disk before the next::
 
         partial/state -> kept      manifest      flush      partial -> final      kept is removed
-
-    Args:
-        partial: The result, whole but for its manifest.
-        final: The name that it gets.
-        kept: Receives the state meanwhile, outside the result.
-        kind: As in ``write_manifest``, as are ``schema`` and ``body``.
-        schema: Version of the layout.
-        body: Further fields of the manifest.
 
     Returns:
         The digest of the result.

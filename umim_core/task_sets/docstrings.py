@@ -81,12 +81,6 @@ def build_task(
     Rows are ``{"id", "context", "choices", "gold"}``: four distinct choices, `gold` the index of
     the right one. Each of the four positions is right equally often (to within one question).
 
-    Args:
-        corpus: Folder that `build_corpus` wrote.
-        out: Folder to write into; made when missing.
-        sizes: Most questions wanted per split; fewer when the split has fewer. Splits that are not
-            named are not built.
-
     Returns:
         Questions per split and why documents were left out.
 

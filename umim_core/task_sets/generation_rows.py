@@ -28,12 +28,6 @@ def make_rows(
 ) -> list[Row]:
     """Return the questions of a task as rows.
 
-    Args:
-        task: The task.
-        options: Options of the call.
-        tokenizer: The backbone's.
-        split: ``train`` for texts to mine and train on.
-
     Returns:
         Rows with ``id``, ``prompt``, ``question``, ``answer_prefix``, ``references``,
         ``prompt_tokens`` (of prompt and prefix) and the fields that the prompt does not show.

@@ -77,11 +77,6 @@ def filled(
 ) -> Mapping[str, str]:
     """Fill a prompt with as many units as it has room for.
 
-    Args:
-        wish: Room and size of prompts.
-        units: Texts to fill with, taken in their order.
-        fields: Fields of the prompt made of the units taken.
-
     Returns:
         The fields; the prompt has at most the wish's room, and the next unit, or one more for what
         tokens merge at borders, would not fit.

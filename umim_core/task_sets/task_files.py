@@ -13,9 +13,6 @@ from umim_core.errors import CorpusError
 def read_objects(path: str | Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Read the objects of a JSON Lines file; blank lines are skipped.
 
-    Args:
-        path: The file: one JSON object per line.
-
     Returns:
         Tuples of place ("<file>:<line>"), line number from 1, and object.
 

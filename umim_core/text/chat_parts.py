@@ -33,11 +33,6 @@ _RAW_ROLES: Final = ("system", "developer", "assistant")
 def content_places(chat: Chat, text: str, render: Callable[[Chat], str]) -> list[tuple[int, int]]:
     """Return where the contents that may merge stand in a rendered chat (characters, end excluded).
 
-    Args:
-        chat: The conversation.
-        text: The same as its template writes it.
-        render: Writes a conversation by the template.
-
     Returns:
         One entry per content, in order; none where the template rewrites contents.
     """
@@ -92,11 +87,6 @@ def encode_parts(
     tokenizer: PreTrainedTokenizerBase, text: str, places: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], tuple[tuple[int, int], ...]]:
     """Encode a text of a chat, with the tokens that lie within some of its characters.
-
-    Args:
-        tokenizer: The tokenizer; one without offsets merges nothing.
-        text: The text; its template wrote the special tokens.
-        places: Characters that may merge, as :func:`content_places` returns them.
 
     Returns:
         Raw ids [T] (int64), and the tokens that may merge, as :func:`token_ranges`.

@@ -259,11 +259,7 @@ def _is_folder(shown: str) -> CorpusError:
 
 
 def _resolve(location: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of an address and the path in it.
-
-    Raises:
-        CorpusError: If no file system reads the address.
-    """
+    """Return the file system of an address and the path in it."""
     try:
         filesystem, path = fs.FileSystem.from_uri(location)
     except (OSError, pa.ArrowException) as error:

@@ -30,12 +30,6 @@ def mix_documents(
     file holds the parts in about their shares, and the same documents give the same bytes. One
     document and an index of the pieces are in memory; the text waits in a file next to ``out``.
 
-    Args:
-        parts: Documents by the part's name.
-        out: File to write.
-        seed: Another seed gives another order.
-        max_characters: Longest piece, see :func:`cut_at_lines`.
-
     Returns:
         Size of each part.
 

@@ -41,13 +41,6 @@ def cut_pieces(
 ) -> Iterator[Part]:
     """Cut documents into pieces whose ids, one after the other, are those of the whole.
 
-    Args:
-        parts: (text, whether it ends its document), in any sizes; they do not move the borders.
-        tokenizer: The tokenizer that the pieces go through.
-        piece_chars: Least characters of a piece that does not end its document; the first usable
-            border from there on is taken.
-        max_piece_chars: Most characters without a border.
-
     Yields:
         (piece, whether it ends its document).
 

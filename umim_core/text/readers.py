@@ -61,10 +61,6 @@ class _Unreadable:
 def iter_documents(source: DocumentSource, bad: BadRows | None = None) -> Iterator[str]:
     """Yield the documents of a source, in order, empty ones left out.
 
-    Args:
-        source: What to read.
-        bad: Receives the count of skipped rows while the documents are consumed.
-
     Yields:
         Text without lone surrogates, and without NUL characters but where they are kept.
 
@@ -99,10 +95,6 @@ def not_empty(source: Source, pieces: Iterable[T]) -> Iterator[T]:
 
 def iter_parts(source: DocumentSource, bad: BadRows) -> Iterator[Part]:
     """Yield the documents of a source in parts, so that none need fit in memory.
-
-    Args:
-        source: What to read; one without text gives nothing.
-        bad: Receives the count of skipped rows while the parts are consumed.
 
     Yields:
         (text, whether it ends its document), in order; no part is empty. A text file comes in parts

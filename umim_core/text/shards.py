@@ -43,11 +43,6 @@ _OPENING: Final = Lock()
 class ShardWriter:
     """Write one part of a corpus; takes ``4 * shard_tokens`` bytes of memory.
 
-    Args:
-        directory: Made if it does not exist; files of the same names are replaced.
-        shard_tokens: Tokens per shard; only the last shard of a part has fewer.
-        part: Number of the part.
-
     Raises:
         ConfigError: If ``shard_tokens`` is below 1.
         ArtifactError: If the disk refuses a write.
@@ -191,15 +186,7 @@ class TokenShards:
         return int(self._starts[-1])
 
     def __getitem__(self, key: slice) -> NDArray[np.int32]:
-        """Return the ids of a range.
-
-        Returns:
-            int32 [stop - start]; a read-only view of the file inside one shard, else a copy.
-
-        Raises:
-            ConfigError: If the slice has a step.
-            ArtifactError: If a shard cannot be read or holds ids that its index rules out.
-        """
+        """Return the ids of a range."""
         start, stop, step = key.indices(len(self))
         if step != 1:
             raise ConfigError("token shards are sliced without a step", step, "Slice the result.")

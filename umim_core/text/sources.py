@@ -158,11 +158,7 @@ def _kind(name: str) -> str:
 
 
 def _unfolded(name: str) -> list[str]:
-    """Return the corpus files in a folder and below it; any other name as it is.
-
-    Raises:
-        CorpusError: If there are none.
-    """
+    """Return the corpus files in a folder and below it; any other name as it is."""
     if not os.path.isdir(name):
         return [name]
     files = sorted(str(path) for path in Path(name).rglob("*") if path.is_file())

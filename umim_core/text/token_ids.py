@@ -100,11 +100,6 @@ def check_flat(ids: Tokens) -> None:
 def check_range(ids: NDArray[np.integer], where: str = "corpus", start: int = 0) -> None:
     """Check that an array holds token ids.
 
-    Args:
-        ids: The array.
-        where: Named in the error.
-        start: Position of its first id there.
-
     Raises:
         CorpusError: If it is not 1-D or not of integers, or an id is outside 0 .. 2^18 - 1.
     """
@@ -219,10 +214,6 @@ def leading_ids(
     """Return the special ids that a tokenizer puts before a text by default, a BOS say.
 
     A worked example: where "a" becomes ``<s> a </s>`` by default, ``[<s>]``.
-
-    Args:
-        tokenizer: The tokenizer.
-        add_special_tokens: As in ``encode``.
     """
     bare, whole = encode(tokenizer, "a"), encode(tokenizer, "a", add_special_tokens)
     starts = [k for k in range(len(whole)) if whole[k : k + len(bare)] == bare]

@@ -35,11 +35,6 @@ def tokenize_parts(
     Long documents go through the tokenizer in pieces, so that memory is bounded and all cores work;
     the ids, one piece after the other, are those of the whole document (see `cut_pieces`).
 
-    Args:
-        parts: (text, whether it ends its document), as `iter_parts` gives them.
-        tokenizer: The backbone's tokenizer.
-        batch_size: Pieces per tokenizer call.
-
     Yields:
         (int32 array [number of tokens], whether it ends its document); an array may be empty.
 
@@ -86,11 +81,6 @@ def iter_token_pieces(
     source: Source, tokenizer: PreTrainedTokenizerBase | None, bad: BadRows | None = None
 ) -> Iterator[TokenPiece]:
     """Yield a corpus as ids in bounded memory, however long its documents are.
-
-    Args:
-        source: Text, or ready ids (one document; the tokenizer is not used).
-        tokenizer: The backbone's tokenizer.
-        bad: Receives the count of skipped rows while the pieces are consumed.
 
     Yields:
         (int32 array, whether it ends its document), in order.

@@ -49,14 +49,6 @@ def document_windows(
 ) -> Iterator[Window]:
     """Cut documents into windows; see above.
 
-    Args:
-        pieces: (ids, whether they end their document), as ``iter_token_pieces`` gives them; they
-            are read as windows are asked for.
-        length: Most ids of a window, special ids in front included.
-        context: Least tokens before a scored token that is that far into its document; without
-            special ids in front, at least one.
-        lead: Special ids that every window begins with.
-
     Raises:
         CorpusError: If a window has no room for a scored token.
     """

@@ -18,12 +18,7 @@ from umim_core.backbone.backbone import Backbone
 
 
 class InputAdapter(nn.Module):
-    """The change A of an embedding; zero until it is trained.
-
-    Args:
-        hidden_size: Embedding size d.
-        scale: Initial value of s.
-    """
+    """The change A of an embedding; zero until it is trained."""
 
     def __init__(self, hidden_size: int, scale: float) -> None:
         super().__init__()

@@ -20,10 +20,6 @@ class WholeTextSegmenter(ABC):
     Where a unit ends may depend on the whole text, so a beginning need not have the units that it
     has in the text. Units with a special token, such as a BOS or the mark of a turn, are those of
     the rules, and each stretch between them is cut as a text of its own.
-
-    Args:
-        backbone: Names the special tokens.
-        matcher: The rules; of each text as many units are left as they leave.
     """
 
     def __init__(self, backbone: Backbone, matcher: Matcher) -> None:

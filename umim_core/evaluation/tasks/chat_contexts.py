@@ -24,9 +24,6 @@ _log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger
 class ChatContexts:
     """Contexts by text.
 
-    Args:
-        tokenizer: The backbone's.
-
     Attributes:
         applied: Whether an evaluation writes its contexts by the chat template.
     """
@@ -41,13 +38,7 @@ class ChatContexts:
         self._places[text] = content_places(chat, text, render)
 
     def parts(self, text: str, ids: Sequence[int] | NDArray[np.int64]) -> Parts | None:
-        """Return the tokens of a context that may merge; None for all, where it is no chat.
-
-        Args:
-            text: The context.
-            ids: Its raw ids; special tokens may stand before those of the text, and blanks at the
-                end of the text may be left out.
-        """
+        """Return the tokens of a context that may merge; None for all, where it is no chat."""
         places = self._places.get(text)
         if places is None:
             if self.applied:

@@ -27,12 +27,7 @@ _VERSION: Final = 1.0
 
 
 class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
-    """A generation task; all but its name is in its ``GenerationSet``.
-
-    Args:
-        config: ``task``, the name, and ``metadata``: the model's arguments and options of the task
-            (``TaskOptions``).
-    """
+    """A generation task; all but its name is in its ``GenerationSet``."""
 
     @one_line_errors()
     def __init__(self, config: dict[str, Any]) -> None:
@@ -42,10 +37,6 @@ class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships n
 
 def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[str, object]:
     """Return a task with its questions as lm-eval's configuration.
-
-    Args:
-        task: The task.
-        metadata: The model's arguments and the options of the task.
 
     Raises:
         ConfigError: If an option or a metric is unknown.

@@ -37,11 +37,7 @@ _OWN: Final = ("class", "stock", "text_metrics", "tag")
 
 
 class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
-    """A task whose answers our metrics judge.
-
-    Args:
-        config: The YAML file, with ``metadata``: the model's arguments and ``--metadata``.
-    """
+    """A task whose answers our metrics judge."""
 
     @one_line_errors()
     def __init__(self, config: dict[str, Any]) -> None:
@@ -94,13 +90,7 @@ def figures_config(metrics: Sequence[TextMetric]) -> dict[str, Any]:
 def judged(
     metrics: Sequence[TextMetric], row: Mapping[str, Any], texts: Sequence[str]
 ) -> dict[str, float]:
-    """Return the figures of all answers to a question, and what their requests saved.
-
-    Args:
-        metrics: The metrics.
-        row: The question, with ``references`` and ``features``.
-        texts: The answers.
-    """
+    """Return the figures of all answers to a question, and what their requests saved."""
     figures: dict[str, float] = {}
     for metric in metrics:
         figures |= metric.score(texts, row)

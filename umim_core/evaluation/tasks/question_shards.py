@@ -105,13 +105,6 @@ def score_questions(
 ) -> ShardScores:
     """Score the questions ``first`` to ``last`` - 1.
 
-    Args:
-        model: A model that has scored nothing yet.
-        source: The task.
-        questions: What :func:`question_set` found.
-        first: Number of the first question.
-        last: Number behind the last one.
-
     Raises:
         EvaluationError: If the questions are others here.
     """
@@ -144,14 +137,6 @@ def score_range(
     confirm_run_unsafe_code: bool = False,
 ) -> ShardScores:
     """Score the questions ``first`` to ``last`` - 1 of a loaded task.
-
-    Args:
-        model: The model.
-        task: The task; its examples are drawn anew.
-        first: Number of the first question.
-        last: Number behind the last one.
-        seed: Of sampled answers, with ``first``.
-        confirm_run_unsafe_code: As lm-eval's command has it: whether answers may be run.
 
     Returns:
         Values of the metrics that are means over questions; of a task that filters its answers in

@@ -19,11 +19,6 @@ from umim_core.evaluation.tasks.batched_model import TokenRequest
 class RollingTexts:
     """Texts as windows to score, as lm-eval's ``hf`` cuts them.
 
-    Args:
-        texts: Raw ids of each text.
-        prefix: Token in front of the first.
-        longest: Most tokens of a window.
-
     Attributes:
         windows: Context and continuation of every window, text by text.
     """

@@ -44,9 +44,6 @@ Scored = tuple[float, bool, int]  # log-probability, whether greedy decoding giv
 class SequenceTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
     """A multiple-choice task that reports ``acc_seq`` beside lm-eval's accuracies.
 
-    Args:
-        config: lm-eval's configuration of a multiple-choice task, or the name of one (``stock``).
-
     Attributes:
         tokenizer: Counts tokens; where it is None, that of the model which lm-eval's command names
             is loaded.

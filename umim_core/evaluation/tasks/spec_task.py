@@ -18,11 +18,7 @@ COLUMNS: Final = ("context", "choices", "gold")
 
 
 class SpecTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
-    """A task that a YAML file names, for lm-eval's own command; all else is in its ``TaskSet``.
-
-    Args:
-        config: The YAML file: ``task`` is the name; ``metadata`` goes to :func:`load_splits`.
-    """
+    """A task that a YAML file names, for lm-eval's own command; all else is in its ``TaskSet``."""
 
     @one_line_errors()
     def __init__(self, config: dict[str, Any]) -> None:

@@ -26,9 +26,6 @@ def task_context(metadata: Mapping[str, object]) -> int | None:
     ``max_length`` (else the backbone's configuration) is the context. Arguments that name no
     backbone are those of ``umim``: the checkpoint's counts, else the default checkpoint's.
 
-    Args:
-        metadata: A task's metadata.
-
     Returns:
         The tokens; None if they are unknown.
 

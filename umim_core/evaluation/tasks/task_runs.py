@@ -42,11 +42,7 @@ def knows_task(name: str) -> bool:
 
 
 def _config(name: str) -> str | dict[str, Any]:
-    """Return what lm-eval loads a task by: a configuration, or the name of one of its own.
-
-    Raises:
-        ConfigError: If there is no task of this name.
-    """
+    """Return what lm-eval loads a task by: a configuration, or the name of one of its own."""
     if name in TASKS.names():
         return lm_eval_config(TASKS.find(name))
     if not knows_task(name):
@@ -70,10 +66,6 @@ def load_tasks(
     tasks: Sequence[str | dict[str, object]], options: dict[str, Any] | None = None
 ) -> dict[str, Task]:
     """Load tasks and their data.
-
-    Args:
-        tasks: Names of tasks of this package or of lm-eval, or configurations of others.
-        options: Passed to the tasks' data functions.
 
     Returns:
         The tasks by name, with the examples in the prompt that they ask for, else none.

@@ -17,21 +17,12 @@ def pass_at_k(answers: int, right: int, k: int) -> float:
 
         n = 4 answers, c = 1 right, k = 2:  3 of 6 pairs hold the right one, 1 - 3/6 = 0.5
 
-    Args:
-        answers: Answers n, at least k.
-        right: Right ones c among them.
-        k: Answers that may be given.
-
     Source: Chen et al., 2021, "Evaluating Large Language Models Trained on Code", equation 1.
     """
     return 1.0 - comb(answers - right, k) / comb(answers, k)
 
 
 def pass_figures(right: Sequence[bool]) -> dict[str, float]:
-    """Return pass@k by name, for every order that there are answers for.
-
-    Args:
-        right: Whether each answer is right, at least one.
-    """
+    """Return pass@k by name, for every order that there are answers for."""
     answers, correct = len(right), sum(right)
     return {f"pass@{k}": pass_at_k(answers, correct, k) for k in PASS_ORDERS if k <= answers}

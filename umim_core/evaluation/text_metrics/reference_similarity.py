@@ -64,9 +64,6 @@ class ReferenceSimilarity:
 def require_libraries(texts: int) -> None:
     """Make sure that a comparison will find its libraries, before texts are generated for it.
 
-    Args:
-        texts: How many will be compared; fewer than `FEWEST_TEXTS` have no MAUVE.
-
     Raises:
         MissingExtraError: If one is not installed; the message has the command.
     """
@@ -79,10 +76,6 @@ def require_libraries(texts: int) -> None:
 
 def reference_similarity(texts: Sequence[str], references: References) -> ReferenceSimilarity:
     """Compare generated texts with the continuations of their prompts.
-
-    Args:
-        texts: Generated texts.
-        references: The continuation of each.
 
     Raises:
         EvaluationError: If there is no text, or not a reference for each.

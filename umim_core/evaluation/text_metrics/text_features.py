@@ -49,10 +49,6 @@ class TextFeatures:
     def of_tokens(self, texts: Sequence[str], batch_size: int = 16) -> list[Tensor]:
         """Return the features of every token of every text.
 
-        Args:
-            texts: Texts; what exceeds the model's positions is cut off, an empty one has no tokens.
-            batch_size: Texts per forward.
-
         Returns:
             Per text [T, d], float32 on the CPU.
 
@@ -75,9 +71,6 @@ class TextFeatures:
 @cache
 def features_of(name: str) -> TextFeatures:
     """Return the features of a model by name, loaded once in a process.
-
-    Args:
-        name: Embedded or packaged name, directory, GGUF file or hub repository.
 
     Raises:
         BackboneError: If it cannot be loaded.

@@ -63,9 +63,5 @@ def add_text_metric(
 
 
 def mean_figures(rows: Sequence[Figures]) -> dict[str, float]:
-    """Return the mean of every figure over the answers to one question.
-
-    Args:
-        rows: Figures of each answer, at least one, with the same names.
-    """
+    """Return the mean of every figure over the answers to one question."""
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}

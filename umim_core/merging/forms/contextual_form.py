@@ -22,12 +22,7 @@ from umim_core.merging.forms.merge_form import draw_linear, inside_spans, reset_
 
 
 class SpanAttention(nn.Module):
-    """One pre-norm layer of self-attention over a span: 4 d^2 + 6 d parameters.
-
-    Args:
-        hidden_size: Embedding size d.
-        num_heads: Heads h; divides d.
-    """
+    """One pre-norm layer of self-attention over a span: 4 d^2 + 6 d parameters."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()

@@ -31,12 +31,7 @@ _MOST_ROWS: Final = 1 << (63 - 2 * (TOKEN_BITS + 1))  # so that a key fits an in
 
 
 def frequent_spans(rules: RuleSet, count: int) -> Tensor:
-    """Return the spans of the most frequent rules [K, 4] (int32), -1 beyond a span, ascending.
-
-    Args:
-        rules: The rules; of equally frequent ones the shorter come first, then by ids.
-        count: Rules wanted; all where there are fewer.
-    """
+    """Return the spans of the most frequent rules [K, 4] (int32), -1 beyond a span, ascending."""
     spans = np.concatenate(
         [
             np.pad(rules.ids_by_order[n], ((0, 0), (0, MAX_SPAN - n)), constant_values=_NONE)
