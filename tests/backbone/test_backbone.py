@@ -20,9 +20,8 @@ from transformers import (
 
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
-from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import BackboneError
 from umim_core.evaluation.harness import UmimLM
 
 TIED = {"tie_word_embeddings": True}
@@ -60,13 +59,6 @@ def test_three_parts_give_the_logits_of_every_supported_architecture(name: str) 
     check_parts(wrap_backbone(shaken(name), None))
 
 
-def test_three_parts_give_the_logits_of_the_tiny_backbones(tiny_backbone: Backbone) -> None:
-    check_parts(tiny_backbone)
-    assert (tiny_backbone.hidden_size, tiny_backbone.vocab_size) == (16, 32)
-    assert tiny_backbone.max_positions == 64
-    assert tiny_backbone.dtype is torch.float32
-
-
 def test_a_model_without_output_projection_is_refused() -> None:
     config = BertConfig(
         vocab_size=32,
@@ -86,10 +78,6 @@ def test_a_backbone_is_frozen_and_in_evaluation_mode(
     backbone = wrap_backbone(model, None)
     assert not any(parameter.requires_grad for parameter in backbone.model.parameters())
     assert not any(module.training for module in backbone.model.modules())
-
-
-def test_special_ids_are_those_of_the_tokenizer(tiny_backbone: Backbone) -> None:
-    assert special_ids(tiny_backbone.tokenizer) == tiny_backbone.special_ids == {0}
 
 
 def test_text_is_encoded_without_special_tokens_and_decoded_without_them(
@@ -135,12 +123,6 @@ def test_the_embedded_backbones_load_with_one_fingerprint_per_type(name: str) ->
     assert wide.decode(wide.encode(text)) == text
 
 
-def test_the_embedded_backbones_share_a_tokenizer_and_nothing_else() -> None:
-    llama, gpt2 = load_backbone("umim-docs-llama"), load_backbone("umim-docs-gpt2")
-    assert llama.tokenizer_fingerprint == gpt2.tokenizer_fingerprint
-    assert llama.fingerprint != gpt2.fingerprint
-
-
 def test_an_unknown_name_lists_the_embedded_ones(tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere")
     for load in (load_backbone, load_tokenizer):
@@ -150,11 +132,6 @@ def test_an_unknown_name_lists_the_embedded_ones(tmp_path: Path) -> None:
         assert "umim-docs-gpt2, umim-docs-llama" in message
         assert "nowhere" in message
         assert "without code of its own" in message
-
-
-def test_an_unknown_dtype_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"one of \['bfloat16', 'float16'.*'auto'\]; got int8"):
-        load_backbone("umim-docs-llama", dtype="int8")
 
 
 def test_torn_weights_are_refused(saved: Path) -> None:

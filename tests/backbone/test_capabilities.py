@@ -106,19 +106,6 @@ def test_weights_on_no_device_are_refused() -> None:
         wrap_backbone(model, None)
 
 
-def test_the_probe_takes_six_forwards_of_few_units() -> None:
-    model = random_model(EXACT["llama"])
-    sizes: list[int] = []
-
-    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        sizes.append(args[0].shape[0] * args[0].shape[1])
-
-    model.model.layers[0].register_forward_pre_hook(note)
-    wrap_backbone(model, None)
-    assert len(sizes) <= 7
-    assert sum(sizes) < 64
-
-
 def test_wrapping_leaves_the_callers_model_as_it_was() -> None:
     model = random_model(EXACT["llama"]).train()
     hooks = copy.copy(model.lm_head._forward_hooks)

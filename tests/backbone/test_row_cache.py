@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 from transformers import (
     DynamicCache,
-    GPTNeoConfig,
-    LlamaConfig,
     MambaConfig,
     MistralConfig,
-    Qwen2Config,
 )
 
 from support.tiny_models import random_model, tiny_config
@@ -122,25 +119,6 @@ def test_rollback_beyond_a_row_is_refused(counts: list[int]) -> None:
     assert cache.lengths.tolist() == [1, 1]
 
 
-def test_a_forward_without_begin_is_refused() -> None:
-    cache = RowCache(1, 1, max_length=8)
-    with pytest.raises(GenerationError, match="begin"):
-        cache.update(states(1.0), states(1.0), 0)
-
-
-def test_a_forward_of_another_width_than_planned_is_refused() -> None:
-    cache = RowCache(1, 1, max_length=8)
-    cache.begin(2)
-    with pytest.raises(GenerationError, match="1 new columns, planned 2"):
-        cache.update(states(1.0), states(1.0), 0)
-
-
-@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
-def test_empty_caches_are_refused(sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(GenerationError, match="at least one"):
-        RowCache(*sizes)
-
-
 def test_mask_hides_what_lies_behind_a_rows_own_units() -> None:
     cache = RowCache(1, 3, max_length=8)
     for _ in range(3):
@@ -165,12 +143,6 @@ def test_several_units_per_row_on_ragged_lengths_are_masked_causally() -> None:
         [[1, 1, 1, 0], [1, 1, 1, 1]],
         [[1, 1, 0, 0], [1, 1, 1, 0]],
     ]
-
-
-def test_rows_of_one_length_need_no_mask() -> None:
-    cache = RowCache(1, 2, max_length=8)
-    cache.begin(3)
-    assert step_mask(cache, torch.float32) is None
 
 
 def test_chunked_ragged_forwards_equal_transformers_own_cache() -> None:
@@ -217,16 +189,6 @@ def test_sliding_windows_are_refused_beyond_their_window() -> None:
     check_attention_window(config, 16)
     with pytest.raises(GenerationError, match=r"attention window \(16\); got 17 units"):
         check_attention_window(config, 17)
-
-
-def test_gpt_neo_local_layers_count_as_windows() -> None:
-    config = GPTNeoConfig(num_layers=2, attention_types=[[["global", "local"], 1]], window_size=8)
-    assert attention_window(config) == 8
-
-
-def test_full_attention_has_no_window() -> None:
-    assert attention_window(LlamaConfig()) is None
-    assert attention_window(Qwen2Config(use_sliding_window=False)) is None
 
 
 def test_recurrent_layers_are_refused() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
-from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.embedded.assets import embedded_names
@@ -39,11 +37,6 @@ def test_a_missing_one_is_told_at_once_and_by_what_it_looks_like(name: str, valu
     assert value in str(caught.value)
 
 
-def test_a_missing_backbone_is_no_matter_of_its_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(BackboneError, match=r"^a backbone must be .*a path that does not exist"):
-        load_backbone(str(tmp_path / "nowhere"))
-
-
 def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -57,8 +50,3 @@ def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(BackboneError, match="neither a directory nor downloaded before"):
         load_tokenizer("nosuch")
     assert len(asked) == 1
-
-
-def test_loading_a_backbone_shows_no_bar(capfd: pytest.CaptureFixture[str]) -> None:
-    load_backbone("umim-docs-llama")
-    assert capfd.readouterr().err == ""

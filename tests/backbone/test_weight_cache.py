@@ -55,15 +55,6 @@ def test_weights_are_hashed_once_whatever_the_data_type(
     assert len(records(tmp_path)) == 1
 
 
-def test_small_models_leave_no_record(
-    saved: Path, hashed: list[torch.dtype], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weight_cache, "_SMALLEST", 1 << 20)
-    load_backbone(str(saved))
-    assert len(hashed) == 1
-    assert not (tmp_path / "cache").exists()
-
-
 def test_changed_weights_are_hashed_again(saved: Path, hashed: list[torch.dtype]) -> None:
     before = load_backbone(str(saved)).fingerprint
     path = saved / "model.safetensors"

@@ -15,7 +15,7 @@ from umim_core.backbone.attention_masks import eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines import evaluator_heads
-from umim_core.baselines.ehpc import EHPC, pool
+from umim_core.baselines.ehpc import EHPC
 from umim_core.baselines.evaluator_heads import (
     DEPTHS,
     EvaluatorHeads,
@@ -29,7 +29,7 @@ from umim_core.baselines.evaluator_heads import (
 )
 from umim_core.baselines.methods import Ints
 from umim_core.baselines.reduction import reduce_tokens
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import BackboneError
 
 HEADS = EvaluatorHeads(0, (1, 3))
 
@@ -46,10 +46,6 @@ def attention(row: Ints, backbone: Backbone) -> list[torch.Tensor]:
     with eager_attention(backbone.model):
         out = backbone.model(torch.from_numpy(row)[None], output_attentions=True)
     return [weights[0].double() for weights in out.attentions]
-
-
-def test_the_worked_example_is_pooled() -> None:
-    assert pool(np.array([0.4, 0.1, 0.0, 0.2]), 2) == pytest.approx([0.2, 0.25, 0.05, 0.1])
 
 
 @pytest.mark.parametrize("heads", [HEADS, EvaluatorHeads(1, (0, 2))])
@@ -172,9 +168,3 @@ def test_heads_of_other_probes_are_not_taken(
     monkeypatch.setattr(evaluator_heads, "DEPTHS", (0.5,))
     assert known_evaluator_heads(backbone).layer == found.layer == 0
     assert len(list(tmp_path.rglob("*.json"))) == 2
-
-
-@pytest.mark.parametrize(("queries", "kernel"), [(0, 32), (16, 0)])
-def test_sizes_below_one_are_refused(queries: int, kernel: int) -> None:
-    with pytest.raises(ConfigError, match="must be at least 1"):
-        EHPC(word_backbone("llama"), HEADS, queries, kernel)

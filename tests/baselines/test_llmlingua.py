@@ -13,7 +13,6 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.llmlingua import LLMLingua
 from umim_core.baselines.reduction import reduce_tokens
 from umim_core.baselines.self_information import CompressedPrefix, self_information
-from umim_core.errors import ConfigError
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -66,9 +65,3 @@ def test_the_passage_of_the_least_perplexity_goes_first() -> None:
     [last] = sorted(range(3), key=lambda k: scores[k])[:1]
     kept = reduce_tokens(LLMLingua(backbone), given(ids), 4).kept.tolist()
     assert not set(kept) & set(parts[last])  # two others hold more than twice the budget
-
-
-@pytest.mark.parametrize(("segment", "granularity"), [(0, 2.0), (200, 0.5)])
-def test_sizes_below_one_are_refused(segment: int, granularity: float) -> None:
-    with pytest.raises(ConfigError, match="must be at least 1"):
-        LLMLingua(word_backbone("llama"), segment, granularity)

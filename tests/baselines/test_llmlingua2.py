@@ -66,21 +66,6 @@ def test_long_texts_are_read_in_chunks_of_the_classifiers_positions() -> None:
     assert np.bincount(found.chunks).tolist() == [16, 16, 8]
 
 
-def test_chunks_end_behind_the_last_full_stop_that_fits() -> None:
-    found = word_classifier().words("cat dog. " + "the cat sat " * 6)
-    assert np.bincount(found.chunks).tolist() == [3, 16, 2]
-
-
-def test_a_share_of_every_chunk_goes() -> None:
-    """Ranks are those of a chunk: none is kept whole because others have lower probabilities."""
-    classifier = word_classifier()
-    tokenizer = word_backbone("llama").require_tokenizer()
-    reducer = LLMLingua2(classifier, tokenizer, forced=())
-    ids = np.concatenate([ids_of("cat dog mat sat ran and it of") for _ in range(4)])
-    kept = reduce_tokens(reducer, given(ids), 16).kept
-    assert np.bincount(kept // 16).tolist() == [8, 8]
-
-
 def test_a_classifier_in_a_directory_is_loaded(tmp_path: Path) -> None:
     classifier = word_classifier()
     classifier.model.save_pretrained(tmp_path)
@@ -113,8 +98,3 @@ def test_a_classifier_without_a_trained_head_is_refused(tmp_path: Path) -> None:
     classifier.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(BackboneError, match=r"lacks classifier\.bias"):
         load_token_classifier(str(tmp_path), local_files_only=True)
-
-
-def test_a_classifier_that_is_nowhere_is_refused() -> None:
-    with pytest.raises(BackboneError, match="a token classifier must be"):
-        load_token_classifier("./no-such-directory", local_files_only=True)

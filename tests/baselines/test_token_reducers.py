@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umim_core.baselines.methods import Ints, Text
-from umim_core.baselines.reduction import TargetReduction, highest, reduce_tokens
+from umim_core.baselines.reduction import TargetReduction, reduce_tokens
 from umim_core.baselines.truncation import Truncation
 from umim_core.errors import ConfigError, EvaluationError
 
@@ -25,16 +25,6 @@ def test_truncation_keeps_the_end_and_what_is_protected() -> None:
     assert reduce_tokens(Truncation(), text(False, False, False), 2).kept.tolist() == [1, 2]
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=40), st.data())
-def test_truncation_keeps_exactly_the_budget(flags: list[bool], data: st.DataObject) -> None:
-    budget = data.draw(st.integers(1, len(flags)))
-    found = reduce_tokens(Truncation(), text(*flags), budget)
-    assert len(found.kept) == max(budget, sum(flags))
-    assert found.shortfall == max(0, sum(flags) - budget)
-    assert found.token_reduction == pytest.approx(1 - len(found.kept) / len(flags))
-    assert set(np.flatnonzero(flags)) <= set(found.kept.tolist())
-
-
 def test_empty_and_one_token_texts_are_kept_whole() -> None:
     assert reduce_tokens(Truncation(), text(), 0).kept.tolist() == []
     assert reduce_tokens(Truncation(), text(), 0).token_reduction == 0
@@ -45,13 +35,6 @@ def test_empty_and_one_token_texts_are_kept_whole() -> None:
 def test_a_budget_beyond_the_text_is_refused(tokens: int, budget: int) -> None:
     with pytest.raises(EvaluationError, match="the budget of a text must lie between"):
         reduce_tokens(Truncation(), text(*[False] * tokens), budget)
-
-
-def test_of_equal_scores_the_first_stay() -> None:
-    scores = np.array([0.0, 2.0, 1.0, 2.0, 1.0])
-    first = np.array([True, False, False, False, False])
-    assert highest(scores, first, 3).tolist() == [0, 1, 3]
-    assert highest(scores, first, 4).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("kept", [[], [0], [1, 0], [0, 0], [-1, 2], [1, 3]])
@@ -96,8 +79,3 @@ def test_the_longest_end_of_a_text_is_taken_whose_share_fits(
 def test_a_target_that_is_no_share_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match="must lie above 0 and below 1"):
         TargetReduction(share)
-
-
-def test_a_text_without_room_is_refused() -> None:
-    with pytest.raises(EvaluationError, match="room for a token"):
-        TargetReduction(0.5).fit(np.arange(4), 0)

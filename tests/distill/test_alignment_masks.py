@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,26 +95,3 @@ def test_random_spans_and_padding_give_the_masks_of_the_algorithm(rows: list[lis
 )
 def test_rows_at_the_borders(units: list[int], expected: list[tuple[int, int, int]]) -> None:
     assert pairs(pack(units)) == expected
-
-
-def test_a_row_without_merges_adds_nothing_beside_rows_with_merges() -> None:
-    assert pairs(pack([1, 1, 1, 1], [1, 2], [1, 1])) == [(1, 2, 1)]
-
-
-def test_padding_is_never_aligned() -> None:
-    short, long = pairs(pack([2, 1], [1, 1, 1, 2, 1])), pairs(pack([2, 1]))
-    assert [pair for pair in short if pair[0] == 0] == long == [(0, 1, 0), (0, 2, 1)]
-
-
-def test_rows_of_one_sequence_stay_in_causal_order() -> None:
-    rows = aligned_rows(pack([1, 2, 1, 4, 1, 1], [3, 1, 1]))
-    for b in (0, 1):
-        inside = rows.batch == b
-        for positions in (rows.teacher[inside].tolist(), rows.student[inside].tolist()):
-            assert all(a < c for a, c in pairwise(positions))
-
-
-def test_a_batch_without_rows_is_empty() -> None:
-    packed = pack_rows([], [])
-    assert len(aligned_rows(packed)) == 0
-    assert [mask.shape for mask in alignment_masks(packed)] == [torch.Size([0, 0])] * 2

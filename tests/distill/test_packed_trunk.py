@@ -106,29 +106,6 @@ def test_the_trunk_sees_no_padding(name: str) -> None:
     assert seen == [(1, sum(LENGTHS))]
 
 
-def test_another_row_changes_nothing() -> None:
-    backbone = build("llama")
-    trunk = PackedTrunk(backbone)
-    one, other = embeddings(backbone, LENGTHS), embeddings(backbone, LENGTHS, seed=1)
-    first = trunk.hidden(torch.cat([one[:3], other[3:]]), LENGTHS)[:3]
-    assert torch.equal(first, trunk.hidden(one, LENGTHS)[:3])
-
-
-def test_rows_of_one_length_are_a_plain_batch() -> None:
-    backbone = build("llama")
-    trunk = PackedTrunk(backbone)
-    seen, units = widths(backbone), embeddings(backbone, [4, 4, 4])
-    found = trunk.hidden(units, [4, 4, 4])
-    assert seen == [(3, 4)]
-    assert torch.equal(found, backbone.hidden(units.view(3, 4, -1)).flatten(0, 1))
-
-
-def test_no_row_gives_no_state() -> None:
-    backbone = build("llama")
-    units = embeddings(backbone, [])
-    assert PackedTrunk(backbone).hidden(units, []).shape == (0, backbone.hidden_size)
-
-
 def test_rows_beyond_a_window_are_padded() -> None:
     config = MistralConfig(**CONFIGS["mistral"]().to_diff_dict() | {"sliding_window": 5})
     backbone = tiny_backbone(config, VOCAB, torch.float64, "sdpa")

@@ -35,18 +35,6 @@ def test_it_rises_to_one_then_falls_and_never_wastes_a_step(total: int, fraction
     assert all(a > b for a, b in pairwise(values[peak:]))
 
 
-def test_warm_up_reaches_the_peak_rate() -> None:
-    assert max(factors(37, 0.1)) == 1.0
-
-
-def test_without_warm_up_the_first_step_is_the_largest() -> None:
-    assert factors(4, 0.0) == pytest.approx([4 / 5, 3 / 5, 2 / 5, 1 / 5])
-
-
-def test_one_step_is_taken_at_the_full_rate() -> None:
-    assert factors(1, 0.1) == [1.0]
-
-
 def test_beyond_the_plan_the_rate_is_zero() -> None:
     assert [linear_warmup_decay(step, 5, 0.2) for step in (5, 6, 100)] == [0.0, 0.0, 0.0]
 

@@ -120,13 +120,6 @@ def test_a_step_saves_less_than_the_bound_and_most_of_it_without_merges(
     assert few > 0.5 * most
 
 
-def test_a_micro_batch_holds_its_own_rows_only() -> None:
-    whole, part = (bound("llama", micro_batch=rows) for rows in (None, 1))
-    assert part["activations, loss"] == pytest.approx(whole["activations, loss"] / ROWS)
-    assert part["weights"] == whole["weights"]
-    assert bound("llama", micro_batch=99) == whole
-
-
 def test_weights_are_halved_by_bfloat16() -> None:
     weights = sum(p.numel() for p in build("llama", torch.float32).model.parameters())
     assert bound("llama")["weights"] == pytest.approx(4 * weights, rel=0.02)

@@ -54,13 +54,6 @@ def test_segments_of_shards_are_read_from_the_shards_and_never_copied(tmp_path: 
     ]
 
 
-def test_segments_in_memory_survive_the_disk(tmp_path: Path) -> None:
-    corpus = TokenShards.of_array(np.arange(11))
-    TokenRows.of_segments(corpus, 4).save(tmp_path / "rows")
-    assert TokenRows.load(tmp_path / "rows").row(1).tolist() == [4, 5, 6, 7]
-    assert np.load(tmp_path / "rows" / "ids.npy").tolist() == list(range(8))
-
-
 def test_rows_whose_shards_are_gone_are_refused(tmp_path: Path) -> None:
     TokenRows.of_segments(shards(tmp_path / "corpus", np.arange(9), 6), 4).save(tmp_path / "rows")
     (tmp_path / "corpus").rename(tmp_path / "elsewhere")

@@ -42,11 +42,6 @@ def matcher(request: pytest.FixtureRequest) -> Matcher:
     return priced_rules(3, request.param)
 
 
-def test_an_infinite_bound_takes_all_rules(matcher: Matcher) -> None:
-    unpriced = Matcher(replace(matcher.rules, prices=None))
-    assert rows_of(model(matcher), decode_max_damage=math.inf) == rows_of(model(unpriced))
-
-
 @pytest.mark.parametrize("bound", [-math.inf, -0.5])
 def test_a_bound_below_all_prices_merges_prompts_alone(matcher: Matcher, bound: float) -> None:
     assert rows_of(model(matcher), decode_max_damage=bound) == rows_of(
@@ -100,9 +95,3 @@ def test_a_bound_needs_prices(matcher: Matcher) -> None:
     unpriced = Matcher(replace(matcher.rules, prices=None))
     with pytest.raises(RuleSetError, match=r"rules without prices\. Measure them: umim prune"):
         rows_of(model(unpriced), decode_max_damage=CHEAP)
-
-
-def test_other_rules_have_no_bound_of_the_first_ones(matcher: Matcher) -> None:
-    bounded = model(matcher, CHEAP)
-    assert bounded.merging_by(matcher) is bounded
-    assert bounded.merging_by(cheap_rules(matcher)).decode_max_damage is None

@@ -151,11 +151,6 @@ def test_log_probabilities_are_the_models_own(top: int) -> None:
         assert torch.allclose(torch.tensor(values), table.float().sort(descending=True)[0][:, :top])
 
 
-def test_without_asking_there_are_no_log_probabilities() -> None:
-    row = Engine(Compressed.without_merging(build("gpt2"))).generate([[1]], settings(2)).rows[0]
-    assert (row.logprobs, row.top_logprobs) == (None, None)
-
-
 @pytest.mark.parametrize("asked", [-1, VOCAB + 1])
 def test_more_log_probabilities_than_ids_are_refused(asked: int) -> None:
     with pytest.raises(GenerationError, match="logprobs must lie between 0 and 11"):

@@ -53,23 +53,6 @@ def test_processors_give_what_transformers_gives(options: dict[str, object]) -> 
         assert list(row.ids) == theirs[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize(
-    ("options", "possible"),
-    [({"min_p": 0.9}, 2), ({"typical_p": 0.2}, 2), ({"epsilon_cutoff": 0.3}, 3)],
-)
-def test_warpers_leave_few_tokens_to_draw(options: dict[str, float], possible: int) -> None:
-    engine = Engine(Compressed.without_merging(build("llama")))
-    config = settings(1, do_sample=True, num_return_sequences=200, **options)
-    assert (
-        len({row.ids for row in engine.generate([[1, 2]], config, Request(seed=0)).rows})
-        <= possible
-    )
-    free = settings(1, do_sample=True, num_return_sequences=200)
-    assert (
-        len({row.ids for row in engine.generate([[1, 2]], free, Request(seed=0)).rows}) > possible
-    )
-
-
 class _Only(LogitsProcessor):
     """Allow the successor of the newest raw id alone, and note what it was given."""
 
@@ -157,13 +140,6 @@ def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None
     assert (ours.values, ours.ended) == (theirs.values, theirs.ended)
 
 
-def test_a_streamer_takes_one_row() -> None:
-    with pytest.raises(GenerationError, match="a streamer takes one row; got 2 rows"):
-        Engine(Compressed.without_merging(build("gpt2"))).generate(
-            [[1], [2]], settings(5), Request(streamer=_Record())
-        )
-
-
 def test_timings_add_up_to_the_call_less_the_consumers_pauses() -> None:
     engine = Engine(Compressed.without_merging(build("gpt2")))
     start, paused = time.perf_counter(), 0.0
@@ -234,8 +210,3 @@ def test_ids_that_a_processor_refuses_are_reported() -> None:
         Engine(Compressed.without_merging(build("gpt2"))).generate(
             [[1]], settings(2, bad_words_ids=[[99]])
         )
-
-
-def test_nested_prompts_are_refused() -> None:
-    with pytest.raises(GenerationError, match="1-D array"):
-        Engine(Compressed.without_merging(build("gpt2"))).generate([[[1, 2], [3]]], settings(2))

@@ -217,14 +217,6 @@ def test_with_an_open_border_a_rule_may_begin_with_the_unfed_token() -> None:
     assert row.prompt_spans == ((0, 2),)
 
 
-def test_an_empty_prompt_goes_on_with_a_state() -> None:
-    engine = Engine(Compressed.without_merging(build("llama")))
-    first = engine.generate([[1, 2, 3]], settings(4))
-    second = engine.generate([[]], settings(4), past=first.state)
-    whole = engine.generate([[1, 2, 3]], settings(8)).rows[0].ids
-    assert first.rows[0].ids + second.rows[0].ids == whole
-
-
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
     backbone = build("llama")
@@ -262,21 +254,3 @@ def test_a_state_belongs_to_its_backbone_and_unit_positions() -> None:
         with pytest.raises(GenerationError, match="merge depth that made it"):
             other.generate([[4]], settings(2), past=state)
     Engine(Compressed.without_merging(backbone)).generate([[4]], settings(2), past=state)
-
-
-def test_a_released_state_holds_no_cache() -> None:
-    engine = Engine(Compressed.without_merging(build("gpt2")))
-    state = engine.generate([[1, 2, 3]], settings(4)).state
-    assert state.cache_lengths == (6,)
-    state.release()
-    assert state.cache_lengths == ()
-    with pytest.raises(GenerationError, match="continued or released"):
-        engine.generate([[4]], settings(2), past=state)
-
-
-def test_a_turn_draws_numbers_of_its_own() -> None:
-    engine = Engine(Compressed.without_merging(build("gpt2")))
-    config = settings(12, do_sample=True, temperature=50.0)  # nearly uniform: ids follow the draws
-    first = engine.generate([[1]], config, Request(seed=0))
-    second = engine.generate([[1]], config, Request(seed=0), past=first.state)
-    assert second.rows[0].ids != first.rows[0].ids

@@ -21,20 +21,6 @@ def push(units: GeneratedUnits, *tokens: int | None) -> None:
     units.push(np.array([token or 0 for token in tokens], dtype=np.int64), running)
 
 
-def test_a_merged_unit_is_recorded_with_its_place() -> None:
-    units = GeneratedUnits(Matcher(RuleSet.from_spans([(1, 2)])), rows=1)
-    for token in (0, 1, 2, 1):
-        push(units, token)
-    assert units.spans(0) == ((1, 2),)
-
-
-def test_without_a_matcher_nothing_is_merged() -> None:
-    units = GeneratedUnits(None, rows=1)
-    push(units, 0)
-    push(units, 0)
-    assert units.spans(0) == ()
-
-
 def test_an_ended_row_keeps_its_units_while_others_grow() -> None:
     units = GeneratedUnits(Matcher(RuleSet.from_spans([(1, 2)])), rows=2)
     for tokens in ((1, 1), (2, 2), (None, 1), (None, 2)):

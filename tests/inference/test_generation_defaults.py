@@ -59,14 +59,6 @@ def test_calls_without_a_seed_draw_anew(umim: UMIM) -> None:
     assert len(texts) == 8
 
 
-def test_torch_repeats_a_series_of_calls(umim: UMIM) -> None:
-    series = []
-    for _ in range(2):
-        torch.manual_seed(7)
-        series.append([umim.generate(PROMPT, do_sample=True, max_new_tokens=9) for _ in range(3)])
-    assert series[0] == series[1]
-
-
 def test_greedy_calls_leave_torchs_generator_alone(umim: UMIM) -> None:
     before = torch.get_rng_state()
     umim.generate(PROMPT, max_new_tokens=3)
@@ -112,13 +104,6 @@ def test_a_model_that_switches_top_k_off_samples_from_the_whole_vocabulary(umim:
     assert settings(umim).top_k == 0
 
 
-def test_settings_of_a_models_file_that_change_no_token_are_left_out(umim: UMIM) -> None:
-    umim.backbone.model.generation_config = GenerationConfig(
-        cache_implementation="hybrid", output_attentions=False, early_stopping=True, eos_token_id=0
-    )
-    assert umim.generate(PROMPT, max_new_tokens=3).ids[0]
-
-
 def test_a_model_whose_file_asks_for_beams_is_refused_until_they_are_overridden(umim: UMIM) -> None:
     umim.backbone.model.generation_config = GenerationConfig(num_beams=4, eos_token_id=0)
     with pytest.raises(GenerationError, match="num_beams"):
@@ -134,13 +119,6 @@ def test_an_end_token_may_be_given(umim: UMIM) -> None:
         output = umim.generate(PROMPT, max_new_tokens=12, eos_token_id=ends)
         assert output.ids[0] == free[: free.index(free[4]) + 1]
         assert output.stop_reasons == ("eos",)
-
-
-def test_min_p_keeps_the_probable_tokens(umim: UMIM) -> None:
-    best = umim.generate(PROMPT, max_new_tokens=5).ids
-    assert umim.generate(PROMPT, max_new_tokens=5, do_sample=True, min_p=1.0).ids == best
-    with pytest.raises(GenerationError, match="need do_sample"):
-        umim.generate(PROMPT, min_p=0.1)
 
 
 def test_options_have_transformers_names_too(umim: UMIM) -> None:

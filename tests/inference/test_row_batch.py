@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from support.engine_matrix import VOCAB, build, module_for, random_rules
 from support.merged_models import merged_model
-from umim_core.errors import ConfigError, GenerationError
+from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.prefix_store import PrefixStore
@@ -182,8 +182,3 @@ def test_a_row_without_a_finite_score_fails_alone() -> None:
         batch.step()
     assert bad.error is not None and "finite score" in str(bad.error)
     assert good.row.ids == engine.generate([ids[1]], settings(3), Request()).rows[0].ids
-
-
-def test_negative_bytes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="0 bytes or more"):
-        PrefixStore(-1)

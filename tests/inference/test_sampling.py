@@ -167,25 +167,6 @@ def test_rows_of_a_history_are_kept_apart() -> None:
             assert history.row(row, ids).tolist() == [ids]
 
 
-def test_a_vocabulary_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, reads = letters("abcdefg"), []
-    whole = tokenizer.get_vocab
-    monkeypatch.setattr(tokenizer, "get_vocab", lambda: reads.append(1) or whole())
-    config = GenerationConfig(max_new_tokens=9, stop_strings=["bc", "fg"])
-    Stopper(config, tokenizer)
-    first = len(reads)
-    Stopper(config, tokenizer)
-    assert first > 0 and len(reads) == first
-    tokenizer.add_tokens(["new"])
-    Stopper(config, tokenizer)
-    assert len(reads) > first
-
-
-def test_a_tokenizer_that_transformers_cannot_analyse_is_reported() -> None:
-    with pytest.raises(GenerationError, match="stop strings"):
-        Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["yz"]), letters("xyz"))
-
-
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(GenerationError, match="stop strings need a tokenizer"):
         Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["x"]), None)
@@ -208,10 +189,6 @@ def test_settings_that_would_be_ignored_are_refused(options: dict[str, int], nam
         check_generation_config(config)
 
 
-def test_neutral_settings_pass() -> None:
-    check_generation_config(GenerationConfig(max_new_tokens=2, num_beams=1, pad_token_id=0))
-
-
 @pytest.mark.parametrize("options", [{"temperature": -1.0}, {"top_p": 1.5}, {"top_k": -2}])
 def test_sampling_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
     config = GenerationConfig(max_new_tokens=1, do_sample=True)
@@ -219,8 +196,3 @@ def test_sampling_settings_out_of_range_are_refused(options: dict[str, float]) -
         setattr(config, name, value)
     with pytest.raises(GenerationError, match="out of range"):
         TokenChooser(config, [1], 0)
-
-
-def test_a_negative_seed_is_refused() -> None:
-    with pytest.raises(GenerationError, match="seed"):
-        TokenChooser(GenerationConfig(max_new_tokens=1), [1], -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import numpy as np
@@ -19,22 +18,12 @@ from umim_core.rules.ruleset import RuleSet
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("umim_core", "tasks", "flows", "benchmarks")
 RULES = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
-DEFAULTS = {  # the field of recipes and checkpoints, and the options of those who make one
-    "umim_core/config/form.py",
-    "umim_core/cli/init_command.py",
-    "umim_core/cli/train_command.py",
-}
 OPENERS = {"umim_core/model/loading.py"}
 
 
 def test_rules_without_a_module_are_refused(tiny_llama: Backbone) -> None:
     with pytest.raises(ConfigError, match="rules need a merge module"):
         Compressed(tiny_llama, None, RULES, "compact")
-
-
-def test_an_unknown_position_policy_is_refused(tiny_llama: Backbone) -> None:
-    with pytest.raises(ConfigError, match="unit_positions must be one of"):
-        Compressed(tiny_llama, None, None, "absolute")  # type: ignore[arg-type]
 
 
 def test_the_base_is_the_same_backbone_on_raw_tokens(tiny_llama: Backbone) -> None:
@@ -46,43 +35,6 @@ def test_the_base_is_the_same_backbone_on_raw_tokens(tiny_llama: Backbone) -> No
     assert base.segment(ids)[1].tolist() == [1] * 6
     raw = tiny_llama.embed(torch.from_numpy(ids)[None])
     assert torch.equal(base.embed(base.pack([ids])), raw)
-
-
-def defaulted(tree: ast.AST) -> list[int]:
-    """Lines of parameters and fields called ``unit_positions`` that have a default."""
-    lines: list[int] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            given = node.args
-            plain = [*given.posonlyargs, *given.args]
-            pairs = [*zip(plain[len(plain) - len(given.defaults) :], given.defaults, strict=True)]
-            pairs += [(a, d) for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True) if d]
-            lines += [a.lineno for a, _ in pairs if a.arg == "unit_positions"]
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            lines += [node.lineno] * (node.target.id == "unit_positions" and node.value is not None)
-    return lines
-
-
-def test_nothing_assumes_unit_positions() -> None:
-    found = {
-        str(path.relative_to(ROOT))
-        for layer in LAYERS
-        for path in (ROOT / layer).rglob("*.py")
-        if defaulted(ast.parse(path.read_text(encoding="utf-8")))
-    }
-    assert found == DEFAULTS
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def f(a, unit_positions='compact'): ...",
-        "def f(*, unit_positions='compact'): ...",
-        "class A:\n    unit_positions: str = 'compact'",
-    ],
-)
-def test_the_checker_sees_defaults(source: str) -> None:
-    assert len(defaulted(ast.parse(source))) == 1
 
 
 def test_a_checkpoint_is_opened_with_its_backbone_in_one_place() -> None:

@@ -11,7 +11,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.continuations import _layout, block_mask, score_continuations
+from umim_core.merging.continuations import block_mask, score_continuations
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -69,12 +69,6 @@ def test_rows_and_neighbours_do_not_change_a_score(backbone: Backbone) -> None:
                 [contexts[b]], [[endings[b][k]]], Compressed.without_merging(backbone)
             )
             assert torch.allclose(together[b][k].log_probs, alone.log_probs, atol=1e-12)
-
-
-def test_a_batch_is_as_wide_as_its_longest_row() -> None:
-    contexts, endings = [np.arange(6), np.arange(1)], [[ids(4, 5)], [ids(2), ids(3, 3, 3, 3)]]
-    layout = _layout(contexts, endings, torch.device("cpu"))
-    assert layout.groups.tolist() == [[0, 0, 0, 0, 0, 0, 1], [0, 2, 2, 2, -1, -1, -1]]
 
 
 @pytest.mark.parametrize(
@@ -141,17 +135,3 @@ def test_one_continuation_per_row_makes_no_mask_of_columns(
     for [score], [expected, _] in zip(alone, masked, strict=True):
         assert torch.allclose(score.log_probs, expected.log_probs, rtol=0, atol=1e-6)
         assert torch.equal(score.greedy, expected.greedy)
-
-
-def test_the_widest_row_of_single_continuations_holds_no_gap(backbone: Backbone) -> None:
-    widths: list[int] = []
-    hook = backbone.trunk.layers[0].register_forward_pre_hook(
-        lambda module, args: widths.append(args[0].shape[1])
-    )
-    score_continuations(
-        [ids(*range(9)), ids(1)],
-        [[ids(1, 2)], [ids(*range(8))]],
-        Compressed.without_merging(backbone),
-    )
-    hook.remove()
-    assert widths == [10]

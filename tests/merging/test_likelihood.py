@@ -41,13 +41,6 @@ def test_a_row_that_is_not_ids_is_refused(
         score_rows([FINE, row], Compressed.without_merging(tiny_backbone))
 
 
-def test_the_first_and_the_last_id_are_ids(tiny_backbone: Backbone) -> None:
-    (scores,) = score_rows(
-        [np.array([0, 31], dtype=np.uint16)], Compressed.without_merging(tiny_backbone)
-    )
-    assert scores.log_probs.shape == (1,)
-
-
 @pytest.fixture(scope="module")
 def broken(tiny_checkpoint: Path) -> UMIM:
     """A model whose merge module gives no numbers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from threading import Thread
 
 import numpy as np
@@ -15,11 +14,11 @@ from support.family_configs import EXACT
 from support.family_configs import random_model as model_of_family
 from support.merged_models import merged_model, oracle_states, units_of
 from support.tiny_models import random_backbone
-from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.split import split_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
-from umim_core.errors import BackboneError, CheckpointError, ConfigError, GenerationError
+from umim_core.errors import BackboneError, CheckpointError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
@@ -52,12 +51,6 @@ def test_the_parts_of_every_family_give_the_whole_or_are_refused(family: str) ->
     shared = {p.data_ptr() for p in backbone.model.parameters()}
     assert {p.data_ptr() for p in upper.model.parameters()} <= shared  # no weight is copied
     assert all(torch.equal(before[n], v) for n, v in backbone.model.state_dict().items())
-
-
-@pytest.mark.parametrize("depth", [0, 2, -1])
-def test_a_part_must_have_a_layer(depth: int) -> None:
-    with pytest.raises(ConfigError, match="can be split before layer 1 to 1"):
-        split_backbone(build("llama"), depth)
 
 
 class Recorder:
@@ -277,13 +270,6 @@ def test_adapters_of_another_backbone_are_refused() -> None:
         adapted(large, SpanAdapters(linear_maps(small), 2, 2))
 
 
-def test_a_changed_backbone_or_depth_makes_other_parts() -> None:
-    model = merged_model(build("llama"), random_rules(1, True), 1, 0)
-    assert model.merging_by(random_rules(2, True)).parts is model.parts
-    other: Backbone = build("llama", torch.float32)
-    assert replace(model, backbone=other).parts is not model.parts
-
-
 @pytest.mark.parametrize(
     ("policies", "match"),
     [
@@ -296,12 +282,6 @@ def test_a_changed_backbone_or_depth_makes_other_parts() -> None:
 def test_forms_that_cannot_be_are_refused(policies: dict[str, object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         ModuleForm.model_validate(policies)
-
-
-def test_spans_inside_the_model_have_no_surrogate_of_their_own() -> None:
-    model = merged_model(build("llama"), random_rules(1, True), 1, 0)
-    with pytest.raises(ConfigError, match="one surrogate at merge depth 0 alone"):
-        model.surrogates(torch.tensor([[1, 2]]), torch.tensor([2]))
 
 
 def test_a_checkpoint_keeps_depth_and_adapters(tmp_path) -> None:  # type: ignore[no-untyped-def]

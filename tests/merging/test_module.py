@@ -84,17 +84,6 @@ def test_a_batch_equals_its_spans_alone(form: str, lengths: list[int], seed: int
 
 
 @EVERY
-def test_a_batch_equals_its_spans_alone_in_single_precision(
-    form: str, torch_rng: torch.Generator
-) -> None:
-    spans, lengths = spans_of(7, 4, 16, torch_rng), torch.tensor([2, 4, 3, 2, 4, 1, 3])
-    together = MODULES[form](spans, lengths)
-    for m, length in enumerate(lengths.tolist()):
-        alone = MODULES[form](spans[m : m + 1, :length], lengths[m : m + 1])
-        assert torch.allclose(together[m], alone[0], rtol=0, atol=1e-6)
-
-
-@EVERY
 def test_sees_the_order_exactly_if_its_form_says_so(form: str, torch_rng: torch.Generator) -> None:
     module, span, four = MODULES[form], spans_of(1, 4, 16, torch_rng), torch.tensor([4])
     outs = torch.cat([module(span[:, list(order)], four) for order in permutations(range(4))])
@@ -156,17 +145,6 @@ def test_an_untrained_residual_module_gives_the_anchor_itself(
     assert torch.equal(module(spans, lengths), ANCHORS[module.residual](spans, lengths))
 
 
-@RESIDUAL
-def test_an_untrained_residual_module_learns_its_gain_first(
-    form: str, torch_rng: torch.Generator
-) -> None:
-    module = MergeModule(16, **FORMS[form])
-    module.initialise(0.1, torch_rng)
-    module(spans_of(5, 4, 16, torch_rng), torch.tensor([1, 2, 3, 4, 4])).square().sum().backward()
-    moved = {name for name, p in module.named_parameters() if p.grad is not None and p.grad.any()}
-    assert moved == {"norm_o.weight", "norm_o.bias"}
-
-
 @EVERY
 def test_every_parameter_gets_a_gradient(form: str, torch_rng: torch.Generator) -> None:
     module = module_of(form).requires_grad_(True)
@@ -189,12 +167,6 @@ def test_gradients_of_the_spans_are_those_of_finite_differences(
 
 
 @EVERY
-def test_no_spans_give_no_surrogates(form: str) -> None:
-    out = MODULES[form](torch.zeros(0, 3, 16), torch.zeros(0, dtype=torch.int64))
-    assert out.shape == (0, 16)
-
-
-@EVERY
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_spans_of_another_type_are_taken_in_the_type_of_the_module(
     form: str, dtype: torch.dtype, torch_rng: torch.Generator
@@ -203,24 +175,6 @@ def test_spans_of_another_type_are_taken_in_the_type_of_the_module(
     out = module(spans, torch.tensor([2, 2, 1]))
     assert out.dtype is torch.float32
     assert torch.equal(out, module(spans.float(), torch.tensor([2, 2, 1])))
-
-
-@EVERY
-def test_bfloat16_products_come_close(form: str, torch_rng: torch.Generator) -> None:
-    spans, lengths = spans_of(20, 4, 16, torch_rng), torch.arange(20) % 4 + 1
-    want = MODULES[form](spans, lengths)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = MODULES[form](spans, lengths)
-    assert not torch.equal(got, want)
-    assert (got - want).square().mean() < 1e-3 * want.square().mean()
-
-
-@EVERY
-def test_a_copy_is_of_the_same_form(form: str, torch_rng: torch.Generator) -> None:
-    module, lengths = MODULES[form], torch.tensor([2, 4])
-    other, spans = copy.deepcopy(module), spans_of(2, 4, 16, torch_rng)
-    assert type(other) is type(module)
-    assert torch.equal(other(spans, lengths), module(spans, lengths))
 
 
 @pytest.mark.parametrize(("size", "heads"), [(16, 3), (16, 0), (16, -4), (0, 1), (2, 4)])

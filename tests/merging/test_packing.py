@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -19,8 +17,6 @@ from umim_core.merging.packing import (
     Segmentation,
     pack_rows,
 )
-
-VOCAB = 32
 
 
 def cut(lengths: list[int]) -> Segmentation:
@@ -53,25 +49,6 @@ def test_docstring_example() -> None:
     assert packed.starts.tolist() == [[0, 1, 3]]
     assert packed.lengths.tolist() == [[1, 2, 1]]
     assert packed.attention_mask.tolist() == [[True, True, True]]
-
-
-def test_positions_count_units_or_name_their_last_raw_token() -> None:
-    packed = pack([[11, 12, 13, 14, 15], [16, 17]], [[1, 2, 1, 1], [2]])
-    assert packed.position_ids("compact").tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
-    assert packed.position_ids("preserved").tolist() == [[0, 2, 3, 4], [1, 0, 0, 0]]
-
-
-@settings(max_examples=50)
-@given(case=batches())
-def test_preserved_positions_are_those_of_the_last_raw_tokens(
-    case: tuple[list[list[int]], list[list[int]]],
-) -> None:
-    rows, units = case
-    found = pack(rows, units).position_ids("preserved").tolist()
-    longest = max((len(row) for row in units), default=0)
-    for positions, sizes in zip(found, units, strict=True):
-        ends = [sum(sizes[: s + 1]) - 1 for s in range(len(sizes))]
-        assert positions == ends + [0] * (longest - len(sizes))
 
 
 @settings(max_examples=200)
@@ -111,36 +88,11 @@ def test_every_field_equals_the_naive_construction(
     assert used == set(range(len(packed.span_ids)))
 
 
-@settings(max_examples=100)
-@given(case=batches())
-def test_spans_are_all_different_and_as_wide_as_the_longest(
-    case: tuple[list[list[int]], list[list[int]]],
-) -> None:
-    packed = pack(*case)
-    spans = list(
-        zip(packed.span_lengths.tolist(), map(tuple, packed.span_ids.tolist()), strict=True)
-    )
-    assert len(set(spans)) == len(spans)
-    assert packed.span_ids.shape[1] == max((n for n, _ in spans), default=1)
-
-
 def test_a_span_and_itself_padded_with_id_zero_stay_apart() -> None:
     packed = pack([[5, 6, 5, 6, 0]], [[2, 3]])
     assert packed.span_lengths.tolist() == [2, 3]
     assert packed.span_ids.tolist() == [[5, 6, 0], [5, 6, 0]]
     assert packed.span_index.tolist() == [[0, 1]]
-
-
-def test_one_span_in_many_rows_is_held_once() -> None:
-    packed = pack([[1, 2, 1, 2], [9, 1, 2]], [[2, 2], [1, 2]])
-    assert packed.span_ids.tolist() == [[1, 2]]
-    assert packed.span_index.tolist() == [[0, 0], [-1, 0]]
-
-
-def test_token_reduction_counts_the_whole_batch() -> None:
-    assert pack([[1, 2, 3, 4], [1, 2]], [[4], [1, 1]]).token_reduction == pytest.approx(0.5)
-    assert pack([], []).token_reduction == 0.0
-    assert pack([[]], [[]]).token_reduction == 0.0
 
 
 @pytest.mark.parametrize(
@@ -162,16 +114,6 @@ def test_embeddings_equal_the_naive_construction(
             assert torch.allclose(got[b, s], want, rtol=0, atol=1e-6)
             assert size > 1 or torch.equal(got[b, s], want)
             position += size
-
-
-def test_what_stands_in_padding_has_no_influence(tiny_backbone: Backbone) -> None:
-    packed = pack([[1, 2, 3], [4, 5, 6, 7]], [[2, 1], [1, 3]])
-    module = module_for(tiny_backbone)
-    pad = torch.arange(packed.span_ids.shape[1]) >= packed.span_lengths[:, None]
-    other = dataclasses.replace(packed, span_ids=packed.span_ids.masked_fill(pad, VOCAB - 1))
-    assert not torch.equal(other.span_ids, packed.span_ids)
-    want = Compressed(tiny_backbone, module, None, "compact").embed(packed)
-    assert torch.equal(Compressed(tiny_backbone, module, None, "compact").embed(other), want)
 
 
 def test_without_spans_no_module_is_needed(tiny_backbone: Backbone) -> None:
@@ -227,8 +169,3 @@ def test_units_that_do_not_cover_their_row_are_refused(
     units = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
     with pytest.raises(CorpusError, match=message):
         pack_rows([np.arange(4)], [units])
-
-
-def test_units_longer_than_a_rule_are_refused() -> None:
-    with pytest.raises(CorpusError, match=r"a unit must have 1 to 4 tokens; got 1\.\.5"):
-        pack([[1, 2, 3, 4, 5, 6]], [[5, 1]])

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from support.merge_modules import give_rows, module_of
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.errors import ConfigError
-from umim_core.merging.module import MAX_SPAN, MergeModule
+from umim_core.merging.module import MAX_SPAN
 from umim_core.merging.span_cache import TabulatedMerger
 
 VOCAB, SIZE = 29, 16
@@ -55,17 +55,6 @@ def test_equals_the_direct_path(
     assert torch.allclose(got, direct, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("form", TABULATED)
-def test_narrow_batches_equal_the_direct_path(form: str) -> None:
-    module = module_of(form, SIZE, 4, torch.float64)
-    weight = torch.randn(VOCAB, SIZE, generator=torch.Generator().manual_seed(5)).double()
-    span_ids, lengths = torch.tensor([[3, 4], [4, 3]]), torch.tensor([2, 2])
-    got = TabulatedMerger.of(module, lookup(weight), VOCAB)(span_ids, lengths)
-    assert torch.allclose(got, module(weight[span_ids], lengths), rtol=0, atol=1e-12)
-    same = bool(torch.allclose(got[0], got[1], rtol=0, atol=1e-12))
-    assert same == (form == "paper")  # the others see the order
-
-
 @pytest.mark.parametrize("form", ["depth 3", "depth 3, learned"])
 def test_a_form_whose_tokens_look_at_their_neighbours_is_refused(form: str) -> None:
     with pytest.raises(ConfigError, match="on its own to be tabulated; got depth 3"):
@@ -82,8 +71,3 @@ def test_serves_a_half_precision_backbone(
     direct = module(backbone.embed(span_ids), lengths)
     assert got.dtype == torch.float32
     assert torch.allclose(got, direct, rtol=0, atol=1e-6)
-
-
-def test_embeddings_of_another_size_are_refused() -> None:
-    with pytest.raises(ConfigError, match="module's size 16; got 8"):
-        TabulatedMerger.of(MergeModule(SIZE), lookup(torch.zeros(VOCAB, 8)), VOCAB)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import (
     ConfigError,
     CorpusError,
@@ -157,20 +157,6 @@ def test_uniform_segments_need_no_array_of_borders(tiny_llama: Backbone) -> None
     listed = confidence_counts(tiny_llama, ids, np.arange(4) * 30, min_probability=THRESHOLD)
     assert grams(*found) == grams(*listed)
     assert done == [60, 90]
-
-
-def test_an_embedded_model_is_sure_of_common_phrases() -> None:
-    backbone = load_backbone("umim-docs-llama")
-    text = "If True, return a copy of the array. Otherwise, return a copy of the array. " * 3
-    ids = np.array(backbone.encode(text), dtype=np.int64)
-    rules = mine(backbone, ids, np.array([0, len(ids)], dtype=np.int64))
-    assert len(rules) > 0
-    assert all(backbone.decode(list(span)).strip() in text for span in rules_of(rules))
-
-
-def test_an_empty_corpus_gives_no_rules(tiny_llama: Backbone) -> None:
-    rules = mine(tiny_llama, np.zeros(0, np.int64), np.zeros(1, np.int64))
-    assert len(rules) == 0
 
 
 @pytest.mark.parametrize(

@@ -102,14 +102,6 @@ def test_an_all_identical_segment_counts_overlapping_occurrences() -> None:
     assert as_dict(count([[9] * 10], 1)) == {(9,) * 2: 9, (9,) * 3: 8, (9,) * 4: 7}
 
 
-def test_an_all_different_stream_has_no_frequent_gram() -> None:
-    assert as_dict(count([list(range(1000))], 2)) == {}
-
-
-def test_grams_never_cross_a_border() -> None:
-    assert as_dict(count([[1, 2], [3, 4]], 1)) == {(1, 2): 1, (3, 4): 1}
-
-
 def test_special_ids_take_part_in_no_gram(rng: np.random.Generator) -> None:
     segments = rng.integers(0, 4, (20, 30)).tolist()
     grams = as_dict(count(segments, 1, frozenset({0, 3})))
@@ -225,18 +217,6 @@ def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Gen
     assert support.tolist() == want.support[2].tolist()
 
 
-@any_threads
-def test_the_order_of_segments_is_irrelevant(threads: int, rng: np.random.Generator) -> None:
-    segments = [rng.integers(0, 6, size).tolist() for size in rng.integers(0, 30, 50)]
-    want = count(segments, 2, threads=threads)
-    rng.shuffle(segments)
-    with chunks_of(25):
-        got = count(segments, 2, threads=threads)
-    for n in ORDERS:
-        assert got.keys[n].tolist() == want.keys[n].tolist()
-        assert got.support[n].tolist() == want.support[n].tolist()
-
-
 def test_the_longest_order_can_be_lowered(rng: np.random.Generator) -> None:
     segments = rng.integers(0, 4, (3, 50)).tolist()
     ids, offsets = flat(segments)
@@ -272,12 +252,6 @@ def test_ids_that_cannot_occur_may_be_excluded() -> None:
     ids, offsets = np.array([1, MAX_TOKEN_ID, 1, MAX_TOKEN_ID]), np.array([0, 4])
     got = count_ngrams(ids, offsets, 2, {MAX_TOKEN_ID + 1})
     assert as_dict(got) == {(1, MAX_TOKEN_ID): 2}
-
-
-@pytest.mark.parametrize("threads", [0, -1])
-def test_less_than_one_thread_is_refused(threads: int) -> None:
-    with pytest.raises(RuleSetError, match=f"threads must be at least 1; got {threads}"):
-        count([[1, 2]], 1, threads=threads)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

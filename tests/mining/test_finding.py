@@ -54,14 +54,6 @@ def test_grams_with_their_documents_equal_the_oracle(
     assert as_dict(select(counts, tau, least)) == kept
 
 
-def test_without_documents_none_are_counted() -> None:
-    ids, offsets = flat([[1, 2, 3], [1, 2, 3]])
-    counter = LocalCounter(ids, offsets)
-    ends = np.array([6])
-    counts, report = find_ngrams(ids, offsets, SearchOptions(2), counter, ends)
-    assert (counts.documents, report) == (None, None)
-
-
 def test_an_empty_corpus_holds_nothing() -> None:
     ids, offsets = flat([[]])
     options = SearchOptions(1, count_documents=True, sample_tokens=5)
@@ -128,15 +120,6 @@ def test_options_out_of_their_bounds_are_refused(options: SearchOptions, message
     ids, offsets = flat([[1, 2, 3, 4]])
     with pytest.raises(RuleSetError, match=message):
         find_ngrams(ids, offsets, options, LocalCounter(ids, offsets))
-
-
-@pytest.mark.parametrize("threads", [0, -2])
-def test_less_than_one_thread_is_refused(threads: int) -> None:
-    ids, offsets = flat([[1, 2]])
-    with pytest.raises(RuleSetError, match=f"threads must be at least 1; got {threads}"):
-        LocalCounter(ids, offsets, threads=threads).recount(
-            count_ngrams(ids, offsets, 1).keys, None
-        )
 
 
 def test_an_id_out_of_range_is_refused_in_a_thread_too() -> None:

@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.ngram_oracle import as_dict, chunks_of, flat
+from support.ngram_oracle import flat
 from umim_core.errors import CorpusError
-from umim_core.mining.counting import count_ngrams
 from umim_core.mining.hashing import (
     BYTES_PER_PAIR,
     NO_INDEX,
     PartitionedCounts,
     index_bytes,
     rank_index,
-    rank_indexes,
     table_bytes,
 )
 from umim_core.mining.kernel import PARTITIONS, gram_ranks, scatter_keys
@@ -87,35 +85,6 @@ def test_tables_grow_many_times_and_lose_nothing(rng: np.random.Generator) -> No
     assert content(table) == want
 
 
-def test_many_distinct_pairs_of_a_corpus_equal_counter(rng: np.random.Generator) -> None:
-    ids = rng.integers(0, 1000, 120_000)
-    want = Counter(zip(ids[:-1].tolist(), ids[1:].tolist(), strict=True))
-    assert len(want) > 4 * 26_000, "the tables grow four times"
-    with chunks_of(5000):
-        got = count_ngrams(ids, np.array([0, ids.size]), 1, max_order=2, threads=3)
-    assert as_dict(got) == want
-
-
-def test_one_partition_may_grow_alone(rng: np.random.Generator) -> None:
-    keys = rng.permutation(400_000)
-    keys = keys[partition_of(keys) == 5]
-    table = PartitionedCounts()
-    for piece in np.array_split(np.concatenate([keys, keys]), 7):
-        table.add(5, piece)
-    assert table.nbytes > 10 * BYTES_PER_PAIR * 409
-    assert content(table) == dict.fromkeys(sorted(keys.tolist()), 2)
-    assert table.items(4)[0].size == 0
-
-
-def test_weights_survive_growth(rng: np.random.Generator) -> None:
-    keys = rng.permutation(80_000)
-    weights = rng.integers(1, 2**50, keys.size)
-    table = PartitionedCounts()
-    add(table, keys, weights)
-    assert table.nbytes > PartitionedCounts().nbytes
-    assert content(table) == dict(zip(keys.tolist(), weights.tolist(), strict=True))
-
-
 def test_the_largest_count_fits() -> None:
     table = PartitionedCounts()
     add(table, np.array([7, 7, 3]), np.array([2**62, 2**62 - 1, 5]))
@@ -130,16 +99,6 @@ def test_a_count_over_the_largest_integer_is_an_error(last: list[int] | None) ->
         add(table, np.array([7]), None if last is None else np.array(last))
 
 
-def test_an_overflow_behind_a_growth_is_seen() -> None:
-    keys = np.arange(1_000_000)
-    keys = keys[partition_of(keys) == 0][:3000]
-    table = PartitionedCounts()
-    weights = np.full(keys.size + 1, LARGEST)
-    with pytest.raises(CorpusError, match=f"got key {keys[17]} passes it"):
-        table.add(0, np.append(keys, keys[17]), weights)
-    assert table.nbytes > PartitionedCounts().nbytes, "it grew before"
-
-
 @pytest.mark.parametrize("distinct", [0, 1000, 26_000, 27_000, 60_000, 150_000])
 def test_the_size_follows_its_law_within_one_growth_step(
     distinct: int, rng: np.random.Generator
@@ -148,15 +107,6 @@ def test_the_size_follows_its_law_within_one_growth_step(
     add(table, rng.choice(1 << 40, distinct, replace=False))
     assert len(table) == distinct
     assert 1 / 1.61 <= table.nbytes / table_bytes(distinct) <= 1.61
-
-
-@given(counts=st.lists(st.integers(0, 10**12), min_size=2, max_size=2).map(sorted))
-def test_the_law_of_the_size_rises_and_leaves_room(counts: list[int]) -> None:
-    small, large = counts
-    assert table_bytes(small) <= table_bytes(large)
-    # Load 0.8 at most, and at most one step of 1.6 (and rounding) above that.
-    assert table_bytes(large) >= BYTES_PER_PAIR * large / 0.8
-    assert table_bytes(large) <= max(table_bytes(0), BYTES_PER_PAIR * large / 0.8 * 1.7)
 
 
 def sorted_keys(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -173,15 +123,6 @@ def test_an_index_holds_every_key_with_its_rank(size: int, rng: np.random.Genera
     used = pairs[pairs[:, 0] >= 0]
     assert sorted(used.tolist()) == [[int(key), rank] for rank, key in enumerate(keys)]
     assert len(used) < len(pairs), "a search for another key ends"
-
-
-def test_the_indexes_of_the_orders_below() -> None:
-    keys = {2: np.array([1, 5]), 3: np.array([3]), 4: np.array([9])}
-    assert {order: sorted(rank_indexes(keys, order)) for order in (2, 3, 4)} == {
-        2: [],
-        3: [2],
-        4: [2, 3],
-    }
 
 
 def ranks_by_searchsorted(

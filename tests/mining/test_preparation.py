@@ -64,14 +64,6 @@ def test_an_error_removes_the_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["ids.npy"]
 
 
-def test_parents_of_the_output_are_not_made(tmp_path: Path) -> None:
-    np.save(tmp_path / "ids.npy", np.arange(9, dtype=np.uint16))
-    source = TokenIds(path=str(tmp_path / "ids.npy"))
-    with tokenized_corpus(source, None, tmp_path / "new" / "deep") as found:
-        assert len(found) == 9
-        assert not (tmp_path / "new").exists()
-
-
 @pytest.mark.parametrize("beside", ["ids.npy", "ids.npy/x", "dangling", "dangling/x"])
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, beside: str) -> None:
     np.save(tmp_path / "ids.npy", np.arange(9, dtype=np.uint16))
@@ -95,11 +87,6 @@ def test_an_output_that_exists_is_refused_even_if_it_leads_nowhere(tmp_path: Pat
 @pytest.mark.parametrize(("size", "count"), [(10, 1), (19, 1), (20, 2)])
 def test_the_remainder_is_no_segment(size: int, count: int) -> None:
     assert whole_segments(shards([1] * size), None, 10) == UniformOffsets(10, count)
-
-
-def test_less_than_a_segment_is_refused() -> None:
-    with pytest.raises(CorpusError, match="at least one segment of 10 tokens; got less"):
-        whole_segments(shards([1] * 9), None, 10)
 
 
 def test_ids_that_the_tokenizer_does_not_have_are_refused(

@@ -98,26 +98,6 @@ def test_documents_of_ranges_cut_at_their_borders(
     assert by_gram(grams, support) == {gram: want.get(gram, 0) for gram in got}
 
 
-def test_a_gram_belongs_to_the_document_of_its_first_token() -> None:
-    segments = [[1, 2, 1, 2, 1, 2]]
-    grams = given_grams(segments)
-    one = counter(grams, documents=True)
-    one.add(*flat(segments), document_ends=np.array([1, 2, 2, 6]))
-    found = by_gram(grams, one.documents)
-    assert found[1, 2] == 2  # it starts in the first and in the last document
-    assert found[2, 1, 2] == 2
-    assert found[1, 2, 1, 2] == 2
-
-
-def test_a_document_over_many_segments_counts_once() -> None:
-    ids = np.tile(np.array([4, 5, 6], np.int32), 40)
-    grams = given_grams([[4, 5, 6]])
-    one = counter(grams, documents=True)
-    one.add(ids, UniformOffsets(3, 40), document_ends=np.array([60, 120]))
-    assert {n: one.documents[n].tolist() for n in ORDERS} == {2: [2, 2], 3: [2], 4: []}
-    assert {n: one.support[n].tolist() for n in ORDERS} == {2: [40, 40], 3: [40], 4: []}
-
-
 @pytest.mark.parametrize("chunk", [7, 1 << 20])
 def test_uniform_segments_and_shards_give_the_same(
     chunk: int, tmp_path: object, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -143,13 +123,6 @@ def test_uniform_segments_and_shards_give_the_same(
         **dict.fromkeys(by_gram(grams, want.support), 0),
         **oracle(ids[:200].reshape(20, 10).tolist(), 1),
     }
-
-
-def test_an_empty_list_of_grams_counts_nothing() -> None:
-    grams = given_grams([[]])
-    one = counter(grams, documents=True)
-    one.add(*flat([[1, 2, 3]]), document_ends=np.array([3]))
-    assert by_gram(grams, one.support) == by_gram(grams, one.documents) == {}
 
 
 def test_ids_out_of_range_are_refused() -> None:
@@ -179,11 +152,3 @@ def test_document_ranges_cover_everything_once(
         assert [t for low, high in ranges for t in range(low, high)] == list(range(total))
         assert all(low < high for low, high in ranges)
         assert all(low in {0, *ends.tolist()} for low, _ in ranges)
-
-
-@given(total=st.integers(0, 100), parts=st.integers(1, 12))
-def test_ranges_without_documents_cover_everything_once(total: int, parts: int) -> None:
-    ranges = recount_ranges(total, None, parts)
-    assert [t for low, high in ranges for t in range(low, high)] == list(range(total))
-    sizes = [high - low for low, high in ranges]
-    assert not sizes or max(sizes) - min(sizes) <= 1

@@ -14,13 +14,3 @@ from umim_core.mining.counting import thread_count
 def test_there_is_a_thread_per_core_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 8})
     assert (thread_count(None), thread_count(7)) == (3, 7)
-
-
-@pytest.mark.parametrize(("cores", "threads"), [(6, 6), (None, 1)])
-def test_macos_does_not_tell_which_cores_may_be_used(
-    monkeypatch: pytest.MonkeyPatch, cores: int | None, threads: int
-) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert (thread_count(None), thread_count(2)) == (threads, 2)

@@ -11,20 +11,10 @@ import torch
 from support.command_line import console
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, wrap_backbone
-from umim_core.backbone.model_files import AUTO, DTYPES, PUBLISHED
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.cli.prompt_input import DTYPE_NAMES
-from umim_core.errors import ConfigError, GenerationError, TokenizerMismatchError
-from umim_core.model.inputs import _difference
+from umim_core.errors import GenerationError, TokenizerMismatchError
 
 TEXT = "w1 w2 w9 w3 w4 w5"
-
-
-def test_an_altered_chat_is_quoted_around_the_difference() -> None:
-    said = "x" * 500 + " The answer is 7." + "y" * 500
-    found = _difference(said.replace("7", "8"), said)
-    assert "The answer is 8." in found and "The answer is 7." in found
-    assert len(found) < 200 and found.endswith("from character 515 on")
 
 
 def test_beam_search_is_refused_by_name(tiny_umim: UMIM) -> None:
@@ -37,13 +27,6 @@ def test_beam_search_is_refused_by_name(tiny_umim: UMIM) -> None:
 def test_a_missing_chat_template_is_named(tiny_umim: UMIM) -> None:
     with pytest.raises(GenerationError, match="with a chat template; got one without"):
         tiny_umim.generate([{"role": "user", "content": "w1"}])
-
-
-def test_an_empty_prompt_is_called_empty(tiny_umim: UMIM) -> None:
-    with pytest.raises(
-        GenerationError, match="at least one token id; got prompt 0, which is empty"
-    ):
-        tiny_umim.generate("")
 
 
 def test_padding_without_a_mask_is_warned_of(
@@ -68,19 +51,6 @@ def test_a_tokenizer_mismatch_names_both(
     message = r"must be that of .*backbone \(\w{12}\); got one of strange, 32 entries \(\w{12}\)"
     with pytest.raises(TokenizerMismatchError, match=message):
         Checkpoint.load(tiny_checkpoint).check_vocabulary(strange)
-
-
-def test_notebooks_show_coloured_spans(tiny_umim: UMIM) -> None:
-    out = tiny_umim.generate(TEXT, max_new_tokens=2)
-    assert out._repr_html_() == out.html() and "<mark" in out.html()
-    cut = tiny_umim.compress(TEXT)
-    assert cut._repr_html_() == cut.html()
-
-
-def test_the_tokenizer_and_the_options_are_at_hand(tiny_umim: UMIM) -> None:
-    assert tiny_umim.tokenizer is tiny_umim.backbone.tokenizer
-    for name in ("max_new_tokens", "do_sample", "seed", "merge", "raw_tail", "past"):
-        assert f"``{name}``" in (UMIM.generate.__doc__ or "")
 
 
 @pytest.mark.parametrize(
@@ -110,9 +80,3 @@ def test_bad_options_are_refused_before_anything_is_loaded(
     given = () if command == "bench" else (TEXT,)
     found = console(monkeypatch, capsys)(command, *given, option, value)
     assert (found.code, message in found.err) == (code, True), found.err
-
-
-def test_commands_and_library_know_the_same_types() -> None:
-    assert set(DTYPE_NAMES) == {AUTO, PUBLISHED, *DTYPES}
-    with pytest.raises(ConfigError, match="dtype must be one of"):
-        UMIM.from_pretrained("no-such-checkpoint", dtype="float8")

@@ -59,10 +59,6 @@ def test_padded_ids_come_with_their_mask(tiny_umim: UMIM) -> None:
         assert output == expected
 
 
-def test_lists_of_ids_need_no_padding(tiny_umim: UMIM) -> None:
-    assert tiny_umim.generate(IDS, max_new_tokens=4) == tiny_umim.generate(TEXTS, max_new_tokens=4)
-
-
 def test_ids_can_continue_a_state(tiny_umim: UMIM) -> None:
     both = [
         tiny_umim.generate(
@@ -71,11 +67,6 @@ def test_ids_can_continue_a_state(tiny_umim: UMIM) -> None:
         for added in (TEXTS[1], IDS[1])
     ]
     assert both[0] == both[1]
-
-
-def test_ids_are_streamed(tiny_umim: UMIM) -> None:
-    pieces = list(tiny_umim.stream(torch.tensor(IDS[0]), max_new_tokens=6))
-    assert "".join(pieces) == tiny_umim.generate(TEXTS[0], max_new_tokens=6).text[0]
 
 
 @pytest.mark.parametrize(

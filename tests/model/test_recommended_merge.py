@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from support.altered_checkpoints import alter_config
 from umim_core import UMIM
@@ -49,23 +47,6 @@ def test_a_recommendation_is_taken_where_the_caller_says_nothing(
     assert (found.merge, found.raw_tail) == (merge, raw_tail)
     whole = said | {"merge": merge, "raw_tail": raw_tail}
     assert found == tiny_umim.generate(TEXT, max_new_tokens=4, **whole)
-
-
-def test_a_stream_takes_it_too(umim: UMIM) -> None:
-    stream = umim.stream(TEXT, max_new_tokens=4)
-    with pytest.raises(StopIteration) as end:
-        while True:
-            next(stream)
-    assert (end.value.value.merge, end.value.value.raw_tail) == ("prompt", 2)
-
-
-def test_what_was_merged_is_shown_where_it_is_not_everything(umim: UMIM, tiny_umim: UMIM) -> None:
-    shown = []
-    for model in (umim, tiny_umim):
-        console = Console(file=io.StringIO(), width=400)
-        model.generate(TEXT, max_new_tokens=4).show(console)
-        shown.append(console.file.getvalue())
-    assert "; merge prompt, raw tail 2" in shown[0] and "raw tail" not in shown[1]
 
 
 def test_without_a_recommendation_a_configuration_keeps_its_bytes(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import time
 from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree
@@ -15,9 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from umim_core.inference.outputs import Timings
-from umim_core.model.compression import Compression
 from umim_core.model.generation_output import GenerationOutput
-from umim_core.model.showing import Piece, View, html_page, unit_texts
+from umim_core.model.showing import View, html_page, unit_texts
 
 LETTERS = "abcdefghijklmnop"
 
@@ -29,11 +27,6 @@ def letters(ids: list[int]) -> str:
 def words(ids: list[int]) -> str:
     """Like a SentencePiece decoder: a space before every word, none before the first."""
     return "".join(f" {LETTERS[i]}" for i in ids)[1:]
-
-
-def utf8(ids: list[int]) -> str:
-    """Like a byte-level decoder."""
-    return bytes(ids).decode("utf-8", "replace")
 
 
 def generated(**changes: Any) -> View:
@@ -111,27 +104,6 @@ def test_a_span_over_the_border_is_two_pieces_of_one_unit() -> None:
     ]
 
 
-def test_a_long_text_takes_time_in_proportion() -> None:
-    start = time.process_time()
-    view = generated(ids=[0] * 80_000, generated_spans=[])
-    assert len(view.pieces) == 3 + 80_000
-    assert time.process_time() - start < 10  # about 0.5 s; 20 s if every unit adds up the others
-
-
-def test_both_sides_of_the_border_have_one_colour() -> None:
-    marks = Marks(generated(generated_spans=[(-1, 3)]).html()).marks
-    assert [text for text, _ in marks] == ["bc", "d", "ef"]
-    colours = [re.findall(r"background:(#\w+)", style)[0] for _, style in marks]
-    assert colours[0] != colours[1] == colours[2]
-
-
-def test_the_line_of_figures() -> None:
-    assert generated().summary == (
-        "4 prompt tokens -> 3 units, token reduction 25.0%; 5 generated tokens, "
-        "2 KV entries saved, cumulative KV TR 30.0%; first token after 12 ms"
-    )
-
-
 def test_the_terminal_shows_the_prompt_dim_and_spans_in_alternating_colours() -> None:
     codes = dict(
         (text, code)
@@ -152,13 +124,6 @@ def test_html_escapes_text_of_the_prompt_and_of_the_title() -> None:
     fragment = generated(decode=lambda ids: "<b>&" * len(ids)).html()
     assert "<b>" not in fragment and Marks(fragment).text.startswith("<b>&" * 9)
     assert "<title>a &lt;b&gt;</title>" in html_page("a <b>", fragment)
-
-
-def test_a_compression_is_shown_the_same_way() -> None:
-    compression = Compression(ids=(0, 1, 2), units=("a", "bc"), unit_lengths=(1, 2))
-    assert compression.view.pieces == (Piece("a", 1, 0), Piece("bc", 2, 1))
-    assert Marks(compression.html()).marks[0][0] == "bc"
-    assert compression.summary in printed(compression.view)
 
 
 def test_svg_shows_the_text_and_fetches_nothing() -> None:
@@ -182,24 +147,7 @@ def test_units_together_are_the_text(decode, ids: list[int], cuts: list[int]) ->
     assert "".join(unit_texts(ids, lengths, decode)) == decode(ids)
 
 
-def test_a_space_that_belongs_to_a_unit_stays() -> None:
-    assert unit_texts([0, 1, 2], [1, 2], words) == ("a", " b c")
-
-
-def test_part_of_a_character_shows_the_replacement_character() -> None:
-    assert unit_texts(list("aé".encode()), [2, 1], utf8) == ("a\ufffd", "\ufffd")
-
-
 def test_merged_spans_stand_in_brackets_where_there_are_no_colours() -> None:
     file = io.StringIO()
     generated().show(Console(file=file, width=200))
     assert file.getvalue().splitlines()[0] == "a[bc]de[fgh]i"
-
-
-def test_merged_spans_stand_in_brackets_where_colours_are_unwanted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    file = io.StringIO()
-    generated().show(Console(file=file, force_terminal=True, width=200))
-    assert "[bc]" in file.getvalue()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -20,14 +18,12 @@ from umim_core.errors import (
     BackboneMismatchError,
     CheckpointError,
     ConfigError,
-    EvaluationError,
     GenerationError,
     TokenizerMismatchError,
 )
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
-from umim_core.model.compression import Compression
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -131,17 +127,6 @@ def test_an_unreachable_hub_repository_is_refused(monkeypatch: pytest.MonkeyPatc
         UMIM.from_pretrained("no-such-owner/no-such-name")
 
 
-def test_text_is_decoded_from_raw_ids(umim: UMIM) -> None:
-    output = umim.generate([TEXT, "ab"], max_new_tokens=12)
-    for text, ids in zip(output.text, output.ids, strict=True):
-        assert text == umim.backbone.decode(list(ids))
-    assert any(output.generated_spans)
-
-
-def test_one_text_is_a_batch_of_one(umim: UMIM) -> None:
-    assert umim.generate(TEXT, max_new_tokens=5) == umim.generate([TEXT], max_new_tokens=5)
-
-
 def test_prompt_spans_and_reduction_are_those_of_compress(umim: UMIM) -> None:
     output, compression = umim.generate(TEXT, max_new_tokens=1), umim.compress(TEXT)
     assert output.prompt_spans == (compression.spans,)
@@ -236,25 +221,6 @@ def test_compress_covers_the_text_once_in_order(umim: UMIM) -> None:
     assert sum(compression.unit_lengths) == len(compression.ids) == len(TEXT)
 
 
-def test_compress_takes_an_empty_text(umim: UMIM) -> None:
-    compression = umim.compress("")
-    assert (compression.units, compression.spans, compression.token_reduction) == ((), (), 0.0)
-
-
-def test_show_prints_the_text_with_merged_spans_coloured() -> None:
-    console = Console(record=True, force_terminal=True, color_system="truecolor", width=80)
-    Compression((0, 1, 2), ("ab", "[c]"), (2, 1)).show(console)
-    coloured = console.export_text(styles=True)
-    assert re.search(r"\x1b\[[0-9;]+mab\x1b\[0m\[c\]", coloured)
-    assert "3 tokens -> 2 units, 1 merged spans, token reduction 33.3%" in coloured
-
-
-def test_html_escapes_text_and_marks_merged_spans(umim: UMIM) -> None:
-    html = umim.compress(TEXT).html()
-    assert "&lt;" in html and "&amp;" in html and "<b>" not in html
-    assert html.count("<mark") == len(umim.compress(TEXT).spans)
-
-
 @pytest.mark.parametrize("merge", ["all", "none"])
 def test_perplexity_is_that_of_the_evaluation(umim: UMIM, merge: str) -> None:
     texts = [TEXT, "hello world"]
@@ -263,11 +229,6 @@ def test_perplexity_is_that_of_the_evaluation(umim: UMIM, merge: str) -> None:
     theirs = perplexity(rows, Compressed(umim.backbone, umim.module, matcher, "compact"))
     assert umim.perplexity(texts, merge=merge) == pytest.approx(theirs.ppl, rel=1e-5)
     assert umim.perplexity(rows, merge=merge) == pytest.approx(theirs.ppl, rel=1e-5)
-
-
-def test_perplexity_of_one_token_is_refused(umim: UMIM) -> None:
-    with pytest.raises(EvaluationError, match="at least two tokens"):
-        umim.perplexity("a")
 
 
 def test_a_backbone_named_by_a_path_is_not_published(umim: UMIM) -> None:

@@ -48,12 +48,6 @@ def test_an_altered_file_is_refused(tmp_path: Path, name: str) -> None:
         DamageTable.load(tmp_path / "damage")
 
 
-def test_a_rule_directory_is_no_damage_table(tmp_path: Path) -> None:
-    RuleSet.from_spans(SPANS).save(tmp_path / "rules")
-    with pytest.raises(ArtifactError, match="artifact of kind 'damage'; got rules"):
-        DamageTable.load(tmp_path / "rules")
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

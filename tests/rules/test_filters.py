@@ -115,30 +115,6 @@ def test_the_form_of_the_paper_is_infix_free(grams: Grams) -> None:
     assert RuleSet.from_spans(final).infix_free
 
 
-def test_a_rule_never_competes_with_itself() -> None:
-    grams = {(5, 5): 3, (5, 5, 5): 3, (5, 5, 5, 5): 3}
-    assert run(grams, "greedy", "keep", list(grams))[0] == set(grams)
-
-
-def test_a_repeated_token_still_competes_with_others() -> None:
-    grams = {(5, 5): 3, (5, 6): 2, (4, 5): 2, (6, 4): 1}
-    assert run(grams, "greedy", "keep", list(grams))[0] == {(5, 5), (6, 4)}
-
-
-def test_ties_are_broken_by_ascending_ids() -> None:
-    grams = {(2, 3): 4, (1, 2): 4, (3, 4): 4}
-    assert run(grams, "greedy", "keep", list(grams))[0] == {(1, 2), (3, 4)}
-
-
-def test_a_longer_rule_dropped_by_the_overlap_filter_contains_nothing() -> None:
-    grams = {(1, 2, 3): 9, (2, 3, 4): 5, (3, 4): 2, (1, 2): 3}
-    assert run(grams, "greedy", "drop", list(grams))[1] == {(1, 2, 3), (3, 4)}
-
-
-def test_no_rules_give_no_rules() -> None:
-    assert run({}, "greedy", "drop", []) == (set(), set())
-
-
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("skew", [1.0, 3.0], ids=["many parts", "few parts"])
 def test_rounds_equal_the_walk_on_many_rules(order: int, skew: float) -> None:
@@ -163,11 +139,6 @@ def test_a_chain_of_rules_does_not_take_a_round_per_rule() -> None:
     mask, rounds = greedy_overlap(ids, np.ones(len(ids), dtype=np.int64))
     assert mask.tolist() == [True, False] * 10_000
     assert rounds < 10
-
-
-def test_no_rules_take_no_round() -> None:
-    mask, rounds = greedy_overlap(np.zeros((0, 2), np.int32), np.zeros(0, np.int64))
-    assert (mask.size, rounds) == (0, 0)
 
 
 def zipf_counts(seed: int, tau: int) -> NgramCounts:
@@ -207,8 +178,3 @@ def test_a_larger_tau_may_give_more_rules_and_the_budget_knows() -> None:
 def test_a_budget_below_one_is_refused() -> None:
     with pytest.raises(RuleSetError, match="budget must be at least 1"):
         tau_for_budget(zipf_counts(0, 2), 0, "greedy", "drop")
-
-
-def test_without_grams_every_budget_keeps_the_tau_of_the_counts() -> None:
-    counts = count_ngrams(np.array([1, 2], dtype=np.int64), np.array([0, 2]), 4)
-    assert tau_for_budget(counts, 1, "greedy", "drop") == 4

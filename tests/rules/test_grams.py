@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.ngram_oracle import Grams, as_dict, by_gram, document_oracle, flat, oracle
+from support.ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts, select
@@ -75,32 +75,6 @@ def test_selection_equals_counting_again(
     assert by_gram(got, got.documents) == {gram: found[gram] for gram in want}
     for n in ORDERS:
         assert got.keys[n].tolist() == sorted(got.keys[n].tolist())
-
-
-def test_selection_keeps_the_prefix_of_everything_it_keeps() -> None:
-    grams = as_dict(select(counted(), 2, 2))
-    assert {len(gram) for gram in grams} == {2, 3, 4}
-    assert all(gram[:-1] in grams for gram in grams if len(gram) > 2)
-
-
-def test_selection_without_documents_returns_none() -> None:
-    counts = count_ngrams(*flat(SEGMENTS), 1)
-    assert select(counts, 2).documents is None
-    assert as_dict(select(counts, 2)) == oracle(SEGMENTS, 2)
-
-
-def test_selection_at_the_same_threshold_changes_nothing() -> None:
-    counts = counted(2)
-    again = select(counts, 2)
-    for n in ORDERS:
-        assert again.keys[n].tolist() == counts.keys[n].tolist()
-        assert again.support[n].tolist() == counts.support[n].tolist()
-
-
-def test_nothing_may_be_left() -> None:
-    empty: Grams = {}
-    assert as_dict(select(counted(), 1000)) == empty
-    assert as_dict(select(counted(), 1, 4)) == empty
 
 
 def test_a_smaller_threshold_than_that_of_the_counts_is_refused() -> None:

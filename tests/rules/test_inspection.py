@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from umim_core.errors import CorpusError
 from umim_core.mining.counting import count_ngrams
@@ -17,7 +16,6 @@ from umim_core.rules.inspection import (
     collision_examples,
     coverage,
     coverage_curve,
-    decode_rule,
     rules_from,
     thresholds,
     token_reduction,
@@ -113,16 +111,6 @@ def test_thresholds_are_counts_of_the_set_from_the_least_upwards(
         assert found[-1] == max(counted.values())
 
 
-def test_thresholds_are_log_spaced() -> None:
-    spans = {(i, i + 1): i + 1 for i in range(1000)}
-    assert thresholds(ruleset(spans), 4) == [1, 10, 100, 1000]
-
-
-def test_thresholds_reach_the_largest_count() -> None:
-    largest = 2**63 - 1
-    assert thresholds(ruleset({(1, 2): 1, (2, 3): largest}), 5) == [1, largest]
-
-
 def test_rules_from_a_higher_count_are_not_those_of_mining_again() -> None:
     stream = np.array([1, 2, 3, 4, 9] * 5 + [1, 2, 9] * 4, np.int32)
     counts = count_ngrams(stream, np.array([0, len(stream)]), 5, excluded=[9])
@@ -155,13 +143,6 @@ def test_collision_examples_are_groups_by_their_summed_count() -> None:
     few, many = [Rule((3, 4), 20), Rule((4, 3), 1)], [(1, 2), (2, 1), (1, 1, 2, 2)]
     assert collision_examples(rules, 1) == [few]
     assert [[rule.ids for rule in group] for group in collision_examples(rules, 9)][1] == many
-
-
-def test_a_rule_is_decoded_as_it_stands(
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-) -> None:
-    tokenizer = word_tokenizer(["<eos>", "don", "'t", ","])
-    assert decode_rule(tokenizer, (1, 2, 3)) == "don 't ,"
 
 
 @pytest.mark.parametrize(

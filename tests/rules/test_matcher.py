@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import CorpusError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID
@@ -108,10 +108,6 @@ def test_no_rules_leave_every_token_alone() -> None:
     assert segment([0, 0, MAX_TOKEN_ID], set()) == [(0, 1), (1, 1), (2, 1)]
 
 
-def test_matching_is_not_recursive() -> None:
-    assert segment([1, 2, 1, 2], {(1, 2)}) == [(0, 2), (2, 2)]
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
 def test_every_integer_type_is_segmented_alike(dtype: type[np.integer]) -> None:
     matcher = Matcher(RuleSet.from_spans({(1, 2)}))
@@ -153,18 +149,6 @@ def test_threads_change_nothing(
     for one, other in zip(alone, matcher.segment_many(ids, offsets, threads=threads), strict=True):
         assert one.dtype == other.dtype == np.int64
         assert np.array_equal(one, other)
-
-
-def test_no_threads_are_refused() -> None:
-    with pytest.raises(ConfigError, match="threads must be at least 1; got 0"):
-        Matcher(RuleSet.from_spans([])).segment_many(np.arange(3), np.array([0, 3]), threads=0)
-
-
-def test_no_sequences_have_no_units() -> None:
-    starts, lengths, borders = Matcher(RuleSet.from_spans([])).segment_many(
-        np.zeros(0, np.int32), np.array([0]), threads=2
-    )
-    assert (len(starts), len(lengths), borders.tolist()) == (0, 0, [0])
 
 
 def test_read_only_ids_are_segmented_and_left_alone() -> None:

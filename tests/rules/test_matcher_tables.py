@@ -7,7 +7,6 @@ import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from time import process_time
 
 import numpy as np
 import pytest
@@ -18,9 +17,8 @@ from numpy.typing import NDArray
 from umim_core.errors import ArtifactError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.matcher_tables import MatcherTables
-from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.trie import segment, union
+from umim_core.rules.trie import segment
 from umim_core.store.artifacts import read_json, write_manifest
 
 HEADER = 8
@@ -73,13 +71,6 @@ def test_loaded_tables_are_a_read_only_map_of_the_file(saved: Path) -> None:
         assert isinstance(base, mmap.mmap)
         assert not words.flags.writeable
         assert words.flags.aligned
-
-
-def test_the_words_of_the_docstring_are_the_words_of_the_table() -> None:
-    slots = RuleSet.from_spans([(1, 2), (1, 2, 3)]).tables.slots
-    short, long = 1 << 20 | 2 << 2 | 1 << 1 | 1, 3 << 2 | 1
-    (at,) = np.flatnonzero(slots == short).tolist()
-    assert sorted(slots[slots > 0].tolist()) == [short, ((1 << 18) + at) << 20 | long]
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000, 20_000])
@@ -223,28 +214,6 @@ def test_a_chain_of_five_is_followed_for_four() -> None:
     assert lengths.tolist() == [4, 4, 1]
 
 
-@pytest.mark.full
-def test_rules_of_full_size_load_within_a_second_and_thirty_three_bytes(tmp_path: Path) -> None:
-    rng = np.random.default_rng(5)
-    ids = {}
-    for n, count in ((2, 216_700), (3, 684_793), (4, 1_266_080)):
-        spans = np.unique((rng.zipf(1.2, (4 * count, n)) - 1) % 128_000, axis=0).astype(np.int32)
-        ids[n] = spans[np.sort(rng.permutation(len(spans))[:count])]
-        assert len(ids[n]) == count
-    rules = RuleSet(
-        ids,
-        {n: np.full(len(spans), 5) for n, spans in ids.items()},
-        RuleOrigin(tau=5, overlap="none", containment="keep"),
-    )
-    rules.save(tmp_path / "rules")
-    size = (tmp_path / "rules" / "matcher" / "tables.npy").stat().st_size
-    assert size <= 33 * len(rules)
-    RuleSet.load(tmp_path / "rules")  # compiles
-    before = process_time()
-    Matcher(RuleSet.load(tmp_path / "rules"))
-    assert process_time() - before < 1.0
-
-
 TOKEN = st.integers(0, 3)
 
 
@@ -264,15 +233,6 @@ def test_the_verdict_infix_free_is_that_of_all_pairs_of_rules(spans: set[tuple[i
 def test_the_verdict_survives_the_round_trip(spans: list[tuple[int, ...]], tmp_path: Path) -> None:
     RuleSet.from_spans(spans).save(tmp_path / "rules")
     assert RuleSet.load(tmp_path / "rules").infix_free is (spans[1] == (3, 4))
-
-
-@settings(max_examples=100)
-@given(
-    left=st.lists(st.integers(-3, 9)).map(sorted), right=st.lists(st.integers(-3, 9)).map(sorted)
-)
-def test_union_of_sorted_values(left: list[int], right: list[int]) -> None:
-    arrays = [np.array(values, dtype=np.int64) for values in (left, right)]
-    assert union(*arrays).tolist() == sorted({*left, *right})
 
 
 def test_tables_do_not_depend_on_how_the_rules_came(tmp_path: Path) -> None:

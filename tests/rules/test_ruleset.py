@@ -57,11 +57,6 @@ def test_the_source_and_the_least_documents_are_recorded(tmp_path: Path) -> None
     assert back.digest == rules.digest != RuleSet.from_counts(counts).digest
 
 
-def test_spans_are_recorded_as_explicit(tmp_path: Path) -> None:
-    RuleSet.from_spans([(1, 2)]).save(tmp_path / "rules")
-    assert RuleSet.load(tmp_path / "rules").origin.source == "explicit"
-
-
 def test_the_usual_source_leaves_manifests_and_digests_as_they_were(tmp_path: Path) -> None:
     mined().save(tmp_path / "rules")
     record = dict(read_json(tmp_path / "rules" / "manifest.json"))

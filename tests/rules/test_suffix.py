@@ -53,19 +53,6 @@ def test_worked_example_of_the_docstring() -> None:
     assert followed({(b, c)}, [a, b, c]) == [(0, (a,)), (0, (b,)), (1, (b, c))]
 
 
-def test_the_leftmost_boundary_wins_over_a_shorter_rule() -> None:
-    assert followed({(1, 2), (0, 1, 2)}, [0, 1, 2])[-1] == (2, (0, 1, 2))
-
-
-def test_a_merged_unit_is_absorbed_by_a_longer_rule_from_its_start() -> None:
-    steps = followed({(0, 1), (0, 1, 2), (0, 1, 2, 3)}, [0, 1, 2, 3])
-    assert steps == [(0, (0,)), (1, (0, 1)), (1, (0, 1, 2)), (1, (0, 1, 2, 3))]
-
-
-def test_no_rule_starts_inside_a_merged_unit() -> None:
-    assert followed({(0, 1), (1, 2)}, [0, 1, 2])[-1] == (0, (2,))
-
-
 def test_a_merge_takes_back_units_and_not_tokens() -> None:
     steps = followed({(1, 2), (0, 1, 2, 3)}, [0, 1, 2, 3])
     assert steps[-2:] == [(1, (1, 2)), (2, (0, 1, 2, 3))]

@@ -141,13 +141,6 @@ def test_size_and_digest_are_those_of_the_stored_bytes(store: ObjectStore) -> No
     assert file.suffix == ".gz"
 
 
-def test_size_and_digest_of_a_local_file(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"12345")
-    (file,) = expand((str(tmp_path / "a.txt"),))
-    assert file.size == 5
-    assert file.sha256() == hashlib.sha256(b"12345").hexdigest()
-
-
 REMOTE_FAULTS: dict[str, tuple[type[Source], str, str]] = {
     "missing": (TextFiles, "data/none.txt", r"a corpus file must exist; got s3://\*\*\*@data/none"),
     "folder": (TextFiles, "data/books", r"must be a file; .* s3://\*\*\*@data/books/\*\.txt"),
@@ -176,13 +169,6 @@ def test_a_store_that_does_not_answer_is_named_without_secrets() -> None:
     ) as found:
         expand((address,))
     assert_no_secret(shown(found.value))
-
-
-def test_a_remote_file_named_twice_is_refused(store: ObjectStore) -> None:
-    names = (uri(store, "data/books/a.txt"), uri(store, "data/books/*.txt"))
-    with pytest.raises(CorpusError, match="must be named once") as caught:
-        expand(names)
-    assert_no_secret(shown(caught.value))
 
 
 def test_skipped_rows_and_empty_sources_show_no_secret(store: ObjectStore) -> None:

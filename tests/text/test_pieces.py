@@ -113,24 +113,7 @@ def test_a_document_without_a_border_in_reach_is_refused(
         list(cut_pieces(in_parts("a b" + "0" * 2000, 64), embedded, 100, 1000))
 
 
-def test_several_documents_keep_their_ends(embedded: PreTrainedTokenizerBase) -> None:
-    parts = [("ab", False), ("c", True), ("", True), ("word and word " * 9, True)]
-    pieces = list(cut_pieces(parts, embedded, 30))
-    assert pieces[:2] == [("abc", True), ("", True)]
-    assert sum(last for _, last in pieces) == 3
-
-
 # From files
-
-
-def test_a_text_file_comes_in_parts_of_a_mebibyte(tmp_path: Path) -> None:
-    text = "größe 世界🙂 " * 200_000  # characters of 1 to 4 bytes across the borders of the chunks
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    parts = list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),)), BadRows()))
-    assert len(parts) > 3
-    assert "".join(part for part, _ in parts) == text
-    assert [last for _, last in parts] == [False] * (len(parts) - 1) + [True]
-    assert max(len(part.encode()) for part, _ in parts) <= (1 << 20) + 3
 
 
 @pytest.mark.parametrize("at", [0, (1 << 20) - 2, 1 << 20, (3 << 20) + 5])
@@ -236,12 +219,3 @@ def test_a_document_of_4_mib_takes_less_than_300_mib(tmp_path: Path) -> None:
 def test_a_document_of_any_size_takes_less_than_300_mib(tmp_path: Path, mebibytes: int) -> None:
     write_text(tmp_path / "a.txt", mebibytes)
     assert growth(tmp_path / "a.txt") < 300
-
-
-@pytest.mark.full
-def test_a_json_line_of_50_mib_takes_less_than_600_mib(tmp_path: Path) -> None:
-    write_text(tmp_path / "a.txt", 50)
-    text = (tmp_path / "a.txt").read_text(encoding="utf-8")
-    row = json.dumps({"text": text}, ensure_ascii=False)
-    (tmp_path / "a.jsonl").write_text(row + "\n", encoding="utf-8")
-    assert growth(tmp_path / "a.jsonl") < 600

@@ -55,11 +55,6 @@ def test_files_come_sorted_by_path_whatever_the_order_of_the_names(tmp_path: Pat
     assert found == ["a.txt", "b.txt", "deep/c.txt", "z.md"]
 
 
-def test_a_name_with_brackets_that_exists_is_no_pattern(tmp_path: Path) -> None:
-    write(tmp_path / "a.txt", "plain")
-    assert read_text(write(tmp_path / "[a].txt", "brackets")) == ["brackets"]
-
-
 def test_the_byte_order_mark_is_stripped_and_line_ends_stay(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b"\xef\xbb\xbfone\r\ntwo\r\n\xef\xbb\xbf")
     assert read_text(path) == ["one\r\ntwo\r\n\ufeff"]
@@ -168,12 +163,6 @@ def test_allowed_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     assert read_json(path, max_bad=len(bad_lines), bad=bad) == ["good", "good"]
     assert bad.count == len(bad_lines)
     assert [m.partition(": ")[0] for m in bad.first] == [f"{path}:{i + 2}" for i in range(9)]
-
-
-def test_one_bad_line_too_many_names_the_first_and_the_last(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", '{"text": "good"}\n{\n{"text": 1}\n[]\n')
-    with pytest.raises(CorpusError, match=r"at most 2 rows may be bad, first .*:2: .*; .*:4: "):
-        read_json(path, max_bad=2)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

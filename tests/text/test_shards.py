@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import resource
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -83,17 +82,6 @@ def test_a_slice_inside_one_shard_is_a_view_of_the_file(tmp_path: Path) -> None:
     assert shards[3:5].flags.owndata
 
 
-def test_a_slice_with_a_step_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="without a step; got 2"):
-        write(tmp_path, [[1, 2, 3]])[::2]
-
-
-def test_more_shards_than_maps_are_kept_read_the_same(tmp_path: Path) -> None:
-    shards = write(tmp_path, [list(range(50))], shard_tokens=1)
-    for _ in range(2):
-        assert [shards[i : i + 1].item() for i in range(50)] == list(range(50))
-
-
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
     """Let threads take turns after every few instructions."""
@@ -170,13 +158,6 @@ def test_the_first_tokens_are_what_a_writer_that_stops_there_leaves(
     }
 
 
-def test_an_open_document_ends_with_the_writer(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path)
-    writer.add(np.array([1, 2]))
-    writer.close()
-    assert TokenShards.open(tmp_path).document_ends().tolist() == [2]
-
-
 @pytest.mark.parametrize("bad", [-1, 2**18])
 def test_ids_out_of_range_are_not_written(tmp_path: Path, bad: int) -> None:
     with pytest.raises(CorpusError, match=rf"in 0\.\.262143; got {bad} at position 1"):
@@ -200,23 +181,7 @@ def test_an_array_has_the_same_interface() -> None:
     assert shards.directory is None
 
 
-def test_an_array_without_ends_is_one_document() -> None:
-    assert TokenShards.of_array(np.array([5, 6])).document_ends().tolist() == [2]
-    assert TokenShards.of_array(np.zeros(0, np.int32)).num_documents == 0
-
-
 @pytest.mark.parametrize("ends", [[2, 1, 3], [1, 2], [4], []])
 def test_ends_that_do_not_divide_the_array_are_refused(ends: list[int]) -> None:
     with pytest.raises(CorpusError, match="document ends must rise to 3"):
         TokenShards.of_array(np.array([5, 6, 7]), np.array(ends, np.int64))
-
-
-def test_opening_reads_no_tokens(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path, 1 << 20)
-    for _ in range(16):
-        writer.add(np.zeros(1 << 20, np.int32))
-    writer.close()
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    shards = TokenShards.open(tmp_path)
-    assert len(shards) == 1 << 24
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 4096, "64 MiB not touched"

@@ -114,11 +114,6 @@ def test_a_data_set_without_the_field_lists_its_columns(local_dataset: str) -> N
         list(iter_documents(HubDataset(name=local_dataset)))
 
 
-def test_an_unknown_split_is_refused(local_dataset: str) -> None:
-    with pytest.raises(CorpusError, match=r"must be loadable \(config None, split 'dev'\)"):
-        list(iter_documents(HubDataset(name=local_dataset, split="dev", field="body")))
-
-
 def test_offline_an_unknown_data_set_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 

@@ -142,11 +142,6 @@ def test_long_prose_is_cut_and_text_without_borders_is_not(
     assert len(list(cut_pieces([(PROSE, True)], sentencepiece_like(), 500))) == 1
 
 
-def test_a_batch_size_below_one_is_refused(byte_level: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(ConfigError, match="batch_size must be at least 1; got 0"):
-        list(tokenize_documents(["x"], byte_level, 0))
-
-
 @pytest.mark.parametrize(
     ("most", "read", "all_read"), [(1, 1, False), (4, 4, False), (5, 5, False), (6, 5, True)]
 )
@@ -199,13 +194,6 @@ def test_segments_are_the_cut_concatenation(documents: list[list[int]], length: 
     found = [flat[a:b].tolist() for a, b in pairwise(offsets)]
     assert found == expected
     assert flat.size == offsets[-1]
-
-
-def test_segments_beyond_the_first_buffer_are_exact() -> None:
-    ids = (np.arange(3 * 2**20 + 11) % 2**18).astype(np.int32)
-    flat, offsets = segments(np.array_split(ids, 7), 512)
-    assert np.array_equal(flat, ids[: ids.size // 512 * 512])
-    assert len(offsets) == ids.size // 512 + 1
 
 
 @pytest.mark.parametrize("documents", [[], [[]], [[1, 2, 3]]], ids=["none", "empty", "short"])

@@ -9,17 +9,6 @@ from support.merge_modules import module_of, placed, pooled, spans_of, uniform
 from umim_core.merging.module import MAX_SPAN, MergeModule
 
 
-def test_is_the_default() -> None:
-    module = MergeModule(16)
-    assert type(module) is MergeModule
-    assert (module.num_heads, module.positions, module.depth, module.kind) == (
-        4,
-        "none",
-        1,
-        "attention",
-    )
-
-
 @pytest.mark.parametrize("form", ["paper", "learned"])
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_equals_the_formula_in_plain_arithmetic(

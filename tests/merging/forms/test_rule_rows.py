@@ -18,14 +18,6 @@ LENGTHS = torch.tensor([3, 2, 2, 4, 3])
 ROWS = [(7, 8), (7, 8, 9), (1, 2, 3, 4)]
 
 
-def test_a_span_finds_its_own_row_alone() -> None:
-    rows = RuleRows(frequent_spans(RuleSet.from_spans(ROWS), 3), 2)
-    assert rows.spans.tolist() == [[1, 2, 3, 4], [7, 8, -1, -1], [7, 8, 9, -1]]
-    with torch.no_grad():
-        rows.table.copy_(torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]))
-    assert rows(IDS, LENGTHS)[:, 0].tolist() == [3.0, 0.0, 2.0, 1.0, 0.0]
-
-
 @pytest.mark.parametrize("top", [3, MAX_TOKEN_ID + 1], ids=["few ids", "all ids"])
 @pytest.mark.parametrize("width", [2, 3, MAX_SPAN])
 def test_lookup_equals_a_dictionary(top: int, width: int, torch_rng: torch.Generator) -> None:
@@ -101,9 +93,3 @@ def test_the_digest_covers_rows_and_their_spans() -> None:
 def test_spans_that_are_no_rules_are_refused(spans: list[list[int]]) -> None:
     with pytest.raises(ConfigError, match="spans of 2 to 4 ids"):
         RuleRows(torch.tensor(spans, dtype=torch.int32), 4)
-
-
-@pytest.mark.parametrize("shape", [(0, 4), (2, 3)], ids=["none", "narrow"])
-def test_spans_of_another_shape_are_refused(shape: tuple[int, int]) -> None:
-    with pytest.raises(ConfigError, match="must be of 1 to"):
-        RuleRows(torch.zeros(shape, dtype=torch.int32), 4)

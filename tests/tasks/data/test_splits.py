@@ -48,10 +48,6 @@ def text(seed: int) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(1, 9, ROWS * LENGTH).astype(np.int32)
 
 
-def measured(root: Path, made: Artifact, checkpoint: Path, config: EvaluateConfig) -> Metrics:
-    return evaluate_stage(root, IN_PROCESS, made, checkpoint, config, LENGTH).metrics
-
-
 def test_perplexity_out_of_domain_is_that_of_the_text_out_of_domain(
     tokenized: Callable[[Texts], Artifact], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

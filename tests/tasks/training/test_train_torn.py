@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.tiny_training import CONFIG, Kill, Run, train_rank
+from support.tiny_training import Kill, Run, train_rank
 from support.training_processes import exit_codes, run_ranks, start_ranks
 
-STEPS = CONFIG.max_steps
 pytestmark = pytest.mark.full
 
 
