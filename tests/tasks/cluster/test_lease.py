@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from tasks.cluster.lease import ClusterLease, keep_logs
+from tasks.cluster.lease import ClusterLease
 from tasks.data.tokenizing import threads_per_job
 from tasks.run.side_by_side import side_by_side
 from umim_core.config.recipe import ClusterConfig
@@ -59,24 +59,6 @@ def test_an_error_of_the_cluster_keeps_its_logs_and_names_them(tmp_path: Path) -
     (kept,) = (tmp_path / "ray-logs").iterdir()
     assert (kept / "raylet.out").is_file()
     assert caught.value.__notes__ == [f"Ray's logs are in {kept}."]
-
-
-@pytest.mark.full
-def test_a_good_end_keeps_no_logs(tmp_path: Path) -> None:
-    with ClusterLease(CONFIG, tmp_path) as lease:
-        logs = lease.ensure().logs
-        assert logs is not None
-        assert logs.is_dir()
-    assert not logs.exists()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_logs_that_vanish_while_they_are_copied_do_no_harm(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "raylet.out").write_text("lines")
-    (tmp_path / "logs" / "gone").symlink_to(tmp_path / "nowhere")
-    kept = keep_logs(tmp_path / "logs", tmp_path / "kept")
-    assert [path.name for path in kept.iterdir()] == ["raylet.out"]
 
 
 def test_a_job_gets_no_more_threads_than_the_smallest_node_with_cores_has() -> None:

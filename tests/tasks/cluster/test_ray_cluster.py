@@ -15,7 +15,7 @@ import psutil
 import pytest
 import ray
 
-from tasks.cluster.private_cluster import listening_addresses, loopback_interface, require_loopback
+from tasks.cluster.private_cluster import listening_addresses, require_loopback
 from tasks.cluster.ray_cluster import Cluster, ray_cluster, worker_environment
 from umim_core.errors import ClusterError
 
@@ -53,13 +53,6 @@ def test_workers_import_this_checkout_and_get_passive_threads_by_cpus(cluster: C
     assert seen["RAY_AUTH_MODE"] == "token"
 
 
-def test_a_block_inside_a_block_uses_the_same_cluster_and_leaves_it_open(cluster: Cluster) -> None:
-    with ray_cluster() as inner:
-        assert (inner.started, inner.address) == (False, cluster.address)
-    assert ray.is_initialized()
-    assert (cluster.started, cluster.cpus) == (True, 2)
-
-
 @pytest.mark.full  # Ray takes twenty seconds to give up
 def test_a_caller_without_the_token_is_refused(cluster: Cluster) -> None:
     program = "import ray, sys; ray.init(address=sys.argv[1]); print('let in')"
@@ -80,11 +73,6 @@ def test_a_caller_without_the_token_is_refused(cluster: Cluster) -> None:
 def test_a_socket_open_to_others_is_named() -> None:
     with pytest.raises(ClusterError, match=r"127\.0\.0\.1 only; got raylet on 0\.0\.0\.0:80"):
         require_loopback([("gcs_server", "::ffff:127.0.0.1", 81), ("raylet", "0.0.0.0", 80)])  # noqa: S104
-
-
-def test_the_loopback_interface_holds_the_loopback_address() -> None:
-    addresses = psutil.net_if_addrs()[loopback_interface()]
-    assert "127.0.0.1" in {address.address for address in addresses}
 
 
 def test_the_workers_of_a_remote_cluster_get_nothing_that_is_true_here_only() -> None:

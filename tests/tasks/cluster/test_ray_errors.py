@@ -9,8 +9,8 @@ from ray.exceptions import NodeDiedError, OutOfMemoryError, RayTaskError
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from tasks.cluster.ray_errors import cluster_error, first_cause
-from umim_core.errors import ClusterError, ConfigError, UmimError
+from tasks.cluster.ray_errors import cluster_error
+from umim_core.errors import ClusterError
 
 RULE, AGAIN = "workers must stay alive", "Run the same command again."
 LONG = "; ".join(f"field {number} must be a number" for number in range(40))
@@ -54,16 +54,3 @@ def test_a_lost_worker_is_no_fault_of_the_recipe(cause: Exception) -> None:
         found = cluster_error(RULE, error, AGAIN)
         assert found.remedy == AGAIN
         assert str(cause) in "\n".join([str(found), *getattr(found, "__notes__", [])])
-
-
-def test_a_typed_error_comes_back_as_it_was_raised() -> None:
-    raised = ConfigError("steps must be positive", 0, "Raise it.")
-    for error in (task_error(raised), WorkerGroupError("...", {1: raised})):
-        found: UmimError = cluster_error(RULE, error, AGAIN)
-        assert type(found) is ConfigError and str(found) == str(raised)
-
-
-def test_errors_that_name_each_other_have_an_end() -> None:
-    one, two = ValueError("one"), ValueError("two")
-    one.__cause__, two.__cause__ = two, one
-    assert first_cause(one) is two

@@ -94,14 +94,6 @@ def test_ctrl_c_ends_a_run_likewise(tmp_path: Path) -> None:
         assert stop(run, signal.SIGINT)[0] == 130
 
 
-def test_a_stop_that_nobody_reads_ends_the_run_all_the_same(tmp_path: Path) -> None:
-    with running(program("ready()", BUSY["in Python"]), tmp_path) as (run, _, _):
-        assert run.stderr is not None
-        run.stderr.close()  # as of a run piped into a program that Ctrl-C ended first
-        run.send_signal(signal.SIGINT)
-        assert run.wait(SECONDS) == 130
-
-
 def test_a_run_that_lets_no_thread_run_is_killed(tmp_path: Path) -> None:
     with running(program("ready()", NEVER), tmp_path) as (run, _, _):
         process = psutil.Process(run.pid)
@@ -245,14 +237,3 @@ def test_the_end_of_a_forked_child_is_not_that_of_the_run(tmp_path: Path) -> Non
     with running(code, tmp_path) as (run, _, _):
         assert stop(run, signal.SIGTERM)[0] == 143
     assert [path.name for path in tmp_path.iterdir()] == ["-15"]
-
-
-def test_a_run_that_ends_by_itself_gives_the_signals_back(tmp_path: Path) -> None:
-    code = (
-        program("ready()")
-        + "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.set_wakeup_fd(-1))"
-    )
-    with running(code, tmp_path) as (run, _, _):
-        assert run.wait(SECONDS) == 0
-        assert run.stdout is not None
-        assert run.stdout.read() == "True -1\n"

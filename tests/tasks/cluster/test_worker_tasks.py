@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import time
-from itertools import pairwise
 from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import pytest
-import torch
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import Cluster
 from tasks.cluster.worker_tasks import (
-    call_on_worker,
     calls_leave_this_process,
     cores_of_a_call,
     cores_of_a_machine,
@@ -93,32 +88,6 @@ def test_a_call_has_its_share_of_this_machine_however_many_workers_there_are(
     assert cores_of_a_call(ClusterConfig(workers=workers, **config), cluster) == cores
 
 
-def _nap(seconds: float) -> tuple[float, float, int]:
-    began = time.monotonic()  # of the machine: equal in all of its processes
-    time.sleep(seconds)
-    return began, time.monotonic(), torch.get_num_threads()
-
-
-@pytest.mark.full
-def test_a_call_that_is_alone_has_all_cores_and_nothing_beside_it() -> None:
-    naps: list[tuple[float, float, int]] = []
-    alone: list[tuple[float, float, int]] = []
-
-    def others() -> None:
-        run_on_workers(lease, _nap, dict.fromkeys(range(6), 0.5), lambda _, it: naps.append(it))
-
-    with ClusterLease(ClusterConfig(cpus=2, workers=2, parallel_stages=2)) as lease:
-        run_on_workers(lease, _nap, {0: 0.0, 1: 0.0}, lambda *_: None)  # workers are there
-        side_by_side(
-            [others, lambda: alone.append(call_on_worker(lease, _nap, 0.5, alone=True))], 2
-        )
-    [(began, ended, threads)] = alone
-    assert (threads, {threads for *_, threads in naps}) == (2, {1})
-    assert all(end <= began or ended <= start for start, end, _ in naps)
-    naps.sort()
-    assert any(after < end for (_, end, _), (after, *_) in pairwise(naps)), "others overlap"
-
-
 def test_a_cluster_without_a_machine_for_a_timing_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,19 +100,3 @@ def test_a_cluster_without_a_machine_for_a_timing_is_refused(
     del nodes[1]
     with pytest.raises(ClusterError, match="a machine with a GPU; got none of 2"):
         cores_of_a_machine(ClusterConfig(workers=1, use_gpu=True))
-
-
-def _process_and_threads(_: int) -> tuple[int, int]:
-    return os.getpid(), torch.get_num_threads()
-
-
-@pytest.mark.full
-def test_calls_one_behind_the_other_share_a_worker_and_have_their_own_cores() -> None:
-    config = ClusterConfig(cpus=2, workers=2)
-    with ClusterLease(config) as lease:
-        found: list[tuple[int, int]] = []
-        run_on_workers(lease, _process_and_threads, {0: 0}, lambda _, it: found.append(it))
-        found += [call_on_worker(lease, _process_and_threads, number) for number in range(3)]
-    assert [threads for _, threads in found] == [1, 2, 2, 2]
-    assert len({process for process, _ in found}) == 1
-    assert found[0][0] != os.getpid()

@@ -47,18 +47,6 @@ def test_a_range_that_comes_twice_does_not_stand_for_one_that_is_lost(lost: int)
         _added(rows, SIZES, SIZES, 3)
 
 
-def test_a_range_that_does_not_come_back_is_told() -> None:
-    with pytest.raises(ClusterError, match="9 partial counts must come back; got 8"):
-        _added(partial_counts(3)[1:], SIZES, SIZES, 3)
-
-
-def test_rows_of_the_other_plan_are_not_added_up() -> None:
-    keys = {"keys": np.zeros(3, np.int64), "counts": np.zeros(0, np.int64)}
-    row = packed_row({"partition": 2}, blocks=np.array([0]), **keys)
-    with pytest.raises(KeyError, match="order"):
-        _added([row], SIZES, {}, 1)
-
-
 def test_a_range_that_nobody_asked_for_is_refused() -> None:
     with pytest.raises(ClusterError, match="each of 2 ranges must be counted once"):
         _added(partial_counts(3), SIZES, SIZES, 2)

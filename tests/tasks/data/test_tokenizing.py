@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,9 +24,8 @@ from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError, CorpusError, TokenizerMismatchError
 from umim_core.store.artifacts import directory_digest, payload_files, sha256_file
 from umim_core.text.shards import TokenShards
-from umim_core.text.sources import JsonLines, TextFiles, TokenIds
+from umim_core.text.sources import JsonLines, TextFiles
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 NAME = "umim-docs-gpt2"
 TEXTS = {
     "a.txt": "Return the sum of the elements over an axis.\n",
@@ -161,20 +158,6 @@ def test_one_file_per_split_starts_no_cluster(
     assert TokenShards.open(folder / "valid")[:].tolist() == ids_of(TEXTS["b.txt"], tokenizer)
 
 
-def test_files_behind_the_limit_are_not_read(
-    tmp_path: Path, reference: TokenizerRef, lease: ClusterLease
-) -> None:
-    for number in range(40):
-        (tmp_path / f"{number:02}.txt").write_bytes(b"some text" if number < 39 else b"\xff")
-    source = TextFiles(paths=(str(tmp_path / "*.txt"),))
-    jobs = split_jobs("x", source, tmp_path / "out", reference, limit=3)
-    tokenize_splits({"x": jobs}, lease)
-    assert len(TokenShards.open(tmp_path / "out")) == 3
-    jobs = split_jobs("x", source, tmp_path / "all", reference)
-    with pytest.raises(CorpusError, match=r"39\.txt: text must be UTF-8"):
-        tokenize_splits({"x": jobs}, lease)
-
-
 def test_the_first_broken_file_is_named_whichever_worker_fails_first(
     folder: Path, reference: TokenizerRef, lease: ClusterLease
 ) -> None:
@@ -221,26 +204,6 @@ def test_another_tokenizer_on_a_worker_is_refused(folder: Path, lease: ClusterLe
         tokenize_splits({"x": jobs}, lease)
 
 
-def test_ready_ids_are_one_document(
-    tmp_path: Path, reference: TokenizerRef, here: ClusterLease
-) -> None:
-    ids = (np.arange(2**20 + 7) % 1000).astype(np.uint16)
-    np.save(tmp_path / "ids.npy", ids)
-    source = TokenIds(path=str(tmp_path / "ids.npy"))
-    tokenize_splits({"x": split_jobs("x", source, tmp_path / "x", reference)}, here)
-    shards = TokenShards.open(tmp_path / "x")
-    assert np.array_equal(shards[:], ids)
-    assert shards.document_ends().tolist() == [len(ids)]
-
-
-def test_importing_the_workers_module_is_free_of_torch() -> None:
-    probe = "import sys, tasks.data.tokenizing; print('torch' in sys.modules, 'ray' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, cwd=CHECKOUT, check=True
-    )
-    assert done.stdout.split() == ["False", "False"]
-
-
 # The stage
 
 
@@ -285,12 +248,6 @@ def test_a_folder_keeps_its_digest_when_another_split_changes(
     assert first.folder_digest("train") == directory_digest(first.path / "train")
     with pytest.raises(ArtifactError, match="must hold a folder 'other'; got none"):
         first.folder_digest("other")
-
-
-def test_a_split_without_text_is_refused(folder: Path, lease: ClusterLease) -> None:
-    config = corpus_of(folder, test={"kind": "text", "paths": [str(folder / "c.txt")]})
-    with pytest.raises(CorpusError, match="split 'test' must hold text; got no tokens"):
-        stage(folder / "root", lease, config)
 
 
 def test_ready_ids_of_another_tokenizer_are_refused(folder: Path, lease: ClusterLease) -> None:

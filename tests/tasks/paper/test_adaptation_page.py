@@ -91,46 +91,6 @@ def test_rule_rows_that_the_rules_of_a_task_lack_are_named() -> None:
     assert "rule rows" not in adaptation_page(adaptation())
 
 
-def test_missing_seeds_are_named_and_one_seed_is_a_limit() -> None:
-    given = [*points(seeds=(0, 1)), point("WT + DPO", 5, 0)]
-    page = adaptation_page(adaptation(given, seeds=[0, 1]))
-    assert "Of 2 seeds, there are fewer of: WT + DPO at τ 5 on small 1." in page
-    assert "One seed" not in page and cells(page, "Task-Adapted")[9] == "0.1"
-    alone = adaptation_page(adaptation())
-    assert "fewer of" not in alone and "One seed" in alone
-
-
-@pytest.mark.parametrize("absent", ["sft", "dpo", "control_dpo"])
-def test_a_training_that_was_not_run_is_not_described(absent: str) -> None:
-    given = adaptation()
-    given[absent] = {} if absent == "control_dpo" else None
-    whole, page = adaptation_page(adaptation()), adaptation_page(given)
-    assert whole.count("learning rate") == 4
-    assert page.count("learning rate") == (2 if absent == "control_dpo" else 3)
-
-
-def test_every_control_names_its_learning_rate() -> None:
-    rates = {name: _training(learning_rate=rate) for name, rate in (("lora", 1e-3), ("own", 3e-4))}
-    page = adaptation_page(adaptation(control_dpo=rates))
-    for name, rate in (("lora", "0.001"), ("own", "0.0003")):
-        (line,) = (line for line in page.splitlines() if line.startswith(f"DPO of {name}: "))
-        assert f"learning rate {rate}." in line
-
-
-@pytest.mark.parametrize(("rows", "selected"), [(64, 64), (500, 200)])
-def test_selection_is_on_the_questions_that_were_asked(rows: int, selected: int) -> None:
-    page = adaptation_page(adaptation(dpo=_training(validation_rows=rows)))
-    (line,) = (line for line in page.splitlines() if line.startswith("DPO: "))
-    assert f"the highest accuracy (then the lowest loss) on {selected} validation questions" in line
-    assert "Of the start and every 20th step" in line
-
-
-def test_trainings_without_gain_are_counted() -> None:
-    best = {0: 0, 1: 20}
-    runs = [point("Task-Adapted", 5, seed, steps=40, best_step=at) for seed, at in best.items()]
-    assert "1 of 2 trainings brought no gain" in adaptation_page(adaptation(runs))
-
-
 @pytest.mark.parametrize("most", [40, 749, 750, 751, 100_000])
 @pytest.mark.parametrize("questions", [3, 1500])
 def test_the_steps_are_those_of_the_training_loop(most: int, questions: int) -> None:
@@ -145,13 +105,6 @@ def test_the_steps_are_those_of_the_training_loop(most: int, questions: int) -> 
 def _training(**of: float) -> dict[str, float]:
     given = {"max_steps": 40, "max_epochs": 2, "batch_size": 4, "validation_rows": 64}
     return {**given, "validate_every": 20, "learning_rate": 0.001, **of}
-
-
-def test_rounding_is_a_limit_of_scores_in_bfloat16_alone() -> None:
-    assert "rounding" not in adaptation_page(adaptation())
-    assert "small changes of a margin may be rounding" in (
-        adaptation_page(adaptation(dtype="bfloat16"))
-    )
 
 
 def of_figure(report: Report) -> list[str]:
@@ -178,44 +131,3 @@ def test_a_figure_is_made_of_what_there_is(given: list[Report]) -> None:
     texts = of_figure(adaptation(given))
     labelled = {(one["setting"], one["tau"]) for one in given if one["tau"] is not None}
     assert len([text for text in texts if text.startswith("τ")]) == len(labelled)
-
-
-def bars(report: Report) -> list[float]:
-    """Return the lengths of the error bars of the figure's file."""
-    ends = re.findall(
-        r'LineCollection_\d+">\s*<path d="M [\d.]+ ([\d.]+)\s+L [\d.]+ ([\d.]+)',
-        adaptation_svg(report),
-    )
-    return [abs(float(first) - float(last)) for first, last in ends]
-
-
-def test_error_bars_are_as_long_as_the_errors() -> None:
-    given = [point("WT", None, None, difference_se=0.01)]
-    given.append(point("WT + Rules", 5, None, difference_se=0.02))
-    first, second = bars(adaptation(given))
-    assert second == pytest.approx(2 * first, rel=1e-3) and first > 1
-
-
-def test_a_bar_is_as_long_as_the_limit_of_the_table() -> None:
-    """Two seeds, so that neither is the error over questions alone."""
-    given = [point("WT", None, None, difference_se=0.01)]
-    given += [point("WT + FT", 5, seed, difference=d) for seed, d in ((0, 0.01), (1, 0.03))]
-    first, second = bars(adaptation(given))
-    page = adaptation_page(adaptation(given))
-    limits = [float(cells(page, name)[8]) for name in ("WT", "WT + FT")]
-    assert limits == [2.0, 12.9]
-    assert second / first == pytest.approx(0.129 / 0.02, rel=0.01)
-
-
-def test_what_has_no_known_error_has_no_bar() -> None:
-    unknown = point("WT", None, None, difference_se=None)
-    assert bars(adaptation([unknown])) == []
-    assert cells(adaptation_page(adaptation([unknown])), "WT")[8] == "–"
-    known = point("WT + Rules", 5, None, difference=-0.1)
-    assert len(bars(adaptation([unknown, known]))) == 1
-    assert of_figure(adaptation([unknown, known])).count("WT") == 1
-
-
-def test_without_a_figure_of_the_paper_none_is_named() -> None:
-    assert "compared with the paper's fig:arc_compar." in adaptation_page(adaptation())
-    assert "the paper's" not in adaptation_page(adaptation(figure=None))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from docs.make.benchmark_rows import PART_LABELS
 from docs.make.document import RESULTS
 from support.tiny_adaptation import adaptation
 from tasks.paper.measured import Measured
@@ -88,22 +87,6 @@ def test_what_was_not_run_stands_with_its_reason_in_the_section_that_the_list_le
     assert '<h2 id="tabx-of-x">tab:x: Of x</h2>' in page.html
 
 
-def test_a_table_without_gaps_is_called_measured_and_one_without_a_result_not_run(
-    folders: tuple[Path, Path],
-) -> None:
-    whole, _, gaps = TABLE.partition("not_run:")
-    (folders[1] / "x.yaml").write_text(whole, "utf-8")
-    assert paper_page(*folders).overview.rows[0][3] == "measured"
-    (folders[1] / "x.yaml").write_text(f"{whole.partition('ours:')[0]}not_run:{gaps}", "utf-8")
-    assert paper_page(*folders).overview.rows[0][3] == "not run"
-
-
-def test_the_list_of_tables_can_be_taken_in() -> None:
-    overview = paper_page(RESULTS).overview
-    widths = [max(map(len, cells)) for cells in zip(*overview.rows, strict=True)]
-    assert sum(widths[:4]) <= 120 and widths[4] <= 100
-
-
 def test_the_html_page_has_what_the_markdown_has(folders: tuple[Path, Path]) -> None:
     html = paper_page(*folders).html
     for text in ("tab:x: Of x</h2>", "1,234.5 †1", ">50.0 ± 1.0 %</td>", "<strong>Ours on a"):
@@ -181,14 +164,6 @@ def test_the_points_of_an_adaptation_are_shown_once_its_file_is_there(
     assert limits.startswith("Limits: 500 test questions; rules and training from 1,500 others")
 
 
-def test_differences_of_the_first_setting_to_itself_are_not_shown(tmp_path: Path) -> None:
-    entry = ours("tab:humaneval", "table-humaneval-smollm2.json")
-    results = table_of(entry) | {"settings": ["own"]}
-    (tmp_path / entry.file).write_text(json.dumps(results), "utf-8")
-    shown = entry.table(tmp_path)
-    assert shown.rows[0][shown.headings.index("difference")] == "–"
-
-
 @pytest.mark.parametrize(
     ("field", "what", "command"),
     [
@@ -209,13 +184,6 @@ def test_figures_without_a_result_are_named_with_the_command_that_measures_them(
     assert f"`not run: {what}`: no committed result; {wanted}." in page.markdown
     assert "ours, on" not in page.overview.headings  # no table has any
     assert page.overview.rows[0][3] == "not run"
-
-
-def test_columns_in_another_notation_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"a column is `heading \| \{\{ field \}\}`, got 'a \| \{a\}'"
-    ):
-        Measured(file="x.json", model="m", differs="d", rows="x", columns="a | {a}")
 
 
 def test_rows_that_all_are_left_out_are_an_error(folders: tuple[Path, Path]) -> None:
@@ -250,9 +218,3 @@ def test_generations_under_a_bound_or_with_eviction_are_not_called_base_or_umim(
     rows += [row | free | bound for row in rows]
     (tmp_path / entry.file).write_text(json.dumps(results), "utf-8")
     assert entry.table(tmp_path) == entry.table(RESULTS)
-
-
-@pytest.mark.parametrize("label", ["tab:trainingmetric1", "tab:ppl"])
-def test_the_sample_of_all_texts_is_not_shown_beside_its_parts(label: str) -> None:
-    texts = [row[0] for row in ours(label, "smollm2.json").table(RESULTS).rows]
-    assert sorted(texts) == sorted(set(PART_LABELS.values()) - {PART_LABELS[""]})

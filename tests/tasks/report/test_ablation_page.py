@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-from docs.make.document import RESULTS
 from support.tiny_ablations import MEASURES, ablation, cell
-from tasks.report.ablation_data import AblationCell, AblationData
-from tasks.report.ablation_page import ablation_page, ablation_table
+from tasks.report.ablation_data import AblationCell
+from tasks.report.ablation_page import ablation_table
 
 
 def with_metrics(made: AblationCell, **metrics: float) -> AblationCell:
@@ -28,21 +25,3 @@ def test_metrics_over_states_have_columns_and_a_legend() -> None:
     assert table.headings[-2:] == ("Top-1 states", "KL states")
     assert table.rows[0][-2:] == ("0.5100", "1.500")
     assert "every state that decoding passes through" in table.note
-
-
-def test_withdrawn_figures_are_marked_and_the_page_says_why() -> None:
-    made = with_metrics(cell("llama", 5, "keep"), ppl_umim=7.0)
-    old = made.model_copy(update={"withdrawn": ("ppl_umim",)})
-    data = ablation(with_metrics(cell("llama", 5, "drop"), ppl_umim=8.0), old)
-    assert [row[-1] for row in ablation_table(data).rows] == ["8.00", "7.00 †"]
-    page = ablation_page(AblationData.model_validate_json(data.model_dump_json()))
-    assert "†: withdrawn" in page
-    assert "†" not in ablation_page(ablation(made))
-
-
-@pytest.mark.parametrize("name", ["ablation-grid", "ablation-stories260k"])
-def test_published_perplexities_of_nested_rules_are_withdrawn(name: str) -> None:
-    text = (RESULTS / f"{name}.json").read_text("utf-8")
-    for made in AblationData.model_validate_json(text).cells:
-        nested = made.row.cell.containment == "keep"
-        assert ("ppl_umim" in made.withdrawn) is (nested and "kl_states" not in made.row.metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.report.compare import cell_label, cell_row, run_label
+from tasks.report.compare import cell_row, run_label
 from umim_core.config.recipe import Cell
 
 
@@ -16,13 +16,6 @@ def test_runs_of_cells_that_differ_in_one_policy_have_names_of_their_own() -> No
     names = [run_label(cell_row(cell)) for cell in cells]
     assert len(set(names)) == len(cells)
     assert names[3] == "WT docs-llama, τ 5 (keep, learned positions)"
-
-
-def test_rules_by_confidence_are_named() -> None:
-    found = Cell(backbone="hub/umim-b", tau=2, source="confidence", min_probability=0.6)
-    assert cell_row(found).label == "hub/umim-b, τ 2 (confidence 0.6)"
-    assert cell_label(found) == "b confidence 0.6 tau 2 none+keep"
-    assert cell_row(found).params()["rule_source"] == "confidence"
 
 
 def test_the_form_of_a_shipped_checkpoint_is_left_out_of_the_labels_of_points() -> None:

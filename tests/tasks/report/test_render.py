@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from jinja2 import UndefinedError
 
@@ -12,9 +10,6 @@ from tasks.report.render import (
     formatted,
     html_page,
     markdown_html,
-    page,
-    tidy,
-    walk,
 )
 
 SPREAD = {"median": 1.0, "low": 0.5, "high": 2.0, "runs": 10}
@@ -51,11 +46,6 @@ def test_a_field_that_the_results_lack_is_an_error_unless_it_may_be_absent() -> 
     assert show("{{ sides.ours.x|f('.1f', none='not measured') }}").render() == "not measured"
 
 
-def test_a_walk_gives_the_fields_above_and_the_keys() -> None:
-    rows = list(walk({"tau": 5, "cells": [{"tau": 7}, {}]}, "cells.*number"))
-    assert [(row["tau"], row["number"]) for row in rows] == [(7, 0), (5, 1)]
-
-
 TABLE = """\
 {% call(r) table(rows, measured=drop) %}
 side   | {{ r.side }}
@@ -79,14 +69,6 @@ def test_columns_of_a_template_become_a_table(drop: bool) -> None:
         line.replace(" ", "") for line in lines
     ]
     assert environment().from_string(TABLE).render(rows=[], drop=drop) == ""
-
-
-def test_paragraphs_are_joined_and_code_and_tables_stay(tmp_path: Path) -> None:
-    text = "# T\n\n\nTwo\nlines of {{ n }}.\n\n- one\n  item\n- two\n\n| a |\n| - |\n| 1 |\n"
-    (tmp_path / "t.md").write_text(text, "utf-8")
-    joined = "# T\n\nTwo lines of 3.\n\n- one item\n- two\n\n| a |\n| - |\n| 1 |"
-    assert page("t.md", {"n": 3}, tmp_path) == joined
-    assert tidy("```\na\nb\n```") == "```\na\nb\n```"
 
 
 def test_html_in_markdown_is_shown_as_text_and_tables_scroll() -> None:

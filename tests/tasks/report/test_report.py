@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.report.compare import cell_label, cell_row
+from tasks.report.compare import cell_row
 from tasks.report.comparison import TASK_TR, ComparisonRow, Measured
 from tasks.report.comparison_table import comparison
 from tasks.report.report_data import (
@@ -23,14 +23,12 @@ from tasks.report.report_data import (
     SpanExample,
     SpeedRow,
 )
-from tasks.report.report_page import report_tables, write_report
+from tasks.report.report_page import write_report
 from tasks.report.row_labels import RowRules
 from tasks.report.tables import (
-    table_markdown,
     table_text,
 )
 from umim_core.config.recipe import DEFAULT_TASK, Cell
-from umim_core.errors import ConfigError
 
 FIGURES = {"saving", "accuracy", "perplexity", "alignment", "losses", "speed"}
 
@@ -202,12 +200,6 @@ def test_the_page_shows_the_numbers_of_the_data(tmp_path: Path, data: ReportData
     assert "1.50" in cells  # 1500 / 1000 tokens per second
 
 
-def test_a_report_without_measurements_is_still_a_page(tmp_path: Path) -> None:
-    write_report(tmp_path, ReportData(recipe="empty"))
-    assert "UMIM report: empty" in (tmp_path / "report.html").read_text()
-    assert list((tmp_path / "figures").iterdir()) == []
-
-
 def test_the_terminal_table_has_a_line_per_row_in_order() -> None:
     lines = table_text(comparison(_rows())).splitlines()
     assert lines[0].split()[:4] == ["backbone", "τ", "setting", "TR"]
@@ -217,29 +209,6 @@ def test_the_terminal_table_has_a_line_per_row_in_order() -> None:
     ]
     assert lines[2].split()[:5] == ["gpt2", "*", "–", "WT", "10.0"]
     assert "±: one standard error. *: shipped checkpoint." in " ".join(lines[3:])
-
-
-def test_the_markdown_table_has_equal_columns_in_every_line() -> None:
-    table = [
-        line for line in table_markdown(comparison(_rows())).splitlines() if line.startswith("|")
-    ]
-    assert len(table) == 4
-    assert {line.count("|") for line in table} == {12}
-
-
-def test_a_metric_that_nobody_queries_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"got top_1\. Use one of token_reduction"):
-        cell_row(Cell(backbone="b"), metrics={"top_1": 0.5})
-
-
-def test_labels_tell_forms_of_the_module_apart() -> None:
-    row = cell_row(Cell(backbone="b", depth=3, positions="learned"))
-    assert row.label == "b, τ 5 (depth 3, learned positions)"
-    assert cell_row(Cell(backbone="b", kind="linear")).label == "b, τ 5 (linear)"
-    assert cell_row(Cell(backbone="b")).label == "b, τ 5"
-    cells = [Cell(backbone="hub/umim-b"), Cell(backbone="hub/umim-b", kind="linear")]
-    labels = ["b tau 5 greedy+drop", "b tau 5 greedy+drop, linear"]
-    assert [cell_label(cell) for cell in cells] == labels
 
 
 def test_a_rows_accuracy_is_that_of_its_own_setting() -> None:
@@ -266,21 +235,6 @@ def test_a_second_task_and_a_second_metric_need_no_field_of_their_own() -> None:
     assert ComparisonRow.model_validate_json(row.model_dump_json()) == row
 
 
-def test_a_table_of_two_tasks_names_them_and_the_chance_of_each(data: ReportData) -> None:
-    first = score("base", 0.6, 0.0) | score("WT", 0.5, 0.3)
-    row = cell_row(Cell(backbone="b"), scores=first | score("WT", 0.2, 0.1, "rhymes"))
-    other = row.model_copy(update={"method": "other"})  # has the same base model
-    of_two = {"rows": (row, other), "chance": {DEFAULT_TASK: 0.25, "rhymes": 0.5}}
-    several = data.model_copy(update=of_two)
-    text = report_tables(several)
-    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()[2:9]]
-    assert rows[0][1:4] == ["rules", "task", "setting"]
-    named = [[DEFAULT_TASK, "WT"], ["rhymes", "WT"]]
-    assert [cells[2:4] for cells in rows[2:]] == [[DEFAULT_TASK, "base"], *named, *named]
-    assert f"Guessing gives 25.0 % on {DEFAULT_TASK}, 50.0 % on rhymes.\n" in text
-    assert "one standard error. Guessing gives 25.0 %.\n" in report_tables(data)
-
-
 def test_a_row_of_a_file_keeps_the_names_that_others_query() -> None:
     scores = score("base", 0.6, 0.0) | score("WT + FT", 0.5, 0.3)
     cell = Cell(backbone="b", tau=7, source="confidence", min_probability=0.6, depth=3)
@@ -294,12 +248,3 @@ def test_a_row_of_a_file_keeps_the_names_that_others_query() -> None:
         assert ComparisonRow.model_validate(form) == row
     bare = ComparisonRow.model_validate(old | {"accuracies": {}})  # an adapted row before scores
     assert (bare.score("base"), bare.score("WT + FT")) == (0.6, 0.5)
-
-
-def test_rows_of_a_baseline_name_their_method() -> None:
-    row = cell_row(Cell(backbone="b"), method="truncation", rules=None)
-    assert row.label == "b (truncation)"
-    assert row.params()["method"] == "truncation" and row.params()["rule_source"] == "none"
-    table = comparison([row, cell_row(Cell(backbone="b"))])
-    assert table.headings[:3] == ("backbone", "τ", "method")
-    assert [found[2] for found in table.rows] == ["truncation", "umim"]

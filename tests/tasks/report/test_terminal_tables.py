@@ -6,7 +6,7 @@ import re
 
 from tasks.report.compare import cell_row
 from tasks.report.comparison_table import comparison
-from tasks.report.tables import Column, Table, make_table, number_column, table_text
+from tasks.report.tables import Column, make_table, number_column, table_text
 from umim_core.config.recipe import Cell
 
 
@@ -43,9 +43,3 @@ def test_the_note_says_on_how_much_the_rows_were_measured() -> None:
         f"{all_said}; gpt2: 4 (Top-1) and 2 (PPL) rows of 512 tokens, 50 questions, "
         "timed at 1,024 tokens."
     )
-
-
-def test_no_cell_of_a_wide_table_is_cut() -> None:
-    row = tuple(f"{index}{'x' * 60}" for index in range(6))
-    made = Table("", tuple("abcdef"), (row,), "note")
-    assert set(row) <= set(table_text(made).split())

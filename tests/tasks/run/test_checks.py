@@ -72,13 +72,6 @@ def test_a_flow_that_needs_none_here_may_run(flow: str, changes: dict[str, Any])
     check_machine(Recipe.model_validate(raw(**changes)), flow)
 
 
-def test_a_cluster_named_by_the_environment_has_its_own_gpus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", AWAY["address"])
-    check_machine(Recipe.model_validate(raw()), "umim-distill")
-
-
 @pytest.mark.parametrize(("gpus", "refused"), [(1, True), (2, False)])
 def test_workers_need_a_gpu_each(gpus: int, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

@@ -10,11 +10,9 @@ import httpx
 import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
-from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks.cluster.ray_cluster import CHECKOUT
-from tasks.run.pipeline import _prefect_url
 from tasks.run.prefect_runs import in_the_checkout, prefect_may_be_away, prefect_must_answer
 from tasks.run.recipes import find_recipe
 from umim_core.errors import ClusterError, ConfigError, CorpusError
@@ -22,12 +20,6 @@ from umim_core.errors import ClusterError, ConfigError, CorpusError
 
 def ask_a_closed_port() -> None:
     httpx.get("http://127.0.0.1:9", trust_env=False)
-
-
-def test_pages_that_cannot_be_written_cost_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "umim.prefect"), prefect_may_be_away():
-        ask_a_closed_port()
-    assert "Prefect is away, its pages lack what was found" in caplog.text
 
 
 def test_a_run_that_cannot_report_its_end_says_what_to_do() -> None:
@@ -56,11 +48,6 @@ def test_a_stage_that_fails_while_the_server_is_away_shows_its_own_error() -> No
     assert "Prefect's server is away too" in found.value.__notes__[0]
 
 
-def test_an_unforeseen_error_while_the_server_is_away_is_named() -> None:
-    with pytest.raises(ClusterError, match="after ZeroDivisionError: by 0"), prefect_must_answer():
-        fail_while_the_server_is_away(ZeroDivisionError("by 0"))
-
-
 def test_the_password_of_a_server_that_is_away_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
     address = "http://me:s3cret@127.0.0.1:9/api"
     with (
@@ -73,12 +60,6 @@ def test_the_password_of_a_server_that_is_away_is_hidden(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, "umim.prefect"), prefect_may_be_away():
         raise httpx.ConnectError(f"no answer from {address}")
     assert "s3cret" not in caplog.text
-
-
-def test_the_page_of_a_run_has_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FlowRunContext, "get", lambda: FlowRunContext.model_construct())
-    monkeypatch.setattr(flow_run, "ui_url", "http://me:s3cret@host/runs/1", raising=False)
-    assert _prefect_url() == "http://***@host/runs/1"
 
 
 @pytest.mark.parametrize("deployed", [True, False])

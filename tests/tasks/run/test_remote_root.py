@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from tasks.run.remote_root import RemoteRoot, remote_root
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.run.store_commands import collect, listed, remove, verify
 from umim_core.checkpoint.own_checkpoints import artifact_root, record_checkpoint
-from umim_core.errors import ArtifactError, ConfigError, MissingExtraError
+from umim_core.errors import ArtifactError
 
 SPEC = StageSpec("count", 1, {"tau": 5}, {"tokens": "a" * 64})
 NAME = f"count/{SPEC.key}"
@@ -153,13 +152,6 @@ def test_another_machine_finds_what_one_built(machine: Machine) -> None:
     assert (found.path / "folder" / "data.txt").read_text() == "x"
 
 
-def test_what_was_built_before_is_stored_at_its_next_use(machine: Machine) -> None:
-    remote = machine("first")
-    built = run(Build())
-    remote.remove(f"stages/{NAME}.json")
-    assert not run(Build()).executed and remote.manifest(NAME) == built.manifest()
-
-
 def test_one_of_64_creators_wins(machine: Machine) -> None:
     remote = machine("first")
     with ThreadPoolExecutor(16) as pool:
@@ -249,51 +241,6 @@ def test_a_damaged_file_is_refused(machine: Machine, fault: str) -> None:
     assert len(wrong) == 1 and wrong[0].startswith(f"{NAME}: folder/data.txt ")
 
 
-def test_a_local_copy_stays_until_another_one_is_whole(machine: Machine) -> None:
-    remote = machine("first")
-    built = run(Build())
-    manifest = built.manifest()
-    manifest["files"]["folder/data.txt"]["sha256"] = "0" * 64
-    remote._write(f"stages/{NAME}.json", json.dumps(manifest).encode())
-    with pytest.raises(ArtifactError, match="must hold every file"):
-        run(Build())
-    assert (built.path / "folder" / "data.txt").read_text() == "x"
-
-
-def test_a_place_that_is_free_again_is_taken(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remote = machine("first")
-    opened = remote.filesystem.open
-    refusals = iter([FileExistsError("taken")])  # and gone when it is looked at
-
-    def taken_once(path: str, mode: str, **options: object) -> object:
-        for refusal in refusals:
-            raise refusal
-        return opened(path, mode, **options)
-
-    monkeypatch.setattr(remote.filesystem, "open", taken_once)
-    assert remote._create("leases/a/b.json", b"mine")
-    assert remote._read("leases/a/b.json") == b"mine"
-
-
-def test_a_state_that_a_kill_left_beside_is_gone_on_with(machine: Machine) -> None:
-    machine("first")
-    spec = StageSpec("train", 1, {}, {}, resumable=True)
-    kept = artifact_root() / "train" / f"{spec.key}.state" / "step-00000003"
-    kept.mkdir(parents=True)
-    (kept / "manifest.json").write_text("{}")
-    seen: list[bool] = []
-
-    def build(out: Path) -> dict[str, float]:
-        seen.append((out / "state" / "step-00000003").is_dir())
-        (out / "result").write_text("1")
-        return {}
-
-    run(build, spec)
-    assert seen == [True] and not kept.parent.exists()
-
-
 def test_storage_that_is_away_is_a_typed_error(
     server: dict[str, str], machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,20 +275,6 @@ def test_collection_keeps_what_a_named_checkpoint_was_made_from(machine: Machine
     assert remove(remote, f"mine/{rules.key[:8]}") == f"mine/{rules.key}"
 
 
-def test_old_files_without_a_stage_go(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = machine("first")
-    run(Build("kept"))
-    run(Build("gone"), StageSpec("mine", 1, {}, {}))
-    monkeypatch.setattr(module, "UPLOAD_SECONDS", 0.0)
-    record = artifact_root() / "checkpoints" / "x.json"
-    record.parent.mkdir(parents=True)
-    record.write_text(json.dumps({"path": f"{NAME}/checkpoint"}))
-    remote.store_record(record)
-    done = collect(remote, 0.0)
-    assert (len(done.stages), done.objects, done.size) == (1, 1, 4)
-    assert verify(remote, read=True) == []
-
-
 def test_commands(
     machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,19 +299,3 @@ def test_commands(
     with pytest.raises(ArtifactError, match=r"Did you mean 'novels/wt'\?"):
         call("fetch", "novels/wtt")
     assert json.loads(call("gc", "--older-than", "0", "--json"))["stages"] == []
-
-
-def test_a_local_root_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.run.store_commands import stored_root
-
-    monkeypatch.setenv("UMIM_ROOT", str(tmp_path))
-    assert remote_root() is None
-    with pytest.raises(ConfigError, match="`flows store` works on object storage"):
-        stored_root()
-
-
-def test_a_scheme_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UMIM_ROOT", "nosuch://bucket/prefix")
-    with pytest.raises(MissingExtraError, match=r"UMIM_ROOT=nosuch://.*umim\[s3\]"):
-        remote_root()
-    assert os.environ["UMIM_ROOT"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -50,20 +48,6 @@ def test_a_service_is_started_once_found_again_and_ended_with_its_children(
     assert down(tmp_path, [service]) == [after]
 
 
-@pytest.mark.full
-def test_two_commands_at_once_start_one_process(service: Service, tmp_path: Path) -> None:
-    pids: list[int | None] = []
-    threads = [
-        threading.Thread(target=lambda: pids.append(up(tmp_path, [service])[0].pid))
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(pids) == 2 and len(set(pids)) == 1
-
-
 def test_a_taken_port_is_refused_and_what_listens_there_is_left_alone(
     service: Service, tmp_path: Path
 ) -> None:
@@ -87,14 +71,6 @@ def test_a_service_that_ends_at_once_names_its_log(tmp_path: Path, part: str) ->
         up(tmp_path, [made])
     log = tmp_path / "bad.log"
     assert str(log) in str(caught.value) and "no such database" in log.read_text()
-
-
-def test_a_number_that_was_given_anew_is_not_taken_for_the_service(
-    service: Service, tmp_path: Path
-) -> None:
-    record = {"pid": os.getpid(), "started": psutil.Process().create_time() - 100}
-    (tmp_path / "files.json").write_text(json.dumps(record))
-    assert [of.state for of in down(tmp_path, [service])] == ["down"]
 
 
 def test_everything_listens_on_loopback_and_keeps_its_data_in_the_folder(tmp_path: Path) -> None:

@@ -10,32 +10,25 @@ from xml.etree import ElementTree
 
 import pytest
 
-import tasks.run.stage
 from docs.make.__main__ import main
 from support.tiny_ablations import GRID, MEASURES, ablation, cell
-from tasks.report.ablation_data import AblationCell, AblationData
+from tasks.report.ablation_data import AblationData
 from tasks.report.ablation_page import (
     FIGURES,
-    ablation_page,
     ablation_table,
-    figure_png,
     figure_svg,
 )
-from tasks.report.charts import look
 from tasks.report.compare import (
-    CellResult,
     ShippedResult,
     cell_label,
     cell_row,
     comparison_rows,
 )
-from tasks.report.comparison import COMPARISON_PARAMS, ComparisonRow
+from tasks.report.comparison import COMPARISON_PARAMS
 from tasks.report.comparison_table import comparison
-from tasks.run.recipes import recipe_names
-from tasks.run.stage import Metrics, StageSpec, run_stage
-from tasks.stages.ablation import ablation_data
+from tasks.run.stage import StageSpec, run_stage
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.recipe import Cell, Recipe
+from umim_core.config.recipe import Cell
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
@@ -46,11 +39,6 @@ def test_the_table_shows_what_differs_and_what_was_measured() -> None:
     assert [row[:3] for row in table.rows] == [(b, str(t), c) for b, t, c in GRID]
     assert table.rows[0][3:6] == ("31.5", "18,000", "0.6848")
     assert "Which rows are unit ends depends on the rules" in table.note
-
-
-def test_a_table_of_one_form_has_no_column_for_it() -> None:
-    table = ablation_table(ablation(cell("llama", 5, "keep"), cell("llama", 50, "keep")))
-    assert table.headings == ("backbone", "τ", *MEASURES)
 
 
 def test_every_difference_has_a_column() -> None:
@@ -102,31 +90,6 @@ def test_cells_that_differ_only_in_a_limit_are_told_apart(
     assert table.rows[index][first : first + 3] == shown
 
 
-POLICIES = {
-    "unit positions": ({"unit_positions": "preserved"}, "preserved unit positions", "compact"),
-    "residual": ({"residual": "last"}, "last residual", "none"),
-    "rule rows": ({"rule_rows": 5000}, "5,000 rule rows", "0"),
-}
-
-
-@pytest.mark.parametrize("heading", POLICIES)
-def test_cells_that_differ_only_in_a_later_policy_are_told_apart(heading: str) -> None:
-    fields, words, default = POLICIES[heading]
-    (name,) = fields
-    cells = [Cell.model_validate({"backbone": "b"} | extra) for extra in ({}, fields)]
-    rows = [cell_row(cell) for cell in cells]
-    assert [row.label for row in rows] == ["b, τ 5", f"b, τ 5 ({words})"]
-    assert cell_label(cells[1]) == cell_label(cells[0]) + f", {words}"
-    assert set(rows[0].params()) == set(COMPARISON_PARAMS)
-    assert set(rows[1].params()) == {*COMPARISON_PARAMS, name}
-    assert [ComparisonRow.model_validate_json(row.model_dump_json()) for row in rows] == rows
-    shown = comparison(rows)
-    column = shown.headings.index(heading)
-    first, second = (row[column] for row in shown.rows)
-    assert first == default
-    assert second in words
-
-
 def test_a_shipped_checkpoint_with_rules_by_confidence_states_no_probability(
     tmp_path: Path,
 ) -> None:
@@ -152,59 +115,6 @@ def test_a_shipped_checkpoint_with_rules_by_confidence_states_no_probability(
     assert cell_row(Cell(backbone="b")).rules.min_probability == 0.0
 
 
-def test_the_page_states_the_budget_and_who_stopped_earlier() -> None:
-    page = ablation_page(ablation())
-    assert "300 steps of 8 rows of 512 tokens (1,228,800 tokens), seed 17." in page
-    assert "stopped earlier" not in page
-    assert r"A \*small\* grid." in page
-    early = ablation_page(ablation(cell("a", 5, "drop"), cell("a", 50, "drop", steps=120)))
-    assert "1 of 2 cells stopped earlier, at least 120." in early
-
-
-def test_the_command_is_printed_for_shipped_recipes_alone() -> None:
-    shipped = ablation().model_copy(update={"name": recipe_names()[0]})
-    assert f"`python -m flows run {shipped.name} --flow ablate`" in ablation_page(shipped)
-    page = ablation_page(ablation())
-    assert "flows run small-grid --flow" not in page
-    assert "`recipe` in that file, and small-grid.yaml" in page
-
-
-def test_the_page_says_where_the_cells_were_trained() -> None:
-    cells = [
-        cell("a", tau, "drop").model_copy(update={"trained_on": name})
-        for tau, name in ((5, "Linux-6"), (50, "Linux-5"), (500, "Linux-6"))
-    ]
-    page = ablation_page(ablation(*cells))
-    assert "Table made on: platform Linux. Trained on: Linux-6 and Linux-5. torch 2." in page
-
-
-def test_versions_that_differ_between_cells_are_all_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def build(out: Path) -> Metrics:
-        for folder in ("rules", "checkpoint/rules"):
-            (out / folder).mkdir(parents=True)
-            RuleSet.from_spans([(1, 2)]).write(out / folder)
-        return {"steps": 1.0, "top1": 0.5}
-
-    facts = {"seconds": 1.0, "platform": "Linux"}
-    results = []
-    for torch in ("2.1", "2.2", "2.1"):
-        versions = {"torch": torch, "numpy": "1"}
-        monkeypatch.setattr(
-            tasks.run.stage, "_facts", lambda _, found=versions: facts | {"versions": found}
-        )
-        made = run_stage(tmp_path, StageSpec("all", 1, {"cell": len(results)}, {}), build)
-        found = CellResult(Cell(backbone="b"), made, made, made)
-        found.settings, found.evaluations = {"WT": made}, {"WT": made}
-        results.append(found)
-    recipe = Recipe.model_validate(
-        {"name": "r", "corpus": {"kind": "docstrings"}, "distill": {"max_steps": 1}}
-        | {"cells": [{"backbone": "b", "tau": tau} for tau in (1, 2, 3)]}
-    )
-    assert ablation_data(recipe, results).versions == {"torch": "2.1 and 2.2", "numpy": "1"}
-
-
 def test_data_survives_being_saved() -> None:
     data = ablation()
     assert AblationData.model_validate_json(data.model_dump_json()) == data
@@ -219,25 +129,6 @@ def test_a_figure_has_a_line_per_variant_and_a_label_per_point(name: str) -> Non
     assert sorted(map(int, labels)) == sorted(tau for _, tau, _ in GRID)
     for text in ("llama", "gpt2", "containment drop", "containment keep"):
         assert svg.count(f">{text}</text>") == 1
-
-
-def test_a_figure_without_the_metric_is_empty_and_whole() -> None:
-    row = cell_row(Cell(backbone="a"))
-    svg = figure_svg(ablation(AblationCell(row=row, rules={2: 1})), "kl")
-    assert ">τ" not in svg
-
-
-def test_a_figure_is_made_as_png_too() -> None:
-    assert figure_png(ablation(), "top1").startswith(b"\x89PNG")
-
-
-def test_the_eleventh_variant_has_a_look_of_its_own_in_drawing_and_legend() -> None:
-    cells = [cell("a", 5, "drop", rule_budget=budget) for budget in range(1, 12)]
-    svg = figure_svg(ablation(*cells), "top1")
-    first, eleventh = look(0), look(10)
-    assert first["color"] == eleventh["color"] and first["marker"] != eleventh["marker"]
-    defined = re.findall(rf'<path id="[^"]+" d="[^"]+" style="stroke: {first["color"]}', svg)
-    assert len(set(defined)) == 2  # both markers
 
 
 def test_any_ablation_in_a_folder_has_its_page_and_figures(tmp_path: Path) -> None:

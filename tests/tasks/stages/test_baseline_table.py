@@ -72,16 +72,6 @@ def test_tokens_that_a_reducer_must_keep_are_its_shortfall(
     assert found["raw"]["shortfall"] == pytest.approx(0.5, abs=0.05)  # half a token of each prompt
 
 
-def test_shards_of_baselines_alone_are_of_the_version_with_a_shortfall(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    recipe = tiny_table(
-        tiny_checkpoint, write_questions(tmp_path / "data"), questions=1, settings=SETTINGS[:3]
-    )
-    made = [one for one in run_table(tmp_path, recipe).artifacts if one.stage == "shards"]
-    assert [one.manifest()["version"] for one in made] == [2, 2, 4]
-
-
 def test_shards_are_those_of_one_commit_of_a_baselines_own_model(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,11 +104,6 @@ def test_a_worker_with_another_commit_of_a_baselines_own_model_is_refused(
     job = ShardJob(place, setting, source, QuestionSet(1, "", ("acc",)), 0, 1, "o/c@commit")
     with pytest.raises(BackboneError, match=r"truncation \(o/c@commit\); got truncation"):
         score_shard(job)
-
-
-def test_a_setting_without_a_target_has_the_key_of_before() -> None:
-    before = {"name": "a", "merge": "prompt", "raw_tail": 0, "method": "truncation"}
-    assert TableSetting.model_validate(before).model_dump() == before
 
 
 def test_a_target_needs_a_baseline() -> None:

@@ -18,7 +18,7 @@ from tasks.stages.confidence import confidence_rules_stage, confidence_stage
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
-from umim_core.errors import EvaluationError, UmimError
+from umim_core.errors import UmimError
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.shards import ShardWriter
 
@@ -134,13 +134,6 @@ def test_another_probability_is_another_stage(setting: Setting, tmp_path: Path) 
     assert len(keys) == 2
 
 
-def test_only_so_many_tokens_are_asked_about(setting: Setting, tmp_path: Path) -> None:
-    counted = setting.count(tmp_path, confidence_tokens=6 * LENGTH + 3)
-    assert counted.metrics["tokens"] == 6 * LENGTH
-    expected = {run: n for run, n in setting.runs(6).items() if 2 <= len(run) <= 4}
-    assert grams(setting.rules(tmp_path, counted, tau=1)) == expected != {}
-
-
 def test_a_run_that_dies_goes_on_with_the_next_piece(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,8 +183,3 @@ def test_a_piece_of_other_tokens_is_counted_again(
     assert asked[3:] == [16 * LENGTH, 5 * LENGTH]
     assert resumed.digest == whole.digest
     shutil.rmtree(tmp_path / "whole")
-
-
-def test_a_segment_beyond_the_positions_is_refused(setting: Setting, tmp_path: Path) -> None:
-    with pytest.raises(EvaluationError, match="64 positions"):
-        confidence_stage(tmp_path, IN_PROCESS, setting.tokenized, setting.cell, 70, MiningConfig())

@@ -52,22 +52,6 @@ def test_every_question_has_its_trajectories(generated: Artifact) -> None:
             assert row.ended == "eos" or row.tokens == MAX_TOKENS
 
 
-def test_metrics_tell_what_was_left_out_and_how_rows_ended(generated: Artifact) -> None:
-    rows = list(iter_rows(generated.path))
-    ended = Counter(row.ended for row in rows)
-    assert min(ended["eos"], ended["length"]) > 3
-    assert generated.metrics == {
-        "questions": 20.0,
-        "questions_too_long": 2.0,
-        "questions_duplicate": 1.0,
-        "questions_bad_rows": 0.0,
-        "trajectories": 60.0,
-        "ended_by_eos": float(ended["eos"]),
-        "ended_by_length": float(ended["length"]),
-        "tokens": float(sum(row.tokens for row in rows)),
-    }
-
-
 def test_the_seed_decides_the_bytes(
     corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path
 ) -> None:
@@ -102,14 +86,6 @@ def test_sampling_options_reach_the_model(
     different = [len({row.text for row in rows}) for rows in rows_of(found).values()]
     assert different == [1] * len(QUESTIONS), "no choice is left"
     assert max(len({row.text for row in rows}) for rows in rows_of(generated).values()) == 3
-
-
-def test_what_comes_after_does_not_sample_again(
-    corpus: GeneratedCorpus, generated: Artifact
-) -> None:
-    splits = corpus.splits.model_copy(update={"train": 0.6, "valid": 0.3})
-    later = corpus.model_copy(update={"train_tokens": 7, "splits": splits})
-    assert not generate_stage(generated.path.parents[1], HERE, later).executed
 
 
 def test_a_questions_trajectories_share_a_split(
@@ -183,18 +159,3 @@ def test_what_cannot_be_sampled_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         generate_stage(tmp_path, HERE, corpus.model_copy(update=changed))
-
-
-def test_questions_of_another_field_are_refused(corpus: GeneratedCorpus, tmp_path: Path) -> None:
-    source = corpus.questions[0].model_copy(update={"field": "question"})
-    with pytest.raises(CorpusError, match="a row must have the field 'question'"):
-        generate_stage(tmp_path, HERE, corpus.model_copy(update={"questions": (source,)}))
-
-
-def test_a_gpu_that_is_not_there_is_refused(
-    corpus: GeneratedCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    lease = ClusterLease(ClusterConfig(workers=0, use_gpu=True))
-    with pytest.raises(ConfigError, match=r"cluster\.use_gpu needs a CUDA device"):
-        generate_stage(tmp_path, lease, corpus)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ray.exceptions import UserCodeException
 
 import tasks.stages.generate
 from support.tiny_generation import SHARDS
@@ -25,7 +24,7 @@ from tasks.run.stage import Artifact
 from tasks.stages.generate import generate_stage
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import ClusterConfig
-from umim_core.errors import ArtifactError, GenerationError
+from umim_core.errors import ArtifactError
 from umim_core.generation.trajectory_shards import Row
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -197,23 +196,3 @@ def test_a_killed_worker_leaves_the_bytes_alone(
         thread.join()
     assert killed, "a worker was killed"
     assert found.digest == undisturbed.digest
-
-
-@pytest.mark.full
-def test_an_error_of_a_worker_comes_back_as_it_was(
-    corpus: GeneratedCorpus, lease: ClusterLease, tmp_path: Path
-) -> None:
-    far = corpus.model_copy(update={"max_tokens": 65})
-    with pytest.raises(GenerationError) as caught:
-        generate_stage(tmp_path, lease, far)
-    assert str(caught.value).startswith("max_tokens must be at most 64, the positions of ")
-    assert not list(tmp_path.glob("generate/*/manifest.json"))
-
-
-@pytest.mark.full
-def test_a_fault_of_the_code_is_not_told_as_a_lost_worker(
-    corpus: GeneratedCorpus, lease: ClusterLease, tmp_path: Path
-) -> None:
-    hot = corpus.model_copy(update={"temperature": "hot"})  # a copy is not validated
-    with pytest.raises(UserCodeException, match="hot"):
-        generate_stage(tmp_path, lease, hot)

@@ -17,10 +17,8 @@ from support.tiny_table import (
     tiny_table,
     write_hub,
 )
-from tasks.data.table_jobs import find_questions
 from tasks.data.table_scores import read_report, read_shards
-from tasks.data.table_sources import check_limits, question_source, source_facts
-from tasks.run.recipes import find_recipe, table_names
+from tasks.data.table_sources import check_limits, source_facts
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE
 from umim_core.errors import ConfigError, CorpusError
@@ -95,16 +93,6 @@ def test_limits_stand_with_the_figures(whole: TableRun) -> None:
     assert "pass@1_difference" in row and "prompt_tr_difference" not in row
 
 
-def test_limits_of_a_recipe_raise_no_number_of_a_task(
-    tiny_checkpoint: Path, problems: Path
-) -> None:
-    recipe = generated_table(tiny_checkpoint, problems, new_tokens=20_000, answers=20)
-    (source,) = (question_source(recipe, task, {"hub": "x"}) for task in recipe.tasks)
-    assert find_questions(source).limits == {"new_tokens": 15_000, "answers": 16}
-    own = question_source(recipe, "umim_ruler_1k", {})
-    assert dict(own.options) == {"task_seed": 0, "task_new_tokens": 128}
-
-
 def test_another_seed_draws_other_answers(
     whole: TableRun, tiny_checkpoint: Path, problems: Path, tmp_path: Path
 ) -> None:
@@ -163,20 +151,6 @@ def test_unconfined_programs_are_refused(tiny_checkpoint: Path, tmp_path: Path) 
         run_table(tmp_path / "root", generated_table(tiny_checkpoint, tmp_path, **options))
 
 
-def test_limits_of_answers_are_refused_where_none_is_generated(
-    tiny_checkpoint: Path, problems: Path, tmp_path: Path
-) -> None:
-    recipe = generated_table(tiny_checkpoint, problems, tasks=["umim_openbookqa"])
-    with pytest.raises(ConfigError, match=r"whose answers are generated; got .*openbookqa"):
-        run_table(tmp_path, recipe)
-
-
-def test_data_that_a_task_cannot_read_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    recipe = generated_table(tiny_checkpoint, tmp_path, hub=None, task_data="there")
-    with pytest.raises(ConfigError, match=r"task_data is the data .*got there with umim_amc23"):
-        run_table(tmp_path, recipe)
-
-
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
@@ -195,12 +169,6 @@ def test_limits_that_apply_to_no_task_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         check_limits(generated_table(tiny_checkpoint, tmp_path, **changes))
-
-
-def test_every_recipe_of_a_table_has_limits_of_its_tasks() -> None:
-    for name in table_names():
-        recipe: Any = find_recipe(name)
-        check_limits(recipe)
 
 
 def test_limits_and_a_seed_of_answers_are_in_the_key(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from flows.parts import plan
-from tasks.report.compare import cell_label, cell_row
 from tasks.stages.given_rules import given_rules_stage
 from umim_core.config.recipe import Cell, Recipe
 from umim_core.errors import TokenizerMismatchError
@@ -29,29 +27,11 @@ def test_given_rules_are_taken_over_as_they_are(cell: Cell, tmp_path: Path) -> N
     assert not given_rules_stage(tmp_path, cell).executed
 
 
-def test_a_copy_of_the_directory_is_the_same_rules(cell: Cell, tmp_path: Path) -> None:
-    shutil.copytree(str(cell.rules), tmp_path / "copy")
-    moved = cell.model_copy(update={"rules": str(tmp_path / "copy")})
-    assert given_rules_stage(tmp_path, moved).key == given_rules_stage(tmp_path, cell).key
-
-
 def test_rules_of_another_tokenizer_are_refused(cell: Cell, tmp_path: Path) -> None:
     RuleSet.from_spans([(1, 2)], tokenizer_fingerprint="f" * 64).save(tmp_path / "strange")
     strange = cell.model_copy(update={"rules": str(tmp_path / "strange")})
     with pytest.raises(TokenizerMismatchError):
         given_rules_stage(tmp_path / "root", strange)
-
-
-def test_a_row_says_what_the_directory_holds(cell: Cell) -> None:
-    rules = RuleSet.load(str(cell.rules))
-    row = cell_row(cell, setting="WT")
-    assert row.rules is not None and row.rules.tau == rules.origin.tau
-    assert (row.rules.overlap, row.rules.containment) == (
-        rules.origin.overlap,
-        rules.origin.containment,
-    )
-    assert row.rules.source == "rules merge"  # the checkpoint's folder: "rules" names nothing
-    assert cell_label(cell) == "backbone rules merge"
 
 
 def test_nothing_is_mined_for_such_a_cell(cell: Cell) -> None:

@@ -13,7 +13,6 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
-import umim_core.store.publication
 from support.tiny_mining import LENGTH, TAU, TinyCorpus, frequent, stored
 from tasks.cluster.lease import ClusterLease
 from tasks.data.counting import count_distributed
@@ -124,17 +123,6 @@ def test_the_command_and_the_stages_give_the_same_rule_set(
     assert RuleSet.load(made).origin.corpus_digest == hashlib.sha256(whole.tobytes()).hexdigest()
 
 
-def test_a_budget_raises_tau_until_the_rules_fit(
-    corpus: TinyCorpus, counted: Artifact, tmp_path: Path
-) -> None:
-    made = corpus.filter(tmp_path, counted, rule_budget=60)
-    tau = int(made.metrics["tau"])
-    below = corpus.filter(tmp_path, counted, tau=tau - 1)
-    assert tau > TAU
-    assert sum(map(len, rules_of(made).values())) <= 60 < sum(map(len, rules_of(below).values()))
-    assert rules_of(made) == rules_of(corpus.filter(tmp_path, counted, tau=tau))
-
-
 def test_protected_tokens_are_in_no_ngram(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
 ) -> None:
@@ -167,13 +155,6 @@ def test_memory_beyond_the_limit_is_refused_before_anything_is_counted(
     assert "GiB for 6,000 tokens. Raise tau or the limit" in str(caught.value)
     assert saved == []
     assert not list(tmp_path.glob("count/*/manifest.json"))
-
-
-def test_a_limit_that_is_kept_changes_nothing(
-    corpus: TinyCorpus, counted: Artifact, lease: ClusterLease, tmp_path: Path
-) -> None:
-    limited = corpus.count(tmp_path, lease, MiningConfig(max_memory_gib=100))
-    assert limited.digest == counted.digest
 
 
 def die_after(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
@@ -238,26 +219,6 @@ def test_a_torn_order_is_counted_again(
     assert again.digest == counted.digest
     assert saved == [2, 4]
     assert "order 2 is counted again" in caplog.text
-
-
-def test_a_run_that_dies_before_its_manifest_counts_nothing_again(
-    corpus: TinyCorpus,
-    counted: Artifact,
-    lease: ClusterLease,
-    tmp_path: Path,
-    saved: list[int],
-) -> None:
-    def dying(*_: object, **__: object) -> str:
-        raise RuntimeError("died on purpose")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(umim_core.store.publication, "write_manifest", dying)
-        with pytest.raises(RuntimeError, match="died on purpose"):
-            corpus.count(tmp_path, lease)
-    assert saved == [2, 3, 4]
-    assert corpus.count(tmp_path, lease).digest == counted.digest
-    assert saved == [2, 3, 4]
-    assert [path.name for path in tmp_path.glob("count/*")] == [counted.key]
 
 
 @pytest.mark.parametrize("kind", ["shards", "array"])

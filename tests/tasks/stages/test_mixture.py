@@ -10,20 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages import mixture
-from tasks.stages.corpus import _sources, parts, tokenize_stage, tokens
+from tasks.stages.corpus import _sources
 from tasks.stages.mixture import RECORD, mixture_stage
-from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import SPLITS, MixtureCorpus
-from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import CorpusError
 from umim_core.store.artifacts import read_json, sha256_file
 from umim_core.text.mixing import MixedSize, mix_documents
 from umim_core.text.readers import iter_documents
-
-NAME = "umim-docs-llama"
 
 
 @pytest.fixture
@@ -100,17 +95,6 @@ def test_the_record_names_every_file_with_its_digest_and_licence(
     assert record["book"]["sizes"]["train"]["documents"] == 1
 
 
-def test_a_missing_file_is_named_with_its_part_and_a_remedy(
-    config: MixtureCorpus, docstrings: Artifact, tmp_path: Path
-) -> None:
-    missing = tmp_path / "book-valid.txt"
-    missing.unlink()
-    with pytest.raises(CorpusError, match="part 'book' of the corpus needs its valid") as refused:
-        mixture_stage(tmp_path, config, docstrings)
-    assert str(missing) in str(refused.value)
-    assert "Correct corpus.parts.book.valid" in str(refused.value)
-
-
 def test_a_file_that_changes_while_it_is_mixed_is_refused(
     config: MixtureCorpus, docstrings: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,17 +110,3 @@ def test_a_file_that_changes_while_it_is_mixed_is_refused(
     made = mixture_stage(tmp_path, config, docstrings)
     assert made.executed
     assert "another book" in (made.path / "valid.jsonl").read_text(encoding="utf-8")
-
-
-def test_a_limit_on_tokens_keeps_the_beginning_of_the_mixed_order(
-    config: MixtureCorpus, docstrings: Artifact, tmp_path: Path
-) -> None:
-    made = mixture_stage(tmp_path, config, docstrings)
-    limited = config.model_copy(update={"train_tokens": 500})
-    with ClusterLease(ClusterConfig(workers=0)) as lease:
-        whole, start = (tokenize_stage(tmp_path, lease, made, of, NAME) for of in (config, limited))
-    assert len(tokens(start, "train")) == 500
-    assert tokens(start, "train")[:].tolist() == tokens(whole, "train")[:500].tolist()
-    assert parts(whole) == ["book", "docs", "notes"]
-    text = load_tokenizer(NAME).decode(tokens(whole, "part_docs")[:].tolist())
-    assert text == "".join(f"Return the test array {i}.\0" for i in range(30))

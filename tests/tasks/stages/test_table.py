@@ -143,22 +143,6 @@ def test_a_finished_table_scores_nothing(
     assert not any(artifact.executed for artifact in again.artifacts)
 
 
-def test_other_shards_give_the_same_figures(
-    whole: TableRun, tiny_checkpoint: Path, questions: Path, tmp_path: Path
-) -> None:
-    other = run_table(tmp_path, tiny_table(tiny_checkpoint, questions, shard=5))
-    assert table(other)["scores"] == table(whole)["scores"]
-
-
-def test_fewer_questions_are_the_first_ones(
-    whole: TableRun, tiny_checkpoint: Path, questions: Path, tmp_path: Path
-) -> None:
-    fewer = run_table(tmp_path, tiny_table(tiny_checkpoint, questions, questions=3))
-    for some, every in zip(of(fewer, "shards"), of(whole, "shards"), strict=True):
-        found, known = read_shards(some.path), read_shards(every.path)
-        assert found.values["acc"] == known.values["acc"][:3]
-
-
 def test_a_text_has_the_figures_of_its_rows(
     tiny_checkpoint: Path, questions: Path, tmp_path: Path
 ) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from support.tiny_table import run_table, tiny_table, write_questions
 from tasks.data.table_jobs import (
     ModelPlace,
     TextJob,
@@ -14,22 +13,9 @@ from tasks.data.table_jobs import (
 )
 from tasks.data.table_scores import table_row
 from umim_core.config.table_recipe import TableText
-from umim_core.errors import CheckpointError, ConfigError, EvaluationError
+from umim_core.errors import CheckpointError, EvaluationError
 from umim_core.evaluation.tasks.shard_values import ShardScores
 from umim_core.text.sources import source_of
-
-
-@pytest.fixture(scope="module")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_questions(tmp_path_factory.mktemp("questions"))
-
-
-@pytest.mark.full  # lm-eval reads thousands of files to know its tasks
-def test_an_unknown_task_is_refused_with_those_there_are(
-    tiny_checkpoint: Path, questions: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="umim_docstring"):
-        run_table(tmp_path, tiny_table(tiny_checkpoint, questions, tasks=["umim_docstrinsg"]))
 
 
 def test_a_checkpoint_that_another_machine_has_otherwise_is_refused(

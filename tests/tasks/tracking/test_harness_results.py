@@ -35,25 +35,6 @@ def test_settings_name_checkpoint_and_digests_and_no_secret(results: HarnessResu
     assert params["n-shot.tiny"] == "0" and "s3cret" not in params.values()
 
 
-def test_settings_of_a_service_name_no_password_and_those_of_no_arguments_are_none(
-    tmp_path: Path,
-) -> None:
-    found = []
-    for given in ("base_url=http://me:s3cret@host/v1", ""):
-        config = CONTENT["config"] | {"model_args": given}
-        [results] = find_results(write_results(tmp_path, CONTENT | {"config": config}))
-        found.append({n: v for n, v in results.params().items() if n.startswith("model_args")})
-    assert found == [{"model_args.base_url": "http://***@host/v1"}, {"model_args": "{}"}]
-
-
-def test_many_tasks_are_cut_in_the_name_of_a_run(tmp_path: Path) -> None:
-    many = {f"mmlu_subject_{number}": {"acc,none": 0.5} for number in range(57)}
-    [results] = find_results(write_results(tmp_path, CONTENT | {"results": many}))
-    assert len(results.name) == 250  # MLflow's table of runs holds no more
-    assert results.name.startswith("lm-eval umim: mmlu_subject_0, ")
-    assert results.name.endswith("...")
-
-
 def test_an_output_path_of_a_file_finds_what_lm_eval_made_of_it(tmp_path: Path) -> None:
     [made] = write_results(tmp_path).rglob("results_*")
     other = made.with_name("other.json")  # none of lm-eval's
@@ -97,10 +78,3 @@ def test_a_folder_without_results_is_refused(tmp_path: Path, content: dict[str, 
         write_results(tmp_path, content)
     with pytest.raises(EvaluationError, match=r"lm-eval|must name a model"):
         find_results(tmp_path)
-
-
-def test_a_damaged_line_of_samples_is_named(results: HarnessResults) -> None:
-    with results.samples["tiny"].open("a", encoding="utf-8") as file:
-        file.write('{"doc_id": 2}\n')
-    with pytest.raises(EvaluationError, match="line 3: KeyError"):
-        results.table("tiny")

@@ -93,20 +93,6 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
     assert "ab" * 32 in dataset.source
 
 
-def test_the_same_calls_again_add_no_run(tracker: Tracker, client: MlflowClient) -> None:
-    def everything() -> None:
-        tracker.pipeline_run("again", {"a": 1})
-        tracker.stage_run("again", "filter", "f-again", {"tau": 5}, {"rules": 10.0})
-        row = {"backbone": "b", "tau": 5}
-        tracker.comparison_run("c-again", row, {"top1": 0.5}, pipeline="again")
-        tracker.finish("again")
-
-    everything()
-    before = {key: run.info.run_id for key, run in _runs(client).items()}
-    everything()
-    assert {key: run.info.run_id for key, run in _runs(client).items()} == before
-
-
 def test_metrics_that_are_zero_are_kept(tracker: Tracker, client: MlflowClient) -> None:
     tracker.pipeline_run("zero", {})
     tracker.points("zero", [("live/kl", 0, 0.0)])

@@ -20,7 +20,7 @@ from mlflow import MlflowClient
 from typer.testing import CliRunner
 
 from flows.cli import app
-from support.tracked_runs import held, record_end, record_pipeline, record_stage
+from support.tracked_runs import held, record_pipeline
 from tasks.report.comparison import COMPARISON_METRICS
 from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
 from tasks.tracking.patience import Patience
@@ -142,21 +142,6 @@ def test_a_record_that_the_store_refuses_lets_the_others_pass(tmp_path: Path, st
     assert '"a":"2"' in refused.read_text(encoding="utf-8")
 
 
-def test_a_damaged_record_lets_the_others_pass(tmp_path: Path, store: str, closed: str) -> None:
-    Tracker(closed, tmp_path).pipeline_run("p", {})
-    (tmp_path / SPOOL / "0-damaged.json").write_text('{"kind": "op')
-    tracker = Tracker(store, tmp_path)
-    assert not tracker.replay()[0]
-    assert held(tracker.uri)["pipeline p"]["status"] == "RUNNING"
-    assert [path.name for path in Spool(tmp_path).refused()] == ["0-damaged.refused"]
-
-
-def test_a_record_of_another_version_is_set_aside(tmp_path: Path, store: str) -> None:
-    Spool(tmp_path).add({"kind": "dream", "pipeline": "p", "time_ms": 0})
-    assert not Tracker(store, tmp_path).replay()[0]
-    assert len(Spool(tmp_path).refused()) == 1
-
-
 def test_secrets_never_reach_the_spool(tmp_path: Path, closed: str) -> None:
     record_pipeline(Tracker(closed, tmp_path), "p", tmp_path / "files")
     texts = [path.read_text(encoding="utf-8") for path in Spool(tmp_path).waiting()]
@@ -225,12 +210,6 @@ def test_the_command_writes_what_waits(
     assert held(store) == undisturbed
 
 
-def test_a_server_that_is_away_has_no_pages(tmp_path: Path, closed: str) -> None:
-    tracker = Tracker(closed, tmp_path)
-    tracker.pipeline_run("p", {})
-    assert tracker.pages("p") is None
-
-
 def test_a_store_without_a_server_names_the_command_that_shows_it(
     tmp_path: Path, store: str
 ) -> None:
@@ -242,21 +221,6 @@ def test_a_store_without_a_server_names_the_command_that_shows_it(
     assert pages.command == f"mlflow ui --backend-store-uri '{uri}'"
     assert pages.links() == {}
     assert pages.line().startswith(f"{pages.command}, then http://127.0.0.1:5000/#/experiments/")
-
-
-def test_a_stage_recorded_while_the_store_is_back_is_written_at_the_end_at_latest(
-    tmp_path: Path, store: str, closed: str, undisturbed: dict[str, Any]
-) -> None:
-    away = Tracker(closed, tmp_path)
-    away.pipeline_run("p", {"recipe": "tiny", "token": "s3cret"}, name="tiny")
-    for stage in ("corpus", "tokenize"):
-        record_stage(away, "p", stage)
-    back = Tracker(store, tmp_path)
-    for stage in ("count", "distill"):
-        record_stage(back, "p", stage)
-    record_end(back, "p", tmp_path / "files")
-    assert not Spool(tmp_path).waiting()
-    assert held(back.uri) == undisturbed
 
 
 @pytest.mark.parametrize("accuracy", [["accuracy_umim"], []], ids=["a task", "no task"])

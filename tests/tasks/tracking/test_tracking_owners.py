@@ -11,7 +11,7 @@ from mlflow.entities import Run
 from support.tracked_runs import record_pipeline
 from tasks.cluster.code_identity import code_identity
 from tasks.run.pipeline import open_pipeline
-from tasks.tracking.spool import SPOOL, Spool
+from tasks.tracking.spool import Spool
 from tasks.tracking.tracker import Tracker
 
 
@@ -66,15 +66,6 @@ def test_a_moved_root_keeps_its_runs(tmp_path: Path, store: str) -> None:
     (tmp_path / "before").rename(tmp_path / "after")
     stopped(Tracker(store, tmp_path / "after"))
     assert len(runs_of(store, "pipeline")) == 1
-
-
-def test_records_of_an_earlier_release_are_still_written(tmp_path: Path, store: str) -> None:
-    record = {"kind": "status", "pipeline": "p", "time_ms": 1, "status": "FAILED"}
-    Spool(tmp_path).add(record)
-    assert not Tracker(store, tmp_path).replay()[0]
-    (run,) = runs_of(store, "pipeline")
-    assert run.info.status == "FAILED"
-    assert not list((tmp_path / SPOOL).glob("*.refused"))
 
 
 def test_a_run_says_which_code_made_it_and_where(

@@ -8,11 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -92,65 +89,6 @@ def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dic
     return of_run(server, "plain")
 
 
-class SlowUploads(ThreadingHTTPServer):
-    """A proxy before a server: it hands everything on, files that are put after a delay."""
-
-    def __init__(self, server: Server, seconds: float) -> None:
-        super().__init__(("127.0.0.1", 0), ProxyHandler)
-        self.port, self.seconds = server.port, seconds
-        self.uploads: list[str] = []
-
-
-class ProxyHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: SlowUploads
-
-    def _hand_on(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.command == "PUT":
-            self.server.uploads.append(self.path.rpartition("/")[2])
-            time.sleep(self.server.seconds)
-        connection = HTTPConnection("127.0.0.1", self.server.port, timeout=60)
-        connection.request(self.command, self.path, body, dict(self.headers))
-        answer = connection.getresponse()
-        content = answer.read()
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.headers.get("Content-Type", "text/plain"))
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-        connection.close()
-
-    do_GET = do_POST = do_PUT = do_PATCH = _hand_on
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@pytest.mark.parametrize(("seconds", "name"), [(6, "slow6"), (30, "slow9")])
-def test_everything_lands_behind_a_proxy_that_delays_files_and_numbers_come_first(
-    server: Server, undisturbed: dict[str, object], tmp_path: Path, seconds: int, name: str
-) -> None:
-    proxy = SlowUploads(server, seconds)
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    try:
-        tracker = Tracker(f"http://127.0.0.1:{proxy.server_address[1]}", tmp_path)
-        began = time.monotonic()
-        open_pipeline(tracker, name)
-        for stage in STAGES:
-            record_stage(tracker, name, stage)
-        assert proxy.uploads == []
-        assert not Spool(tmp_path).waiting()
-        record_end(tracker, name, tmp_path / "files")
-        assert time.monotonic() - began >= 2 * seconds
-    finally:
-        proxy.shutdown()
-        proxy.server_close()
-    assert proxy.uploads == ["config.json"] * 2  # each once: of the checkpoint, of the pipeline
-    assert not Spool(tmp_path).all_waiting()
-    assert of_run(server, name) == undisturbed
-
-
 def of_run(server: Server, pipeline: str) -> dict[str, object]:
     """Everything that the server holds of a pipeline of five letters, under names for any."""
     found = {name: run for name, run in held(server.uri).items() if f" {pipeline}" in name}
@@ -176,16 +114,6 @@ def test_two_clients_share_runs_and_checkpoints_over_a_server(
     assert again == {name: run for name, run in undisturbed.items() if name != live}
 
 
-def test_pages_are_those_of_the_server(server: Server, tmp_path: Path) -> None:
-    tracker = Tracker(server.uri, tmp_path)
-    tracker.pipeline_run("pages", {})
-    pages = tracker.pages("pages")
-    assert pages is not None
-    assert pages.command is None
-    assert pages.run.startswith(f"{server.uri}/#/experiments/")
-    assert pages.line() == pages.links()["Comparison"] == pages.compare
-
-
 def test_a_server_that_hangs_in_mid_run_and_goes_on_has_everything_once(
     server: Server, undisturbed: dict[str, object], tmp_path: Path
 ) -> None:
@@ -205,49 +133,6 @@ def test_a_server_that_hangs_in_mid_run_and_goes_on_has_everything_once(
     record_end(tracker, "hangs", tmp_path / "files")
     assert not Spool(tmp_path).waiting()
     assert of_run(server, "hangs") == undisturbed
-
-
-@pytest.fixture(scope="module")
-def restarted(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tracker]:
-    """A run that saw the server die, and the root of one that died before it came back."""
-    kept, dead = (tmp_path_factory.mktemp(name) for name in ("kept", "dead"))
-    tracker = Tracker(server.uri, kept)
-    open_pipeline(tracker, "kills")
-    record_stage(tracker, "kills", STAGES[0])
-    server.kill()
-    began = time.monotonic()
-    for stage in STAGES[1:3]:
-        record_stage(tracker, "kills", stage)
-    assert time.monotonic() - began < 10
-    assert Spool(kept).waiting()
-    killed = Tracker(server.uri, dead)
-    open_pipeline(killed, "later")
-    for stage in STAGES[:2]:
-        record_stage(killed, "later", stage)
-    server.start()
-    return dead, tracker
-
-
-def test_a_run_whose_server_is_killed_and_started_again_is_there_once_and_whole(
-    server: Server, undisturbed: dict[str, object], restarted: tuple[Path, Tracker]
-) -> None:
-    _, tracker = restarted
-    record_stage(tracker, "kills", STAGES[3])
-    record_end(tracker, "kills", tracker.root / "files")
-    assert not Spool(tracker.root).waiting()
-    assert of_run(server, "kills") == undisturbed
-
-
-def test_a_run_killed_while_the_server_was_away_is_written_by_the_next(
-    server: Server, undisturbed: dict[str, object], restarted: tuple[Path, Tracker]
-) -> None:
-    root, _ = restarted
-    tracker = Tracker(server.uri, root)
-    open_pipeline(tracker, "later")
-    for stage in STAGES[2:]:
-        record_stage(tracker, "later", stage)
-    record_end(tracker, "later", root / "files")
-    assert of_run(server, "later") == undisturbed
 
 
 def test_results_of_lm_eval_are_one_run_that_a_second_call_leaves_alone(

@@ -81,19 +81,6 @@ def test_a_rank_that_does_not_see_the_newest_state_resumes_it(tmp_path: Path) ->
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("stale", "step"), [(0, 6), (1, 9)])
-def test_every_rank_resumes_the_state_that_rank_0_sees(
-    killed: Run, tmp_path: Path, stale: int, step: int
-) -> None:
-    whole = Run(tmp_path / "whole" / "state")
-    run_ranks(tmp_path / "whole", 2, train_rank, whole)
-    run = copied(killed, tmp_path)
-    run_ranks(tmp_path, 2, train_seeing, run, stale, StaleListing(run.folder))
-    assert [f"resuming at step {step}" in log for log in logs(tmp_path)] == [True, True]
-    assert run.final() == whole.final()
-
-
-@pytest.mark.full
 def test_a_state_that_one_rank_cannot_read_ends_both(killed: Run, tmp_path: Path) -> None:
     run = copied(killed, tmp_path)
     ranks = start_ranks(tmp_path, 2, train_seeing, run, 1, Unreadable(run.folder))
@@ -103,13 +90,3 @@ def test_a_state_that_one_rank_cannot_read_ends_both(killed: Run, tmp_path: Path
     assert f"{rule}; got ranks [1] that cannot. " in first
     assert f"{rule}; got ranks [1] that cannot (" in second
     assert sorted(path.name for path in run.folder.iterdir()) == ["step-00000006", "step-00000009"]
-
-
-def test_ranks_that_do_not_share_the_artifact_root_are_refused(tmp_path: Path) -> None:
-    run = Run(tmp_path / "state")
-    ranks = start_ranks(tmp_path, 2, train_seeing, run, 1, tmp_path / "elsewhere")
-    assert exit_codes(ranks, SECONDS) == [1, 1]
-    for log in logs(tmp_path):
-        assert "ClusterError: workers must share the artifact root; got " in log
-        assert "another folder on ranks [1]" in log
-    assert not list(run.folder.iterdir())

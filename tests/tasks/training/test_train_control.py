@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from support.tiny_models import save_with_tokenizer
@@ -17,7 +16,6 @@ from support.trained_controls import KINDS, scores
 from support.training_processes import run_ranks
 from tasks.training.strategies import make_strategy
 from tasks.training.train_worker import run_worker
-from umim_core.adaptation.control import CONTROLS
 from umim_core.adaptation.control_files import load_control, read_record
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.config.recipe import PreferenceConfig
@@ -154,31 +152,6 @@ def test_two_ranks_train_the_control_of_one(job: TrainJob, kind: str, tmp_path: 
     for pair in pairs:
         found = scores(load_control(Path(pair.out) / "control", backbone))
         torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
-
-
-def shift(twin: Backbone) -> nn.ParameterDict:
-    """A control of this test: one vector that is added to every embedding."""
-    offset = nn.Parameter(torch.zeros(twin.hidden_size))
-    twin.embedding.register_forward_hook(lambda layer, ids, out: out + offset)
-    return nn.ParameterDict({"offset": offset})
-
-
-def test_a_new_control_is_one_function(
-    job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = {name: CONTROLS.find(name) for name in CONTROLS.names()}
-    monkeypatch.setattr(CONTROLS, "_found", known)
-    CONTROLS.add("shift")(shift)
-    run_worker(asdict(replace(job, control="shift", out=str(tmp_path))))
-    backbone = load_backbone(job.backbone)
-    trained, base = (
-        load_control(tmp_path / "control", backbone),
-        Compressed.without_merging(backbone),
-    )
-    assert read_record(tmp_path / "control").size == backbone.hidden_size
-    assert not torch.allclose(scores(trained), scores(base), atol=1e-3)
-    fresh = scores(Compressed.without_merging(load_backbone(job.backbone)))
-    assert torch.equal(scores(base), fresh)
 
 
 def test_a_control_is_trained_by_preference_alone(job: TrainJob, tiny_llama: Backbone) -> None:

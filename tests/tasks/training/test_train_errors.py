@@ -55,13 +55,6 @@ def test_a_typed_error_is_raised_after_one_attempt(lease: ClusterLease, tmp_path
     assert attempts(tmp_path) == [1, 1]
 
 
-def test_the_error_of_an_earlier_launch_is_forgotten(lease: ClusterLease, tmp_path: Path) -> None:
-    for _ in range(2):
-        with pytest.raises(NumericalError):
-            launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": True}, tmp_path, lease)
-    assert attempts(tmp_path) == [2, 2]
-
-
 def test_any_other_error_has_the_restarts(lease: ClusterLease, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="may be lost at most 2 times; got ValueError: not ours"):
         launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": False}, tmp_path, lease)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support.tiny_training import CONFIG, ROWS, SEED, Run, train_here, train_rank, train_until
-from support.training_processes import exit_codes, run_ranks, start_ranks
+from support.training_processes import run_ranks
 from tasks.training.strategies import DdpStrategy
 from umim_core.distill.train_loop import batch_indices, train
 from umim_core.errors import CorpusError
@@ -33,12 +33,6 @@ def test_an_epoch_without_merges_is_refused(tmp_path: Path) -> None:
         "Lower tau, or use other rules."
     )
     assert batches == EPOCH
-
-
-def test_a_run_without_merges_that_is_shorter_than_an_epoch_is_refused(tmp_path: Path) -> None:
-    message, batches = refused(Run(tmp_path, merges=(False,) * (BATCH * STEPS + 1)))
-    assert f"got none in {BATCH * STEPS} rows" in message
-    assert batches == STEPS
 
 
 def test_a_resumed_run_counts_the_merges_before_it(tmp_path: Path) -> None:
@@ -71,17 +65,3 @@ def test_a_rank_without_merges_goes_on_with_one_that_has_some(tmp_path: Path) ->
     run = Run(tmp_path / "state", config=short, merges=merges)
     run_ranks(tmp_path, 2, train_rank, run)
     assert [row["step"] for row in run.curve() if "train_loss" in row] == [1, 2, 3]
-
-
-@pytest.mark.full
-def test_two_ranks_without_merges_end_with_the_error_both(tmp_path: Path) -> None:
-    run = Run(tmp_path / "state", merges=(False,) * ROWS)
-    assert exit_codes(start_ranks(tmp_path, 2, train_rank, run), 60.0) == [1, 1]
-    for log in tmp_path.glob("rank-*.log"):
-        assert "CorpusError: training needs rows with at least one merge" in log.read_text("utf-8")
-
-
-def test_the_curve_tells_the_epochs_trained(tmp_path: Path) -> None:
-    result, _ = train_here(Run(tmp_path))
-    epochs = [row["epoch"] for row in result.progress.curve if "epoch" in row]
-    assert epochs == [step * BATCH / ROWS for step in range(1, STEPS + 1)]

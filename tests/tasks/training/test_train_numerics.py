@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.tiny_training import CONFIG, HIDDEN, ROWS, SEED, Run, Watched, train_here
+from support.tiny_training import CONFIG, SEED, Run, Watched
 from tasks.training.strategies import DdpStrategy
-from umim_core.distill.train_loop import TrainResult, batch_indices, train
+from umim_core.distill.train_loop import TrainResult, train
 from umim_core.distill.train_state import Progress
 from umim_core.errors import NumericalError
 
@@ -30,12 +30,6 @@ EVERY = CONFIG.model_copy(
         "max_skipped_steps": 2,
     }
 )
-BATCHES = [batch_indices(SEED, step, BATCH, ROWS) for step in range(STEPS)]
-
-
-def hit(poisoned: tuple[int, ...]) -> list[int]:
-    """Numbers of the steps, from 1, whose batch has one of these rows."""
-    return [step for step, batch in enumerate(BATCHES, 1) if set(batch) & set(poisoned)]
 
 
 @pytest.fixture
@@ -45,37 +39,6 @@ def run(tmp_path: Path) -> Run:
 
 def finite(values: dict[str, torch.Tensor]) -> bool:
     return all(bool(torch.isfinite(value.double()).all()) for value in values.values())
-
-
-def test_the_surrogate_of_an_infinite_embedding_is_not_finite(run: Run) -> None:
-    module = run.objective().module
-    span = torch.zeros(1, 2, HIDDEN)
-    span[0, 1] = math.inf
-    assert not bool(torch.isfinite(module(span, torch.tensor([2]))).any())
-
-
-@pytest.mark.parametrize("preference", [False, True], ids=["distillation", "preference"])
-def test_a_surrogate_that_is_not_finite_costs_its_step_and_nothing_else(
-    run: Run, preference: bool
-) -> None:
-    poisoned = (BATCHES[3][0],)
-    run = replace(run, poisoned=poisoned, preference=preference)
-    result, _ = train_here(run)
-    assert hit(poisoned) == [row["step"] for row in result.progress.curve if "skipped" in row]
-    assert result.progress.skipped == len(hit(poisoned)) > 0
-    assert result.progress.step == STEPS
-    assert finite(result.weights)
-    assert finite(run.state(STEPS))
-
-
-def test_too_many_surrogates_that_are_not_finite_end_the_run(run: Run) -> None:
-    poisoned = tuple(batch[0] for batch in BATCHES[2:5])
-    run = replace(run, config=EVERY.model_copy(update={"checkpoint_every": 1}), poisoned=poisoned)
-    with pytest.raises(NumericalError, match=r"at most 2 steps may have a loss .*; got 3\."):
-        train_here(run)
-    last = int(max(run.folder.glob("step-*")).name.removeprefix("step-"))
-    assert last == hit(poisoned)[2] - 1
-    assert finite(run.state(last))
 
 
 def spoil(run: Run, at: int, value: float) -> tuple[Watched, list[Progress], TrainResult | None]:

@@ -65,12 +65,6 @@ def worst(run: Run, other: Run) -> float:
     )
 
 
-def test_one_rank_has_no_merge_in_some_batch_and_the_other_has() -> None:
-    batch = batch_indices(SEED, 1, CONFIG.batch_size, ROWS)
-    assert not any(ONE_SIDED[index] for index in batch[1::2])
-    assert any(ONE_SIDED[index] for index in batch[0::2])
-
-
 @pytest.mark.parametrize(("strategy", "bound"), [("ddp", 1e-9), ("deepspeed", 5e-6)])
 def test_the_whole_curve_of_two_ranks_is_that_of_the_joint_batch(
     joint: dict[torch.dtype, Run], pairs: dict[str, Run], strategy: str, bound: float
@@ -82,21 +76,6 @@ def test_the_whole_curve_of_two_ranks_is_that_of_the_joint_batch(
 def test_both_ranks_end_with_the_same_weights(pairs: dict[str, Run], strategy: str) -> None:
     first, second = (pairs[strategy].weights(STEPS, rank) for rank in (0, 1))
     assert torch.equal(first, second)
-
-
-def test_two_ranks_end_with_the_weights_of_the_joint_batch(
-    joint: dict[torch.dtype, Run], pairs: dict[str, Run]
-) -> None:
-    found, expected = (run.weights(STEPS) for run in (pairs["ddp"], joint[torch.float64]))
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
-
-
-def test_without_the_exchange_of_gradients_curve_and_weights_differ(
-    joint: dict[torch.dtype, Run], pairs: dict[str, Run]
-) -> None:
-    assert worst(pairs["none"], joint[torch.float64]) > 1e-2
-    first, second = (pairs["none"].weights(STEPS, rank) for rank in (0, 1))
-    assert float((first - second).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("strategy", WORLDS)

@@ -12,7 +12,6 @@ from support.tiny_training import CONFIG, SPANS, Run, train_here, train_until
 from tasks.training.strategies import DeepSpeedStrategy
 from umim_core.config.recipe import DistillConfig
 from umim_core.distill.optimizer import AdamWStrategy
-from umim_core.distill.row_optimizer import row_tensors
 from umim_core.errors import ConfigError
 from umim_core.rules.ruleset import RuleSet
 
@@ -54,17 +53,6 @@ def test_sharded_optimisers_are_refused(tmp_path: Path) -> None:
         DeepSpeedStrategy(Run(tmp_path, rule_rows=2).objective(), CONFIG)
 
 
-def test_rows_make_the_loss_fall_faster(tmp_path: Path) -> None:
-    plain, _ = train_here(Run(tmp_path / "plain", config=SHORT))
-    rowed, _ = train_here(Run(tmp_path / "rowed", config=SHORT, rule_rows=3))
-    alone, with_rows = (
-        [row["valid_kl"] for row in run.progress.curve if "valid_kl" in row]
-        for run in (plain, rowed)
-    )
-    assert with_rows[0] == alone[0]  # zero rows change nothing
-    assert with_rows[-1] < alone[-1]
-
-
 def test_merges_of_rules_without_rows_leave_the_table_alone(tmp_path: Path) -> None:
     objective = Run(tmp_path, rule_rows=len(SPANS)).objective()
     of_others = RuleSet.from_spans(SPANS[1:])  # the rows' texts hold (1, 2) alone
@@ -75,14 +63,3 @@ def test_merges_of_rules_without_rows_leave_the_table_alone(tmp_path: Path) -> N
     assert strategy.update(objective([0, 1, 2, 3]).total, 1e-2) > 0.0  # spans were merged
     assert bool((objective.module.rows.table == 1.0).all())
     assert strategy.tensors()["optimizer.rows.steps"].tolist() == [0, 0]
-
-
-def test_tensors_of_rule_rows_are_the_table_and_its_index(tmp_path: Path) -> None:
-    objective = Run(tmp_path, rule_rows=2).objective()
-    held = dict((*objective.named_parameters(), *objective.named_buffers()))
-    rows = objective.module.rows
-    own = {id(value) for value in (*rows.parameters(), *rows.buffers())}
-    names = row_tensors(objective)
-    assert len(names) == len(own) == 4
-    assert {id(held[name]) for name in names} == own
-    assert row_tensors(Run(tmp_path).objective()) == []

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tasks.training.strategies import DdpStrategy
@@ -23,7 +22,6 @@ from umim_core.distill.objectives import DistillObjective, Objective, Preference
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import TrainResult, train
 from umim_core.distill.train_state import (
-    STATE_SCHEMA,
     Progress,
     begin_state,
     commit_state,
@@ -36,7 +34,6 @@ from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import write_manifest
 
 SEED, STEPS, WIDTH = 7, 6, 12
 CONFIG = TrainConfig(
@@ -169,30 +166,12 @@ def test_a_run_interrupted_after_any_step_ends_bit_for_bit_the_same(
         assert again.steps == STEPS - step + step % config.checkpoint_every
 
 
-def test_a_run_interrupted_after_every_step_ends_bit_for_bit_the_same(
-    bench: Bench, tmp_path: Path
-) -> None:
-    bench.run()
-    again = Bench(bench.backbone, tmp_path / "often")
-    for step in range(1, STEPS + 1):
-        again.interrupted(step)
-    again.run()
-    assert again.final() == bench.final()
-
-
 def test_a_finished_run_trains_no_further_step(bench: Bench) -> None:
     first = bench.run()
     second = bench.run()
     assert bench.steps == 0
     assert second.progress == first.progress
     assert torch.equal(flat(second.weights), flat(first.weights))
-
-
-def test_the_state_holds_the_random_state_of_torch(bench: Bench) -> None:
-    bench.interrupted(3)
-    saved = load_file(bench.state / "step-00000003" / "rank-0.safetensors")["rng.torch"]
-    bench.run()
-    assert torch.equal(torch.get_rng_state(), saved)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -257,13 +236,6 @@ def test_a_state_without_the_files_of_every_rank_is_not_committed(
     with pytest.raises(ArtifactError, match=f"the files of all 2 ranks; got none .* {name}"):
         commit_state(tmp_path, target, 2)
     assert not (target / "manifest.json").exists()
-
-
-def test_a_sealed_state_that_lacks_a_rank_is_passed_over(tmp_path: Path) -> None:
-    whole, lacking = written(tmp_path, 3, (0, 1)), written(tmp_path, 6, (0,))
-    commit_state(tmp_path, whole, 2)
-    write_manifest(lacking, kind="train-state", schema=STATE_SCHEMA, body={"world": 2})
-    assert newest_state(tmp_path, 2) == whole
 
 
 def test_a_state_of_another_number_of_ranks_is_passed_over(tmp_path: Path) -> None:

@@ -5,9 +5,6 @@ One tiny stage ``distill`` is built several ways; what is compared is the artifa
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,9 +19,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from support.tiny_models import save_with_tokenizer
-from support.training_processes import exit_codes, run_ranks, start_ranks
 from tasks.cluster.lease import ClusterLease
-from tasks.cluster.stopping import stoppable
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.distill import distill_stage
 from umim_core.backbone.backbone import Backbone
@@ -129,45 +124,6 @@ def wait_for_step(root: Path, step: int, seconds: float = 120.0) -> None:
     raise AssertionError(f"no state of step {step} after {seconds} s")
 
 
-def resumed_at(root_log: str) -> list[int]:
-    mark = "resuming at step "
-    return [int(line.split(mark)[1]) for line in root_log.splitlines() if mark in line]
-
-
-def build_alone(_: int, root: Path, inputs: Inputs) -> None:
-    """Build the stage in a process of its own, as a run of the command line does."""
-    logging.basicConfig(level=logging.INFO)
-    with stoppable(), ClusterLease(ClusterConfig(workers=0)) as lease:
-        print("digest", inputs.build(root, lease).digest)
-
-
-@pytest.mark.parametrize(
-    ("kill", "status"),
-    [
-        pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.full),
-        (signal.SIGTERM, 143),
-    ],
-)
-def test_a_process_killed_or_stopped_resumes_to_the_same_digest(
-    inputs: Inputs, in_process: Artifact, tmp_path: Path, kill: signal.Signals, status: int
-) -> None:
-    (first,) = start_ranks(tmp_path / "first", 1, build_alone, tmp_path, inputs)
-    wait_for_step(tmp_path, 5)
-    assert first.pid is not None
-    os.kill(first.pid, kill)
-    assert exit_codes([first]) == [status]
-    assert [path.suffix for path in tmp_path.glob("distill/[!.]*")] == [".partial"]
-    run_ranks(tmp_path / "again", 1, build_alone, tmp_path, inputs)
-    stopped, again = (
-        (tmp_path / run / "rank-0.log").read_text("utf-8") for run in ("first", "again")
-    )
-    assert 5 <= (step := resumed_at(again)[0]) < STEPS
-    assert f"distill: resuming at step {step}\n" in again
-    if kill == signal.SIGTERM:
-        assert stopped.endswith(f"command continues at step {step}\n")
-    assert f"digest {in_process.digest}\n" in again
-
-
 def test_the_artifact_holds_checkpoint_curve_and_summary(in_process: Artifact) -> None:
     files = {path.name for path in in_process.path.iterdir()}
     assert files == {"checkpoint", "curve.jsonl", "summary.json", "manifest.json"}
@@ -230,16 +186,6 @@ def kill_a_worker(root: Path, step: int) -> threading.Thread:
     thread = threading.Thread(target=watch)
     thread.start()
     return thread
-
-
-def test_more_workers_than_cores_are_refused_at_once(
-    inputs: Inputs, cluster: ClusterLease, tmp_path: Path
-) -> None:
-    with (
-        lease_like(cluster, workers=4) as lease,
-        pytest.raises(ClusterError, match="4 workers need as many cores; got 2"),
-    ):
-        inputs.build(tmp_path, lease)
 
 
 @pytest.mark.parametrize("strategy", ["deepspeed", pytest.param("ddp", marks=pytest.mark.full)])
