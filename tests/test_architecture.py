@@ -69,11 +69,6 @@ def test_imports_run_down_the_layers(layer: str, above: set[str]) -> None:
     assert found == []
 
 
-def test_layer_checker_sees_imports_in_functions() -> None:
-    bad = ast.parse("import torch\ndef f():\n    from ray.train import report\n    import tasks.x")
-    assert forbidden_imports(bad, {"ray", "tasks"}) == ["3: ray.train.report", "4: tasks.x"]
-
-
 def test_lm_eval_is_known_to_the_harness_only() -> None:
     found: list[str] = []
     for path in python_files("umim_core"):
@@ -97,10 +92,6 @@ def test_ray_is_initialised_in_one_place() -> None:
 )
 def test_ray_init_checker_sees_aliases(bad: str) -> None:
     assert ray_inits(ast.parse(bad))
-
-
-def test_ray_init_checker_ignores_other_inits() -> None:
-    assert ray_inits(ast.parse("import ray\nray.is_initialized()\nother.init()")) == []
 
 
 def test_mlflow_is_imported_in_one_place() -> None:
@@ -155,24 +146,6 @@ def test_modules_of_umim_core_have_no_import_cycle() -> None:
     assert cycle(graph) == []
 
 
-def test_cycle_checker_sees_a_cycle_through_a_package() -> None:
-    sources = {
-        "p.__init__": "",
-        "p.q.__init__": "from p.q.m import x",
-        "p.q.m": "from p.r import y",
-        "p.r": "from p.q.n import z",
-        "p.q.n": "",
-    }
-    assert cycle(import_time_graph(sources))
-    sources["p.r"] = "def f():\n    from p.q.n import z"
-    assert cycle(import_time_graph(sources)) == []
-
-
-def test_relative_imports_are_resolved() -> None:
-    tree = ast.parse("from . import a\nfrom .b import c\nfrom ..d import e")
-    assert [name for _, name in imports(tree, "p.q")] == ["p.q.a", "p.q.b.c", "p.d.e"]
-
-
 def test_no_file_is_longer_than_the_limit() -> None:
     long = {
         str(path.relative_to(ROOT)): count
@@ -225,11 +198,6 @@ def test_machine_path_checker_sees_absolute_paths(folder: str) -> None:
     assert machine_paths(f"open('/{folder}/data.txt')")
 
 
-def test_machine_path_checker_leaves_addresses_and_relative_paths_alone() -> None:
-    text = "https://host.example/work/x ../work/x ./root/x a/home/x"
-    assert machine_paths(text) == []
-
-
 def relative_clauses(tree: ast.Module, *, modules_only: bool) -> Iterator[str]:
     """First lines of a module's docstrings that begin with a relative clause."""
     documented: list[ast.Module | Definition] = [tree]
@@ -260,8 +228,3 @@ def test_first_line_checker_sees_modules_classes_and_functions() -> None:
             f"{word} it is.", "What A holds.", "How.",
         ]  # fmt: skip
         assert list(relative_clauses(tree, modules_only=True)) == [f"{word} it is."]
-
-
-def test_first_line_checker_leaves_verbs_and_truths_alone() -> None:
-    tree = ast.parse('"""Show how."""\ndef f():\n    """Whether it is so."""\n')
-    assert list(relative_clauses(tree, modules_only=False)) == []

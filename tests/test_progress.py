@@ -50,34 +50,12 @@ def test_a_point_is_heard_once(tmp_path: Path) -> None:
     assert heard == [{"valid": (1, 1.8)}, {"loss": (2, 1.5)}]
 
 
-def test_the_block_that_leaves_notes_can_be_held_before_each(tmp_path: Path) -> None:
-    kept: list[int] = []
-
-    def hold() -> None:
-        kept.append(len(list(tmp_path.iterdir())))
-
-    with listening([].append, before_note=hold):
-        leave_note(tmp_path, 1, 3, "training")
-        leave_note(tmp_path, 2, 3, "training")
-    leave_note(tmp_path, 3, 3, "training")
-    assert kept == [0, 1]
-
-
 def test_the_last_points_are_heard_of_a_run_that_fails(tmp_path: Path) -> None:
     heard: list[Points] = []
     with pytest.raises(ZeroDivisionError), listening(heard.append), followed(tmp_path):
         leave_note(tmp_path, 1, 3, "training", {"loss": (1, 2.0)})
         raise ZeroDivisionError
     assert heard == [{"loss": (1, 2.0)}]
-
-
-def test_notes_without_points_and_runs_after_the_block_are_not_heard(tmp_path: Path) -> None:
-    heard: list[Points] = []
-    with listening(heard.append), followed(tmp_path):
-        leave_note(tmp_path, 1, 2, "sampling")
-    with followed(tmp_path):
-        leave_note(tmp_path, 1, 2, "training", {"loss": (1, 2.0)})
-    assert heard == []
 
 
 def test_a_line_says_what_it_is_about_where_several_runs_go_on(

@@ -46,18 +46,6 @@ def test_another_total_begins_another_rate_but_not_more_lines() -> None:
     assert lines.see(3500, 10_000, "triples") == "triples: 3,500 of 10,000, 300/s, 22 s left"
 
 
-def test_work_that_cannot_be_counted_yet_says_what_it_is() -> None:
-    assert ProgressLines(Clock()).see(0, 0, "loading the backbone") == "loading the backbone"
-
-
-def test_slow_steps_say_how_long_each_takes() -> None:
-    clock = Clock()
-    lines = ProgressLines(clock)
-    lines.see(1, 100, "training")
-    clock.now = 30.0
-    assert lines.see(3, 100, "training") == "training: 3 of 100, 15 s each, 24 min left"
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(45, "45 s"), (700, "12 min"), (5400, "1 h 30 min"), (12_000, "3 h 20 min")],

@@ -47,24 +47,6 @@ def test_an_unknown_name_lists_all_and_suggests_the_closest(registry: Registry[s
         registry.find("peer")
 
 
-def test_a_file_that_fails_fails_alike_at_every_look(
-    registry: Registry[str], tmp_path: Path
-) -> None:
-    package = next(tmp_path.glob("orchard_*"))
-    source = f"from {package.name} import FRUIT, pear\nFRUIT.add('cherry')(1)\n1 / 0\n"
-    (package / "cherry.py").write_text(source)
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            registry.names()
-    (package / "cherry.py").unlink()
-    assert registry.names() == ("apple", "pear")
-
-
-def test_an_unknown_name_like_no_other_says_where_entries_are(registry: Registry[str]) -> None:
-    with pytest.raises(ConfigError, match="A new one is a file of orchard_"):
-        registry.find("xyzzy")
-
-
 def test_a_name_is_taken_once(registry: Registry[str]) -> None:
     registry.add("plum")("first")
     with pytest.raises(ConfigError, match="plum"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from umim_core.adaptation.choices import (
@@ -65,24 +64,12 @@ def test_merging_the_context_only_leaves_the_answer_raw() -> None:
     assert lengths == {"context": [2, 2, 1, 1, 1, 1], "sequence": [2, 2, 1, 1, 2]}
 
 
-def test_segmentation_covers_every_token_once() -> None:
-    [sequence] = task_sequences([Question("abab", ("ab", "d"), 0)], characters, CONTEXT)
-    starts, lengths = sequence.segment(Matcher(RuleSet.from_spans([tuple(characters("ab"))])))
-    assert (starts + lengths)[:-1].tolist() == starts[1:].tolist()
-    assert lengths.sum() == len(sequence.ids)
-
-
 @pytest.mark.parametrize(("part", "expected"), [("sequence", "ab yzc q"), ("context", "abc")])
 def test_mining_segments_are_ragged_and_unpadded(part: str, expected: str) -> None:
     questions = [QUESTION, Question("c", ("q", "r"), 0)]
     flat, offsets = mining_segments(task_sequences(questions, characters, QuestionForm(part=part)))
     assert text_of(flat) == expected
     assert offsets.tolist() == ([0, 5, 8] if part == "sequence" else [0, 2, 3])
-
-
-def test_mining_no_sequences_gives_an_empty_corpus() -> None:
-    flat, offsets = mining_segments([])
-    assert (flat.size, flat.dtype, offsets.tolist()) == (0, np.int64, [0])
 
 
 def test_long_prompts_lose_leading_tokens_and_answers_stay_whole() -> None:
@@ -102,14 +89,6 @@ def test_an_answer_that_leaves_no_room_is_refused() -> None:
 def test_blanks_at_the_end_of_a_prompt_move_to_the_answer() -> None:
     context, ending = encode_pair(characters, "ab  ", "c")
     assert (text_of(context), text_of(ending)) == ("ab", "  c")
-
-
-def test_prompt_ids_do_not_depend_on_the_answer() -> None:
-    def encode(text: str) -> list[int]:  # "bx" is one token, as a BPE merge would make it
-        return [999 if c == "#" else ord(c) for c in text.replace("bx", "#")]
-
-    contexts = [encode_pair(encode, "ab", choice)[0].tolist() for choice in ("x", "y")]
-    assert contexts[0] == contexts[1] == characters("ab")
 
 
 def test_a_prompt_without_its_field_or_a_tiny_limit_is_refused() -> None:

@@ -6,13 +6,11 @@ import pytest
 
 from umim_core.adaptation import settings
 from umim_core.adaptation.settings import (
-    BASE,
     SETTINGS,
     WT,
     Setting,
     adaptation_steps,
     find_setting,
-    setting_names,
 )
 from umim_core.errors import ConfigError
 
@@ -41,25 +39,10 @@ def test_the_table_is_the_papers() -> None:
     assert found == PAPER
 
 
-def test_every_setting_starts_from_one_above_it() -> None:
-    names = setting_names()
-    assert len(set(names)) == len(names)
-    for number, row in enumerate(SETTINGS):
-        assert row.start is None or row.start in names[:number]
-
-
 def test_a_trained_setting_keeps_the_rules_of_its_start() -> None:
     trained = [row for row in SETTINGS if row.training != "none" and row.start is not None]
     assert {row.rules for row in trained} == {"task"}
     assert all(find_setting(str(row.start)).rules == "task" for row in trained)
-
-
-def test_every_setting_but_the_base_model_gets_a_row_of_the_comparison() -> None:
-    assert [row.name for row in SETTINGS if "alignment" not in row.measured] == [BASE]
-
-
-def test_one_setting_is_timed() -> None:
-    assert [row.name for row in SETTINGS if "speed" in row.measured] == [WT]
 
 
 @pytest.mark.parametrize(

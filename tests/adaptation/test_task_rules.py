@@ -86,31 +86,10 @@ def test_every_threshold_gives_the_bigrams_of_a_counter(
     assert 0 < sizes[1] < sizes[2] < sizes[3] < sizes[4]
 
 
-def test_the_worked_example_of_the_module_docstring() -> None:
-    question = Question("ab", ("ab", "x"), gold=0)
-    whole = mine_task_rules([question], characters, [1], QuestionForm())[1]
-    context = mine_task_rules([question], characters, [1], CONTEXT)[1]
-    assert rules_of(whole) == {pairs("ab"): 2, pairs("b "): 1, pairs(" a"): 1}
-    assert rules_of(context) == {pairs("ab"): 1}
-
-
 def test_no_bigram_joins_two_questions_or_reaches_over_the_cut() -> None:
     questions = [Question("ab", ("x", "y"), 0), Question("cd", ("x", "y"), 0)]
     rules = mine_task_rules(questions, characters, [1], QuestionForm(), max_length=3)[1]
     assert set(rules_of(rules)) == {pairs("b "), pairs("d "), pairs(" x")}
-
-
-def test_excluded_ids_take_part_in_no_bigram() -> None:
-    rules = mine_task_rules(
-        [Question("abc", ("x", "y"), 0)], characters, [1], QuestionForm(), excluded=pairs("b ")
-    )
-    assert rules_of(rules[1]) == {}
-
-
-def test_the_overlap_filter_is_an_option() -> None:
-    question = Question("abc", ("x", "y"), 0)
-    mined = mine_task_rules([question], characters, [1], CONTEXT, overlap="greedy")[1]
-    assert set(rules_of(mined)) == {pairs("ab")}
 
 
 def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:

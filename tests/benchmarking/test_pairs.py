@@ -12,11 +12,6 @@ from umim_core.inference.rows import GeneratedUnits
 REDUCTIONS = [0.05, 0.1, 0.25, 0.4, 0.5]
 
 
-def test_fixed_pairs_cover_an_odd_sequence() -> None:
-    starts, lengths = FixedPairs().segment(np.array([7, 8, 9]))
-    assert (starts.tolist(), lengths.tolist()) == ([0, 2], [2, 1])
-
-
 def test_every_second_pair_is_merged_at_half_the_reduction() -> None:
     starts, lengths = FixedPairs(0.25).segment(np.arange(1, 10))
     assert starts.tolist() == [0, 1, 2, 4, 5, 6, 8]
@@ -28,14 +23,6 @@ def test_the_reduction_asked_for_is_realised(reduction: float) -> None:
     starts, lengths = FixedPairs(reduction).segment(np.arange(400))
     assert 1 - len(starts) / 400 == pytest.approx(reduction)
     assert np.array_equal(starts, np.cumsum(lengths) - lengths)
-
-
-def test_fixed_pairs_of_many_sequences_equal_those_of_each() -> None:
-    offsets = np.array([0, 3, 3, 7], dtype=np.int64)
-    starts, lengths, borders = FixedPairs().segment_many(np.arange(7), offsets)
-    assert starts.tolist() == [0, 2, 3, 5]
-    assert lengths.tolist() == [2, 1, 2, 2]
-    assert borders.tolist() == [0, 2, 2, 4]
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

@@ -24,16 +24,6 @@ def test_a_file_of_ids_is_taken_as_it_is(tmp_path: Path) -> None:
     assert ids_file(options("--ids", tmp_path / "x.npy")) == (tmp_path / "x.npy").resolve()
 
 
-def test_ids_and_text_exclude_each_other() -> None:
-    with pytest.raises(SystemExit, match="--ids and --text exclude each other"):
-        ids_file(options("--ids", "x.npy", "--text", "x.txt"))
-
-
-def test_what_was_built_before_is_not_built_again(tmp_path: Path) -> None:
-    (tmp_path / "docstrings.npy").touch()
-    assert ids_file(options("--cache", tmp_path)) == (tmp_path / "docstrings.npy").resolve()
-
-
 def test_text_becomes_the_ids_of_its_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT, "utf-8")
     count = build_ids(tmp_path / "ids.npy", tmp_path / "text.txt", EMBEDDED)
@@ -41,21 +31,6 @@ def test_text_becomes_the_ids_of_its_tokenizer(tmp_path: Path) -> None:
     assert len(ids) == count > 100
     assert load_tokenizer(EMBEDDED).decode(ids.tolist()) == TEXT
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ids.npy", "text.txt"]
-
-
-@pytest.mark.full
-def test_text_is_tokenized_once_in_a_process_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text(TEXT, "utf-8")
-    given = options("--text", tmp_path / "text.txt", "--cache", tmp_path / "cache")
-    built = ids_file(given)
-    before = built.stat().st_mtime_ns
-    assert len(open_ids(built)) > 100
-    assert ids_file(given) == built and built.stat().st_mtime_ns == before
-
-
-def test_only_the_first_ids_are_read_where_a_number_is_given(tmp_path: Path) -> None:
-    np.save(tmp_path / "ids.npy", np.arange(10))
-    assert open_ids(tmp_path / "ids.npy", 4).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("array", [np.zeros((2, 2), np.int32), np.zeros(3)])
@@ -74,12 +49,3 @@ def test_rows_are_evenly_spaced_over_the_segments_of_all_files() -> None:
     ]
     with pytest.raises(SystemExit, match="only 5 rows of 4 tokens, 6 are wanted"):
         spread_rows(parts, 6, 4)
-
-
-def test_rows_of_another_text_are_left_out() -> None:
-    parts = [np.arange(16)]
-    first = spread_rows(parts, 2, 4)
-    assert [row[0] for row in first] == [0, 8]
-    assert [row[0] for row in spread_rows(parts, 2, 4, first)] == [4, 12]
-    with pytest.raises(SystemExit, match="only 2 rows of 4 tokens, 3 are wanted"):
-        spread_rows(parts, 3, 4, first)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gzip
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,15 +14,11 @@ from benchmarks.engine_sides import (
     OURS,
     STATIC,
     Subject,
-    general_text,
     generation_sides,
     logits_error,
-    phrase_text,
     random_subject,
 )
-from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
-from umim_core import UMIM
 from umim_core.benchmarking.roofline import Roofline
 from umim_core.config.benchmark import BenchmarkConfig
 
@@ -66,17 +59,6 @@ def test_all_engines_generate_the_same_ids(tiny: Subject, rows: int) -> None:
 
 def test_an_empty_rule_set_changes_no_bit_of_the_logits(tiny: Subject) -> None:
     assert logits_error(tiny, tiny.ids[None, :30], 5) == 0.0
-
-
-def test_random_text_holds_rules_as_text_does(tiny: Subject) -> None:
-    starts, _ = tiny.compressed.segment(tiny.ids)
-    assert 0.15 < 1 - len(starts) / len(tiny.ids) < 0.6
-
-
-def test_the_text_repeats_itself_exactly() -> None:
-    text = phrase_text(300, 500)
-    assert np.array_equal(text, phrase_text(300, 500))
-    assert 0 <= text.min() <= text.max() < 500
 
 
 def test_every_gate_of_a_backbone_is_judged(report: Report) -> None:
@@ -123,20 +105,3 @@ def test_other_ids_are_not_equal_in_float32_where_no_sum_rounds_differently(
         "tiny_b1_logits",
         "tiny_b2_logits",
     }
-
-
-def test_general_text_takes_passages_of_all_kinds_in_turn(tiny_umim: UMIM, tmp_path: Path) -> None:
-    for kind, word in (("a", "w1"), ("b", "w2")):
-        with gzip.open(tmp_path / f"{kind}-test.jsonl.gz", "wt") as file:
-            file.write(json.dumps({"text": " ".join([word] * 70)}) + "\n")
-    name, ids = general_text(tiny_umim, 200, tmp_path)
-    first, second = (tiny_umim.backbone.encode(word)[0] for word in ("w1", "w2"))
-    assert ids.tolist() == ([first] * 64 + [second] * 64) * 2
-    assert "(a, b)" in name
-
-
-def test_the_page_shows_every_side_and_every_gate(report: Report) -> None:
-    page = benchmark_page(report)
-    for name in (f"tiny, 2 x 512: {STATIC}", "natural", "request", "merging share", "pays from"):
-        assert name in page
-    assert page.count("\n| ") > len(report["gates"])

@@ -16,7 +16,6 @@ from benchmarks.common import ROOT, Report
 from benchmarks.mining import COUNTER, OURS, PREFIX, compare, gates, make_sides
 from benchmarks.processes.mining_process import (
     LENGTH,
-    whole_segments,
 )
 from umim_core.mining.counting import count_ngrams
 from umim_core.text.token_ids import UniformOffsets
@@ -65,15 +64,6 @@ def test_all_sides_find_the_same(ids: np.ndarray) -> None:
     assert min(report["rules"].values()) > 0
 
 
-def test_a_prefix_for_counter_is_read_by_ours_too(ids: np.ndarray) -> None:
-    sides = make_sides(ids, 5, counter_tokens=len(ids) // 2)
-    few = {name: sides[name] for name in (OURS, mining.OURS_1, COUNTER, PREFIX)}
-    assert few[COUNTER].tokens == few[PREFIX].tokens == len(ids) // 2
-    assert few[PREFIX].read(few[PREFIX].run())[2][1].sum() > 0
-    tuples, ours = (few[name].read(few[name].run()) for name in (COUNTER, PREFIX))
-    assert all(np.array_equal(tuples[n][1], ours[n][1]) for n in (2, 3, 4))
-
-
 def test_a_side_that_finds_less_is_seen(ids: np.ndarray) -> None:
     sides = make_sides(ids, 5, counter_tokens=len(ids))
     whole = sides[mining.POLARS]
@@ -92,12 +82,6 @@ def test_the_gates_are_met_by_good_figures() -> None:
     assert set(verdicts(found()).values()) == {True}
 
 
-def test_the_fastest_formulation_of_a_peer_counts() -> None:
-    values = gates(found())
-    assert values["times_duckdb"][0] == 2.6
-    assert values["times_counter_per_core"][0] == 5.5
-
-
 @pytest.mark.parametrize(
     ("changes", "missed"),
     [
@@ -109,22 +93,6 @@ def test_the_fastest_formulation_of_a_peer_counts() -> None:
 )
 def test_a_gate_is_missed(changes: Report, missed: str) -> None:
     assert [name for name, passed in verdicts(found(**changes)).items() if not passed] == [missed]
-
-
-def test_a_figure_above_the_bound_misses_a_gate() -> None:
-    report = found()
-    report["sides"][mining.OURS_1]["tokens_per_s"] = 34e6
-    assert verdicts(report)["tokens_per_s_and_core_below_bound"] is False
-
-
-def test_the_ray_path_is_judged_on_large_corpora_only() -> None:
-    small = {"tokens": 10**8 - 1, "share": {"median": 0.1}}
-    assert "ray_of_kernel" not in gates(found(ray=small))
-
-
-def test_a_remainder_of_a_segment_is_left_out() -> None:
-    ids, offsets = whole_segments(np.zeros(LENGTH + 5, np.int32))
-    assert (len(ids), len(offsets)) == (LENGTH, 2)
 
 
 @pytest.mark.full

@@ -7,8 +7,6 @@ import pytest
 
 from benchmarks.peers import mining_peers as peers
 from benchmarks.peers.mining_peers import Grams
-from umim_core.mining.counting import count_ngrams
-from umim_core.text.token_ids import UniformOffsets
 
 TAU = 3
 
@@ -52,30 +50,6 @@ def test_a_peer_finds_what_a_plain_loop_finds(
     expected = naive(rows, TAU)
     assert len(expected[4][0])
     assert peers.same(grams(peer, rows, TAU), expected)
-
-
-@pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_finds_nothing_where_nothing_is_frequent(peer: str) -> None:
-    rows = np.arange(64, dtype=np.int32).reshape(4, 16)
-    assert [len(counts) for _, counts in grams(peer, rows, 2).values()] == [0, 0, 0]
-
-
-@pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_keeps_the_largest_ids_apart(peer: str) -> None:
-    rows = np.array([[65535, 65534, 65535, 65534] * 2, [65534, 65535, 65534, 65535] * 2])
-    assert peers.same(grams(peer, rows, 2), naive(rows, 2))
-
-
-def test_ours_is_read_into_the_common_form(rng: np.random.Generator) -> None:
-    rows = rng.integers(0, 5, (20, 16), dtype=np.int32)
-    counts = count_ngrams(rows.reshape(-1), UniformOffsets(16, 20), TAU)
-    assert peers.same(peers.grams_of_counts(counts), naive(rows, TAU))
-
-
-def test_ids_that_four_do_not_fit_into_a_key_are_refused() -> None:
-    assert peers.id_bits(65535) == 16
-    with pytest.raises(SystemExit, match="below 65536, not 65536"):
-        peers.id_bits(65536)
 
 
 def test_one_different_count_is_seen(rng: np.random.Generator) -> None:

@@ -16,18 +16,14 @@ from benchmarks.engine_sides import Subject, random_subject
 from benchmarks.preference_step import (
     OURS,
     SIDES,
-    UNPACKED,
     Questions,
     equal,
     gates,
     main,
     measure,
     packed_scores,
-    questions_of,
 )
-from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
-from umim_core.errors import CorpusError
 from umim_core.merging.compressed import Compressed
 
 SHAPE = argparse.Namespace(device="cpu", questions=2, answers=3, context=24, ending=6, rounds=1)
@@ -51,20 +47,6 @@ def report(given: Subject) -> Report:
     found["gates"] = gates(found)
     found["equal"] = equal(found)
     return found
-
-
-def test_questions_are_cut_from_the_text_in_order(given: Subject) -> None:
-    questions = questions_of(given.ids, SHAPE)
-    parts = [part for q in questions for part in (q.context, *q.endings)]
-    assert np.array_equal(np.concatenate(parts), given.ids[:TEXT])
-    assert [len(part) for part in parts] == [24, 6, 6, 6] * 2
-    assert [question.gold for question in questions] == [0, 1]
-
-
-def test_text_that_is_too_short_is_refused(given: Subject) -> None:
-    assert len(questions_of(given.ids[:TEXT], SHAPE)) == 2
-    with pytest.raises(CorpusError, match=r"2 questions of 42 tokens must fit .*got 83 tokens"):
-        questions_of(given.ids[: TEXT - 1], SHAPE)
 
 
 def test_both_sides_give_one_loss_and_one_gradient(report: Report) -> None:
@@ -102,21 +84,6 @@ def test_a_step_that_is_too_slow_misses_its_gate(report: Report) -> None:
     assert not gates(slow)["tiny_times"][2]
     slow["checkpoints"]["tiny"]["times"]["median"] = 1.81
     assert gates(slow)["tiny_times"][2]
-
-
-def test_a_figure_above_the_bound_misses_its_gate(report: Report) -> None:
-    noisy = copy.deepcopy(report)
-    measured = noisy["checkpoints"]["tiny"]
-    measured["times"]["median"] = 1.01 * measured["columns"]
-    assert not gates(noisy)["tiny_of_bound"][2]
-    measured["times"]["median"] = 0.99 * measured["columns"]
-    assert gates(noisy)["tiny_of_bound"][2]
-
-
-def test_the_page_shows_both_sides_and_the_gates(report: Report) -> None:
-    page = benchmark_page(report)
-    for name in (OURS, UNPACKED, "columns", "tiny gradient error"):
-        assert name in page
 
 
 @pytest.mark.full

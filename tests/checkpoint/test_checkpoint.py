@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,6 @@ from umim_core.errors import (
     BackboneMismatchError,
     CheckpointError,
     TokenizerMismatchError,
-    UmimError,
 )
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
@@ -116,21 +114,6 @@ def test_holds_exactly_the_stable_files_and_no_backbone_weights(saved: Path) -> 
     assert (saved / "model.safetensors").stat().st_size < 4 * (2 * 16 * 16 + 7 * 16) + 2048
 
 
-def test_an_existing_directory_is_never_overwritten(tiny_llama: Backbone, saved: Path) -> None:
-    with pytest.raises(ArtifactError, match="output directory must not exist"):
-        make(tiny_llama).save(saved)
-
-
-def test_other_weights_of_the_same_size_are_refused(
-    saved: Path,
-    tiny_model: Callable[[str, int], PreTrainedModel],
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    other = wrap_backbone(tiny_model("llama", 1), tiny_tokenizer, name="other")
-    with pytest.raises(BackboneMismatchError, match=r"belongs to tiny-llama \(.*got other \("):
-        Checkpoint.load(saved).check_backbone(other)
-
-
 def test_another_architecture_is_refused(
     saved: Path,
     tiny_model: Callable[[str, int], PreTrainedModel],
@@ -184,15 +167,6 @@ def test_a_pickle_renamed_to_safetensors_does_nothing(saved: Path, tmp_path: Pat
     (saved / "model.safetensors").write_bytes(pickle.dumps(_Bomb(fired)))
     sign(saved)
     with pytest.raises(CheckpointError, match=r"model\.safetensors must be safetensors"):
-        Checkpoint.load(saved)
-    assert not fired.exists()
-
-
-def test_a_torch_zip_renamed_to_safetensors_does_nothing(saved: Path, tmp_path: Path) -> None:
-    fired = tmp_path / "fired"
-    torch.save(_Bomb(fired), saved / "model.safetensors")
-    sign(saved)
-    with pytest.raises(CheckpointError, match="must be safetensors"):
         Checkpoint.load(saved)
     assert not fired.exists()
 
@@ -287,13 +261,6 @@ def test_an_unknown_schema_is_refused(saved: Path) -> None:
 def test_a_missing_file_is_refused(saved: Path, name: str) -> None:
     (saved / name).unlink()
     with pytest.raises(ArtifactError, match="must"):
-        Checkpoint.load(saved)
-
-
-def test_missing_rules_are_refused_even_if_the_manifest_agrees(saved: Path) -> None:
-    shutil.rmtree(saved / "rules")
-    sign(saved)
-    with pytest.raises(UmimError, match=r"manifest\.json must exist"):
         Checkpoint.load(saved)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
@@ -68,12 +67,6 @@ def test_a_name_is_fit_for_the_command_line() -> None:
     assert name == "novels/llama-tau-5-greedy-drop-learned-positions/wt-ft"
 
 
-def test_a_name_in_another_script_is_no_empty_one() -> None:
-    russian, chinese = own_name("trained", "правила"), own_name("trained", "规则")
-    assert re.fullmatch("trained/[0-9a-f]{8}", russian) and russian != chinese
-    assert own_name("_mine_") == "mine"
-
-
 def test_a_recorded_checkpoint_is_found_by_its_name(root: Path, stage: Path, umim: Umim) -> None:
     record_checkpoint(root, "novels/llama-tau-5/wt", stage / "checkpoint")
     assert resolve_checkpoint("novels/llama-tau-5/wt") == stage / "checkpoint"
@@ -102,10 +95,6 @@ def test_the_digits_that_a_log_shows_find_the_checkpoint(stage: Path) -> None:
     assert own_checkpoint(stage.name[:12]) is None  # two begin so
 
 
-def test_the_directory_above_a_checkpoint_stands_for_it(stage: Path) -> None:
-    assert resolve_checkpoint(stage) == stage / "checkpoint"
-
-
 @pytest.mark.parametrize("name", ["../distill", "a/../../distill", ".."])
 def test_a_name_cannot_climb_out_of_the_index(stage: Path, name: str) -> None:
     assert own_checkpoint(name) is None
@@ -115,17 +104,6 @@ def test_a_model_directory_is_called_one(tiny_checkpoint: Path) -> None:
     model = tiny_checkpoint.parent / "backbone"
     with pytest.raises(CheckpointError, match=r"a language model.*umim mine "):
         resolve_checkpoint(model)
-
-
-def test_a_gguf_file_is_called_a_model(tmp_path: Path) -> None:
-    (tmp_path / "own.gguf").write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match=r"own\.gguf, a language model.*umim mine "):
-        resolve_checkpoint(tmp_path / "own.gguf")
-
-
-def test_a_rule_directory_is_called_one(tiny_checkpoint: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"a rule directory.*umim train MODEL --rules "):
-        resolve_checkpoint(tiny_checkpoint / "rules")
 
 
 def test_a_misspelt_name_is_told_the_right_one() -> None:

@@ -12,9 +12,7 @@ from safetensors.torch import save_file
 from support.merge_modules import FORMS, give_rows, module_of
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.untrained import fresh_module
-from umim_core.config.form import ModuleForm
-from umim_core.errors import CheckpointError, RuleSetError
+from umim_core.errors import CheckpointError
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -72,18 +70,6 @@ def test_rule_rows_that_do_not_fit_are_refused(
         Checkpoint.load(tmp_path / "x")
 
 
-def test_weights_of_integers_are_widened(tiny_llama: Backbone, tmp_path: Path) -> None:
-    checkpoint = make(tiny_llama)
-    checkpoint.save(tmp_path / "x")
-    rounded = {name: value.int() for name, value in checkpoint.module.state_dict().items()}
-    save_file(rounded, tmp_path / "x" / "model.safetensors")
-    write_manifest(tmp_path / "x", kind="checkpoint", schema=1, body={})
-    found = Checkpoint.load(tmp_path / "x").module.state_dict()
-    assert {found[name].dtype for name in found if name != "rows.spans"} == {torch.float32}
-    assert found["rows.spans"].dtype == torch.int32
-    assert all(torch.equal(found[name], rounded[name].to(found[name].dtype)) for name in rounded)
-
-
 def test_rows_of_other_rules_than_the_matchers_are_not_saved(
     tiny_llama: Backbone, tmp_path: Path
 ) -> None:
@@ -94,11 +80,6 @@ def test_rows_of_other_rules_than_the_matchers_are_not_saved(
     assert back.config.rule_rows == 2
     assert back.module.rows.spans.tolist() == [[3, 4, 5, -1], [6, 7, 8, 9]]
     assert torch.equal(back.module.rows.table, module.rows.table[1:])
-
-
-def test_rows_of_no_rules_are_refused(tiny_llama: Backbone) -> None:
-    with pytest.raises(RuleSetError, match=r"rule rows need at least one rule; got 0\. Lower"):
-        fresh_module(tiny_llama, RuleSet.from_spans([]), ModuleForm(rule_rows=4), seed=0)
 
 
 def test_rows_stay_with_their_rules(tiny_llama: Backbone) -> None:

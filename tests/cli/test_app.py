@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -86,11 +85,6 @@ def test_compress_prints_units_and_figures(umim: Umim, checkpoint: Path) -> None
     assert (found["tokens"], found["token_reduction"]) == (11, pytest.approx(6 / 11))
 
 
-def test_compress_leaves_a_raw_tail(umim: Umim, checkpoint: Path) -> None:
-    found = document(umim("compress", TEXT, "-c", checkpoint, "--raw-tail", "3", "--json"))
-    assert found["unit_lengths"] == [2, 1, 3, 1, 1, 1, 1, 1]
-
-
 def test_compress_shows_the_text_and_a_summary(umim: Umim, checkpoint: Path) -> None:
     result = umim("compress", TEXT, "-c", checkpoint)
     assert result.code == 0
@@ -101,11 +95,6 @@ def test_compress_shows_the_text_and_a_summary(umim: Umim, checkpoint: Path) -> 
 def test_compress_reads_stdin(umim: Umim, checkpoint: Path, arguments: list[str]) -> None:
     result = umim("compress", *arguments, "-c", checkpoint, "--json", stdin=TEXT.encode())
     assert document(result)["unit_lengths"] == UNITS
-
-
-def test_compress_of_an_empty_text_is_empty(umim: Umim, checkpoint: Path) -> None:
-    found = document(umim("compress", "", "-c", checkpoint, "--json"))
-    assert (found["tokens"], found["units"], found["token_reduction"]) == (0, [], 0.0)
 
 
 def test_compress_writes_a_page(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
@@ -126,12 +115,6 @@ def test_generate_prints_what_the_library_returns(umim: Umim, checkpoint: Path) 
     assert found["cache_lengths"] == list(expected.cache_lengths[0])
     assert found["token_reduction"] == pytest.approx(6 / 11)
     assert found["gen_kv_reduction"] == expected.gen_kv_reduction[0]
-
-
-def test_generate_prints_the_text_alone(umim: Umim, checkpoint: Path) -> None:
-    expected = UMIM.from_pretrained(checkpoint).generate(TEXT, max_new_tokens=5).text[0]
-    result = umim("generate", "-c", checkpoint, "--max-new-tokens", "5", stdin=TEXT.encode())
-    assert (result.code, result.out) == (0, expected + "\n")
 
 
 @pytest.mark.parametrize(("merge", "units"), [("all", 5), ("prompt", 5), ("none", 11)])
@@ -257,11 +240,3 @@ def test_wrong_usage_is_told(umim: Umim, arguments: list[str], message: str) -> 
     result = umim(*arguments)
     assert (result.code, result.out) == (2, "")
     assert message in " ".join(result.err.replace("│", " ").split())
-
-
-def test_an_error_of_a_real_process_has_no_traceback() -> None:
-    entry = [sys.executable, "-c", "from umim_core.cli.app import main; main()"]
-    done = subprocess.run([*entry, "path", "no-such"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("umim: error: a name must be one of")
-    assert len(done.stderr.splitlines()) == 1

@@ -9,10 +9,7 @@ import pytest
 
 from support.command_line import Umim, console
 from umim_core.backbone.devices import fastest_dtype
-from umim_core.cli.bench_command import _fitting
-from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.embedded.docstring_corpus import held_out_text
-from umim_core.errors import CorpusError
 
 QUICK = (
     "--lengths",
@@ -61,31 +58,6 @@ def test_the_document_holds_rows_break_even_and_verdict(umim: Umim, text: Path) 
 
 
 @pytest.mark.parametrize(
-    ("positions", "lengths"),
-    [
-        (None, (256, 512, 1024)),
-        (1055, (256, 512, 1024)),
-        (1054, (256, 512)),
-        (512, (256,)),
-        (64, (33,)),
-    ],
-)
-def test_default_lengths_fit_the_positions(positions: int | None, lengths: tuple[int, ...]) -> None:
-    config = BenchmarkConfig(prompt_lengths=(256, 512, 1024), new_tokens=32)
-    assert _fitting(config, positions).prompt_lengths == lengths
-
-
-def test_defaults_run_on_a_model_of_few_positions(umim: Umim, tiny_checkpoint: Path) -> None:
-    options = ("--new-tokens", "3", "--pairs", "1", "--warmup", "0", "--json")
-    called = ("bench", "-c", tiny_checkpoint, "--device", "cpu", *options)
-    text = tiny_checkpoint.parent / "text.txt"
-    text.write_text("w1 w2 w9 w3 w4 w5 " * 40)
-    found = umim(*called, "--text", text)
-    assert found.code == 0, found.err
-    assert {row["prompt_tokens"] for row in json.loads(found.out)["rows"]} == {62}  # of 64
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--lengths", "256,many"), "--lengths must be numbers with commas"),
@@ -121,8 +93,3 @@ def test_the_default_text_is_that_of_held_out_modules(tmp_path: Path) -> None:
         (modules / f"m{number}.py").write_text(f'"""{line}"""\n')
     text = held_out_text(tmp_path)
     assert 0 < text.count("\n\n") + 1 < 15
-
-
-def test_an_installation_without_sources_is_told_to_give_a_text(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="needs the docstrings of"):
-        held_out_text(tmp_path)

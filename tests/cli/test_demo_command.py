@@ -55,13 +55,6 @@ def test_the_document_holds_what_was_measured(umim: Umim) -> None:
         assert (answer["verdict"] == "the same answer") is same
 
 
-@pytest.mark.full
-def test_a_budget_keeps_cheaper_rules(umim: Umim) -> None:
-    called = ("demo", "-c", "umim-docs-llama", "--pairs", "1", "--json", "--budget")
-    found = [json.loads(umim(*called, budget).out)["reading"] for budget in ("0.2", "inf")]
-    assert found[0]["token_reduction"] < found[1]["token_reduction"]
-
-
 @pytest.mark.parametrize(
     ("base", "umim_says", "verdict"),
     [

@@ -68,15 +68,6 @@ def test_a_chat_shows_template_message_and_token_reduction(chat: Chat) -> None:
     assert lines[1].startswith("6 prompt tokens -> 5 units, token reduction 16.7%")
 
 
-def test_a_system_message_takes_the_place_of_the_templates_own(chat: Chat) -> None:
-    assert chat("--chat", "--system", "w5").out.startswith("w5 w11[ w1 w2] w9 w12")
-
-
-def test_the_end_of_a_chat_may_stay_raw(chat: Chat) -> None:
-    lines = chat("--chat", "--greedy", "--raw-tail", 3).out.splitlines()  # w2 w9 w12
-    assert lines[1].startswith("6 prompt tokens -> 6 units, token reduction 0.0%")
-
-
 def test_a_reply_alone_is_that_of_the_library(chat: Chat, chatty: Path) -> None:
     message = [{"role": "user", "content": "w1 w2 w9"}]
     reply = UMIM.from_pretrained(chatty, dtype="float32").generate(
@@ -88,14 +79,6 @@ def test_a_reply_alone_is_that_of_the_library(chat: Chat, chatty: Path) -> None:
 def test_the_models_own_settings_decide_whether_it_samples(chat: Chat) -> None:
     texts = {chat("--chat", "--no-show").out for _ in range(4)}
     assert len(texts) > 1 and len({chat("--greedy").out for _ in range(3)}) == 1
-
-
-def test_a_repetition_penalty_changes_a_greedy_text(chat: Chat) -> None:
-    def repeated(*options: object) -> int:
-        ids = json.loads(chat("--greedy", "--json", *options).out)["ids"]
-        return len(ids) - len(set(ids))
-
-    assert repeated() > repeated("--repetition-penalty", 9)
 
 
 def test_a_system_message_without_a_chat_is_refused(chat: Chat) -> None:

@@ -94,24 +94,6 @@ def test_every_call_samples_anew_unless_it_gives_a_seed(generate: Generate) -> N
     assert len({generate("--sample", "--seed", 3).out for _ in range(4)}) == 1
 
 
-def test_samples_for_people_are_numbered(generate: Generate) -> None:
-    lines = generate("--sample", "--samples", 2).out.splitlines()
-    assert (lines[0], lines[2]) == ("--- 1 of 2 ---", "--- 2 of 2 ---")
-
-
-def test_top_k_of_one_is_greedy(generate: Generate) -> None:
-    assert generate("--sample", "--top-k", 1).out == generate().out
-
-
-def test_a_text_ends_at_a_stop_string(generate: Generate) -> None:
-    """The tiny tokenizer has no letters to look a stop string up by; an embedded one has."""
-    embedded = ("-c", "umim-docs-gpt2")
-    word = generate(*embedded).out.split()[2]
-    found = json.loads(generate(*embedded, "--stop", word, "--json").out)
-    assert found["stop_reason"] == "stop_string"
-    assert found["text"].endswith(word)
-
-
 def test_log_probabilities_come_with_the_document(generate: Generate, tiny_umim: UMIM) -> None:
     found = json.loads(generate("--logprobs", 2, "--json").out)
     assert len(found["logprobs"]) == len(found["ids"]) == len(found["top_logprobs"])
@@ -142,26 +124,11 @@ def test_a_raw_tail_and_a_bound_on_damage_are_those_of_the_library(
     assert found["cache_lengths"] == list(expected.cache_lengths[0])
 
 
-def test_span_eviction_is_that_of_the_library(generate: Generate, tiny_umim: UMIM) -> None:
-    expected = tiny_umim.generate(PROMPT, max_new_tokens=9, merge="none", span_eviction=2)
-    found = json.loads(generate("--merge", "none", "--span-eviction", 2, "--json").out)
-    assert found["cache_lengths"] == list(expected.cache_lengths[0])
-    assert found["cache_lengths"][0] < 11 and found["token_reduction"] == 0
-    assert found["span_eviction"] == expected.span_eviction == 2
-
-
 def test_show_prints_the_prompt_the_text_and_figures(generate: Generate) -> None:
     found = " ".join(generate("--show").out.split())
     assert "11 prompt tokens -> 5 units, token reduction 54.5%" in found
     assert re.search(r"first token after [\d,]+ ms", found)
     assert found.replace("[", "").replace("]", "").startswith(PROMPT)
-
-
-def test_html_writes_a_page_beside_the_text(generate: Generate, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    assert generate("--html", page).out == generate().out
-    text = page.read_text("utf-8")
-    assert text.startswith("<!doctype html>") and text.count('title="4 tokens"') >= 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
@@ -52,16 +51,6 @@ def test_a_checkpoint_gives_the_last_embedding_and_generates(
     assert checkpoint.config.training["steps"] == 0
     command = next(shlex.split(line) for line in done.out.splitlines() if "umim generate" in line)
     assert umim(*command[1:3], "-c", tmp_path / "start", "--max-new-tokens", 2).code == 0
-
-
-def test_the_form_is_chosen_by_options(umim: Umim, model: Path, rules: Path) -> None:
-    form = ("--residual", "exponential", "--unit-positions", "preserved", "--rule-rows", 2)
-    options = (*form, "--json")
-    found = json.loads(umim("init", model, "--rules", rules, *options).out)
-    assert (found["name"], found["rules"]) == ("untrained/rules", 3)
-    config = Checkpoint.load(found["checkpoint"]).config
-    assert (config.residual, config.unit_positions) == ("exponential", "preserved")
-    assert config.rule_rows == 2
 
 
 def test_a_folder_that_exists_is_refused_before_the_model_is_read(

@@ -134,18 +134,6 @@ def test_rules_of_ids_equal_the_oracle(
     assert RuleSet.load(out).origin.tokenizer_fingerprint is None
 
 
-def test_rules_of_ids_leave_the_special_tokens_of_a_tokenizer_out(
-    umim: Umim, tokenizer: Path, tmp_path: Path
-) -> None:
-    ids = few_words(9)
-    np.save(tmp_path / "ids.npy", np.array(ids, np.uint16))
-    out = tmp_path / "out"
-    options = ["--tokenizer", tokenizer, "--segment-length", 10, "--tau", 2, "--out", out, "--json"]
-    result = umim("mine", tmp_path / "ids.npy", *options)
-    check(result, out, ids, 10, 2, overlap="greedy", containment="drop", special="yes")
-    assert RuleSet.load(out).origin.tokenizer_fingerprint is not None
-
-
 @pytest.mark.parametrize("ending", ["txt", "jsonl"])
 def test_rules_by_the_embedded_tokenizer_equal_the_oracle(
     umim: Umim, tmp_path: Path, ending: str
@@ -161,18 +149,6 @@ def test_rules_by_the_embedded_tokenizer_equal_the_oracle(
     options = ["--tokenizer", "umim-docs-llama", "--field", "body", "--segment-length", 64]
     result = umim("mine", tmp_path / f"a.{ending}", *options, "--out", out, "--json")
     check(result, out, ids, 64, 5, overlap="greedy", containment="drop")
-
-
-def test_without_json_a_table_is_printed(umim: Umim, tmp_path: Path) -> None:
-    np.save(tmp_path / "ids.npy", np.array([1, 2, 3] * 40, np.uint16))
-    arguments = ["mine", tmp_path / "ids.npy", "--segment-length", "60", "--out", tmp_path / "out"]
-    result = umim(*arguments)
-    assert result.code == 0
-    rows = [line.split() for line in result.out.splitlines()]
-    assert ["120", "tokens", "in", "2", "segments,", "1", "documents;", "tau", "5"] in rows
-    assert ["frequent", "overlap", "rules"] in rows
-    assert ["2-grams", "3", "1", "0"] in rows
-    assert f"rules written to {tmp_path / 'out'}" in result.out
 
 
 def test_json_is_alone_on_stdout_of_a_real_process(tmp_path: Path) -> None:

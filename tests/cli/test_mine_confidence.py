@@ -92,18 +92,6 @@ def test_rules_are_the_runs_of_confident_tokens(
     assert origin.tokenizer_fingerprint == load_backbone(str(backbone)).tokenizer_fingerprint
 
 
-def test_the_table_has_no_columns_for_steps_that_there_are_not(
-    umim: Umim, tmp_path: Path, backbone: Path
-) -> None:
-    (tmp_path / "a.txt").write_text("w1 w2 w3 " * 40)
-    how = ("--policy", "confidence", "--backbone", backbone, "--segment-length", LENGTH)
-    result = umim("mine", tmp_path / "a.txt", *how, "--out", tmp_path / "out")
-    assert result.code == 0, result.err
-    assert "100 tokens in 4 segments, 1 documents; tau 5" in result.out
-    assert ["rules"] in [line.split() for line in result.out.splitlines()]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out"]
-
-
 ERRORS = {
     "budget": (("--rule-budget", 5), "rule_budget must be left out for confidence rules; got 5"),
     "documents": (("--min-documents", 2), "min_documents must be left out for confidence rules"),

@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim, console
-from support.ngram_oracle import Grams, cut, document_oracle, oracle
+from support.ngram_oracle import Grams, cut, oracle
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 
@@ -75,42 +75,12 @@ def test_a_budget_raises_tau_and_both_are_told(umim: Umim, corpus: Path, tokeniz
     assert len(frequent(document["tau"] - 1)) > 50
 
 
-def test_rules_of_few_documents_are_left_out(umim: Umim, corpus: Path, tokenizer: Path) -> None:
-    result = mine(umim, tokenizer, "--out", "out", "--min-documents", 3)
-    assert result.code == 0, result.err
-    assert "3,000 tokens in 150 segments, 4 documents; tau 3" in result.out
-    documents = document_oracle(cut(stream(), LENGTH), np.cumsum(SIZES).tolist())
-    want = {gram: count for gram, count in frequent(3).items() if documents[gram] >= 3}
-    assert written() == want
-    assert len(want) < len(frequent(3))
-
-
 def test_protected_tokens_may_be_given_several_times(
     umim: Umim, corpus: Path, tokenizer: Path
 ) -> None:
     result = mine(umim, tokenizer, "--out", "out", "--protect", "w1$", "--protect", "2")
     assert result.code == 0, result.err
     assert written() == frequent(3, frozenset({1, 2, 12}))
-
-
-@pytest.mark.parametrize("options", [("--threads", 1), ("--threads", 3)])
-def test_threads_do_not_change_the_digest(
-    umim: Umim, corpus: Path, tokenizer: Path, options: tuple[object, ...]
-) -> None:
-    plain = json.loads(mine(umim, tokenizer, "--out", "a", "--json").out)
-    other = json.loads(mine(umim, tokenizer, "--out", "b", *options, "--json").out)
-    assert plain["digest"] == other["digest"]
-    assert Path("a/rules.parquet").read_bytes() == Path("b/rules.parquet").read_bytes()
-
-
-def test_the_order_of_the_arguments_does_not_change_the_digest(
-    umim: Umim, corpus: Path, tokenizer: Path
-) -> None:
-    digests = set()
-    for number, names in enumerate((["0.txt", "1.txt", "2.txt"], ["2.txt", "0.txt", "1.txt"])):
-        how = ("--tokenizer", tokenizer, *PLAIN, "--out", f"out{number}", "--json")
-        digests.add(json.loads(umim("mine", *names, *how).out)["digest"])
-    assert len(digests) == 1
 
 
 def test_candidate_mode_tells_how_it_chose(umim: Umim, corpus: Path, tokenizer: Path) -> None:
@@ -130,11 +100,6 @@ def test_candidate_mode_tells_how_it_chose(umim: Umim, corpus: Path, tokenizer: 
     assert written("again") == written()
 
 
-def test_without_candidate_mode_none_are_told(umim: Umim, corpus: Path, tokenizer: Path) -> None:
-    document = json.loads(mine(umim, tokenizer, "--out", "out", "--json").out)
-    assert document["candidates"] is None
-
-
 def listing(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
@@ -148,11 +113,6 @@ def test_a_limit_below_the_bound_refuses_and_leaves_nothing(
     assert "mining must take at most 0.0001 GiB of memory; got up to " in result.err
     assert "GiB for 3,000 tokens. Raise tau or the limit" in result.err
     assert listing(corpus) == before
-
-
-def test_a_limit_above_the_bound_changes_nothing(umim: Umim, corpus: Path, tokenizer: Path) -> None:
-    assert mine(umim, tokenizer, "--out", "out", "--max-memory-gib", 500).code == 0
-    assert written() == frequent(3)
 
 
 ERRORS = {

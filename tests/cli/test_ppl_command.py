@@ -37,13 +37,6 @@ def test_ppl_agrees_with_the_library(umim: Umim, tiny_checkpoint: Path, tmp_path
     assert found["token_reduction"] == pytest.approx(6 / 11)
 
 
-def test_ppl_cuts_windows(umim: Umim, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(TEXT)
-    options = ["--segment-length", "3", "--max-segments", "2", "--json"]
-    found = document(umim("ppl", tmp_path / "a.txt", "-c", tiny_checkpoint, *options))
-    assert (found["targets"], found["windows"]) == (4, 2)
-
-
 def test_ppl_reads_no_more_than_its_windows(
     umim: Umim, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -97,8 +90,3 @@ def test_prompts_are_merged_as_generate_merges_them(
     nats = found["targets"] * math.log(found["ppl_base"])
     assert found["bits_per_byte_base"] == pytest.approx(nats / math.log(2) / found["bytes"])
     assert "raw tail 2" in umim(*called).out
-
-
-def test_a_raw_tail_without_prompts_is_refused(umim: Umim, tiny_checkpoint: Path) -> None:
-    found = umim("ppl", "a.txt", "-c", tiny_checkpoint, "--raw-tail", "2")
-    assert found.code == 1 and "--raw-tail is of prompts" in found.err

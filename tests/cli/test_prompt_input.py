@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from support.command_line import Umim, console
-from umim_core import UMIM
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
 
@@ -23,27 +21,6 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     return path
-
-
-@pytest.fixture(scope="module")
-def double(tiny_checkpoint: Path) -> UMIM:
-    return UMIM.from_pretrained(tiny_checkpoint, dtype="float64")
-
-
-def test_generate_takes_a_data_type(umim: Umim, tiny_checkpoint: Path, double: UMIM) -> None:
-    options = ("--max-new-tokens", 4, "--logprobs", 0, "--json", "--device", "cpu")
-    found = umim("generate", TEXT, "-c", tiny_checkpoint, "--dtype", "float64", *options)
-    assert found.code == 0, found.err
-    expected = double.generate(TEXT, max_new_tokens=4, logprobs=0).logprobs
-    assert expected is not None
-    assert json.loads(found.out)["logprobs"] == pytest.approx(expected[0], rel=1e-12)
-
-
-def test_ppl_takes_a_data_type(umim: Umim, tiny_checkpoint: Path, text: Path, double: UMIM) -> None:
-    options = ("--dtype", "float64", "--device", "cpu", "--json")
-    found = umim("ppl", text, "-c", tiny_checkpoint, *options)
-    assert found.code == 0, found.err
-    assert json.loads(found.out)["ppl_umim"] == pytest.approx(double.perplexity(TEXT), rel=1e-12)
 
 
 @pytest.mark.parametrize("command", ["generate", "ppl"])

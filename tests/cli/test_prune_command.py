@@ -219,15 +219,6 @@ def test_the_rules_of_decoding_are_bounded_by_price_or_by_effect(umim: Umim, giv
     assert Checkpoint.load("two").config.decode_max_damage == 0.0
 
 
-def test_an_earlier_bound_goes_with_the_prices_it_was_set_by(umim: Umim, given: Given) -> None:
-    bounded = document(umim("prune", *given, "--keep-all", "--json", "--decode-max-damage", 0))
-    again = ("--keep-all", "--json", "--damage", bounded["damage"], "--out", "again")
-    found = document(umim("prune", bounded["checkpoint"], given[1], *again))
-    assert Checkpoint.load(str(bounded["checkpoint"])).config.decode_max_damage == 0.0
-    assert Checkpoint.load("again").config.decode_max_damage is None
-    assert (found["decode_max_damage"], found["decode_rules"]) == (None, len(SPANS))
-
-
 ERRORS = {
     "two bounds": (("--keep-all", "--decode-tr", 0.1, "--decode-max-damage", 1), "need one bound"),
     "no bound": (("--keep-all", "--decode-max-damage", "nan"), "must be finite; got nan"),
@@ -267,16 +258,6 @@ def test_a_table_is_kept_when_the_target_is_not_reached(umim: Umim, given: Given
     assert f"damage table: {Path('less/damage').resolve()}" in refused
     assert "Add --damage" in umim(*options, 0.1).err
     assert umim(*options, 0.1, "--damage", "less/damage").code == 0
-
-
-def test_the_text_that_is_held_out_was_not_measured(umim: Umim, given: Given) -> None:
-    options = ("prune", *given, "--target-tr", 0.1, "--limit")
-    assert umim(*options, 10 * LENGTH, "--out", "one").code == 0
-    again = (*options, 20 * LENGTH, "--out", "two", "--damage", "one/damage")
-    done = umim(*again)
-    assert done.code == 1
-    assert "Give --heldout, or the text and limit that were measured" in done.err
-    assert umim(*again, "--heldout", given[1]).code == 0
 
 
 OTHERS = {

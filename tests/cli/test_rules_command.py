@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +12,6 @@ from support.command_line import Result, Umim, console
 from support.merge_modules import give_rows
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.embedded.assets import embedded_path
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.collisions import collision_rate
@@ -103,11 +99,6 @@ def test_json_names_the_most_frequent_rules_and_those_that_collide(
     assert found["collisions"] == [[second, first]]
 
 
-def test_without_a_tokenizer_texts_are_null(umim: Umim, folder: Path) -> None:
-    found = document(umim("rules", "rules", "--top", 1, "--json"))
-    assert found["top"] == [{"ids": [2, 1], "count": 40, "text": None}]
-
-
 @pytest.mark.parametrize(
     ("arguments", "documents"),
     [
@@ -149,30 +140,6 @@ def test_the_table_shows_orders_spans_collisions_and_the_curve(umim: Umim, folde
     assert ["9", "2", "25.00%", "█" * 20] in rows
 
 
-def test_the_table_says_why_it_shows_ids(umim: Umim, folder: Path) -> None:
-    result = umim("rules", "rules")
-    assert "Rules are shown as token ids: no --tokenizer was given to decode them." in result.out
-    assert ["40", "2", "2", "1"] in [line.split() for line in result.out.splitlines()]
-
-
-def test_what_else_is_recorded_is_named_in_words(umim: Umim, folder: Path) -> None:
-    made = ruleset(COUNTED, None)
-    more = {"protect": ("digits", "a+"), "sample_tokens": 100_000, "min_probability": 0.5}
-    RuleSet(made.ids_by_order, made.support_by_order, made.origin.model_copy(update=more)).save(
-        "more"
-    )
-    words = "protected   digits, a+\nsample      100,000 tokens\nprobability over 0.5 for every "
-    assert words in umim("rules", "more").out
-
-
-def test_an_empty_rule_set_is_shown(umim: Umim, folder: Path) -> None:
-    ruleset({}, None).save("none")
-    result = umim("rules", "none", "--heldout", "ids.npy")
-    assert result.code == 0, result.err
-    assert "Token reduction 0.00% by 0 merged spans" in result.out
-    assert document(umim("rules", "none", "--json"))["top"] == []
-
-
 def test_a_checkpoint_shows_the_rules_inside_and_its_rows(
     umim: Umim, folder: Path, tiny_llama, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -181,26 +148,6 @@ def test_a_checkpoint_shows_the_rules_inside_and_its_rows(
     Checkpoint.of(Compressed(tiny_llama, module, Matcher(rules), "compact")).save("checkpoint")
     assert document(umim("rules", "checkpoint", "--json"))["digest"] == rules.digest
     assert "order; 2 rules have a row" in umim("rules", "checkpoint").out
-
-
-def test_collisions_are_shown_only_where_the_module_does_not_see_the_order(
-    umim: Umim, folder: Path, tiny_llama
-) -> None:
-    for positions, rate in (("none", 0.5), ("learned", None)):
-        module = MergeModule(tiny_llama.hidden_size, positions=positions)
-        Checkpoint.of(
-            Compressed(tiny_llama, module, Matcher(RuleSet.load("rules")), "compact")
-        ).save(positions)
-        assert document(umim("rules", positions, "--json"))["collision_rate"] == rate
-    assert "no two rules share a surrogate" in umim("rules", "learned").out
-
-
-def test_an_embedded_name_brings_its_tokenizer(umim: Umim) -> None:
-    found = document(umim("rules", "umim-docs-llama", "--top", 1, "--json"))
-    assets = embedded_path("umim-docs-llama", "checkpoint")
-    assert assets is not None
-    assert found["digest"] == RuleSet.load(assets / "rules").digest
-    assert [rule["text"] for rule in found["top"]] == ["\n\nArgs:"]
 
 
 @pytest.fixture
@@ -222,10 +169,6 @@ def test_a_scan_lists_leaks_and_fails(umim: Umim, leaking: Path) -> None:
     assert shown.code == 1
     rows = [line.split() for line in shown.out.splitlines()]
     assert ["6", "e-mail", "address", "write·jane@corp.net"] in rows
-
-
-def test_leaks_are_looked_for_only_on_request(umim: Umim, leaking: Path) -> None:
-    assert umim("rules", "leaking", "--tokenizer", "words").code == 0
 
 
 def test_a_scan_without_leaks_succeeds(umim: Umim, folder: Path) -> None:
@@ -281,20 +224,3 @@ def test_wrong_usage_is_told(umim: Umim, arguments: list[str], message: str) -> 
     result = umim("rules", *arguments)
     assert (result.code, result.out) == (2, "")
     assert message in " ".join(result.err.replace("│", " ").split())
-
-
-def test_a_terminal_without_unicode_gets_escapes(folder: Path) -> None:
-    entry = [sys.executable, "-c", "from umim_core.cli.app import main; main()"]
-    command = [*entry, "rules", "rules", "--heldout", "ids.npy"]
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, env=ascii_only, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert r"12.50%  \u2588\u2588" in done.stdout
-
-
-def test_the_help_of_the_command_loads_no_model_library() -> None:
-    probe = (
-        "import sys, umim_core.cli.app; print([m for m in ('torch', 'numpy') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

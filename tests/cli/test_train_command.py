@@ -77,13 +77,6 @@ def test_a_module_is_trained_and_the_next_commands_are_printed(
     assert [cell.rules for cell in recipe.cells] == [str(out / "checkpoint" / "rules")] * 2
 
 
-def test_the_checkpoint_has_a_name(umim: Umim, folder: Path) -> None:
-    found = json.loads(train(umim, folder, *TINY, "--json").out)
-    assert found["name"] == "trained/rules"
-    assert umim("path", "trained/rules").out.strip() == found["checkpoint"]
-    assert found["kl_best"] <= found["kl_first"]
-
-
 def test_a_finished_training_is_found(umim: Umim, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "trained"
     first = json.loads(train(umim, folder, *TINY, "--out", out, "--json").out)

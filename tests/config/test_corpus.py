@@ -5,20 +5,13 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from umim_core.config.corpus import GeneratedCorpus, MixtureCorpus, corpus_kinds
+from umim_core.config.corpus import GeneratedCorpus, MixtureCorpus
 
 RAW = {
     "kind": "generated",
     "questions": [{"kind": "dataset", "name": "a/b", "field": "problem"}],
     "model": "m",
 }
-
-
-def test_the_defaults_are_the_papers() -> None:
-    found = GeneratedCorpus.model_validate(RAW)
-    assert (found.trajectories, found.top_p, found.temperature) == (3, 0.7, 1.0)
-    assert (found.max_tokens, found.max_question_tokens) == (2048, 200)
-    assert found.splits.model_dump() == {"train": 0.9, "valid": 0.05, "test": 0.05}
 
 
 @pytest.mark.parametrize(
@@ -49,12 +42,6 @@ FILES = {
     **{split: {"kind": "text", "paths": ["a.txt"]} for split in ("train", "valid", "test")},
 }
 DOCS = {"kind": "docstrings"}
-
-
-def test_a_mixture_with_docstrings_has_the_tasks_of_docstrings() -> None:
-    mixed = MixtureCorpus.model_validate({"parts": {"a": FILES, "b": DOCS}})
-    assert corpus_kinds(mixed) == ("mixture", "docstrings")
-    assert corpus_kinds(MixtureCorpus.model_validate({"parts": {"a": FILES}})) == ("mixture",)
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,3 @@ def test_unit_positions_are_part_of_the_form_and_dumped_where_they_deviate() -> 
 def test_a_configuration_refuses_what_does_not_go_together() -> None:
     with pytest.raises(ValidationError, match="linear merge module must have positions 'none'"):
         ModuleForm(kind="linear", positions="learned")
-
-
-def test_labels_say_only_what_deviates_from_the_paper() -> None:
-    assert ModuleForm().deviations() == ()
-    deep = ModuleForm(depth=3, positions="learned")
-    assert deep.deviations() == ("depth 3", "learned positions")
-    assert ModuleForm(kind="linear").deviations() == ("linear",)
-    assert ModuleForm(residual="last").deviations() == ("last residual",)
-    assert ModuleForm(rule_rows=4000).deviations() == ("4,000 rule rows",)
-    assert ModuleForm(unit_positions="preserved").deviations() == ("preserved unit positions",)

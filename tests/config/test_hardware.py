@@ -32,12 +32,6 @@ SHAPE = {
 }
 
 
-def test_a_recipe_without_hardware_is_dumped_as_before_there_was_any() -> None:
-    recipe = Recipe.model_validate(RECIPE)
-    assert "hardware" not in recipe.model_dump(mode="json")
-    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
-
-
 def test_hardware_survives_a_dump() -> None:
     recipe = Recipe.model_validate(RECIPE | {"hardware": HARDWARE})
     assert recipe.hardware is not None

@@ -24,25 +24,6 @@ def recipe(cell: dict[str, Any], **fields: object) -> Recipe:
     )
 
 
-def test_rules_by_frequency_add_nothing_to_a_saved_cell() -> None:
-    assert Cell(backbone="a").model_dump() == {
-        "backbone": "a",
-        "revision": None,
-        "adapt": False,
-        "tau": 5,
-        "overlap": "greedy",
-        "containment": "drop",
-        "rule_budget": None,
-        "positions": "none",
-    }
-
-
-def test_rules_by_confidence_have_no_filters_unasked() -> None:
-    cell = Cell.model_validate(CONFIDENT)
-    assert (cell.overlap, cell.containment, cell.min_probability) == ("none", "keep", 0.5)
-    assert cell.confidence_tokens is None
-
-
 def test_a_cell_with_rules_by_confidence_survives_being_saved() -> None:
     cell = Cell.model_validate({**CONFIDENT, "min_probability": 0.7, "kind": "linear"})
     assert Cell.model_validate(cell.model_dump(mode="json")) == cell

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from docs.make.__main__ import main
 from docs.make.document import RESULTS
-from docs.make.results import benchmark_page
 from tasks.report.render import Report
 
 FACTS = {"platform": "Linux", "cores": 2, "commit": "0123456789abcdef", "versions": {"numpy": "2"}}
@@ -54,18 +51,6 @@ def test_a_page_of_other_results_is_seen_and_written_anew(tmp_path: Path) -> Non
     results.write_text(json.dumps(report), "utf-8")
     assert main([*only, "--check"]) == 1
     assert "1,024 tokens" in page.read_text("utf-8")
-
-
-@pytest.mark.parametrize(("equal", "text"), [(True, "Equal results: yes."), (False, "NO.")])
-def test_missed_gates_and_different_results_are_named(equal: bool, text: str) -> None:
-    page = benchmark_page({**matching(), "equal": equal})
-    assert "missed" in page and text in page
-
-
-def test_a_page_shows_figures_gates_and_facts() -> None:
-    page = benchmark_page(matching())
-    for text in ("1,234", "1.000 s (0.500-2.000)", "10 / 20 / 30", "load seconds", "0123456789ab."):
-        assert text in page
 
 
 def test_every_result_file_of_a_benchmark_has_a_page() -> None:

@@ -15,7 +15,6 @@ from support.merge_modules import give_rows
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.merging.module import MergeModule
-from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,30 +71,3 @@ def test_a_card_names_form_and_parameters(form: dict[str, Any], words: str) -> N
     (terms,) = re.findall(r"\((\d+)d² \+ (\d+)d(?: \+ (\d+)d)?\)", line)
     assert int(terms[0]) * 16**2 + (int(terms[1]) + int(terms[2] or 0)) * 16 == parameters
     assert f"{parameters:,} parameters" in line
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("frequency", "mined on the docstring corpus at tau 1, overlap `greedy`"),
-        ("confidence", "that the backbone is confident about, tau 1, overlap `greedy`"),
-    ],
-)
-def test_a_card_says_what_made_the_rules(source: Any, words: str) -> None:
-    spans = RuleSet.from_spans([(1, 2)])
-    rules = RuleSet(spans.ids_by_order, spans.support_by_order, RuleOrigin(tau=1, source=source))
-    results = json.loads((ROOT / "docs/results/shipped.json").read_text("utf-8"))
-    metrics = results["checkpoints"]["umim-docs-llama"]
-    assert words in docs_card("tiny", checkpoint(rules), recipe(), results, metrics)
-
-
-def test_a_card_states_the_budget_of_the_recipe() -> None:
-    results = json.loads((ROOT / "docs/results/shipped.json").read_text("utf-8"))
-    metrics = results["checkpoints"]["umim-docs-llama"]
-    changed = recipe(max_steps=9, batch_size=6, learning_rate=2.5e-4, bf16=False)
-    made = checkpoint(RuleSet.from_spans([(1, 2)]))
-    text = docs_card("tiny", made, changed, results, metrics)
-    words = "7 steps of 6 segments of 96 tokens, AdamW 2.5e-4, float32 products, 2 CPU cores;"
-    assert words in text
-    assert "`python -m flows run other`" in text
-    assert "segments of 96, " in text

@@ -25,13 +25,6 @@ def test_a_document_is_written_where_it_is_missing_or_other(tmp_path: Path) -> N
     assert document.current() and document.path.read_text("utf-8") == "new"
 
 
-def test_a_figure_is_known_by_what_it_was_drawn_from(tmp_path: Path) -> None:
-    figure = tmp_path / "x.svg"
-    Document(figure, lambda: "drawn by one version", "<!-- 1 -->").write()
-    assert Document(figure, lambda: "by another one", "<!-- 1 -->").current()
-    assert not Document(figure, lambda: "drawn by one version", "<!-- 2 -->").current()
-
-
 def test_an_unknown_document_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["readmee"])

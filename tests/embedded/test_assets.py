@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from umim_core.backbone.backbone import load_backbone
-from umim_core.embedded.assets import embedded_names, embedded_path
+from umim_core.embedded.assets import embedded_path
 from umim_core.embedded.docstring_corpus import split_of
 from umim_core.store.artifacts import sha256_file
 
@@ -25,14 +24,6 @@ def backbone_directory(name: str) -> Path:
     path = embedded_path(name, "backbone")
     assert path is not None
     return path
-
-
-def card(name: str) -> str:
-    return (backbone_directory(name) / "README.md").read_text(encoding="utf-8")
-
-
-def test_two_backbones_are_embedded() -> None:
-    assert tuple(embedded_names()) == NAMES
 
 
 @pytest.mark.parametrize(
@@ -101,27 +92,6 @@ def test_a_backbone_has_learnt_the_text_it_is_for(name: str) -> None:
     words = prose.split()
     assert nats(prose) < 5.0  # a uniform guess costs ln 8192 = 9.0
     assert nats(prose) < nats(" ".join(words[::-1]))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_card_names_what_a_reader_needs(name: str) -> None:
-    text = card(name)
-    assert "license: apache-2.0" in text
-    assert "Docstrings of the installed Python stack" in text
-    with safe_open(backbone_directory(name) / "model.safetensors", framework="pt") as stored:
-        shapes = [stored.get_slice(key).get_shape() for key in stored.keys()]  # noqa: SIM118
-    assert f"Parameters: {sum(torch.Size(shape).numel() for shape in shapes):,}," in text
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_figures_of_the_card_agree_with_one_another(name: str) -> None:
-    rows = re.findall(r"^\| (valid|test) \| (.*) \|$", card(name), re.M)
-    assert [split for split, _ in rows] == ["valid", "test"]
-    for _, cells in rows:
-        _, tokens, size, nats, ppl, bits = (float(c.replace(",", "")) for c in cells.split(" | "))
-        assert 2.0 < nats < 6.0
-        assert ppl == pytest.approx(2.718281828**nats, abs=0.1)
-        assert bits == pytest.approx(nats * tokens / 0.69314718 / size, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import pytest
@@ -67,32 +66,6 @@ def test_a_repeated_paragraph_stays_only_where_it_came_first(tmp_path: Path) -> 
     assert rows["pkg/b.py::"]["has_summary"] is False
 
 
-@pytest.mark.parametrize(("chars", "repeats"), [(60, True), (61, False)])
-def test_only_paragraphs_over_60_characters_count_as_repetitions(
-    tmp_path: Path, chars: int, repeats: bool
-) -> None:
-    again = "r" * chars
-    files = {f"{n}.py": f'"""{again}\n\n{LONG.format(n)}"""' for n in "ab"}
-    rows = train_rows(make_package(tmp_path, files), tmp_path / "out")
-    assert (again in str(rows["pkg/b.py::"]["text"])) is repeats
-
-
-@pytest.mark.parametrize(("chars", "kept"), [(120, False), (121, True)])
-def test_what_the_repetitions_leave_is_longer_than_120_characters(
-    tmp_path: Path, chars: int, kept: bool
-) -> None:
-    site = make_package(
-        tmp_path, {"a.py": f'"""{LONG}"""', "b.py": f'"""{LONG}\n\n{"y" * chars}"""'}
-    )
-    assert ("pkg/b.py::" in train_rows(site, tmp_path / "out")) is kept
-
-
-@pytest.mark.parametrize(("chars", "kept"), [(120, False), (121, True)])
-def test_documents_are_longer_than_120_characters(tmp_path: Path, chars: int, kept: bool) -> None:
-    site = make_package(tmp_path, {"a.py": f'"""{"y" * chars}"""', "b.py": f'"""{LONG}"""'})
-    assert ("pkg/a.py::" in train_rows(site, tmp_path / "out")) is kept
-
-
 @pytest.mark.parametrize(
     "content",
     ["print 'python 2'", b'"""\xff"""', "x = 1\0", "(" * 3000, "-" * 200_000 + "1"],
@@ -107,22 +80,6 @@ def test_modules_that_do_not_parse_are_reported_and_left_out(
     )
     assert report.unparsed == ("pkg/bad.py",)
     assert report.modules == 1
-
-
-def test_invalid_escapes_neither_warn_nor_fail(tmp_path: Path) -> None:
-    site = make_package(tmp_path, {"a.py": f'"""{LONG}"""\nx = "\\d"'})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert list(train_rows(site, tmp_path / "out")) == ["pkg/a.py::"]
-
-
-def test_lone_surrogates_are_counted_and_left_out(tmp_path: Path) -> None:
-    site = make_package(tmp_path, {"a.py": f'"""\\ud800 {LONG}"""', "b.py": f'"""{LONG}"""'})
-    report = build_corpus(
-        tmp_path / "out", packages=("pkg",), out_of_domain=(), site_packages=site, stdlib=site / "n"
-    )
-    assert report.unencodable == 1
-    assert sum(size.documents for size in report.splits.values()) == 1
 
 
 def test_missing_packages_are_reported(tmp_path: Path) -> None:

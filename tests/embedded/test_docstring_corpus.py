@@ -3,7 +3,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -11,14 +10,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from umim_core.embedded.docstring_corpus import (
     SPLITS,
     CorpusReport,
     build_corpus,
-    installed_versions,
     split_of,
 )
 from umim_core.embedded.documents import read_documents
@@ -197,19 +194,3 @@ def test_bytes_do_not_depend_on_the_hash_seed(roots: tuple[Path, Path], tmp_path
 )
 def test_split_of_modules_at_the_borders(module: str, split: str) -> None:
     assert split_of(module) == split
-
-
-def test_progress_counts_every_module(roots: tuple[Path, Path], tmp_path: Path) -> None:
-    heard: list[tuple[int, int]] = []
-    report = build(roots, tmp_path / "out", lambda *at: heard.append(at))
-    total = report.modules + len(report.unparsed)
-    assert heard == [(done, total) for done in range(1, total + 1)]
-
-
-def test_installed_versions_name_python_and_the_distributions() -> None:
-    found = installed_versions(["torch", "PIL", "numpy", "no_such_package", "numpy"])
-    assert found[0] == ["python", platform.python_version()]
-    names = [name for name, _ in found[1:]]
-    assert names == sorted(names)
-    assert {"numpy", "torch"} <= set(names) and len(names) == len(set(names)) <= 3
-    assert dict(map(tuple, found))["numpy"] == np.__version__

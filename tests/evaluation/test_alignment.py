@@ -108,16 +108,6 @@ def sums_by_row(by_row: list[list[dict[str, Tensor]]], name: str) -> list[tuple[
     return [(sum(float(value[name]) for value in row), len(row)) for row in by_row]
 
 
-def test_the_error_is_over_rows_of_text_and_absent_for_one() -> None:
-    backbone, rows = build(), random_rows()
-    compressed = Compressed(
-        backbone, module_for(backbone), Matcher(RuleSet.from_spans(NESTED)), "compact"
-    )
-    same = [rows[0], rows[0], rows[0]]
-    assert evaluate_alignment(same, compressed).metrics()["kl_se"] == pytest.approx(0.0, abs=1e-12)
-    assert "kl_se" not in evaluate_alignment(rows[:1], compressed).metrics()
-
-
 def test_span_eviction_is_measured_over_the_states_of_merging() -> None:
     backbone, rows = build(), random_rows()
     compressed = Compressed(

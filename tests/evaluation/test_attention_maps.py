@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from support.merge_modules import module_of
-from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import EvaluationError, GenerationError
+from umim_core.errors import EvaluationError
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
 from umim_core.merging.compressed import Compressed
@@ -20,7 +19,6 @@ from umim_core.rules.ruleset import RuleSet
 
 IDS = [5, 1, 2, 9, 3, 4, 7]  # units 5 | 1 2 | 9 | 3 4 | 7
 UNITS = [[0], [1, 2], [3], [4, 5], [6]]
-NOTHING = Matcher(RuleSet.from_spans([(30, 31)], tokenizer_fingerprint=None))
 RULES = Matcher(RuleSet.from_spans([(1, 2), (3, 4)], tokenizer_fingerprint=None))
 
 
@@ -44,21 +42,6 @@ def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone, layer
     assert (maps.lengths, maps.starts) == ((1, 2, 1, 2, 1), (0, 1, 3, 4, 6))
 
 
-def test_without_merges_both_are_the_same(tiny_backbone: Backbone) -> None:
-    maps = attention_maps(
-        IDS, Compressed(tiny_backbone, module_of("paper"), NOTHING, "compact"), head=1
-    )
-    assert maps.after == pytest.approx(maps.before, abs=1e-7)
-
-
-@pytest.mark.parametrize("positions", ["compact", "preserved"])
-def test_rows_add_up_to_one_and_never_look_ahead(tiny_llama: Backbone, positions) -> None:
-    maps = attention_maps(IDS, Compressed(tiny_llama, module_of("paper"), RULES, positions))
-    for grid in (maps.before, maps.after):
-        assert grid.sum(axis=1) == pytest.approx(np.ones(5))
-        assert np.triu(grid, 1) == pytest.approx(np.zeros((5, 5)))
-
-
 def test_a_backbone_without_a_cache_sees_the_whole_text(
     tiny_backbone: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,12 +59,6 @@ def test_a_text_beyond_the_positions_is_refused(tiny_backbone: Backbone) -> None
         attention_maps(
             [1, 2] * 32 + [1], Compressed(tiny_backbone, module_of("paper"), RULES, "compact")
         )
-
-
-def test_a_text_beyond_the_attention_window_is_refused() -> None:
-    backbone = random_backbone("mistral", sliding_window=6)
-    with pytest.raises(GenerationError, match=r"attention window \(6\); got 7 units"):
-        attention_maps(IDS, Compressed(backbone, module_of("paper"), RULES, "compact"))
 
 
 def test_the_backbone_keeps_its_attention(tiny_llama: Backbone) -> None:
@@ -121,18 +98,3 @@ def test_a_copy_of_the_first_token_is_equal_to_it_alone(tiny_llama: Backbone) ->
     assert two.by_offset[1] == pytest.approx(second, abs=1e-6)
     assert three.mean == pytest.approx(cosine(table[3], table[3:6].mean(axis=0)), abs=1e-6)
     assert -1 <= two.random < 0.999
-
-
-def test_random_tokens_follow_the_seed(tiny_llama: Backbone) -> None:
-    spans = [(number, 3) for number in range(1, 9)]
-    found = [
-        surrogate_similarity(spans, Compressed(tiny_llama, first, None, "compact"), seed)[0].random
-        for seed in (0, 0, 1)
-    ]
-    assert found[0] == found[1] != found[2]
-
-
-@pytest.mark.parametrize("spans", [[], [(1, 2), (3,)]])
-def test_spans_of_one_token_are_refused(tiny_llama: Backbone, spans: list) -> None:
-    with pytest.raises(EvaluationError, match="at least two tokens"):
-        surrogate_similarity(spans, Compressed(tiny_llama, first, None, "compact"))

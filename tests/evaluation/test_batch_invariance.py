@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,7 +20,6 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import UnitPositions
 from umim_core.evaluation.harness import UmimLM
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.likelihood import token_log_probs
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -121,17 +119,3 @@ def test_the_context_of_several_answers_is_read_once(load: Load) -> None:
     units = model.scorer.contexts.units // len(ANSWERS)
     assert units < len(context)
     assert columns == [units + sum(len(ending) - 1 for ending in endings)]
-
-
-def test_rolling_texts_are_scored_in_one_forward_after_the_prefix(load: Load) -> None:
-    model = load(4, "all")
-    ids = model.tok_encode(TEXT)
-    columns: list[int] = []
-    hook = model.model.base_model.register_forward_hook(lambda *_: columns.append(1))
-    [found] = model.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (TEXT,), 0)])
-    hook.remove()
-    row = np.array([model.prefix_token_id, *ids])
-    [scores] = token_log_probs([row], model.scorer.compressed)
-    assert (found, len(columns)) == (pytest.approx(float(scores.sum()), abs=1e-4), 1)
-    units = len(model.scorer.compressed.matcher.segment(row)[0])
-    assert model.token_reduction == pytest.approx(1 - units / len(row)) and units < len(row)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.errors import CheckpointError, CorpusError
+from umim_core.errors import CheckpointError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.spec_task import SpecTask
 
@@ -56,17 +56,6 @@ def test_a_mismatch_ends_the_command_with_one_line(
     }
     with pytest.raises(SystemExit, match=r"^umim: error: this checkpoint belongs to .*$"):
         UmimLM.create_from_arg_obj(arguments)
-
-
-@pytest.mark.parametrize("program", ["", "/bin/pytest", "/lib/other/__main__.py", "lm_eval/run.py"])
-def test_other_programs_get_the_typed_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", [program])
-    with pytest.raises(CheckpointError, match="nosuch"):
-        UmimLM.create_from_arg_string("checkpoint=nosuch")
-    with pytest.raises(CorpusError, match="must name a folder"):
-        SpecTask({"task": DEFAULT_TASK, "metadata": {"task_data": str(tmp_path / "nothing")}})
 
 
 def test_a_hub_checkpoint_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,21 +29,9 @@ def test_repetition_is_the_share_of_grams_that_came_before() -> None:
     assert repetition([(1, 2, 1, 2, 1)], 2) == 0.5
 
 
-def test_repetition_is_a_mean_over_texts_not_over_grams() -> None:
-    assert repetition([(1, 2, 1, 2, 1), (1, 2)], 2) == pytest.approx((0.5 + 0.0) / 2)
-
-
-def test_a_text_too_short_for_a_gram_does_not_count() -> None:
-    assert repetition([(1, 1, 1), (7,), ()], 2) == 0.5
-
-
 def test_distinct_pools_the_set() -> None:
     # 12 21 | 12 | nothing: two of three are different.
     assert distinct([(1, 2, 1), (1, 2), (5,)], 2) == pytest.approx(2 / 3)
-
-
-def test_without_grams_both_are_undefined() -> None:
-    assert math.isnan(repetition([(1, 2)], 3)) and math.isnan(distinct([], 1))
 
 
 @given(texts=texts_of_few_ids, n=st.integers(1, 4))

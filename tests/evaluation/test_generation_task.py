@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from tests.evaluation.conftest import byte_tokenizer
-from umim_core.errors import ConfigError
 from umim_core.evaluation import tasks
-from umim_core.evaluation.generated_text import GeneratedText
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.generation_task import (
     NOT_RUN,
@@ -116,25 +113,6 @@ def test_a_cell_beyond_the_context_asks_nothing_and_says_so(metadata: dict[str, 
     assert found["configs"][OWN.name]["metadata"]["not_run"] == NOT_RUN
     with pytest.raises(AssertionError, match="was asked"):
         run(mute, metadata | {"max_length": 48})
-
-
-def test_answers_of_a_cache_keep_their_reductions() -> None:
-    text = GeneratedText("the cat", {"prompt_tr": 0.5})
-    kept = text.__reduce_ex__(4)
-    made = kept[0](*kept[1])
-    made.__dict__.update(kept[2])
-    assert (made, made.reductions) == ("the cat", {"prompt_tr": 0.5})
-
-
-def test_lengths_reach_the_generation(metadata: dict[str, Any]) -> None:
-    task = replace(OWN, until=("x", "y"))
-    found = generation_config(task, metadata | {"task_new_tokens": 5})["generation_kwargs"]
-    assert found == {"until": ["x", "y"], "max_gen_toks": 5, "do_sample": False}
-
-
-def test_an_unknown_metric_lists_all(metadata: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"one of .*rouge.*; got rogue. Did you mean 'rouge'"):
-        generation_config(replace(OWN, metrics=("rogue",)), metadata)
 
 
 def test_a_tokenizer_alone_measures_texts_for_a_model_of_unknown_context(

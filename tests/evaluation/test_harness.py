@@ -88,18 +88,6 @@ def test_merge_none_equals_hf_exactly(build: Build, backbone_path: Path, batch_s
     assert ours.generate_until(prompts) == hf.generate_until(prompts)
 
 
-def test_the_word_none_in_model_args_is_the_base_model(checkpoint_path: Path) -> None:
-    arguments = f"checkpoint={checkpoint_path},merge=none"  # lm-eval parses this "none" as None
-    model = UmimLM.create_from_arg_string(arguments, {"batch_size": 2, "device": "cpu"})
-    assert (model.merge, model.scorer) == ("none", None)
-
-
-def test_stock_extra_arguments_are_accepted(checkpoint_path: Path) -> None:
-    extra = {"batch_size": "4", "max_batch_size": 8, "device": "cuda:0"}  # the stock default
-    model = UmimLM.create_from_arg_string(f"checkpoint={checkpoint_path}", extra)
-    assert (model.merge, model.batch_size) == ("prompt", 4)
-
-
 @pytest.mark.parametrize("merge", ["prompt", "all"])
 def test_empty_rules_give_the_base_models_likelihoods(
     merge: str, backbone_path: Path, tmp_path: Path
@@ -170,11 +158,6 @@ def test_unit_positions_are_those_of_the_checkpoint(checkpoint_path: Path) -> No
     assert abs(found - float(compact)) > 1e-3
 
 
-def test_modes_differ_where_a_rule_applies(build: Build) -> None:
-    values = {m: build(m).loglikelihood(requests(PAIRS[4:5]))[0][0] for m in ("prompt", "all")}
-    assert values["prompt"] != pytest.approx(values["all"], abs=1e-3)
-
-
 @pytest.mark.parametrize("merge", ["prompt", "all"])
 def test_only_the_greedy_continuation_is_reported_as_greedy(build: Build, merge: str) -> None:
     model = build(merge, 16)
@@ -234,13 +217,6 @@ def test_generation_decodes_raw_ids_whatever_the_batch(build: Build, merge: str)
     assert any(texts) and one.context_token_reduction > 0
 
 
-def test_generation_without_rules_equals_hf(backbone_path: Path, tmp_path: Path) -> None:
-    hf = HFLM(pretrained=str(backbone_path), device="cpu", batch_size=1)
-    ours = UmimLM(without_rules(backbone_path, tmp_path), "all", device="cpu", batch_size=2)
-    prompts = generation(["the cat sat", "on the", "near"], max_gen_toks=12)
-    assert ours.generate_until(prompts) == hf.generate_until(prompts)
-
-
 def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
     backbone = load_backbone(str(backbone_path))
     prompt = "the cat sat on the"
@@ -269,16 +245,6 @@ def test_result_files_carry_the_realised_reduction(build: Build) -> None:
     info = model.get_model_info()["umim"]
     assert info["token_reduction"] == model.token_reduction > 0
     assert json.loads(json.dumps(info)) == info
-
-
-def test_the_checkpoint_may_come_from_the_environment(
-    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("UMIM_CHECKPOINT", str(checkpoint_path))
-    logging.getLogger("lm_eval").propagate = True
-    with caplog.at_level(logging.INFO, "lm_eval"):
-        UmimLM(device="cpu")
-    assert f"checkpoint {checkpoint_path} (from UMIM_CHECKPOINT)" in caplog.text
 
 
 def test_bad_arguments_are_typed_errors(

@@ -138,16 +138,6 @@ def test_tags_groups_and_unknown_names_are_refused(hub: Path, name: str) -> None
         harness_questions(name, hub)
 
 
-def test_a_task_without_choices_is_refused(hub: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must be multiple choice; got gsm8k.*generate_until"):
-        harness_questions("gsm8k", hub)
-
-
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"stands for the hub must exist; got .*nope"):
-        harness_questions("arc_easy", tmp_path / "nope")
-
-
 def test_a_data_set_that_is_not_there_is_refused(hub: Path) -> None:
     shutil.rmtree(hub / "allenai")
     with pytest.raises(CorpusError, match="data of lm-eval's task arc_easy must be at hand"):
@@ -160,12 +150,6 @@ def test_a_data_set_that_lacks_a_split_of_the_task_is_refused(hub: Path, split: 
     names = {"train", "validation", "test"} - {split}
     put(hub, "allenai/ai2_arc", "ARC-Easy", {name: [arc(0)] for name in sorted(names)})
     with pytest.raises(CorpusError, match=f"with all its splits; got .*KeyError: '{split}'"):
-        harness_questions("arc_easy", hub)
-
-
-def test_a_torn_file_is_refused(hub: Path) -> None:
-    (hub / "allenai/ai2_arc/train.jsonl").write_text('{"id": "q0", "quest', "utf-8")
-    with pytest.raises(CorpusError, match="task arc_easy must be at hand"):
         harness_questions("arc_easy", hub)
 
 

@@ -16,14 +16,14 @@ from transformers import GenerationConfig
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.embedding.pooled_embeddings import mean_embedding
 from umim_core.baselines.full_cache import FullCache
-from umim_core.baselines.methods import MergedSpans, Text
+from umim_core.baselines.methods import Text
 from umim_core.baselines.reduction import highest
 from umim_core.baselines.truncation import Truncation
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.generated_text import GeneratedText
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer, merged_by
+from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
 from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
 from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer
@@ -67,14 +67,6 @@ def test_truncated_contexts_have_as_many_tokens_as_umim_has_units(
     assert (scorer.contexts.raw, scorer.contexts.units) == (18, 10)
     expected = [model_score(tiny_llama, CONTEXT[-5:].tolist(), e.tolist()) for e in ENDINGS]
     assert found == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_special_token_in_front_stays(umim: Scorer, tiny_llama: Backbone) -> None:
-    begun = np.concatenate([[0], CONTEXT])  # id 0 is a special token
-    [score] = ReducedScorer(umim, Truncation()).score([Request(begun, ENDINGS[0])], 1)
-    kept = [0, *CONTEXT[-5:].tolist()]
-    expected = model_score(tiny_llama, kept, ENDINGS[0].tolist())
-    assert score.log_prob == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_full_cache_scores_like_the_model(umim: Scorer, tiny_llama: Backbone) -> None:
@@ -134,18 +126,6 @@ def test_reducers_get_the_question_and_the_cue_stays(
         assert protected.strip() == cue
 
 
-def test_of_an_unknown_task_no_cue_is_protected(
-    checkpoint_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = UmimLM(checkpoint_path, method="truncation", dtype="float32", target_tr=0.5)
-    model.scorer.reducer = reducer = FirstTokens()
-    request = Instance("loglikelihood", {}, (PROMPT, " cat"), 0, ("another", 0, 1))
-    with caplog.at_level("WARNING", logger="lm_eval.umim"):
-        model.loglikelihood([request])
-    assert "no question or cue of another is known" in caplog.text
-    assert not reducer.seen[0].protected.any() and not len(reducer.seen[0].question)
-
-
 @pytest.mark.parametrize("empty", ["context", "continuation"])
 def test_nothing_is_scored_of_or_after_nothing(umim: Scorer, empty: str) -> None:
     request = replace(REQUESTS[0], **{empty: CONTEXT[:0]})
@@ -186,25 +166,6 @@ def test_a_method_scores_through_lm_eval(checkpoint_path: Path, budget: dict[str
 
 
 @pytest.mark.parametrize(
-    ("method", "field", "tail"), [("truncation", "units", 6), ("full-cache", "columns", 0)]
-)
-def test_what_stays_beyond_a_target_is_reported(
-    checkpoint_path: Path, method: str, field: str, tail: int
-) -> None:
-    model = UmimLM(checkpoint_path, method=method, raw_tail=tail, target_tr=0.5, dtype="float32")
-    model.start_counting()
-    request = Instance("loglikelihood", {}, (PROMPT, " a"), 0)
-    model.loglikelihood([request])
-    tokens = len(model.backbone.encode(PROMPT))
-    stayed, budget = (6 if field == "units" else tokens), tokens - round(0.5 * tokens)
-    size = model.sizes_of(request)
-    assert size is not None and stayed > budget
-    assert (size.context_units if field == "units" else size.columns) == stayed
-    assert size.shortfall == stayed - budget
-    assert model.realised["shortfall"] == pytest.approx((stayed - budget) / tokens)
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"match": "umim", "target_tr": 0.1, "method": "truncation"}, "one budget"),
@@ -222,11 +183,6 @@ def test_budgets_that_do_not_go_together_are_refused_before_anything_is_loaded(
         UmimLM("no checkpoint", **options)
 
 
-def test_a_target_is_not_asked_of_the_spans_of_rules(checkpoint_path: Path) -> None:
-    with pytest.raises(ConfigError, match="that drops tokens or columns"):
-        UmimLM(checkpoint_path, method="mean-embedding", target_tr=0.1, dtype="float32")
-
-
 @pytest.mark.parametrize("merge", ["all", "none"])
 def test_a_method_takes_the_merged_prompts_place_alone(merge: str) -> None:
     with pytest.raises(ConfigError, match=f"merges prompts only; got .*truncation.*{merge}"):
@@ -236,29 +192,6 @@ def test_a_method_takes_the_merged_prompts_place_alone(merge: str) -> None:
 def test_an_unknown_method_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="baseline must be one of"):
         UmimLM("no checkpoint", method="truncatoin")
-
-
-@pytest.mark.parametrize(("method", "some"), [("full-cache", False), ("span-eviction-0", True)])
-def test_answers_of_the_cache_count_in_what_of_the_kv_cache_went(
-    checkpoint_path: Path, tmp_path: Path, method: str, some: bool
-) -> None:
-    found = []
-    for _ in range(2):
-        model = UmimLM(checkpoint_path, method=method, dtype="float32")
-        cached = CachingLM(model, str(tmp_path / "cache.db"))
-        asked = [
-            Instance("loglikelihood", {}, ("the cat sat on the mat and the dog", end), 0)
-            for end in (" a", " b")
-        ]
-        cached.loglikelihood(asked)
-        known = model.get_model_info()["umim"]
-        for request in asked:
-            model.sizes_of(request)  # as an evaluation asks
-        found.append(model.get_model_info()["umim"])
-        cached.dbdict.close()
-    assert (known["cache_reduction"], known["token_reduction"]) == (None, None)
-    assert found[0] == found[1]
-    assert (found[1]["cache_reduction"] > 0) == some
 
 
 @pytest.mark.parametrize(
@@ -323,12 +256,6 @@ def test_span_eviction_generates_as_the_engine_does(checkpoint_path: Path) -> No
     found = model.realised
     assert found["cache_reduction"] == pytest.approx(1 - row.cache_lengths[0] / len(context))
     assert found["cache_reduction"] != 0.0 == found["token_reduction"]
-
-
-def test_a_baseline_has_no_bound_of_the_checkpoints_own_rules(umim: Scorer) -> None:
-    bounded = replace(umim.compressed, decode_max_damage=1.0)
-    found = merged_by(MergedSpans(MATCHER, mean_embedding), bounded)
-    assert found.matcher is MATCHER and found.decode_max_damage is None
 
 
 def test_any_segmenter_cuts_what_a_baseline_merges(tiny_llama: Backbone) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,23 +56,6 @@ def test_the_end_of_a_context_may_stay_raw(checkpoint_path: Path) -> None:
     assert scores[1] != scores[99]
     assert models[99].context_token_reduction == 0.0 < models[1].context_token_reduction
     assert models[99].get_model_info()["umim"]["raw_tail"] == 99
-
-
-def test_the_base_model_reads_no_weights_of_a_checkpoint(
-    checkpoint_path: Path, backbone_path: Path, tmp_path: Path
-) -> None:
-    shutil.copy(checkpoint_path / "config.json", tmp_path)
-    for options in ({"checkpoint": str(tmp_path)}, {"checkpoint": "no", "backbone": backbone_path}):
-        assert UmimLM(merge="none", device="cpu", **options).scorer is None
-
-
-def test_a_loaded_checkpoint_is_not_reported_by_a_name(
-    checkpoint_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "lm_eval.umim")
-    UmimLM(Checkpoint.load(checkpoint_path), device="cpu")
-    assert "umim: backbone" in caplog.text
-    assert "umim: checkpoint" not in caplog.text
 
 
 def test_tokens_may_be_protected_from_merging(checkpoint_path: Path) -> None:

@@ -11,9 +11,6 @@ import torch
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
-from umim_core.backbone.backbone import load_backbone
-from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.multiple_choice import evaluate_task
 
@@ -68,22 +65,3 @@ def test_accuracy_per_token_agrees_with_an_oracle(checkpoint_path: Path, tmp_pat
         means = [oracle_context(model, *pair) / len(pair[1]) for pair in pairs]
         hits.append(int(np.argmax(means)) == row["gold"])
     assert result.acc_tok == pytest.approx(np.mean(hits))
-
-
-def test_evaluation_leaves_global_random_state_alone(checkpoint_path: Path, tmp_path: Path) -> None:
-    write_task(tmp_path)
-    checkpoint = Checkpoint.load(checkpoint_path)
-    backbone = load_backbone(checkpoint.config.backbone)
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    evaluate_task(checkpoint, backbone=backbone, data=tmp_path, limit=1, device="cpu")
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.random.get_state()[1].tolist() == before[1]
-
-
-def test_the_former_word_for_merging_prompts_still_works(checkpoint_path: Path) -> None:
-    assert UmimLM(str(checkpoint_path), "context", device="cpu").merge == "prompt"
-
-
-def test_an_unknown_task_is_told_the_right_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'umim_docstrings'"):
-        evaluate_task(tmp_path / "never opened", task="umim_docstring")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import math
@@ -22,7 +21,6 @@ from datasets import Dataset, DatasetDict
 from lm_eval import evaluator
 from lm_eval.api.model import LM, CachingLM
 from lm_eval.loggers import EvaluationTracker
-from lm_eval.utils import make_table
 
 from support.unit_counts import count_units, read_spans
 from umim_core.errors import ConfigError, EvaluationError
@@ -138,12 +136,6 @@ def test_perplexities_have_a_paired_error_too(compared: dict[str, Any]) -> None:
     assert row["bits_per_byte_difference_stderr,none"] == pytest.approx(rough, rel=0.3)
 
 
-def test_the_console_table_shows_base_difference_and_reduction(compared: dict[str, Any]) -> None:
-    shown = make_table(compared)
-    for name in ("acc_base", "acc_difference", "token_reduction", "word_perplexity_difference"):
-        assert f"|{name} " in shown or f"|{name}|" in shown
-
-
 def test_other_models_pass_through_unchanged(build: Build, alone: dict[str, Any]) -> None:
     base = alone["none"]
     names = {key.partition(",")[0] for row in base["results"].values() for key in row}
@@ -175,16 +167,6 @@ def test_logged_sizes_equal_an_independent_count(
     assert reduction > 0
 
 
-def test_generated_tokens_count_and_answers_to_questions_chosen_by_number(build: Build) -> None:
-    found = evaluate(build("all"), [GREEDY], samples={"greedy": [5, 2]})
-    logged = found["samples"]["greedy"]
-    assert [sample["doc_id"] for sample in logged] == [5, 2]
-    for sample in logged:
-        [size] = sample["umim"]
-        assert size["tokens"] == size["context_tokens"] + 3
-        assert size["units"] <= size["context_units"] + 3
-
-
 def test_a_comparison_from_the_cache_is_the_same(
     build: Build, compared: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -194,15 +176,6 @@ def test_a_comparison_from_the_cache_is_the_same(
         model.dbdict.close()
         assert found["results"] == compared["results"]
     assert found["samples"]["choices"] == compared["samples"]["choices"]
-
-
-def test_examples_in_the_prompt_are_those_of_a_call_without_comparison(build: Build) -> None:
-    few = {**CHOICES, "num_fewshot": 2, "fewshot_split": "test"}
-    own, both = (
-        evaluate(build(compare=compare), [few])["samples"]["choices"] for compare in (None, "base")
-    )
-    assert [s["prompt_hash"] for s in both] == [s["prompt_hash"] for s in own]
-    assert [s["filtered_resps"] for s in both] == [s["filtered_resps"] for s in own]
 
 
 def test_sampled_answers_are_those_of_a_call_without_comparison(build: Build) -> None:
@@ -229,16 +202,6 @@ def test_prompts_that_change_between_the_models_are_refused(build: Build) -> Non
         evaluate(build(compare="base"), [changing])
 
 
-def test_sizes_of_an_evaluation_that_failed_are_forgotten(build: Build) -> None:
-    def fail(doc: dict[str, Any], results: list[Any]) -> dict[str, float]:
-        raise ArithmeticError(doc["text"])
-
-    model, loaded = build(), load_tasks([{**CHOICES, "process_results": fail}])
-    with pytest.raises(ArithmeticError):
-        evaluator.evaluate(lm=model, task_dict={"tasks": loaded}, bootstrap_iters=0)
-    assert [model.sizes_of(request) for request in loaded["choices"].instances] == [None] * 16
-
-
 @pytest.mark.parametrize("form", ["of older releases", "positional"])
 def test_every_form_of_a_call_is_compared(
     build: Build, compared: dict[str, Any], form: str
@@ -251,13 +214,6 @@ def test_every_form_of_a_call_is_compared(
         found = evaluator.evaluate(lm=model, task_dict=loaded, bootstrap_iters=0)
     assert found is not None
     assert found["results"]["choices"] == compared["results"]["choices"]
-
-
-def test_the_function_of_lm_eval_taken_before_refuses_a_comparison(build: Build) -> None:
-    model, tasks = build(compare="base"), {"tasks": load_tasks([GREEDY])}
-    taken_before = inspect.unwrap(evaluator.evaluate)
-    with pytest.raises(ConfigError, match="imported before"):
-        taken_before(lm=model, task_dict=tasks, bootstrap_iters=0)
 
 
 def test_saved_samples_hold_sizes_and_the_base_models_answers(

@@ -15,7 +15,6 @@ from support.engine_matrix import families, module_for, tiny_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.evaluation.row_spread import ratio_error
 from umim_core.merging import likelihood
 from umim_core.merging.branches import BranchLayout, branch_layout
 from umim_core.merging.compressed import Compressed
@@ -215,32 +214,6 @@ def test_the_head_in_chunks_gives_the_same_scores(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(likelihood, "_HEAD_BYTES", 4 * VOCAB * 3)  # three rows at a time
     parts = token_log_probs(rows, Compressed(backbone, module, matcher, "compact"))
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(whole, parts, strict=True))
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_perplexity_sums_over_all_raw_targets(batch_size: int) -> None:
-    backbone, matcher, rows = build("gpt2"), random_rules(), random_rows()
-    module = module_for(backbone)
-    theirs = torch.cat([expected(row, matcher, module, backbone) for row in rows])
-    result = perplexity(rows, Compressed(backbone, module, matcher, "compact"), batch_size)
-    raw, units = sum(map(len, rows)), sum(len(matcher.segment(row)[0]) for row in rows)
-    assert result.targets == raw - len(rows)
-    assert result.ppl == pytest.approx(math.exp(-theirs.mean()), rel=1e-10)
-    assert result.nll_sum == pytest.approx(-float(theirs.sum()), rel=1e-10)
-    assert result.token_reduction == (raw - units) / raw > 0
-
-
-def test_the_increase_is_paired_by_row() -> None:
-    backbone, rows = build("llama"), [row for row in random_rows() if len(row) > 4]
-    umim = Compressed(backbone, module_for(backbone), random_rules(), "compact")
-    ours, base = perplexity(rows, umim), perplexity(rows, umim.base())
-    increase, error = ours.increase_over(base)
-    assert increase == pytest.approx(math.log(ours.ppl / base.ppl))
-    each = [
-        perplexity([row], umim).nll_sum - perplexity([row], umim.base()).nll_sum for row in rows
-    ]
-    assert error == pytest.approx(ratio_error(each, [len(row) - 1 for row in rows]))
-    assert base.increase_over(base) == (0.0, 0.0)
 
 
 def test_given_tokens_are_context_and_no_targets() -> None:

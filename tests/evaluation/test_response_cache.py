@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -81,28 +80,6 @@ def test_every_way_of_reading_has_answers_of_its_own(
     assert forwards > 0
 
 
-def test_a_baseline_has_other_answers_at_another_token_reduction(
-    checkpoint_path: Path, backbone: Backbone, tmp_path: Path
-) -> None:
-    def forwards(target: float | None) -> int:
-        model = UmimLM(
-            str(checkpoint_path), backbone=backbone, method="truncation", target_tr=target
-        )
-        return answers(model, tmp_path / "cache.db")[1]
-
-    assert [forwards(target) > 0 for target in (None, 0.2, 0.4, 0.2)] == [True, True, True, False]
-
-
-def test_answers_of_lm_evals_own_model_are_not_taken_over(
-    checkpoint_path: Path, backbone: Backbone, backbone_path: Path, tmp_path: Path
-) -> None:
-    place = tmp_path / "cache.db"
-    theirs, _ = answers(HFLM(str(backbone_path), device="cpu", batch_size=1), place)
-    ours, forwards = answers(UmimLM(str(checkpoint_path), "prompt", backbone), place)
-    assert forwards > 0 and ours["loglikelihood"] != theirs["loglikelihood"]
-    assert answers(HFLM(str(backbone_path), device="cpu", batch_size=1), place) == (theirs, 0)
-
-
 def test_cached_answers_count_in_the_token_reduction(
     checkpoint_path: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
@@ -117,22 +94,6 @@ def test_cached_answers_count_in_the_token_reduction(
     cached.dbdict.close()
     assert None not in sizes
     assert second.token_reduction == first.token_reduction > 0
-
-
-def test_cached_texts_count_in_the_bounds_of_decoding(
-    checkpoint_path: Path, backbone: Backbone, tmp_path: Path
-) -> None:
-    made = Checkpoint.load(checkpoint_path)
-    rules = replace(made.rules, prices=np.ones(len(made.rules), np.float32))
-    bounded = made.with_contents(made.module, rules).decoding_under(0.4)
-    for forwards in (True, False):
-        model = UmimLM(bounded, "all", backbone)
-        assert (answers(model, tmp_path / "cache.db")[1] > 0) == forwards
-        request = Instance("generate_until", {}, REQUESTS["generate_until"], 0)
-        cached = CachingLM(model, str(tmp_path / "cache.db"))
-        model.sizes_of(request)  # as an evaluation asks
-        cached.dbdict.close()
-        assert model.get_model_info()["umim"]["decode_max_damage"] == 0.4
 
 
 KILLED = {

@@ -12,8 +12,7 @@ from support.engine_matrix import build, from_scratch, module_for
 from umim_core.distill.alignment_metrics import row_metrics
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation import alignment
-from umim_core.evaluation.rule_damage import measure_damage, payers
-from umim_core.merging.branches import branch_layout
+from umim_core.evaluation.rule_damage import measure_damage
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
@@ -87,24 +86,6 @@ def test_every_state_goes_to_its_last_merge_within_the_window(
         assert found[rule] == pytest.approx(values, abs=1e-9), rule
     hidden = sum(occurrences - merges for occurrences, merges, _ in found.values())
     assert (hidden > 0) is (spans is NESTED)
-
-
-def test_the_example_of_the_docstring() -> None:
-    matcher = Matcher(RuleSet.from_spans([(2, 3), (6, 7)]))
-    compressed = Compressed(build("llama"), module_for(build("llama")), matcher, "compact")
-    layout = branch_layout(compressed.pack([np.arange(1, 9)]), matcher, "compact")
-    named = {-1: "-"}
-    for row, span in enumerate(layout.span_ids.tolist()):
-        named[row] = {2: "bc", 6: "fg"}[span[0]]
-    assert " ".join(named[at] for at in payers(layout, 3)[0].tolist()) == "- - bc bc bc - fg fg"
-
-
-def test_text_is_counted_and_progress_is_told() -> None:
-    rows, seen = rows_of(FLAT), []
-    table = measure_damage(rows, compressed_of(FLAT), batch_size=2, progress=seen.append)
-    sizes = [len(row) for row in rows]
-    assert seen == [sum(sizes[:2]), sum(sizes)]
-    assert (table.origin.tokens, table.origin.rows, table.origin.window) == (sum(sizes), 4, 4)
 
 
 @pytest.mark.parametrize(

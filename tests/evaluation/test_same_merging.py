@@ -81,21 +81,6 @@ def test_both_merge_the_same_spans(
         assert bool(row.prompt_spans) == (ours.token_reduction[0] > 0)
 
 
-def test_likelihoods_leave_the_same_tail_raw(checkpoint_path: Path) -> None:
-    made = Checkpoint.load(checkpoint_path).recommending("prompt", 4)
-    request = Instance("loglikelihood", {}, (TEXT, " by"), 0)
-    sizes = []
-    for said in ({}, {"raw_tail": 4}, {"raw_tail": 0}):
-        model = UmimLM(made, device="cpu", **said)
-        model.start_counting()
-        model.loglikelihood([request])
-        sizes.append(model.sizes_of(request))
-    assert sizes[0] == sizes[1] != sizes[2]
-    found = UMIM(model.backbone, made).generate(TEXT, max_new_tokens=1)
-    assert sizes[0] is not None
-    assert sizes[0].context_units == sizes[0].context_tokens * (1 - found.token_reduction[0])
-
-
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'system' %}the cat{% else %}near the{% endif %}"
     " {{ m['content'] }} the cat sat on{% endfor %}"
@@ -169,17 +154,6 @@ def test_baselines_drop_of_a_chat_what_merging_saves_of_it(
             stayed.append(sizes.context_units if sizes.columns is None else sizes.columns)
     assert stayed[:2] == stayed[2:]
     assert stayed[0] == stayed[1] < len(model.tok_encode(text))
-
-
-def test_a_chat_that_is_not_known_merges_nothing(checkpoint_path: Path) -> None:
-    model = UmimLM(Checkpoint.load(checkpoint_path).recommending("prompt"), device="cpu")
-    for applied in (False, True):
-        model.chats.applied = applied
-        request = Instance("loglikelihood", {}, (TEXT, " by"), 0)
-        model.start_counting()
-        model.loglikelihood([request])
-        sizes = model.sizes_of(request)
-        assert sizes is not None and (sizes.units == sizes.tokens) == applied
 
 
 def test_lm_eval_applies_the_template(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,10 +13,9 @@ from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
-from transformers import GenerationConfig
 
 from support.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models
-from umim_core.inference.request import DEFAULT_TOP_K, HONOURED
+from umim_core.inference.request import DEFAULT_TOP_K
 from umim_core.inference.sampling import TokenChooser
 
 SAMPLED = {
@@ -83,14 +81,6 @@ def test_without_rules_tokens_are_drawn_from_the_distribution_of_hf(
     assert some is None or bool(((theirs > 0).sum(dim=-1) == some).all())
 
 
-def test_the_default_of_top_k_is_transformers_own() -> None:
-    defaults = GenerationConfig._get_default_generation_params()
-    assert defaults["top_k"] == DEFAULT_TOP_K
-    neutral = {*HONOURED} - {"top_k"}
-    off = (None, False, 0, 1, 0.0, 1.0)
-    assert all(defaults[name] in off for name in neutral & defaults.keys())
-
-
 def repeats(models: Models, count: int, **options: object) -> list[Instance]:
     """One request several times, as lm-eval repeats it."""
     settings = {"until": [], "max_gen_toks": NEW, "do_sample": True, "temperature": 1.0, **options}
@@ -124,13 +114,6 @@ def test_a_request_draws_the_same_whatever_stands_beside_it(merge: str) -> None:
     assert again != found[0]  # another evaluation without a seed draws anew
 
 
-def test_greedy_texts_draw_no_seed() -> None:
-    models = Models(Case())
-    before = torch.get_rng_state()
-    models.ours("all", 2).generate_until(models.requests())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_an_evaluation_with_repeats_is_reproducible_at_any_batch_size() -> None:
     """Through lm-eval's own evaluator, which seeds torch."""
     models, manager = Models(Case()), TaskManager(include_defaults=False)
@@ -157,20 +140,3 @@ def test_an_evaluation_with_repeats_is_reproducible_at_any_batch_size() -> None:
     one, four = resps(1), resps(4)
     assert one == four
     assert [len(set(texts)) for texts in one] == [8, 8]
-
-
-def test_draws_follow_the_distribution() -> None:
-    models, draws = Models(Case(options={"temperature": 1.0})), 2000
-    options = {"max_gen_toks": 1, "top_k": 5}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        texts = models.ours("prompt", 500).generate_until(repeats(models, draws, **options))
-    ids = models.tokenizer(PROMPTS[0])["input_ids"]
-    with torch.no_grad():
-        best = models.backbone.model(torch.tensor([ids])).logits[0, -1].topk(5)
-    expected = best.values.softmax(dim=-1).numpy()
-    names = [models.tokenizer.decode([token]) for token in best.indices]
-    found = np.array([texts.count(name) for name in names]) / draws
-    assert found.sum() == pytest.approx(1.0)
-    error = np.sqrt(expected * (1 - expected) / draws)
-    assert bool((np.abs(found - expected) < 4 * error).all())

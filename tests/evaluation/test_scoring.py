@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from support.tiny_models import random_backbone
-from umim_core.errors import EvaluationError
-from umim_core.evaluation.scored_requests import Likelihood, Request, Tally
+from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer, _parts
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.continuations import widest_row
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -46,13 +40,6 @@ def test_answers_to_one_context_share_a_forward_and_keep_their_order() -> None:
     assert [s.log_prob for s in together] == pytest.approx(alone, abs=1e-5)
 
 
-def test_a_batch_never_holds_more_requests_than_asked() -> None:
-    forwards: list[Mapping[int, Likelihood]] = []
-    requests = [request([1, 2, 11, 12], [a]) for a in range(5)]
-    scorer("prompt").score(requests, 2, forwards.append)
-    assert [len(done) for done in forwards] == [2, 2, 1]
-
-
 def test_continuations_share_a_row_where_that_costs_less(rng: np.random.Generator) -> None:
     def cost(columns: int) -> float:  # products of a block, and attention
         return 24 * width**2 * columns + 4 * width * columns**2
@@ -65,25 +52,6 @@ def test_continuations_share_a_row_where_that_costs_less(rng: np.random.Generato
         assert (len(list(_parts([one, two], 8, units, width, 999))) == 1) == together
         joined += together
     assert 50 < joined < 150
-
-
-@settings(max_examples=40)
-@given(
-    st.integers(1, 5000),
-    st.lists(st.integers(0, 900), min_size=1, max_size=70),
-    st.sampled_from([None, 100, 4096]),
-    st.sampled_from([1024, 32768]),
-)
-def test_the_mask_of_a_shared_row_is_bounded(
-    units: int, sizes: list[int], window: int | None, positions: int
-) -> None:
-    backbone = random_backbone("mistral", sliding_window=window, max_position_embeddings=positions)
-    room = widest_row(units, backbone)
-    assert room <= min(max(2 * units, 2048), positions, window or positions)
-    parts = list(_parts(sizes, 64, units, 4096, room))
-    assert [k for part in parts for k in part] == list(range(len(sizes)))
-    for part in parts:
-        assert len(part) == 1 or units + sum(sizes[k] for k in part) <= room
 
 
 @pytest.mark.parametrize("family", ["mistral", "gpt_neo"])
@@ -127,15 +95,6 @@ def test_a_context_that_is_cut_keeps_its_raw_tail() -> None:
     assert found == cut
 
 
-def test_a_text_that_is_matched_as_a_whole_has_no_raw_tail() -> None:
-    with pytest.raises(EvaluationError, match=r"matched alone; got merge 'all'. Use 'prompt'\."):
-        scorer("all", 2).score([request([1, 2], [3])], 1)
-
-
-def test_an_empty_tally_has_no_reduction() -> None:
-    assert Tally().token_reduction == 0.0
-
-
 @pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1, LIMIT + 9])
 def test_inputs_at_the_limit_are_scored_with_the_last_units(length: int) -> None:
     context = [10 + i % 9 for i in range(length)]  # no rule applies
@@ -150,14 +109,3 @@ def test_spans_at_the_end_of_a_full_input_stay_within_the_positions(scope: str) 
     for tail in ([6, 7, 8, 9], [9, 6, 7, 8], [5, 1, 2]):
         [found] = scorer(scope).score([request([10] * 30, tail)], 1)
         assert np.isfinite(found.log_prob)
-
-
-@pytest.mark.parametrize("scope", ["prompt", "all"])
-def test_an_empty_continuation_is_refused(scope: str) -> None:
-    with pytest.raises(EvaluationError, match="token"):
-        scorer(scope).score([request([1], [])], 1)
-
-
-def test_the_batch_size_must_be_positive() -> None:
-    with pytest.raises(EvaluationError, match="batch_size"):
-        scorer("all").score([request([1], [2])], 0)

@@ -21,10 +21,6 @@ def test_recall_is_the_share_of_references_within(answer: str, share: float) -> 
     assert recall([answer], row) == {"recall": share}
 
 
-def test_recall_ignores_case_and_is_a_mean_over_answers() -> None:
-    assert recall(["blue", "none"], {"references": ["Blue"]}) == {"recall": 0.5}
-
-
 @pytest.mark.parametrize(
     ("answer", "within", "exact"),
     [
@@ -36,23 +32,5 @@ def test_recall_ignores_case_and_is_a_mean_over_answers() -> None:
 )
 def test_matches_are_of_normalised_texts(answer: str, within: float, exact: float) -> None:
     row = {"references": ["other", "Harlow Mill"]}
-    assert substring_match([answer], row) == {"substring_match": within}
-    assert exact_match([answer], row) == {"exact_match": exact}
-
-
-@pytest.mark.parametrize(
-    ("reference", "answer", "within", "exact"),
-    [
-        ("A", "B", 0.0, 0.0),
-        ("A", "", 0.0, 0.0),
-        ("A", "a.", 1.0, 1.0),
-        ("?", "no", 0.0, 0.0),
-        ("?", " ?", 1.0, 1.0),
-    ],
-)
-def test_articles_and_punctuation_alone_are_compared(
-    reference: str, answer: str, within: float, exact: float
-) -> None:
-    row = {"references": [reference]}
     assert substring_match([answer], row) == {"substring_match": within}
     assert exact_match([answer], row) == {"exact_match": exact}

@@ -9,15 +9,12 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig
 
 from support.engine_matrix import families, module_for, tiny_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge, UnitPositions
 from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer
-from umim_core.inference.engine import Engine
-from umim_core.inference.request import Request as EngineRequest
 from umim_core.merging import likelihood
 from umim_core.merging.branches import branch_layout
 from umim_core.merging.compressed import Compressed
@@ -106,20 +103,3 @@ def test_the_mass_of_all_continuations_is_1_even_where_contexts_are_cut(
         requests = [Request(context[-length:], ids) for ids in continuations]
         found = [score.log_prob for score in scorer.score(requests, 9)]
         assert float(np.exp(found).sum()) == pytest.approx(1.0, abs=1e-9)
-
-
-@pytest.mark.parametrize("unit_positions", get_args(UnitPositions))
-def test_a_text_is_scored_as_the_engine_that_wrote_it_reports(
-    unit_positions: UnitPositions,
-) -> None:
-    backbone, matcher = build(), mined("none", "keep")
-    module = module_for(backbone)
-    engine = Engine(Compressed(backbone, module, matcher, unit_positions))
-    config = GenerationConfig(max_new_tokens=LIMIT - 1, do_sample=True, temperature=1.5)
-    prompts = [np.array([ids]) for ids in (0, 1, 2, 0)]
-    output = engine.generate(prompts, config, EngineRequest(match_border=True, seed=3, logprobs=1))
-    rows = [np.array([*row.prompt_ids, *row.ids]) for row in output.rows]
-    assert any(row.generated_spans for row in output.rows)
-    scored = token_log_probs(rows, Compressed(backbone, module, matcher, unit_positions))
-    for row, ours in zip(output.rows, scored, strict=True):
-        assert row.logprobs == pytest.approx(ours.tolist(), abs=1e-9)

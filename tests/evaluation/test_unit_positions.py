@@ -13,16 +13,14 @@ from torch import Tensor
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
-from umim_core.errors import EvaluationError, GenerationError
+from umim_core.errors import EvaluationError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer
-from umim_core.merging.branches import branch_layout
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.module import MergeModule
-from umim_core.merging.packing import pack_rows
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -89,12 +87,6 @@ def test_every_target_equals_the_listing(name: str) -> None:
             assert float((other - theirs).abs().max()) > 1e-4
 
 
-def test_layout_of_the_worked_example() -> None:
-    matcher = Matcher(RuleSet.from_spans([(1, 2), (1, 2, 3, 4)]))
-    packed = pack_rows([np.arange(5)], [matcher.segment(np.arange(5))])
-    assert branch_layout(packed, matcher, "preserved").positions.tolist() == [[0, 1, 2, 3, 4]]
-
-
 def test_without_merges_everything_equals_the_base_model() -> None:
     backbone = build("gpt2")
     rows = random_rows()[:1]
@@ -124,14 +116,6 @@ def test_a_row_needs_as_many_positions_as_it_has_raw_inputs() -> None:
         len(token_log_probs(row, Compressed(backbone, module, matcher, "compact"))[0]) == LIMIT + 1
     )
     with pytest.raises(EvaluationError, match=f"{LIMIT} positions; got {LIMIT + 1} positions"):
-        token_log_probs(row, Compressed(backbone, module, matcher, "preserved"))
-
-
-def test_the_window_of_a_backbone_still_counts_columns() -> None:
-    backbone = random_backbone("mistral", vocab_size=VOCAB, sliding_window=LIMIT)
-    module, matcher = module_for(backbone), Matcher(RuleSet.from_spans([(1, 1, 1, 1)]))
-    row = [np.ones(LIMIT + 2, dtype=np.int64)]
-    with pytest.raises(GenerationError, match="window"):
         token_log_probs(row, Compressed(backbone, module, matcher, "preserved"))
 
 
@@ -169,9 +153,3 @@ def test_inputs_beyond_the_positions_lose_leading_units(scope: Merge, length: in
     [short] = model.score([Request(ids[first:], np.array([10, 10]))], 1)
     assert found == short
     assert model.inputs.raw == 2 * (length - first + 2)
-
-
-def test_a_context_whose_last_unit_does_not_fit_is_refused() -> None:
-    model = scorer("prompt")
-    with pytest.raises(EvaluationError, match="must fit"):
-        model.fit(np.array([6, 7, 8, 9]), 3)

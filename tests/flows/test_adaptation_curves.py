@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,10 @@ from tasks.run.recipes import adaptation_names, find_recipe
 from tasks.stages.adaptation import read_scores
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.untrained import untrained_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
-from umim_core.config.form import ModuleForm
 from umim_core.config.recipe_files import validated
 from umim_core.errors import ConfigError
-from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import read_json, sha256_file
+from umim_core.store.artifacts import read_json
 
 _STEP = {
     "max_steps": 2,
@@ -150,53 +146,6 @@ def test_trained_settings_are_compared_with_the_rules_alone_and_with_controls(cu
             assert found["difference_se"] == pytest.approx(gains.std(ddof=1) / len(gains) ** 0.5)
 
 
-def test_the_result_names_its_task_and_what_guessing_gives(curves: Any) -> None:
-    folder, _, _, body = curves
-    lines = (folder / "questions" / "test.jsonl").read_text("utf-8").splitlines()
-    choices = [len(json.loads(line)["choices"]) for line in lines]
-    assert body["task"] == "questions"
-    assert body["chance"] == pytest.approx(np.mean([1 / count for count in choices]))
-
-
-def test_a_result_has_the_trainings_that_were_run_alone(curves: Any) -> None:
-    folder, recipe, _, body = curves
-    for name, by in {"sft": body["sft"], "dpo": body["dpo"], **body["control_dpo"]}.items():
-        assert by["max_steps"] == _STEP["max_steps"], name
-    changes = {"settings": ("WT + FT",), "controls": (), "taus": (2,), "seeds": (0,)}
-    _, fewer = measured(folder / "root", recipe.model_copy(update=changes))
-    assert fewer["sft"] and "dpo" not in fewer and fewer["control_dpo"] == {}
-    _, none = measured(
-        folder / "root", recipe.model_copy(update=changes | {"settings": ("WT + Rules",)})
-    )
-    assert "sft" not in none
-
-
-def test_a_result_names_the_questions(curves: Any) -> None:
-    folder, _, _, body = curves
-    (task,) = (folder / "root" / "choices").glob("[0-9a-f]*")
-    digests = {split: sha256_file(task / f"{split}.jsonl") for split in body["question_digests"]}
-    assert body["question_digests"] == digests and len(digests) == 3
-
-
-def test_a_result_names_the_rule_rows_that_the_rules_of_a_task_lack(
-    curves: Any, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    _, recipe, _, body = curves
-    backbone = load_backbone(Checkpoint.load(tiny_checkpoint).config.backbone)
-    spans = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]  # one is a bigram, as the task's rules are
-    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
-    form = ModuleForm(rule_rows=3, residual="last")
-    (tmp_path / "rows").mkdir()
-    untrained_checkpoint(backbone, rules, form).write(tmp_path / "rows")
-    changes = {"settings": ("WT + Rules",), "controls": (), "taus": (1,), "seeds": (0,)}
-    changes["checkpoints"] = (str(tmp_path / "rows"),)
-    _, found = measured(tmp_path / "root", recipe.model_copy(update=changes))
-    rows = {point["setting"]: point["rule_rows"] for point in found["backbones"][0]["points"]}
-    assert rows == {"WT": 3, "WT + Rules": 1}
-    controls = [p for p in body["backbones"][0]["points"] if p["kind"] == "control"]
-    assert controls and all(point["rule_rows"] is None for point in controls)
-
-
 def test_a_second_run_finds_everything(curves: Any) -> None:
     folder, recipe, first, body = curves
     run, again = measured(folder / "root", recipe)
@@ -227,29 +176,6 @@ def test_a_recipe_plans_a_training_per_setting_threshold_and_seed(name: str) -> 
         assert stages.count(stage) == runs * len([s for s in recipe.settings if s in names])
     controls = len(recipe.checkpoints) * len(recipe.controls) * len(recipe.seeds)
     assert stages.count("control") == controls and stages[-1] == "adaptation"
-
-
-def test_the_papers_hyper_parameters() -> None:
-    found = {
-        name: find_recipe(f"adaptation/{name}-llama-3.1-8b")
-        for name in ("hellaswag", "arc-easy", "arc-challenge")
-    }
-    rows = {}
-    for name, recipe in found.items():
-        assert isinstance(recipe, AdaptationRecipe)
-        steps = (recipe.sft, recipe.dpo)
-        rows[name] = [
-            value
-            for step in steps
-            for value in (
-                step.batch_size // 8, step.learning_rate, step.max_epochs, step.patience,
-            )
-        ] + [recipe.taus, recipe.dpo.beta, recipe.dpo.weight_decay]  # fmt: skip
-    assert rows == {
-        "hellaswag": [32, 1e-4, 5, 3, 32, 5e-5, 2, 2, (2000, 200, 50, 5, 1), 0.1, 1e-4],
-        "arc-easy": [2, 5e-4, 12, 3, 4, 5e-5, 10, 3, (5,), 0.1, 1e-4],
-        "arc-challenge": [4, 5e-4, 10, 5, 2, 5e-4, 10, 3, (5,), 0.1, 1e-4],
-    }
 
 
 @pytest.mark.parametrize(

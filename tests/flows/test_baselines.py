@@ -111,13 +111,6 @@ def test_deleted_tokens_are_as_many_as_merging_saves(rows: dict[str, ComparisonR
     assert reduced == rows["newest"].metric("cache_reduction")
 
 
-def test_what_is_not_defined_for_a_method_is_missing(rows: dict[str, ComparisonRow]) -> None:
-    for name in (TRUNCATION, FULL, RANDOM):
-        assert not {"top1", "kl", "mrr", "ppl_umim", "ppl_base"} & set(rows[name].measured())
-    assert "token_reduction" not in rows[FULL].measured()
-    assert "cache_reduction" not in rows[MEAN].measured()
-
-
 def test_merged_spans_are_measured_like_the_module(rows: dict[str, ComparisonRow]) -> None:
     ours, mean = rows["umim"], rows[MEAN]
     same = ("token_reduction", "ppl_base", "ppl_half_base")
@@ -147,24 +140,9 @@ def test_the_full_cache_is_the_base_model(rows: dict[str, ComparisonRow]) -> Non
     assert dropped != pytest.approx(full.metric("ppl_half_base"), rel=1e-5)
 
 
-def test_an_old_recipe_keeps_its_dump(tmp_path: Path) -> None:
-    recipe = tiny_recipe(tmp_path)
-    assert "baselines" not in recipe.model_dump()
-    assert recipe.model_copy(update={"baselines": (MEAN,)}).model_dump()["baselines"] == (MEAN,)
-
-
 def test_an_unknown_baseline_is_refused_before_anything_runs(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path).model_copy(update={"baselines": ("truncaton",)})
     with pytest.raises(
         ConfigError, match=r"full-cache, h2o, h2o-masked-prompt, last-embedding.*mean 'truncation'"
     ):
         check_baselines(recipe)
-
-
-def test_baselines_add_stages_and_change_none(run: Walk) -> None:
-    assert run.executed() == ["baseline", "task-score"] * 7
-
-
-def test_the_report_shows_every_method(run: Walk) -> None:
-    page = (run.report().path / "report.md").read_text(encoding="utf-8")
-    assert all(name in page for name in (TRUNCATION, MEAN, FULL, SPANS, RANDOM, *ADDED))

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,25 +30,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def flows(*arguments: str) -> Result:
     """Run a command in this process; its error is ``exception``."""
     return CliRunner().invoke(app, arguments)
-
-
-@pytest.fixture(scope="module")
-def planned() -> dict[str, Any]:
-    """What a dry run of the default recipe prints."""
-    done = flows("run", "embedded", "--dry-run", "--json")
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
-
-
-def test_recipes_lists_the_default_one() -> None:
-    assert "embedded" in json.loads(flows("recipes", "--json").stdout)["recipes"]
-
-
-def test_dry_run_lists_stages_in_order(planned: dict[str, Any]) -> None:
-    stages = [step["stage"] for step in planned["stages"]]
-    wanted = ["corpus", "tokenize", "count", "filter", "distill", "sft", "dpo", "evaluate"]
-    assert [stages.index(name) for name in wanted] == sorted(stages.index(n) for n in wanted)
-    assert stages[-1] == "report"
 
 
 def test_report_of_the_papers_tables_is_what_is_committed(
@@ -81,13 +61,6 @@ def test_unknown_recipe_says_what_there_is(arguments: tuple[str, ...], message: 
 def test_a_recipe_without_parts_refuses_a_part(recipe: str, more: tuple[str, ...]) -> None:
     error = flows("run", recipe, "--flow", "mine", *more).exception
     assert isinstance(error, ConfigError) and f"--flow mine with {Path(recipe).name}" in str(error)
-
-
-def test_recipe_with_an_unknown_field_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "bad.yaml"
-    text = (ROOT / "infra/recipes/embedded.yaml").read_text(encoding="utf-8")
-    path.write_text(text + "\ntemprature: 1\n", encoding="utf-8")
-    assert "temprature" in str(flows("run", str(path), "--dry-run").exception)
 
 
 def test_rows_longer_than_the_positions_are_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -145,14 +118,6 @@ def test_a_dry_run_refuses_a_backbone_that_does_not_exist(
     assert repr(backbone) in str(done.exception) and done.exception.remedy == remedy
 
 
-def test_a_dry_run_names_a_repository_that_it_cannot_look_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    done = flows("run", str(own_recipe(tmp_path, "lab/model")), "--dry-run", "--json")
-    assert json.loads(done.stdout)["backbones_not_looked_up"] == ["lab/model"]
-
-
 def own_recipe(folder: Path, backbone: str) -> Path:
     recipe = {
         "name": "own",
@@ -179,22 +144,6 @@ def test_a_dry_run_refuses_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     done = flows("run", str(path), "--dry-run")
     assert "cluster.use_gpu needs a CUDA device" in str(done.exception)
     assert "distill" in done.stdout  # the plan is shown all the same
-
-
-@pytest.mark.parametrize(
-    ("recipe", "error"),
-    [
-        ("embedded", "--confirm-run-unsafe-code is for tables .*got recipe embedded"),
-        ("tables/long-context-llama-3.1-8b", "confirm_run_unsafe_code is for tables"),
-    ],
-)
-def test_a_permission_that_a_recipe_has_no_use_for_is_refused(recipe: str, error: str) -> None:
-    done = flows("run", recipe, "--dry-run", "--confirm-run-unsafe-code")
-    assert re.search(error, str(done.exception))
-
-
-def test_the_version_is_printed() -> None:
-    assert flows("--version").stdout.startswith("umim ")
 
 
 def test_a_run_ends_with_its_checkpoints_and_how_to_use_them(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +19,6 @@ from support.shared_services import PrefectServer
 from support.traces import CANARIES, Descendants, traces
 from tasks.cluster.private_cluster import require_loopback
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
-from tasks.tracking.spool import Spool
-from tasks.tracking.tracker import Tracker
 from umim_core.checkpoint.own_checkpoints import own_checkpoints
 from umim_core.store.artifacts import read_manifest
 
@@ -243,17 +240,3 @@ def test_second_run_executes_nothing_adds_no_run_and_reads_nothing_twice(
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert {kind: len(run.runs(kind)) for kind in counts} == counts
     assert sorted(read) == sorted(run.root / name for name in before)
-
-
-def test_a_finished_run_needs_no_tracking_server_and_loses_nothing(
-    finished: tuple[Run, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, report = finished
-    counts = {kind: len(run.runs(kind)) for kind in ("pipeline", "stage", "comparison")}
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        assert run.launch() == report
-    assert Spool(run.root).waiting()
-    assert not Tracker(run.uri, run.root).replay()[0]
-    assert {kind: len(run.runs(kind)) for kind in counts} == counts

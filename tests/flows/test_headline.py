@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,13 @@ import pytest
 
 from flows import parts
 from support.flow_plans import Recorder
-from tasks.report.compare import ShippedResult, comparison_rows, setting_of
+from tasks.report.compare import ShippedResult, comparison_rows
 from tasks.report.comparison_table import comparison
 from tasks.run import checks
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.recipe import Recipe
-from umim_core.errors import ArtifactError, ConfigError
-from umim_core.packages import model_cache
-from umim_core.packages.packaged_model import PACKAGED, PackagedModel
+from umim_core.errors import ConfigError
 
 
 def recipe(checkpoint: str, prompt: int = 512, segment: int = 512) -> Recipe:
@@ -70,10 +66,6 @@ def test_rows_longer_than_its_positions_are_refused_before_anything_runs(
         check(recipe("umim-docs-gpt2", prompt, segment))
 
 
-def test_positions_of_a_backbone_that_is_not_here_are_not_asked_for(needs_a_package: str) -> None:
-    checks.check_positions(recipe(needs_a_package, prompt=1 << 20))
-
-
 def test_without_its_backbone_the_run_goes_on_and_says_so_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -83,39 +75,6 @@ def test_without_its_backbone_the_run_goes_on_and_says_so_in_one_line(
     (line,) = caplog.messages
     assert line.startswith("the row of umim-no-such-checkpoint is left out: ")
     assert "\n" not in line
-
-
-@pytest.fixture
-def needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A checkpoint whose backbone comes in a package that is not here, on a machine online."""
-    name = PACKAGED.names()[0]
-    config = read_config(resolve_checkpoint("umim-docs-gpt2"))
-    monkeypatch.setattr(
-        checks, "read_config", lambda _: config.model_copy(update={"backbone": name})
-    )
-    monkeypatch.setenv(model_cache.MODELS_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(model_cache, "offline", lambda: False)
-    return "umim-docs-gpt2"
-
-
-def test_a_plan_fetches_nothing(needs_a_package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetched: list[PackagedModel] = []
-    monkeypatch.setattr(model_cache, "fetch_model", fetched.append)
-    parts.plan(recipe(needs_a_package))
-    assert fetched == []
-    with suppress(TypeError):  # nothing was fetched
-        checks.why_absent(needs_a_package)
-    assert fetched  # as a run would have
-
-
-def test_a_cache_that_cannot_be_written_leaves_the_row_out(
-    needs_a_package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: PackagedModel) -> Path:
-        raise ArtifactError("the cache must be writable", "read-only", "Name another folder.")
-
-    monkeypatch.setattr(model_cache, "fetch_model", refuse)
-    assert checks.why_absent(needs_a_package) == "read-only. Name another folder."
 
 
 def test_an_adapted_checkpoint_is_scored_under_its_setting_and_not_timed(tmp_path: Path) -> None:
@@ -145,11 +104,6 @@ def test_the_row_of_an_adapted_checkpoint_is_of_its_setting(tmp_path: Path) -> N
         *("Task-Adapted", "40.0", "50.0"),
     )
     assert "acc. WT" not in shown
-
-
-def test_a_setting_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must be one of .*Task-Adapted"):
-        setting_of(read_config(Path(adapted(tmp_path, "Task-adapted"))))
 
 
 def adapted(folder: Path, setting: str) -> str:

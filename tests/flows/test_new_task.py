@@ -59,11 +59,6 @@ def test_a_file_is_all_that_a_new_task_needs(rows: dict[str, ComparisonRow]) -> 
     assert {"rhymes acc. WT", "rhymes acc. adapted"} <= set(comparison([wt]).headings)
 
 
-def test_other_tasks_are_scored_before_adaptation_only(rows: dict[str, ComparisonRow]) -> None:
-    assert set(rows["WT"].settings_scored(DEFAULT_TASK)) == {"base", "WT"}
-    assert rows["Task-Adapted"].score("Task-Adapted", DEFAULT_TASK) is None
-
-
 def test_what_does_not_depend_on_the_new_task_is_found(run: Walk) -> None:
     adapted = ["task-rules", "with-rules", "sft", "dpo"]
     made = run.executed()
@@ -122,12 +117,4 @@ def test_a_recipe_names_tasks_that_fit(
         find_recipe(str(tmp_path / "own.yaml"))
         return
     with pytest.raises(ConfigError, match=message):
-        find_recipe(str(tmp_path / "own.yaml"))
-
-
-def test_a_recipe_names_tasks_that_exist(tmp_path: Path, tiny_run: Walk) -> None:
-    raw = tiny_run.recipe.model_dump(mode="json")
-    assert "tasks" not in raw  # as in dumps from before there was a choice
-    (tmp_path / "own.yaml").write_text(json.dumps(raw | {"tasks": ["umim_docstring"]}), "utf-8")
-    with pytest.raises(ConfigError, match=r"Did you mean 'umim_docstrings'"):
         find_recipe(str(tmp_path / "own.yaml"))

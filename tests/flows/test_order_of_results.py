@@ -13,8 +13,7 @@ from support.flow_plans import Recorder
 from tasks.cluster.lease import ClusterLease
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
-from umim_core.adaptation.settings import BASE, WT, measures
-from umim_core.config.recipe import DEFAULT_TASK as TASK
+from umim_core.adaptation.settings import WT
 from umim_core.config.recipe import Recipe
 
 
@@ -57,17 +56,6 @@ def test_checkpoints_are_registered_in_the_order_of_cells(recipe: Recipe) -> Non
     first, second = (cell.settings[WT] for cell in cells)
     assert int(first.key) > int(second.key)  # the second was made first
     assert run.registered == [("umim-docs-llama", made.path) for made in (first, second)]
-
-
-def test_scores_stand_in_the_order_of_settings_the_base_model_last(recipe: Recipe) -> None:
-    run: Any = Backwards(recipe)
-    (first, second), _ = parts.run_everything(run)
-    settings = [of for of in first.settings if measures(of, "accuracy")]
-    assert len(settings) > 2
-    assert int(first.scores[TASK, settings[0]].key) > int(first.scores[TASK, BASE].key)
-    assert list(first.scores) == [(TASK, of) for of in (*settings, BASE)]
-    assert list(second.scores) == [(TASK, WT), (TASK, BASE)]
-    assert list(first.evaluations) == [of for of in first.settings if of in first.evaluations]
 
 
 def test_the_alias_of_a_backbone_is_the_first_checkpoint_of_it(

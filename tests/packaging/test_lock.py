@@ -69,12 +69,6 @@ def test_torch_is_pinned_alone() -> None:
     assert not [n for n in locked if n in {"torch", "triton"} or n.startswith("nvidia-")]
 
 
-def test_build_tools_have_the_versions_of_the_lock() -> None:
-    locked = read_lock(REQUIREMENTS / "lock.txt")
-    for name, pin in read_lock(REQUIREMENTS / "build.txt").items():
-        assert locked[name] == pin
-
-
 def test_no_file_names_an_index() -> None:
     for path in sorted(REQUIREMENTS.glob("*.txt")):
         text = path.read_text(encoding="utf-8")

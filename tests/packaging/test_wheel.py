@@ -134,11 +134,6 @@ def test_library_needs_no_orchestration_package(clean: Path) -> None:
 
 
 @pytest.mark.full
-def test_umim_command_starts(clean: Path) -> None:
-    assert "mine" in run([clean / "umim", "--help"], cwd=clean).stdout
-
-
-@pytest.mark.full
 def test_literal_lm_eval_command_works(clean: Path) -> None:
     accuracy = lm_eval(clean, "--model", "umim", "--tasks", "arc_easy,piqa")
     assert set(accuracy) == {"arc_easy", "piqa"}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -27,7 +25,6 @@ from support.servers import (
 )
 from umim_core import UMIM
 from umim_core.inference.row_batch import LiveRow
-from umim_core.serving.api_bodies import CompletionBody
 from umim_core.serving.engine_app import EngineServer
 from umim_core.serving.engine_worker import BatchSizes
 from umim_core.serving.guard import Limits
@@ -188,12 +185,6 @@ def test_what_is_no_json_object_is_refused(url: str, raw: bytes) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
-def test_other_paths_and_methods_are_refused(url: str) -> None:
-    assert httpx.get(url + "/v2").status_code == 404
-    answer = httpx.get(url + CHAT)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "unknown_path")
-
-
 def test_large_messages_are_refused_by_name(umim: UMIM, url: str) -> None:
     message = {"role": "user", "content": "word " * 200_000}  # 1 MB
     answer = post(url, CHAT, messages=[message])
@@ -205,35 +196,6 @@ def test_large_messages_are_refused_by_name(umim: UMIM, url: str) -> None:
         parts = (b"x" * 1000 for _ in range(200))  # in chunks, without an announced length
         answer = httpx.post(small + CHAT, content=parts)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
-
-
-def test_a_body_that_does_not_come_is_given_up(umim: UMIM) -> None:
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-    with in_thread(server(umim, body_seconds=0.2).app(None)) as url:
-        address = urlsplit(url)
-        with socket.create_connection((address.hostname or "", address.port or 0)) as client:
-            client.sendall(f"{head}content-length: 10\r\n\r\n{{".encode())
-            answer = client.makefile().read()
-    assert answer.startswith("HTTP/1.1 408 ") and '"code":"slow_body"' in answer
-
-
-def test_without_a_number_an_answer_takes_what_the_context_has_room_for(
-    umim: UMIM, url: str
-) -> None:
-    ids = (umim.backbone.encode("array ") * 2048)[:2040]
-    count = post(url, COMPLETIONS, prompt=ids, temperature=0).json()["usage"]
-    assert count["completion_tokens"] == 2048 - 2040 + 1
-
-
-@pytest.mark.parametrize(
-    ("fields", "own"),
-    [({}, (1.0, 0, 1.0)), ({"temperature": 0.5}, (0.5, 0, 1.0)), ({"top_p": 0.9}, (1.0, 0, 0.9))],
-)
-def test_what_a_request_leaves_out_is_not_the_models_own_setting(
-    umim: UMIM, fields: dict[str, Any], own: tuple[float, int, float]
-) -> None:
-    options = server(umim).engine._options(CompletionBody(prompt="a", **fields), True, 1)
-    assert (options["temperature"], options["top_k"], options["top_p"]) == own
 
 
 class Gate:
@@ -273,18 +235,6 @@ def test_a_client_that_goes_frees_its_row(umim: UMIM, streamed: bool) -> None:
         gate.open()
         assert post(url, COMPLETIONS, prompt=PROMPT, max_tokens=2).status_code == 200
         assert metric(url, "umim_generated_tokens_total") <= 3 + 2
-
-
-def test_the_time_to_a_first_token_ends_with_the_token(umim: UMIM) -> None:
-    held = server(umim)
-    gate = Gate(held, 0)
-    body = {"prompt": PROMPT, "max_tokens": 3, "stream": True}
-    with in_thread(held.app(None)) as url:
-        with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=120) as answer:
-            assert metric(url, "umim_first_token_seconds_count") == 0  # its prompt was read
-            gate.open()
-            answer.read()
-        assert metric(url, "umim_first_token_seconds_count") == 1
 
 
 def test_too_many_requests_are_told_to_come_again(umim: UMIM) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from support.servers import (
     CHAT,
     COMPLETIONS,
     QUESTIONS,
-    ROOT,
     Served,
     events,
     in_thread,
@@ -34,12 +31,11 @@ from support.servers import (
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.engine_app import EngineServer
 from umim_core.serving.engine_worker import BatchSizes
-from umim_core.serving.gateway import Gateway, _chat_logprobs, _plain_messages
+from umim_core.serving.gateway import Gateway
 from umim_core.serving.guard import Limits
 from umim_core.serving.local_engine import LocalEngine
 from umim_core.serving.local_engine import Served as ServedModel
@@ -212,12 +208,6 @@ def test_a_prompt_whose_merging_fails_is_sent_raw(
         assert metric(url, "umim_prompts_unmerged_total") == 1
 
 
-def test_without_a_number_a_chat_gets_what_the_engine_has_room_for(url: str) -> None:
-    message = {"role": "user", "content": " array" * 2010}
-    count = post(url, CHAT, messages=[message], temperature=0).json()["usage"]
-    assert 1 <= count["completion_tokens"] <= 2048 - count["prompt_tokens"] < 1024
-
-
 def test_an_engine_that_dies_and_comes_back(
     export: Path, engine: Callable[[], EngineServer]
 ) -> None:
@@ -290,20 +280,6 @@ def test_a_context_that_cannot_be_read_is_asked_for_again(export: Path, models: 
             assert gate._context is None
 
 
-@pytest.mark.parametrize("choices", [["text"], {"text": "a"}])
-def test_choices_that_are_no_objects_are_the_engines_fault(
-    export: Path, choices: list[str] | dict[str, str]
-) -> None:
-    async def complete(request: Request) -> Response:
-        return JSONResponse({"choices": choices})
-
-    app = fake(JSONResponse({}))
-    app.router.routes[-1] = Route(COMPLETIONS, complete, methods=["POST"])
-    with in_thread(app) as upstream, in_thread(gateway(upstream, export).app(None)) as url:
-        answer = post(url, CHAT, messages=[{"role": "user", "content": "Hi"}])
-        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_malformed")
-
-
 class Slow(Response):
     """An answer of which a line comes every tenth of a second, for a second."""
 
@@ -335,61 +311,6 @@ def test_an_engine_that_takes_too_long_for_an_answer_is_given_up(
         with httpx.stream("POST", url + COMPLETIONS, json=body) as streamed:
             last = [line for line in streamed.iter_lines() if line][-1]
         assert '"code":"timeout"' in last
-
-
-def test_what_a_template_must_know_goes_as_it_came(url: str) -> None:
-    chat = [{"role": "user", "content": "Hi"}]
-    for fields in ({"add_generation_prompt": False}, {"reasoning_effort": "low"}):
-        assert _plain_messages({"messages": chat, **fields}) is None
-    assert _plain_messages({"messages": chat, "add_generation_prompt": True}) == chat
-    asked = post(url, CHAT, messages=chat, max_tokens=2, add_generation_prompt=True)
-    assert "umim" in asked.json()["usage"]
-
-
-def test_log_probabilities_take_a_chats_form() -> None:
-    found = {
-        "tokens": ["A", "é"],
-        "token_logprobs": [-0.5, -1.5],
-        "top_logprobs": [{"A": -0.5, "B": -2.0}, None],
-        "text_offset": [0, 1],
-    }
-    assert _chat_logprobs(found) == {
-        "content": [
-            {
-                "token": "A", "logprob": -0.5, "bytes": [65],
-                "top_logprobs": [
-                    {"token": "A", "logprob": -0.5, "bytes": [65]},
-                    {"token": "B", "logprob": -2.0, "bytes": [66]},
-                ],
-            },
-            {"token": "é", "logprob": -1.5, "bytes": [195, 169], "top_logprobs": []},
-        ]
-    }  # fmt: skip
-    assert _chat_logprobs(None) is None
-
-
-@pytest.mark.parametrize("address", ["vllm:8000", "ftp://host", "", "http://"])
-def test_an_upstream_is_an_address(
-    export: Path, tokenizer: PreTrainedTokenizerBase, address: str
-) -> None:
-    with pytest.raises(ConfigError, match="address of a server"):
-        Gateway(address, tokenizer, PromptMerger.load(export), Limits())
-
-
-def test_a_gateway_loads_no_torch(export: Path) -> None:
-    probe = (
-        "import sys, umim_core.serving.gateway as g\n"
-        "from umim_core.backbone.tokenizer_files import load_tokenizer\n"
-        "from umim_core.serving.prompt_merger import PromptMerger\n"
-        "from umim_core.serving.guard import Limits\n"
-        f"g.Gateway('http://127.0.0.1', load_tokenizer({str(export)!r}),"
-        f" PromptMerger.load(__import__('pathlib').Path({str(export)!r})), Limits())\n"
-        "print('torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert done.stdout.strip() == "False"
 
 
 def test_every_request_has_a_bias_against_the_ids_of_spans(

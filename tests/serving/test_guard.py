@@ -52,18 +52,6 @@ def test_a_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixtur
     assert "Traceback" not in caplog.text
 
 
-async def broken(request: Request) -> Response:
-    raise ZeroDivisionError
-
-
-def test_what_nobody_caught_is_counted_as_a_500() -> None:
-    metrics = ServerMetrics()
-    app = guarded([Route("/broken", broken)], None, metrics, nothing)
-    with in_thread(app) as url:
-        assert httpx.get(url + "/broken").status_code == 500
-    assert 'umim_requests_total{path="/broken",status="500"} 1.0' in metrics.text().decode()
-
-
 @pytest.mark.parametrize(
     ("host", "token", "status"),
     [

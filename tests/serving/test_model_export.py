@@ -10,26 +10,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 
 from support.command_line import Umim, console
 from support.exported_models import SPANS, Exported
-from support.gguf_files import tiny_bpe
-from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import ModuleForm
 from umim_core.errors import (
-    ArtifactError,
-    BackboneError,
     ConfigError,
     RuleSetError,
     TokenizerMismatchError,
@@ -70,12 +63,6 @@ def test_the_directory_is_a_plain_model_of_more_rows(exported: Exported) -> None
     assert not weights["lm_head.weight"][8192:].any()
     tokenizer = AutoTokenizer.from_pretrained(exported.directory)
     assert tokenizer_fingerprint(tokenizer) == exported.merger.fingerprint
-
-
-def test_no_span_holds_a_digit(exported: Exported) -> None:
-    decode = exported.umim.backbone.decode
-    texts = [decode(exported.merger.expand([8192 + i])) for i in range(SPANS)]
-    assert not any(char.isdigit() for text in texts for char in text)
 
 
 @torch.no_grad()
@@ -139,25 +126,6 @@ def test_the_gguf_file_holds_the_same_model(exported: Exported, tmp_path: Path) 
     assert ours == exported.umim.backbone.encode(text)
 
 
-def test_embeddings_that_a_model_scales_get_divided_rows(tmp_path: Path) -> None:
-    """Gemma multiplies its embeddings by the root of their size."""
-
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(tiny_bpe())))
-    backbone = random_backbone("gemma3_text", tokenizer=tokenizer, vocab_size=len(tokenizer))
-    umim = checkpoint_of(backbone, ModuleForm(), [(11, 12), (13, 14, 15)])
-    assert not torch.allclose(backbone.embed(torch.tensor([1]))[0], backbone.embedding_weight[1])
-    export_model(umim, umim.rules, tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    ids = torch.tensor([[7, len(tokenizer), 9, len(tokenizer) + 1, 3]])
-    span = umim.compressed.surrogates(
-        torch.tensor([[11, 12, 0], [13, 14, 15]]), torch.tensor([2, 3])
-    )
-    rows = [backbone.embed(torch.tensor([i])) for i in (7, 9, 3)]
-    wanted = torch.cat([rows[0], span[:1], rows[1], span[1:], rows[2]])[None]
-    found = model(ids).logits[..., : len(tokenizer)]
-    torch.testing.assert_close(found, backbone.head(backbone.hidden(wanted)), atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("form", "message"),
     [
@@ -194,17 +162,6 @@ def test_other_spans_are_refused(tiny_umim: UMIM, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_stays_of_a_model_that_no_gguf_file_holds(tiny_umim: UMIM, tmp_path: Path) -> None:
-    """Its tokenizer is of whole words."""
-    with pytest.raises(BackboneError, match="GGUF file is written of byte-level BPE"):
-        export_model(tiny_umim, tiny_umim.rules, tmp_path / "model", gguf=True)
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
-    export_model(tiny_umim, tiny_umim.rules, tmp_path / "model")
-    with pytest.raises(ArtifactError, match="must not exist"):
-        export_model(tiny_umim, tiny_umim.rules, tmp_path / "model")
-    assert len(SpanTable.load(tmp_path / "model").rules) == 3
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -223,13 +180,6 @@ def test_the_command_refuses_bad_arguments(
     assert result.code == 1
     assert message in result.err
     assert not Path("new").exists()
-
-
-def test_the_command_refuses_a_checkpoint_that_keeps_positions(umim: Umim, tmp_path: Path) -> None:
-    result = umim("export", "umim-docs-llama", "--text", "README.md", "--out", tmp_path / "new")
-    assert result.code == 1
-    assert "unit_positions must be compact" in result.err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_text_the_rules_of_the_checkpoint_are_the_spans(

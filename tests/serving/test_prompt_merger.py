@@ -74,13 +74,6 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def test_docstring_example() -> None:
-    own = merger([(1, 2), (5, 6, 7)], raw_tail=2, vocab_size=100)
-    merged = own.merge([9, 1, 2, 5, 6, 7, 3, 1, 2], [(1, 9)])
-    assert merged == [9, 100, 101, 3, 1, 2]
-    assert own.expand(merged) == [9, 1, 2, 5, 6, 7, 3, 1, 2]
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_equals_the_oracle_on_random_texts(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -167,19 +160,6 @@ def test_units_of_a_chat_begin_those_of_the_next_turn(
         begun = merged + tokenizer(reply)["input_ids"]
 
 
-def test_files_give_the_same_merger(tmp_path: Path, rules: RuleSet) -> None:
-    table = SpanTable(rules, 8192, 7)
-    table.write(tmp_path)
-    own = PromptMerger.load(tmp_path)
-    assert (own.vocab_size, own.span_count, own.raw_tail) == (8192, len(rules), 7)
-    assert own.fingerprint == rules.origin.tokenizer_fingerprint != ""
-    span = rules.ids_by_order[3][5].tolist()
-    place = 8192 + rules.counts_by_order[2] + 5
-    assert own.merge(span, raw_tail=0) == [place]
-    assert own.expand([place]) == span
-    assert own.merge([1] + span + [1] * 7) == [1, place] + [1] * 7
-
-
 def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     SpanTable(RuleSet.from_spans([(1, 2)]), VOCAB, 0).write(tmp_path)
     probe = (
@@ -214,13 +194,3 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
 def test_bad_prompts_are_refused(ids: Any, ranges: Any, raw_tail: Any, message: str) -> None:
     with pytest.raises((GenerationError, ConfigError), match=message):
         merger([(1, 2)]).merge(ids, ranges, raw_tail=raw_tail)
-
-
-def test_an_empty_prompt_stays_empty() -> None:
-    own = merger([(1, 2)])
-    assert own.merge([]) == own.merge([], [(0, 0)]) == own.expand([]) == []
-
-
-def test_ids_that_no_span_has_are_refused() -> None:
-    with pytest.raises(GenerationError, match="ids must lie between 0 and 1000"):
-        merger([(1, 2)]).expand([VOCAB + 1])

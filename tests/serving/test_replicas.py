@@ -140,13 +140,3 @@ def test_a_port_that_is_taken_is_refused_before_replicas_start() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port; got 127.0.0.1:{port}"):
             serve(port=port)
-
-
-def test_a_number_of_replicas_that_is_none_is_refused() -> None:
-    from tasks.cluster.replicas import Replicas
-
-    with pytest.raises(ConfigError, match="--max-replicas"):
-        Replicas(3, 2).options(SIZES)
-    few = Replicas(1, 3).options(SIZES)
-    assert few["autoscaling_config"]["target_ongoing_requests"] == SIZES.max_rows
-    assert few["autoscaling_config"]["max_replicas"] == 3

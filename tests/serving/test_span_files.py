@@ -43,11 +43,6 @@ def test_what_was_written_is_read(folder: Path) -> None:
     assert (table.vocab_size, table.raw_tail, table.fingerprint) == (50, 16, "a" * 64)
 
 
-def test_spans_travel_without_the_tokenizer(folder: Path) -> None:
-    (folder / TOKENIZER).unlink()
-    assert len(SpanTable.load(folder).rules) == len(SPANS)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -63,14 +58,6 @@ def test_spans_travel_without_the_tokenizer(folder: Path) -> None:
 def test_other_records_are_refused(folder: Path, fields: dict[str, Any], message: str) -> None:
     change(folder, **fields)
     with pytest.raises(ArtifactError, match=message):
-        SpanTable.load(folder)
-
-
-def test_an_altered_table_is_refused(folder: Path) -> None:
-    data = bytearray((folder / TABLE).read_bytes())
-    data[-1] ^= 1
-    (folder / TABLE).write_bytes(data)
-    with pytest.raises(ArtifactError, match="must have the SHA-256"):
         SpanTable.load(folder)
 
 
@@ -97,14 +84,6 @@ def test_tables_that_no_export_writes_are_refused(
 ) -> None:
     put(folder, ids=np.array(ids, np.int32), lengths=np.array(lengths, np.int8))
     with pytest.raises(ArtifactError, match=r"must hold (sorted )?spans"):
-        SpanTable.load(folder)
-
-
-def test_a_file_of_no_tensors_is_refused(folder: Path) -> None:
-    (folder / TABLE).write_bytes(b"x" * 20)
-    (folder / TOKENIZER).unlink()
-    change(folder, files={TABLE: sha256_file(folder / TABLE)})
-    with pytest.raises(ArtifactError, match="must hold tensors"):
         SpanTable.load(folder)
 
 

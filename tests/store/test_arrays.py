@@ -54,12 +54,6 @@ def test_the_bytes_are_those_of_numpy(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["numpy.npy", "ours.npy"]
 
 
-def test_a_view_with_gaps_is_written_whole(tmp_path: Path) -> None:
-    array = np.arange(40).reshape(5, 8)[::2, ::3]
-    save_array(tmp_path / "a.npy", array)
-    assert np.array_equal(open_array(tmp_path / "a.npy"), array)
-
-
 def test_a_file_that_cannot_be_written_is_named_with_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,9 @@ from umim_core.errors import ArtifactError, UmimError
 from umim_core.store.artifacts import (
     canonical_json,
     directory_digest,
-    finite_or_none,
     read_json,
     read_manifest,
     safe_join,
-    sha256_bytes,
-    sha256_file,
     write_json,
     write_manifest,
 )
@@ -75,10 +71,6 @@ def test_what_json_does_not_have_is_refused(value: object) -> None:
         canonical_json(value)
 
 
-def test_infinite_values_are_recorded_as_nothing() -> None:
-    assert [finite_or_none(v) for v in (1.5, math.nan, math.inf)] == [1.5, None, None]
-
-
 def test_json_files_round_trip_and_leave_nothing_beside_them(tmp_path: Path) -> None:
     path = tmp_path / "new" / "x.json"
     write_json(path, {"b": 1, "a": "ü"})
@@ -95,23 +87,12 @@ def test_a_file_that_is_not_json_is_named(tmp_path: Path, content: bytes) -> Non
         read_json(path)
 
 
-def test_a_missing_json_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"x\.json must exist; got .*x\.json\. Build"):
-        read_json(tmp_path / "x.json")
-
-
 def test_a_file_that_cannot_be_written_is_named_with_its_size(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
         ArtifactError, match=r"file/x\.json \(3 bytes\) must be writable; got File exists"
     ):
         write_json(tmp_path / "file" / "x.json", {})
-
-
-def test_digests_are_sha256(tmp_path: Path) -> None:
-    (tmp_path / "big").write_bytes(b"x" * 3_000_000)
-    assert sha256_bytes(b"abc").startswith("ba7816bf8f01cfea414140de5dae2223")
-    assert sha256_file(tmp_path / "big") == sha256_bytes(b"x" * 3_000_000)
 
 
 def test_a_manifest_reads_back_with_its_body(tmp_path: Path) -> None:
@@ -209,11 +190,6 @@ def test_every_flipped_byte_of_a_manifest_is_an_error_or_changes_nothing(tmp_pat
     assert harmless <= len("seal")
 
 
-@pytest.mark.parametrize("name", ["count/abc", "a", "a/../b", "a..b", ".hidden", "ü"])
-def test_names_inside_the_root_are_joined(tmp_path: Path, name: str) -> None:
-    assert safe_join(tmp_path, name).is_relative_to(tmp_path.resolve())
-
-
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/../../x", "/etc/passwd", "a/../..", "link/x", "link", "a\0b"]
 )
@@ -257,26 +233,11 @@ def test_an_existing_target_is_refused_before_anything_is_built(tmp_path: Path) 
     assert everything(tmp_path) == ["x"]
 
 
-def test_the_current_directory_is_an_existing_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ArtifactError, match="output directory must not exist"):
-        publish_directory(Path("."), lambda out: None)
-
-
 def test_what_a_killed_build_left_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "x.partial").mkdir()
     (tmp_path / "x.partial" / "old").write_text("torn")
     publish_directory(tmp_path / "x", lambda out: (out / "f").write_text("1"))
     assert everything(tmp_path) == ["x", "x/f"]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(ArtifactError, match="x must be writable; got Permission denied"):
-        publish_directory(tmp_path / "x", lambda out: None)
 
 
 def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:

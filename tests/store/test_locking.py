@@ -17,7 +17,6 @@ import pytest
 from support.lock_holders import holding
 from umim_core.errors import LockError
 from umim_core.store.locking import directory_lock
-from umim_core.store.publication import publish_directory
 
 HOLD = """
 import sys
@@ -43,11 +42,6 @@ def test_a_second_process_is_refused_and_the_holder_named(tmp_path: Path) -> Non
             directory_lock(tmp_path / "x", wait_seconds=0.0),
         ):
             pytest.fail("the lock was given twice")
-
-
-def test_a_locked_directory_is_not_built(tmp_path: Path) -> None:
-    with holder(tmp_path / "x"), pytest.raises(LockError, match="only one process may build x"):
-        publish_directory(tmp_path / "x", lambda out: pytest.fail("built"))
 
 
 def test_a_second_process_waits_until_the_first_has_ended(tmp_path: Path) -> None:
@@ -77,11 +71,6 @@ def test_the_lock_of_a_killed_process_is_recovered(tmp_path: Path) -> None:
         with directory_lock(tmp_path / "x", wait_seconds=0.0):
             assert f"pid {os.getpid()}" in (tmp_path / ".x.lock").read_text()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_other_directories_are_not_locked(tmp_path: Path) -> None:
-    with holder(tmp_path / "x"), directory_lock(tmp_path / "y", wait_seconds=0.0):
-        assert (tmp_path / ".y.lock").exists()
 
 
 def test_the_lock_of_a_file_that_was_removed_meanwhile_is_none(

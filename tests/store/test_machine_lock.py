@@ -72,12 +72,6 @@ def test_each_user_has_a_lock_that_only_the_user_opens(lock: Path) -> None:
         assert lock.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_link_in_place_of_the_lock_is_not_followed(lock: Path, tmp_path: Path) -> None:
-    lock.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LockError, match="symbolic links"), computing():
-        pytest.fail("a link was followed")
-
-
 @pytest.mark.parametrize("machine", KINDS.values(), ids=KINDS)
 def test_a_stage_holds_the_machine_as_its_spec_says(
     tmp_path: Path, machine: Callable[[], AbstractContextManager[None]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from umim_core.embedded.documents import write_rows
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import CorpusError
 from umim_core.task_sets.docstrings import MAX_CONTEXT_CHARS, TaskReport, build_task
 from umim_core.task_sets.spec import SPLITS, TaskSplit
 
@@ -100,12 +100,6 @@ def test_splits_do_not_mix(tmp_path: Path) -> None:
             assert all(choice in texts[split] for choice in question["choices"])
 
 
-def test_size_keeps_a_prefix_of_the_larger_task(tmp_path: Path) -> None:
-    rows = fillers(20)
-    every = list(build(tmp_path, rows)[0].values())
-    assert list(build(tmp_path, rows, size=7)[0].values()) == every[:7]
-
-
 BODY = "Walk over the inputs and collect what they hold, one after the other, " * 4
 
 
@@ -133,13 +127,6 @@ def test_unsuitable_documents_are_left_out_and_counted(
     assert found[1] == 1
 
 
-def test_a_wrapped_summary_becomes_one_line(tmp_path: Path) -> None:
-    row = document("pkg/x.py::obj", f"Collect the\n  held inputs.\n\n{BODY}")
-    question = question_for(tmp_path, row)
-    assert question is not None
-    assert question["choices"][question["gold"]] == "Collect the held inputs."
-
-
 def test_a_name_that_tells_the_summary_is_blanked(tmp_path: Path) -> None:
     body = f"{BODY}\n\n>>> np.nanmedian(x)\n1.0\n>>> nanmedian_of(x)"
     row = document("pkg/x.py::nanmedian", f"Compute the nanmedian along an axis.\n\n{body}")
@@ -147,13 +134,6 @@ def test_a_name_that_tells_the_summary_is_blanked(tmp_path: Path) -> None:
     assert question is not None
     assert "np.___(x)" in question["context"]
     assert "nanmedian_of(x)" in question["context"], "other names stay"
-
-
-def test_a_name_that_tells_nothing_stays(tmp_path: Path) -> None:
-    row = document("pkg/x.py::obj", f"Collect the held inputs.\n\n{BODY}\n>>> obj(x)")
-    question = question_for(tmp_path, row)
-    assert question is not None
-    assert "obj(x)" in question["context"]
 
 
 @pytest.mark.parametrize(
@@ -196,18 +176,6 @@ def test_distractors_share_few_words_with_the_answer(tmp_path: Path) -> None:
     assert sum("Collect" in choice for choice in choices) == 1
 
 
-def test_one_summary_makes_one_question(tmp_path: Path) -> None:
-    twins = [document(f"pkg/t{i}.py::obj", f"Collect held inputs now.\n\n{BODY}") for i in "ab"]
-    questions, report = build(tmp_path, [*twins, *fillers(8)])
-    assert len(questions) == 9
-    assert report.dropped["test"] == {"summary taken by another question": 1}
-
-
 def test_a_split_without_questions_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"test split must hold.*too few distinct distractors"):
         build(tmp_path, fillers(3))
-
-
-def test_a_size_below_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"at least 1; got \{'test': 0\}"):
-        build(tmp_path, fillers(8), size=0)

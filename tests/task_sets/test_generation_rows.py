@@ -11,12 +11,10 @@ from tests.evaluation.conftest import byte_tokenizer
 from umim_core.errors import ConfigError
 from umim_core.task_sets.generation_rows import CHAT_ROOM, make_rows
 from umim_core.task_sets.generation_spec import (
-    GENERATION_TASKS,
     GenerationQuestion,
     GenerationSet,
     Wish,
 )
-from umim_core.task_sets.spec import TASKS
 from umim_core.task_sets.task_options import TaskOptions
 from umim_core.text.token_ids import encode
 
@@ -88,9 +86,3 @@ def test_a_generator_is_told_the_room_and_can_measure_prompts() -> None:
 def test_a_malformed_specification_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(TASK, **changes)
-
-
-def test_an_unknown_task_is_answered_with_all_names() -> None:
-    with pytest.raises(ConfigError, match=r"one of .*umim_ruler_1k.*Did you mean 'umim_ruler_1k'"):
-        GENERATION_TASKS.find("umim_rular_1k")
-    assert not set(GENERATION_TASKS.names()) & set(TASKS.names())

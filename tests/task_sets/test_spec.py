@@ -30,12 +30,6 @@ def write(folder: Path, splits: tuple[str, ...] = ("train", "valid", "test")) ->
     return folder
 
 
-def test_a_folder_of_splits_may_be_named(tmp_path: Path) -> None:
-    splits = load_splits(DOCSTRINGS, str(write(tmp_path)), version=1.0, checkpoint="ignored")
-    assert splits["test"][0] == {"context": "body test", "choices": ["a", "b"], "gold": 1}
-    assert splits["train"][0]["context"] == "body train"
-
-
 def test_a_missing_folder_or_split_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="task_data must name a folder"):
         load_splits(DOCSTRINGS, str(tmp_path / "nothing"))
@@ -92,11 +86,6 @@ def test_questions_of_a_task_are_written_once_per_content_of_its_sources(
     version[0][1] = "2"
     assert load_splits(own)["test"][0]["gold"] == 1
     assert len(written) == 2
-
-
-def test_an_unknown_task_is_answered_with_all_names() -> None:
-    with pytest.raises(ConfigError, match=r"one of .*umim_docstrings.*; got umim_doctrings.*mean"):
-        TASKS.find("umim_doctrings")
 
 
 def test_every_task_but_the_embedded_one_is_in_the_keys_of_its_stages() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from docs.make import cards
 from docs.make.cards import adapted_card
 from support.tiny_adaptation import adaptation, point, points
 from tasks.report.render import Report
@@ -127,23 +126,3 @@ def test_its_card_shows_what_was_measured_at_its_threshold(
     assert "reaches 47.0 % at a TR of 20.0%" in text
     assert "at τ 5 does not differ clearly from the base model's" in text
     assert f"docs/results/{RESULTS}.md" in text and "**Rules**: 3 bigrams" in text
-
-
-def test_a_card_without_its_point_is_refused(adapted: Path, file: Path, tmp_path: Path) -> None:
-    shipped = tmp_path / "umim-tiny-adapted"
-    shipping.ship_adapted(adapted, shipped, file)
-    file.write_text(json.dumps(results()), "utf-8")
-    with pytest.raises(ConfigError, match="must hold the point of"):
-        adapted_card(str(shipped), tmp_path)
-
-
-def test_cards_are_made_of_checkpoints_that_note_their_results(
-    adapted: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shipped = tmp_path / "umim-tiny-adapted" / "checkpoint"
-    shipping.ship_adapted(adapted, shipped, file)
-    names = ["umim-docs-llama", str(shipped)]
-    monkeypatch.setattr(cards, "embedded_names", lambda _: names)
-    (made,) = cards.adapted_cards(tmp_path)
-    made.write()
-    assert made.path == shipped.parent / "README.md" and made.current()

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from docs.make.cards import model_card
-from docs.make.document import RESULTS
 from docs.make.results import documents_of
 from support.merge_modules import give_rows
 from support.tiny_mixture import mixture_recipe
@@ -27,7 +26,6 @@ from tools.shipping_trail import check_training, scores_of
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError
-from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_file
 
 
@@ -49,24 +47,6 @@ def test_a_stored_checkpoint_is_the_same_rounded_and_without_tables(
         rounded = value if name == "rows.spans" else value.bfloat16()
         assert torch.equal(stored[name], rounded)
         assert torch.equal(after.module.state_dict()[name], rounded.to(value.dtype))
-
-
-def test_the_module_can_be_kept_as_it_is(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    store(tiny_checkpoint, tmp_path / "shipped", "float32")
-    before, after = Checkpoint.load(tiny_checkpoint), Checkpoint.load(tmp_path / "shipped")
-    for name, value in before.module.state_dict().items():
-        assert torch.equal(after.module.state_dict()[name], value)
-
-
-def test_the_ids_of_rule_rows_are_not_rounded(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    spans = [(1, 2), (257, 1023)]  # bfloat16 holds neither 257 nor 1023
-    made = Checkpoint.load(tiny_checkpoint)
-    made.with_contents(give_rows(made.module, spans), RuleSet.from_spans(spans)).save(
-        tmp_path / "made"
-    )
-    store(tmp_path / "made", tmp_path / "shipped")
-    rows = Checkpoint.load(tmp_path / "shipped").module.rows
-    assert rows is not None and len(rows) == 2
 
 
 def test_prices_and_the_bound_of_decoding_ship(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -104,15 +84,6 @@ def test_defaults_of_no_effect_are_refused_before_anything_is_replaced(
     with pytest.raises(ConfigError, match=message):
         store(tiny_checkpoint, tmp_path / "shipped", defaults=defaults)
     assert (tmp_path / "shipped").is_dir()
-
-
-def test_a_card_says_where_generation_differs_from_its_tables() -> None:
-    results = json.loads((RESULTS / "smollm2.json").read_text("utf-8"))
-    assert '`merge="prompt"` and `raw_tail=16` where a call' in model_card(results)
-    same = results | {"recommended": {"merge": "all", "raw_tail": 0}}
-    del results["recommended"]  # results of before it was noted
-    assert model_card(same) == model_card(results)
-    assert "where a call" not in model_card(same)
 
 
 def test_the_list_of_digests_names_every_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
-from support.faulty_disk import PAGE, leftovers, published, small_file_system
+from support.faulty_disk import PAGE, Faults, leftovers, published, small_file_system
 from support.tiny_mining import TAU, InProcess, NoCluster, TinyCorpus
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import corpus_stage, tokenize_stage
@@ -93,6 +93,47 @@ def test_a_full_disk_is_named_with_path_and_bytes_and_the_rerun_succeeds(
     else:
         pytest.fail("the disk was never large enough")
     assert len(refused) >= 3, refused
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        pytest.param("tokenize", 1, marks=pytest.mark.full),
+        ("tokenize", 7),
+        pytest.param("count", 1, marks=pytest.mark.full),
+        ("count", 7),
+        ("filter", 1),
+        ("rules", 1),
+    ],
+)
+def test_whichever_write_flush_or_rename_fails_the_artifact_is_whole_or_absent(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: int
+) -> None:
+    want = runs[name](tmp_path / "undisturbed")
+    faults = Faults(monkeypatch)
+    refused: set[str | None] = set()
+    ignored: set[str | None] = set()
+    for fail_at in range(1, 500, step):
+        root = tmp_path / str(fail_at)
+        faults.arm(fail_at)
+        try:
+            assert runs[name](root) == want
+            ignored.add(faults.fired)
+        except ArtifactError as error:
+            assert "must be writable; got Input/output error" in str(error)
+            refused.add(faults.fired)
+        fired = faults.fired
+        faults.arm(0)
+        for path in published(root):
+            assert (path / "manifest.json").is_file(), "whole: only the last flush failed"
+        assert runs[name](root) == want, f"rerun after call {fail_at} ({fired}) failed"
+        assert leftovers(root) == []
+        if fired is None:
+            break
+    else:
+        pytest.fail("every run failed")
+    assert refused == {"write", "fsync", "replace", "rename"} if step == 1 else refused
+    assert ignored <= {None, "pwrite"}, "only the note in a lock may fail without consequences"
 
 
 def mined(corpus: TinyCorpus, folder: Path) -> tuple[str, str]:
