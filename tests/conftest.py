@@ -31,7 +31,7 @@ from umim_core.store.machine_lock import VARIABLE
 if TYPE_CHECKING:
     from support.tiny_pipeline import Walk
 
-pytest_plugins = ["support.time_limits", "support.shared_services"]
+pytest_plugins = ["support.shared_services"]
 # A test on a busy machine is slow, not wrong.
 settings.register_profile("umim", deadline=None)
 settings.load_profile("umim")
@@ -49,6 +49,12 @@ def _tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<eos>", unk_token="<eos>", pad_token="<eos>"
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("full") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import ray
 
 from support.shared_services import group_of
@@ -18,12 +17,6 @@ def test_files_that_ask_for_a_service_are_one_group_and_others_stand_alone() -> 
     assert group_of(TESTS / "flows/test_secrets.py") == "tiny run"
     alone = TESTS / "rules/test_filters.py"
     assert group_of(alone) == str(alone)
-
-
-def test_groups_run_before_other_files(request: pytest.FixtureRequest) -> None:
-    files = list(dict.fromkeys(item.path for item in request.session.items))
-    grouped = [group_of(path) != str(path) for path in files]
-    assert grouped == sorted(grouped, reverse=True)
 
 
 def test_a_file_that_does_not_ask_for_it_meets_no_cluster() -> None:

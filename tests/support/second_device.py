@@ -10,7 +10,7 @@ the rules of CUDA before it runs on what is wrapped:
 - a CPU generator does not draw into a device tensor; ``numpy()`` needs ``cpu()`` first;
 - ``mm`` of halves may give float32 (``out_dtype``), which no CPU kernel does.
 
-It also counts what a GPU waits for. Not simulated: speed, streams, autocast (nothing is cast), the
+Not simulated: speed, streams, autocast (nothing is cast), the
 last bits of results, ties between weights (a tied weight is moved twice).
 
 The first use registers the device for the rest of the process and must come before the first
@@ -31,8 +31,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
-from support.second_device_counts import Counts
-
 NAME = "second"
 DEVICE = f"{NAME}:0"
 
@@ -49,14 +47,6 @@ STRICT = {
         "native_layer_norm", "_softmax", "_log_softmax", "native_dropout",
     )
 }  # fmt: skip
-# Their results' sizes or values are needed on the host.
-WAITING = {
-    f"aten::{name}"
-    for name in (
-        "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim",
-        "unique_consecutive", "equal", "bincount", "is_nonzero",
-    )
-}  # fmt: skip
 # Torch's own kinds of products whose result is wider than its factors.
 WIDENING: Mapping[Any, Callable[..., Tensor]] = {
     aten.mm.dtype: torch.mm,
@@ -65,9 +55,6 @@ WIDENING: Mapping[Any, Callable[..., Tensor]] = {
 
 FROM_VALUES = (torch.tensor, torch.as_tensor, torch.asarray)
 INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
-
-
-_active: list[Counts] = []
 
 
 class SecondTensor(torch.Tensor):
@@ -85,8 +72,6 @@ class SecondTensor(torch.Tensor):
         return made
 
     def tolist(self) -> Any:
-        if _active:
-            _active[-1].wait()
         return self.held.tolist()
 
     def __repr__(self, **_: object) -> str:
@@ -96,7 +81,7 @@ class SecondTensor(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, _: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return _run(func, args, kwargs or {}, Counts())
+        return _run(func, args, kwargs or {})
 
 
 def moved(module: nn.Module) -> None:
@@ -131,25 +116,6 @@ def _check(name: str, mutable: bool, args: Sequence[Any], leaves: Sequence[Any])
             wrong.append(args[0])
     if wrong:
         _refuse(name, f"{DEVICE} and", wrong)
-
-
-def _count(name: str, args: Sequence[Any], target: bool, counts: Counts) -> None:
-    """Note what the host copies and waits for."""
-    counts.operations += 1
-    if name in INDEXED:
-        indices = [index for index in args[1] if index is not None]
-        host = [index for index in indices if not isinstance(index, SecondTensor)]
-        value_copied = "put" in name and not isinstance(args[2], SecondTensor)
-        counts.copy(len(host) + value_copied)
-        for index in indices:
-            if index.dtype in (torch.bool, torch.uint8) and isinstance(index, SecondTensor):
-                counts.wait()
-    elif name in MIXING:
-        source = args[1] if name == "aten::copy_" else args[0]
-        if isinstance(source, SecondTensor) != target:
-            counts.copy() if target else counts.wait()
-    elif name in WAITING or (name == "aten::repeat_interleave" and len(args) == 1):
-        counts.wait()
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -189,8 +155,8 @@ def _widened(func: Any, args: Sequence[Any]) -> Tensor:
     return WIDENING[func](*(factor.to(wide) for factor in factors))
 
 
-def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any], counts: Counts) -> Any:
-    """Check an operation, count it and run it on the CPU."""
+def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Check an operation and run it on the CPU."""
     name, mutable, aliases = _facts(func)
     leaves = list(_leaves((args, tuple(kwargs.values()))))
     ours = target = any(isinstance(value, SecondTensor) for value in leaves)
@@ -205,7 +171,6 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any], counts: Counts)
         _refuse(name, "a generator of the CPU")
     if ours:
         _check(name, mutable, args, leaves)
-    _count(name, args, target, counts)
     if func in WIDENING:
         out: Any = _widened(func, _unwrap(args))
     else:
@@ -217,14 +182,10 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any], counts: Counts)
 
 
 class _Operations(TorchDispatchMode):
-    def __init__(self, counts: Counts) -> None:
-        super().__init__()
-        self._counts = counts
-
     def __torch_dispatch__(
         self, func: Any, _: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return _run(func, args, kwargs or {}, self._counts)
+        return _run(func, args, kwargs or {})
 
 
 class _FromValues(TorchFunctionMode):
@@ -260,17 +221,8 @@ def _register() -> None:
 
 
 @contextmanager
-def second_device() -> Iterator[Counts]:
-    """Let ``second:0`` work inside the block.
-
-    Yields:
-        The counts of the block; an inner block counts for itself.
-    """
+def second_device() -> Iterator[None]:
+    """Let ``second:0`` work inside the block."""
     _register()
-    counts = Counts()
-    _active.append(counts)
-    try:
-        with _FromValues(), _Operations(counts):
-            yield counts
-    finally:
-        _active.pop()
+    with _FromValues(), _Operations():
+        yield

@@ -18,7 +18,7 @@ from support.engine_matrix import (
     random_rules,
     settings,
 )
-from support.merge_modules import give_rows, module_of
+from support.merge_modules import give_rows
 from support.second_device import DEVICE, moved, second_device
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
@@ -101,21 +101,6 @@ def test_generated_ids_and_merges_equal_those_of_the_cpu(options: dict[str, Any]
             assert row.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize("form", ["depth 3", "learned", "linear"])
-def test_every_form_of_the_module_merges_alike(form: str) -> None:
-    def ids(device: str) -> list[tuple[int, ...]]:
-        backbone, module = build("llama", torch.float32), module_of(form, 32)
-        if device != "cpu":
-            moved(backbone.model)
-            moved(module)
-        engine = Engine(Compressed(backbone, module, random_rules(3, infix_free=False), "compact"))
-        return [row.ids for row in engine.generate(random_prompts(5, 3), settings(8)).rows]
-
-    expected = ids("cpu")
-    with second_device():
-        assert ids(DEVICE) == expected
-
-
 def test_trajectories_equal_those_of_the_cpu(
     tiny_model: Callable[[str, int], PreTrainedModel],
 ) -> None:
@@ -195,38 +180,3 @@ def test_what_cuda_refuses_is_refused() -> None:
                 continue
             allowed.append(name)
     assert allowed == []
-
-
-def test_what_cuda_allows_is_allowed_and_counted() -> None:
-    with second_device() as counts:
-        ours = torch.arange(4.0, device=DEVICE)
-        assert (counts.host_to_device, counts.synchronisations) == (0, 0)
-        ours *= torch.tensor(2.0)  # a number travels with the kernel
-        ours[torch.tensor([0, 1])] = torch.tensor(5.0)
-        assert (counts.host_to_device, counts.synchronisations) == (2, 0)
-        assert ours.tolist() == [5.0, 5.0, 4.0, 6.0]
-        assert float(ours[ours > 4.5].sum()) == 16.0
-        assert (counts.host_to_device, counts.synchronisations) == (2, 3)
-
-
-def test_products_of_halves_can_be_single_precision() -> None:
-    left, right = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    with second_device():
-        found = torch.mm(left.to(DEVICE), right.to(DEVICE).T, out_dtype=torch.float32).cpu()
-        with pytest.raises(RuntimeError, match="float32"):
-            torch.mm(left.to(DEVICE), right.to(DEVICE).T, out_dtype=torch.float64)
-    torch.testing.assert_close(found, left.float() @ right.float().T)
-
-
-@pytest.mark.parametrize(("rules", "copies"), [(False, 2), (True, 6)])
-def test_a_greedy_decoding_step_waits_once_however_many_rows(rules: bool, copies: int) -> None:
-    steps, counted = 6, []
-    with second_device():
-        engine = on(DEVICE, "llama", "compact", rules=rules)
-        for tokens in (4, 4 + steps):
-            with second_device() as counts:
-                engine.generate(random_prompts(5, 3), settings(tokens))
-            counted.append(counts)
-    short, long = counted
-    assert long.synchronisations - short.synchronisations == steps  # the best score with its id
-    assert long.host_to_device - short.host_to_device <= copies * steps
