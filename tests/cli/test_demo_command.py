@@ -73,6 +73,7 @@ def test_answers_are_compared(base: str, umim_says: str, verdict: str) -> None:
     assert lines[1].endswith(f"ms  {base}") and lines[2].endswith(f"ms  {umim_says}")
 
 
+@pytest.mark.full
 def test_the_default_checkpoint_answers_rightly(umim: Umim) -> None:
     if fault := model_fault(PACKAGED.find("smollm2-135m-instruct")):
         pytest.skip(str(fault))

@@ -72,9 +72,8 @@ def questions(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "model", ["own.gguf", pytest.param("own", marks=pytest.mark.full)], ids=["gguf", "directory"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["own.gguf", "own"], ids=["gguf", "directory"])
 def test_three_commands_lead_to_text_and_the_fourth_to_lm_eval(
     model: str, place: Path, umim: Umim
 ) -> None:

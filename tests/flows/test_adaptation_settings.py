@@ -18,6 +18,8 @@ from umim_core.adaptation.settings import Setting
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError
 
+pytestmark = pytest.mark.full  # a whole run is in its fixture
+
 NEW_ROW = Setting("WT + DPO + FT", "WT + DPO", "task", "sft")
 
 

@@ -89,6 +89,7 @@ def rows(run: Walk) -> dict[str, ComparisonRow]:
     return {row.method: row for row in found if row.setting == "WT"}
 
 
+@pytest.mark.full
 def test_a_baseline_of_one_file_has_a_row_of_its_own(rows: dict[str, ComparisonRow]) -> None:
     assert set(rows) == {"umim", TRUNCATION, MEAN, FULL, SPANS, RANDOM, *ADDED}
     for name in ADDED:
@@ -100,6 +101,7 @@ def test_a_baseline_of_one_file_has_a_row_of_its_own(rows: dict[str, ComparisonR
     assert sum("every-other" in line for line in shown) == 1
 
 
+@pytest.mark.full
 def test_deleted_tokens_are_as_many_as_merging_saves(rows: dict[str, ComparisonRow]) -> None:
     merged = rows[MEAN].scores[DEFAULT_TASK, "WT"]["token_reduction"]
     assert merged.value > 0
@@ -111,6 +113,7 @@ def test_deleted_tokens_are_as_many_as_merging_saves(rows: dict[str, ComparisonR
     assert reduced == rows["newest"].metric("cache_reduction")
 
 
+@pytest.mark.full
 def test_merged_spans_are_measured_like_the_module(rows: dict[str, ComparisonRow]) -> None:
     ours, mean = rows["umim"], rows[MEAN]
     same = ("token_reduction", "ppl_base", "ppl_half_base")
@@ -120,6 +123,7 @@ def test_merged_spans_are_measured_like_the_module(rows: dict[str, ComparisonRow
     assert ours.metric("kl") != mean.metric("kl")
 
 
+@pytest.mark.full
 def test_span_eviction_is_measured_like_the_module_but_reduces_the_cache_alone(
     rows: dict[str, ComparisonRow],
 ) -> None:
@@ -131,6 +135,7 @@ def test_span_eviction_is_measured_like_the_module_but_reduces_the_cache_alone(
     assert tasks["token_reduction"].value == 0
 
 
+@pytest.mark.full
 def test_the_full_cache_is_the_base_model(rows: dict[str, ComparisonRow]) -> None:
     full = rows[FULL]
     assert full.metric("cache_reduction") == 0

@@ -15,6 +15,8 @@ import pytest
 from support.tiny_pipeline import Walk, stages_in, walk, walk_until
 from support.training_processes import exit_codes, start_ranks
 
+pytestmark = pytest.mark.full  # a whole run is in its fixture
+
 MEASURED = ("evaluate", "task-score")
 # The function at whose call the process kills itself, which call, when; and what is measured then.
 POINTS = {
@@ -35,13 +37,7 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        name if name.startswith("behind") else pytest.param(name, marks=pytest.mark.full)
-        for name in POINTS
-    ],
-)
+@pytest.mark.parametrize("point", POINTS)
 def test_a_killed_evaluation_measures_nothing_twice(
     tiny_run: Walk, tmp_path: Path, point: str
 ) -> None:

@@ -71,6 +71,7 @@ def test_rows_longer_than_the_positions_are_refused_before_anything_runs(tmp_pat
         check_positions(find_recipe(str(path)))
 
 
+@pytest.mark.full
 def test_an_error_inside_a_flow_shows_no_traceback(
     tmp_path: Path, prefect_server: PrefectServer, empty_store: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from flows.mine import mine
 from support.shared_services import PrefectServer
 from umim_core import RuleSet
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.errors import ArtifactError
 
 BACKBONE = "umim-docs-llama"
 TEXT = "Return a new array. Return a new view of the array. Return the sum of the array. " * 40
@@ -68,30 +66,20 @@ def test_rules_of_the_flow_equal_a_counter(place: Path) -> None:
             assert counts[tuple(int(i) for i in row)] == support >= tau
 
 
-def test_one_changed_byte_runs_exactly_its_dependants(place: Path) -> None:
+@pytest.mark.full
+def test_one_changed_byte_of_the_test_text_counts_nothing_again(place: Path) -> None:
     mine(str(place / "files.yaml"))
     before = _stages(place)
     path = place / "test.txt"
     path.write_bytes(b"S" + path.read_bytes()[1:])
     mine(str(place / "files.yaml"))
-    changed = _stages(place) - before
-    assert changed == {"corpus": 1, "tokenize": 1}  # counts and rules see the training ids alone
+    assert _stages(place) - before == {"corpus": 1, "tokenize": 1}
+
+
+def test_one_changed_byte_runs_exactly_its_dependants(place: Path) -> None:
+    mine(str(place / "files.yaml"))
+    before = _stages(place)
     path = place / "train.txt"
     path.write_bytes(b"S" + path.read_bytes()[1:])
     mine(str(place / "files.yaml"))
-    again = _stages(place) - before - changed
-    assert again == {"corpus": 1, "tokenize": 1, "count": 1, "filter": 2}
-
-
-def test_a_finished_stage_that_was_altered_is_refused(place: Path) -> None:
-    mine(str(place / "files.yaml"))
-    manifest = max(place.glob("root/count/*/manifest.json"), key=lambda p: p.stat().st_mtime_ns)
-    name = next(iter(json.loads(manifest.read_text())["files"]))
-    target = manifest.parent / name
-    original = target.read_bytes()
-    target.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
-    try:
-        with pytest.raises(ArtifactError, match="SHA-256"):
-            mine(str(place / "files.yaml"))
-    finally:
-        target.write_bytes(original)
+    assert _stages(place) - before == {"corpus": 1, "tokenize": 1, "count": 1, "filter": 2}

@@ -48,6 +48,7 @@ def rows(run: Walk) -> dict[str, ComparisonRow]:
     return {row.setting: row for row in comparison_rows(*run.results, run.recipe.seed)}
 
 
+@pytest.mark.full
 def test_a_file_is_all_that_a_new_task_needs(rows: dict[str, ComparisonRow]) -> None:
     wt = rows["WT"]
     assert wt.tasks == ("rhymes", DEFAULT_TASK)
@@ -59,6 +60,7 @@ def test_a_file_is_all_that_a_new_task_needs(rows: dict[str, ComparisonRow]) -> 
     assert {"rhymes acc. WT", "rhymes acc. adapted"} <= set(comparison([wt]).headings)
 
 
+@pytest.mark.full
 def test_what_does_not_depend_on_the_new_task_is_found(run: Walk) -> None:
     adapted = ["task-rules", "with-rules", "sft", "dpo"]
     made = run.executed()
@@ -67,6 +69,7 @@ def test_what_does_not_depend_on_the_new_task_is_found(run: Walk) -> None:
     assert not {"distill", "count", "filter", "benchmark"} & set(made)
 
 
+@pytest.mark.full
 def test_training_reads_the_prompt_and_merges_where_the_task_says(run: Walk) -> None:
     (task,) = (c.artifact for c in run.calls if c.name == "task" and c.artifact.executed)
     (rules,) = (call.artifact for call in run.calls if call.name == "task-rules")

@@ -18,14 +18,13 @@ from support.faulty_disk import PAGE, Faults, leftovers, published, small_file_s
 from support.tiny_pipeline import NOT_EQUAL, Call, Walk
 from umim_core.errors import ArtifactError
 
+pytestmark = pytest.mark.full  # a whole run is in its fixture
+
 STAGES = (
     "corpus", "task", "tokenize", "count", "filter", "distill", "task-rules", "with-rules", "sft",
     "dpo", "evaluate", "task-score", "benchmark", "report",
 )  # fmt: skip
-QUICK = ("with-rules", "evaluate")
-EVERY_STAGE = pytest.mark.parametrize(
-    "stage", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in STAGES]
-)
+EVERY_STAGE = pytest.mark.parametrize("stage", STAGES)
 
 
 def call_of(run: Walk, stage: str) -> Call:
@@ -93,11 +92,10 @@ def test_whichever_write_flush_or_rename_fails_the_artifact_is_whole_or_absent(
     assert refused >= 3
 
 
-@pytest.mark.parametrize("times", [6, pytest.param(200, marks=pytest.mark.full)])
 def test_runs_of_training_and_measuring_stages_leave_nothing_open(
-    tiny_run: Walk, tmp_path: Path, times: int
+    tiny_run: Walk, tmp_path: Path
 ) -> None:
-    process = psutil.Process()
+    times, process = 60, psutil.Process()
     calls = [call_of(tiny_run, name) for name in ("with-rules", "distill", "evaluate")]
 
     def held() -> tuple[int, int, int]:

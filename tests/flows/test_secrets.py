@@ -15,6 +15,8 @@ from support.tiny_pipeline import Walk
 from support.traces import CANARIES, traces
 from tasks.tracking.tracker import Tracker
 
+pytestmark = pytest.mark.full  # a whole run is in its fixture
+
 STAGES = ("task", "with-rules", "distill", "evaluate", "report")
 
 

@@ -51,6 +51,7 @@ def held_out() -> tuple[np.ndarray, np.ndarray]:
     return cut_segments(tokenize("test"), LENGTH)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tau", FIGURES)
 def test_rule_counts_are_those_of_the_oracle(counts: NgramCounts, tau: int) -> None:
     ids, support = {}, {}
@@ -66,6 +67,7 @@ def test_rule_counts_are_those_of_the_oracle(counts: NgramCounts, tau: int) -> N
     assert found == FIGURES[tau]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("tau", "containment"), REDUCTION)
 def test_token_reduction_is_that_of_the_oracle(
     counts: NgramCounts,

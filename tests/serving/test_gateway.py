@@ -208,6 +208,7 @@ def test_a_prompt_whose_merging_fails_is_sent_raw(
         assert metric(url, "umim_prompts_unmerged_total") == 1
 
 
+@pytest.mark.full
 def test_an_engine_that_dies_and_comes_back(
     export: Path, engine: Callable[[], EngineServer]
 ) -> None:

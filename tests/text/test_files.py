@@ -161,6 +161,7 @@ def test_remote_faults_name_the_file_and_no_secret(store: ObjectStore, case: str
     assert_no_secret(shown(caught.value))
 
 
+@pytest.mark.full
 def test_a_store_that_does_not_answer_is_named_without_secrets() -> None:
     with object_store() as gone:
         address = uri(gone, "data/a.txt")

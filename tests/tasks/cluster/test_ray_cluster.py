@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,18 +15,11 @@ import pytest
 import ray
 
 from tasks.cluster.private_cluster import listening_addresses, require_loopback
-from tasks.cluster.ray_cluster import Cluster, ray_cluster, worker_environment
+from tasks.cluster.ray_cluster import ray_cluster, worker_environment
 from umim_core.errors import ClusterError
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-OBJECT_STORE = 100 << 20
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with ray_cluster(cpus=2, object_store_bytes=OBJECT_STORE) as found:
-        yield found
 
 
 def _look() -> dict[str, str | None]:
@@ -37,7 +29,7 @@ def _look() -> dict[str, str | None]:
     return {"file": umim_core.errors.__file__, **{name: os.environ.get(name) for name in names}}
 
 
-def test_every_socket_of_the_cluster_and_its_workers_is_on_loopback(cluster: Cluster) -> None:
+def test_every_socket_of_the_cluster_and_its_workers_is_on_loopback(two_cores: None) -> None:
     ray.get([ray.remote(_look).options(num_cpus=1).remote() for _ in range(4)])
     sockets = listening_addresses()
     names = {name for name, _, _ in sockets}
@@ -46,7 +38,7 @@ def test_every_socket_of_the_cluster_and_its_workers_is_on_loopback(cluster: Clu
     assert {address for _, address, _ in sockets} <= LOOPBACK
 
 
-def test_workers_import_this_checkout_and_get_passive_threads_by_cpus(cluster: Cluster) -> None:
+def test_workers_import_this_checkout_and_get_passive_threads_by_cpus(two_cores: None) -> None:
     seen = ray.get(ray.remote(_look).options(num_cpus=2).remote())
     assert seen["file"] == str(CHECKOUT / "umim_core" / "errors.py")
     assert seen["OMP_WAIT_POLICY"] == "PASSIVE"
@@ -54,13 +46,13 @@ def test_workers_import_this_checkout_and_get_passive_threads_by_cpus(cluster: C
 
 
 @pytest.mark.full  # Ray takes twenty seconds to give up
-def test_a_caller_without_the_token_is_refused(cluster: Cluster) -> None:
+def test_a_caller_without_the_token_is_refused(two_cores: None) -> None:
     program = "import ray, sys; ray.init(address=sys.argv[1]); print('let in')"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
     environment |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     result = subprocess.run(
-        [sys.executable, "-c", program, cluster.address],
+        [sys.executable, "-c", program, ray.get_runtime_context().gcs_address],
         env=environment,
         capture_output=True,
         text=True,
@@ -109,8 +101,13 @@ def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     ("address", "environment", "message"),
     [
         ("10.0.0.1:6379", {}, "needs an explicit RAY_AUTH_MODE"),
-        ("127.0.0.1:9", {"RAY_AUTH_MODE": "token"}, "must answer; got 127.0.0.1:9"),
-        ("somewhere", {"RAY_AUTH_MODE": "token"}, "must be host:port"),
+        *(
+            pytest.param(address, {"RAY_AUTH_MODE": "token"}, message, marks=pytest.mark.full)
+            for address, message in (
+                ("127.0.0.1:9", "must answer; got 127.0.0.1:9"),
+                ("somewhere", "must be host:port"),
+            )
+        ),
     ],
 )
 def test_a_named_cluster_is_refused_with_a_reason(
@@ -168,16 +165,19 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Aftermath:
     return Aftermath(left, fresh.stdout.splitlines(), list(home.iterdir()))
 
 
+@pytest.mark.full
 def test_what_a_killed_driver_left_is_swept_by_the_next_start(aftermath: Aftermath) -> None:
     assert aftermath.left
     assert not [path for path in aftermath.left if path.exists()]
 
 
+@pytest.mark.full
 def test_ray_imported_early_still_listens_on_loopback_only(aftermath: Aftermath) -> None:
     expected = "['127.0.0.1', '::ffff:127.0.0.1']"
     assert [aftermath.printed[i] for i in (1, 5)] == [expected, expected]
 
 
+@pytest.mark.full
 def test_two_starts_leave_environment_signals_and_home_as_they_were(aftermath: Aftermath) -> None:
     threads, _, own_handler, still_open, *_, restored = aftermath.printed
     assert (threads, own_handler, still_open, restored) == ("1", "True", "False", "True")

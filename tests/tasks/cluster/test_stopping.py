@@ -94,6 +94,7 @@ def test_ctrl_c_ends_a_run_likewise(tmp_path: Path) -> None:
         assert stop(run, signal.SIGINT)[0] == 130
 
 
+@pytest.mark.full
 def test_a_run_that_lets_no_thread_run_is_killed(tmp_path: Path) -> None:
     with running(program("ready()", NEVER), tmp_path) as (run, _, _):
         process = psutil.Process(run.pid)

@@ -31,7 +31,7 @@ def assert_equal(got: NgramCounts, want: NgramCounts) -> None:
         assert got.keys[n].dtype == got.support[n].dtype == np.int64
 
 
-@pytest.mark.parametrize("block_tokens", [90, 1 << 21])
+@pytest.mark.parametrize("block_tokens", [90, pytest.param(1 << 21, marks=pytest.mark.full)])
 def test_equals_the_count_in_one_process_whatever_the_blocks(
     two_cores: None, block_tokens: int
 ) -> None:
@@ -43,6 +43,7 @@ def test_equals_the_count_in_one_process_whatever_the_blocks(
     assert_equal(count_distributed(corpus, 3, block_tokens=block_tokens), want)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("offsets", [[0], [0, 0, 1, 2]], ids=["no-documents", "short-documents"])
 def test_a_corpus_without_ngrams_has_no_counts(two_cores: None, offsets: list[int]) -> None:
     ids = np.full(offsets[-1], 7, dtype=np.int32)

@@ -108,15 +108,13 @@ class Killer:
         return title.startswith(self._prefix) and not title.startswith("ray::IDLE")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("doing", "seed"),
     [
-        (MAP, 0),
-        *(
-            pytest.param(doing, seed, marks=pytest.mark.full)
-            for doing in (MAP, SORT, REDUCE, GROUPS, "ray::_")  # the last: also Ray Data's actors
-            for seed in range(1, 4)
-        ),
+        (doing, seed)
+        for doing in (MAP, SORT, REDUCE, GROUPS, "ray::_")  # the last: also Ray Data's actors
+        for seed in range(3)
     ],
 )
 def test_killed_workers_leave_the_digest_alone(
@@ -146,7 +144,8 @@ def test_workers_that_always_die_end_in_a_typed_error(
     assert not list(tmp_path.glob("count/*/manifest.json"))
 
 
-@pytest.mark.parametrize("lost", ["killed", pytest.param("silent", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("lost", ["killed", "silent"])
 def test_a_meter_that_is_lost_is_no_reason_to_fail(
     corpus: TinyCorpus, lease: ClusterLease, lost: str
 ) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from support.servers import free_port
+from tasks.run import services
 from tasks.run.services import Service, down, local_services, status, up
 from umim_core.errors import ClusterError
 
@@ -24,8 +25,12 @@ FATHER = (
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    """A server with a child that listens, as those of Prefect and MLflow are."""
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A server with a child that listens, as those of Prefect and MLflow are.
+
+    The child ends by a kill alone: its father does not hand SIGTERM on.
+    """
+    monkeypatch.setattr(services, "_STOP_SECONDS", 0.5)
     port = free_port()
     command = [sys.executable, "-c", FATHER, str(port), "--bind", "127.0.0.1"]
     made = Service("files", [*command, "--directory", str(tmp_path)], port)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.tiny_pipeline import Walk
 from tasks.stages.adapt import task_rules_stage
+
+pytestmark = pytest.mark.full  # a whole run is in its fixture
 
 
 def test_the_budget_of_a_recipe_limits_the_task_rules(tiny_run: Walk, tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_the_command_and_the_stages_give_the_same_rule_set(
     assert RuleSet.load(made).origin.corpus_digest == hashlib.sha256(whole.tobytes()).hexdigest()
 
 
+@pytest.mark.full
 def test_protected_tokens_are_in_no_ngram(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_protected_tokens_are_in_no_ngram(
     assert stored(counted) == left != want
 
 
+@pytest.mark.full
 def test_candidates_of_a_sample_are_counted_exactly(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
 ) -> None:
@@ -202,6 +204,7 @@ def test_a_finished_order_is_not_counted_again(
     assert told == ["count: order 2 was finished by an earlier run"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["keys.npy", "support.npy", "manifest.json"])
 def test_a_torn_order_is_counted_again(
     corpus: TinyCorpus,
@@ -221,7 +224,7 @@ def test_a_torn_order_is_counted_again(
     assert "order 2 is counted again" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["shards", "array"])
+@pytest.mark.parametrize("kind", ["shards", pytest.param("array", marks=pytest.mark.full)])
 def test_given_ngrams_and_their_documents_are_counted_exactly(
     corpus: TinyCorpus, lease: ClusterLease, kind: str
 ) -> None:
@@ -237,7 +240,7 @@ def test_given_ngrams_and_their_documents_are_counted_exactly(
         assert documents[n].tolist() == [spread[n][row] for row in rows]
 
 
-@pytest.mark.parametrize("recount", [False, True])
+@pytest.mark.parametrize("recount", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_the_typed_error_of_a_worker_reaches_the_caller(
     corpus: TinyCorpus, lease: ClusterLease, recount: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,8 @@ from umim_core import UMIM
 from umim_core.config.recipe import Recipe
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
 
+pytestmark = pytest.mark.full  # a whole run is in its fixture
+
 
 def evaluation(root: Path, **metrics: float) -> Artifact:
     return run_stage(root, StageSpec("evaluate", 1, metrics, {}), lambda _: metrics)

@@ -74,6 +74,7 @@ def files(tmp_path: Path) -> list[Path]:
     return paths
 
 
+@pytest.mark.full
 def test_a_file_that_takes_longer_than_a_number_may_lands_at_the_first_try(
     tmp_path: Path, store: str, files: list[Path]
 ) -> None:

@@ -93,6 +93,7 @@ def test_records_written_twice_are_there_once(
     assert held(store) == undisturbed
 
 
+@pytest.mark.full
 def test_a_server_that_never_answers_costs_a_run_less_than_ten_seconds(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracker = Tracker(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path)

@@ -138,6 +138,7 @@ def train_on_rank(_: int, *jobs: dict[str, object]) -> None:
         run_worker(fields)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_train_the_control_of_one(job: TrainJob, kind: str, tmp_path: Path) -> None:
     backbone = load_backbone(job.backbone)

@@ -188,7 +188,7 @@ def kill_a_worker(root: Path, step: int) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("strategy", ["deepspeed", pytest.param("ddp", marks=pytest.mark.full)])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("deepspeed", marks=pytest.mark.full)])
 def test_two_ray_workers_train_to_the_weights_of_one_process(
     inputs: Inputs, cluster: ClusterLease, in_process: Artifact, tmp_path: Path, strategy: str
 ) -> None:
