@@ -1,4 +1,4 @@
-"""Answers kept: what merged prompts do to greedy answers, next to truncation at equal saving.
+"""Answers kept: what merged prompts do to greedy answers, next to other methods at equal saving.
 
     python -m benchmarks.answers --checkpoint DIR --out docs/results/answers-NAME.json
 
@@ -7,8 +7,10 @@
 accepted if it holds one of the question's key words. Of the accepted ones a side keeps those that
 it answers with a key word, too.
 
-Truncation drops the first tokens of what the user says, as many as make the same saving: the share
-of layer-tokens of the prompt, TR (L - k) / L at merge depth k of L layers.
+Every method of ``--methods`` is given the saving of the merged prompt: the share of its
+layer-tokens, TR (L - k) / L at merge depth k of L layers. Methods of the prompt drop as many tokens
+of what the user says, but for the last 16. Methods of the cache read the whole prompt and hold as
+many columns less from then on: they save cache alone.
 """
 
 from __future__ import annotations
@@ -26,8 +28,15 @@ import numpy as np
 
 from benchmarks.common import Benchmark, Report
 from umim_core import UMIM
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.methods import BASELINES, EvictedColumns, Method, ReducedTokens, Text
+from umim_core.baselines.policy_generation import generate_evicted
+from umim_core.baselines.reduction import reduce_tokens
+from umim_core.errors import ConfigError
 from umim_core.inference.prompts import PromptIds
+from umim_core.inference.request import Request
 from umim_core.model.inputs import encode_prompts
+from umim_core.model.options import generation_config
 
 HERE: Final = Path(__file__).parent
 LISTS: Final = ("chats", "documents")
@@ -65,11 +74,69 @@ def _lines(name: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in (HERE / name).read_text("utf-8").splitlines()]
 
 
-def truncated(prompt: PromptIds, tokens: int) -> np.ndarray:
-    """Return a prompt without the first tokens of what the user says, but for the last one."""
-    first, end = prompt.parts[0]
-    gone = min(tokens, end - first - 1)
-    return np.concatenate([prompt.ids[:first], prompt.ids[first + gone :]])
+@dataclass(frozen=True)
+class Prompt:
+    """A question as the model reads it.
+
+    Attributes:
+        ids: Raw ids [T] (int64) of the chat.
+        protected: Tokens that every method leaves alone [T] (bool): the template's, and the last of
+            what the user says.
+        question: Raw ids of the question without its document.
+    """
+
+    ids: np.ndarray
+    protected: np.ndarray
+    question: np.ndarray
+
+    @classmethod
+    def of(cls, question: Question, backbone: Backbone) -> Prompt:
+        """Return the prompt of a question, as ``UMIM.generate`` reads a chat."""
+        chat = [{"role": "user", "content": question.text}]
+        prompt = encode_prompts([chat], backbone, None)[0]
+        assert isinstance(prompt, PromptIds)
+        (first, end) = prompt.parts[0]
+        protected = np.ones(len(prompt.ids), dtype=bool)
+        protected[first : max(first, end - _RAW_TAIL)] = False
+        asked = question.text.rpartition("\n\n")[2]
+        ids = backbone.require_tokenizer()(asked, add_special_tokens=False)["input_ids"]
+        return cls(prompt.ids, protected, np.array(ids, dtype=np.int64))
+
+
+def answer_shortened(
+    method: Method, prompt: Prompt, saving: float, umim: UMIM, new_tokens: int
+) -> tuple[str, float]:
+    """Return the greedy answer of the base model under a method, and the realised saving.
+
+    Raises:
+        ConfigError: If the method merges spans, which would save another share of the layers.
+    """
+    gone = round(saving * len(prompt.ids))
+    stays = len(prompt.ids) - gone
+    if isinstance(method, ReducedTokens):
+        text = Text(prompt.ids, prompt.protected, prompt.question)
+        kept = reduce_tokens(method.reducer, text, stays).kept
+        options = {"max_new_tokens": new_tokens, "do_sample": False, "merge": "none"}
+        out = umim.generate(prompt.ids[kept], **options)
+        return out.text[0], 1 - len(kept) / len(prompt.ids)
+    if isinstance(method, EvictedColumns):
+        config = generation_config(
+            {"max_new_tokens": new_tokens, "do_sample": False}, umim.backbone
+        )
+        row = generate_evicted(
+            [prompt.ids],
+            config,
+            Request(merge="none"),
+            umim.backbone,
+            method.new_policy,
+            lambda ids, generated: stays + generated,
+        )[0]
+        return umim.backbone.decode(row.ids), gone / len(prompt.ids)
+    raise ConfigError(
+        "a method must drop tokens of the prompt or columns of the cache",
+        type(method).__name__,
+        "Leave out baselines that merge spans.",
+    )
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -87,14 +154,24 @@ def run(options: argparse.Namespace, report: Report) -> None:
         "lists": {},
     }
 
+    methods = {name: BASELINES.find(name)(umim.backbone, umim.matcher) for name in options.methods}
+
     def answer(prompt: object, **asked: object) -> tuple[str, float]:
-        made = umim.generate(prompt, max_new_tokens=options.new_tokens, do_sample=False, **asked)
-        return made.text[0], made.token_reduction[0]
+        out = umim.generate(prompt, max_new_tokens=options.new_tokens, do_sample=False, **asked)
+        return out.text[0], out.token_reduction[0]
+
+    def others(question: Question, saving: float) -> dict[str, tuple[str, float]]:
+        prompt = Prompt.of(question, umim.backbone)
+        return {
+            name: answer_shortened(method, prompt, saving, umim, options.new_tokens)
+            for name, method in methods.items()
+        }
 
     for which in options.lists:
         rows = []
         for question in questions(which)[: options.most]:
-            rows.append(_row(question, umim, answer, options.raw_tails, (layers - depth) / layers))
+            share = (layers - depth) / layers
+            rows.append(_row(question, answer, others, options.raw_tails, share))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         report["lists"][which] = summary(rows)
 
@@ -106,35 +183,27 @@ def _named(backbone: str | None) -> dict[str, str]:
 
 def _row(
     question: Question,
-    umim: UMIM,
     answer: Callable[..., tuple[str, float]],
+    others: Callable[[Question, float], dict[str, tuple[str, float]]],
     raw_tails: Sequence[int],
     share: float,
 ) -> Report:
     """Answer one question from every side; merged sides are named by their raw tail."""
     chat = [{"role": "user", "content": question.text}]
-    prompt = encode_prompts([chat], umim.backbone, None)[0]
-    assert isinstance(prompt, PromptIds)
-    text, _ = answer(chat, merge="none")
-    row: Report = {
+    sides = {BASE: (answer(chat, merge="none")[0], 0.0)}
+    if question.accepts(sides[BASE][0]):
+        for raw_tail in raw_tails:
+            text, reduction = answer(chat, merge="prompt", raw_tail=raw_tail)
+            sides[f"umim, raw tail {raw_tail}"] = (text, reduction * share)
+            if raw_tail == _RAW_TAIL:
+                sides |= others(question, reduction * share)
+    return {
         "id": question.name,
-        "tokens": len(prompt.ids),
-        "sides": {BASE: {"answer": text, "accepted": question.accepts(text), "saving": 0.0}},
+        "sides": {
+            name: {"answer": text, "accepted": question.accepts(text), "saving": saving}
+            for name, (text, saving) in sides.items()
+        },
     }
-    if not question.accepts(text):
-        return row
-    for raw_tail in raw_tails:
-        text, reduction = answer(chat, merge="prompt", raw_tail=raw_tail)
-        saving = reduction * share
-        sides = {f"umim, raw tail {raw_tail}": (text, saving)}
-        if raw_tail == _RAW_TAIL:
-            ids = truncated(prompt, round(saving * len(prompt.ids)))
-            sides["truncation"] = (answer(ids, merge="none")[0], 1 - len(ids) / len(prompt.ids))
-        row["sides"] |= {
-            name: {"answer": said, "accepted": question.accepts(said), "saving": saved}
-            for name, (said, saved) in sides.items()
-        }
-    return row
 
 
 def summary(rows: Sequence[Mapping[str, object]]) -> Report:
@@ -152,7 +221,6 @@ def summary(rows: Sequence[Mapping[str, object]]) -> Report:
     return {
         "questions": len(rows),
         "accepted": len(known),
-        "tokens": mean(row["tokens"] for row in rows),  # type: ignore[misc]
         "sides": sides,
         "rows": list(rows),
     }
@@ -166,7 +234,8 @@ main = Benchmark(
         "name": str,
         "backbone": str,
         "lists": LISTS,
-        "raw_tails": [_RAW_TAIL, 0],
+        "raw_tails": [_RAW_TAIL],
+        "methods": ["truncation"],
         "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
         "new_tokens": 40,
         "most": 1000,
