@@ -77,7 +77,7 @@ def main() -> None:
 
 @app.callback()
 def _options(version: VersionFlag = False) -> None:
-    """Merge frequent token spans into single input embeddings of a frozen language model."""
+    """Shorten prompts and KV caches of a frozen language model by merging frequent token spans."""
 
 
 @app.command()

@@ -48,7 +48,8 @@ def generate(
         typer.Option(help="System message of the chat; by default the template's own."),
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens to generate. [default: 64; a reply: 256]")
+        int | None,
+        typer.Option(min=1, help="Most tokens to generate. [default: 64; a reply: 256]"),
     ] = None,
     do_sample: Annotated[
         bool | None,

@@ -90,7 +90,7 @@ def prune(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Keep the rules of the least estimated divergence per occurrence, over the tokens it saves.
+    """Drop the rules whose merging costs most per saved token.
 
     One pass over the text measures every rule. The damage table that it writes serves further calls
     with other targets. The checkpoint carries the price of every rule that stays.

@@ -121,7 +121,9 @@ class TokenChooser:
             warpers = _from_table(WARPERS, config) if self._sample else []
         except ValueError as error:
             raise GenerationError(
-                "a sampling setting is out of range", str(error), "Correct it, or leave it out."
+                "a sampling setting is out of range",
+                str(error).rstrip("."),
+                "Correct it, or leave it out.",
             ) from error
         behind = [*plain, *(processors or ())]
         uniform = not processors and not on_ids and not any(least)

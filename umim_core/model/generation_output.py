@@ -110,8 +110,8 @@ class GenerationOutput:
         saved = round(self.gen_kv_reduction[row] * max(0, len(ids) - 1))
         summary = (
             f"{border} prompt tokens -> {units} units, token reduction "
-            f"{self.token_reduction[row]:.1%}; {len(ids)} generated tokens, {saved} KV entries "
-            f"saved, cumulative KV TR {self.cumulative_kv_reduction[row]:.1%}; first token after "
+            f"{self.token_reduction[row]:.1%}; {len(ids)} generated tokens, {saved} of their "
+            f"cache entries saved, cumulative KV TR {self.cumulative_kv_reduction[row]:.1%}; first token after "
             f"{1000 * self.timings.first_token:,.0f} ms"
         )
         if (self.merge, self.raw_tail) != ("all", 0):

@@ -199,7 +199,9 @@ def generation_config(options: GenerateOptions, backbone: Backbone) -> Generatio
         )
     except ValueError as error:
         raise GenerationError(
-            "a generation option is out of range", str(error), "Correct it, or leave it out."
+            "a generation option is out of range",
+            str(error).rstrip("."),
+            "Correct it, or leave it out.",
         ) from error
     if config.max_new_tokens is None:
         config.max_new_tokens = _NEW_TOKENS
