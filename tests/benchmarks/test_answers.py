@@ -1,4 +1,4 @@
-"""Methods of the prompt and of the cache on a question: what stays, and which saving is realised."""
+"""Methods of the prompt and of the cache on a question: what stays, what is saved."""
 
 from __future__ import annotations
 

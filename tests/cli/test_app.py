@@ -153,10 +153,6 @@ ERRORS = {
     "compress: surrogate": (("compress", "a\udcff", *CHECKPOINT), "a text must be UTF-8"),
     "generate: checkpoint": (("generate", "x", "-c", "no-such"), "a checkpoint must be one of"),
     "generate: empty": (("generate", "", *CHECKPOINT), "at least one token id"),
-    "generate: no new": (
-        ("generate", "w1", *CHECKPOINT, "--max-new-tokens", "0"),
-        "`max_new_tokens` must be greater than 0, but is 0",
-    ),
     "generate: long": (
         ("generate", "w1", *CHECKPOINT, "--max-new-tokens", "65"),
         "must fit the backbone's 64 positions",
@@ -230,6 +226,7 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
     [
         (["generate", "x", "--merge", "some"], "'some' is not one of 'all', 'prompt', 'none'"),
         (["generate", "x", "--max-new-tokens", "few"], "Invalid value for '--max-new-tokens'"),
+        (["generate", "x", "--max-new-tokens", "0"], "Invalid value for '--max-new-tokens'"),
         (["ppl", "x", "--max-segments", "0"], "Invalid value for '--max-segments'"),
         (["ppl"], "Missing argument"),
         (["path", "umim-docs-llama", "--part", "x"], "'x' is not one of 'checkpoint', 'backbone'"),

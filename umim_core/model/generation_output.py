@@ -111,8 +111,8 @@ class GenerationOutput:
         summary = (
             f"{border} prompt tokens -> {units} units, token reduction "
             f"{self.token_reduction[row]:.1%}; {len(ids)} generated tokens, {saved} of their "
-            f"cache entries saved, cumulative KV TR {self.cumulative_kv_reduction[row]:.1%}; first token after "
-            f"{1000 * self.timings.first_token:,.0f} ms"
+            f"cache entries saved, cumulative KV TR {self.cumulative_kv_reduction[row]:.1%}; first "
+            f"token after {1000 * self.timings.first_token:,.0f} ms"
         )
         if (self.merge, self.raw_tail) != ("all", 0):
             tail = f", raw tail {self.raw_tail}" if self.raw_tail else ""
