@@ -101,6 +101,6 @@ RESUME = (
         "weight, num_bad, loss_sum, kl_sum = sum_over_ranks(shares)\n",
         "_, num_bad, loss_sum, kl_sum = sum_over_ranks(shares)\n    weight = loss.weight * world\n",
         ("tests/tasks/training/test_train_merges.py",),
-        ("tests/tasks/training/test_train_ranks.py",),
+        ("tests/tasks/training/test_strategies.py",),
     ),
 )

@@ -19,11 +19,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from support.tiny_models import random_backbone
-from tasks.training.strategies import DdpStrategy, make_strategy
+from tasks.training.strategies import make_strategy
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.config.recipe import TrainConfig
 from umim_core.distill.objectives import BatchLoss, DistillObjective, PreferenceObjective
-from umim_core.distill.optimizer import Strategy
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import TrainResult, train
 from umim_core.distill.train_state import Progress
@@ -97,11 +96,9 @@ class _Watching(nn.Module):
 
     Attributes:
         kill: When this process dies, if ever.
-        bad_gradients: Numbers of the batches with a finite loss and a gradient that is NaN.
     """
 
     kill: Kill | None = None
-    bad_gradients: tuple[int, ...] = ()
     batches = 0
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
@@ -110,8 +107,6 @@ class _Watching(nn.Module):
         if self.kill is not None and self.batches == self.kill.batch:
             order = (os.getpid(), self.kill.signal)
             threading.Timer(self.kill.seconds, os.kill, order).start()
-        if self.batches in self.bad_gradients:
-            return loss._replace(total=loss.total + (self.module.query * 0.0).sqrt().sum())
         return loss
 
 
@@ -123,39 +118,29 @@ class WatchedPreference(_Watching, PreferenceObjective):
     """Preference training."""
 
 
-class Unsynchronised(DdpStrategy):
-    """DDP whose gradients stay on their rank: the fault that the comparisons must see."""
-
-    def loss(self, indices: Sequence[int]) -> BatchLoss:
-        with self._model.no_sync():
-            return super().loss(indices)
-
-
 @dataclass(frozen=True)
 class Run:
     """One training run; equal runs take equal steps.
 
     Attributes:
         folder: Receives the states.
-        strategy: How gradients are exchanged; ``none``: not at all.
+        strategy: How gradients are exchanged.
         config: Steps, batch size and the rest.
         dtype: Of backbone and module.
         merges: Training rows in which rules may match.
         poisoned: Training rows with an infinite embedding in a merged span.
         kills: Who dies when.
-        bad_gradients: Batches of rank 1 (rank 0 where it is alone) with a gradient that is NaN.
         rule_rows: Rules that have rows of their own.
         preference: Whether questions are trained on, not rows.
     """
 
     folder: Path
-    strategy: Literal["ddp", "deepspeed", "none"] = "ddp"
+    strategy: Literal["ddp", "deepspeed"] = "ddp"
     config: TrainConfig = CONFIG
     dtype: torch.dtype = torch.float32
     merges: tuple[bool, ...] = (True,) * ROWS
     poisoned: tuple[int, ...] = ()
     kills: tuple[Kill, ...] = ()
-    bad_gradients: tuple[int, ...] = ()
     rule_rows: int = 0
     preference: bool = False
 
@@ -194,11 +179,6 @@ class Run:
         """Return a rank's tensors as they were saved after that step."""
         return load_file(self.folder / f"step-{step:08d}" / f"rank-{rank}.safetensors")
 
-    def weights(self, step: int, rank: int = 0) -> Tensor:
-        """Return the module's weights in one vector, as they were saved after that step."""
-        tensors = self.state(step, rank)
-        return torch.cat([v.flatten() for k, v in tensors.items() if k.startswith("module.")])
-
     def curve(self) -> list[dict[str, float]]:
         """Return the curve up to the newest state."""
         newest = max(self.folder.glob("step-*"))
@@ -222,13 +202,7 @@ def train_here(run: Run, rank: int = 0) -> tuple[TrainResult, Watched | WatchedP
     """Train in this process, as that rank of the group if there is one."""
     objective = run.objective()
     objective.kill = next((kill for kill in run.kills if kill.rank == rank), None)
-    if rank == int(torch.distributed.is_initialized()):
-        objective.bad_gradients = run.bad_gradients
-    strategy: Strategy = (
-        Unsynchronised(objective, run.config)
-        if run.strategy == "none"
-        else make_strategy(run.strategy, objective, run.config)
-    )
+    strategy = make_strategy(run.strategy, objective, run.config)
     result = train(objective, strategy, run.config, seed=SEED, state_dir=run.folder)
     return result, objective
 

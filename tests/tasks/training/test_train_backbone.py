@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from support.tiny_models import save_with_tokenizer
-from support.training_processes import run_ranks
 from tasks.training.strategies import DdpStrategy, make_strategy
 from tasks.training.train_worker import run_worker
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DistillConfig, PreferenceConfig, TrainConfig
 from umim_core.distill import train_run
 from umim_core.distill.token_rows import TokenRows
@@ -152,28 +150,3 @@ def content(job: TrainJob) -> dict[str, bytes]:
         for path in out.rglob("*")
         if path.is_file() and "state" not in path.parts
     }
-
-
-def train_and_stop(_: int, job: dict[str, object]) -> None:
-    """Run a job on one rank."""
-    run_worker(job)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
-@pytest.mark.parametrize("micro_batch", [None, 1])
-def test_two_ranks_leave_the_backbone_as_it_was_and_train_as_one_does(
-    jobs: Mapping[str, TrainJob], tmp_path: Path, strategy: str, micro_batch: int | None
-) -> None:
-    alone = replace(jobs["dpo"], out=str(tmp_path / "alone"))
-    Path(alone.out).mkdir()
-    run_worker(asdict(alone))
-    config = {**alone.config, "micro_batch": micro_batch}
-    pair = replace(alone, out=str(tmp_path / "pair"), strategy=strategy, config=config)
-    Path(pair.out).mkdir()
-    run_ranks(tmp_path / "ranks", 2, train_and_stop, asdict(pair))
-    summaries = [json.loads((Path(job.out) / "summary.json").read_text()) for job in (alone, pair)]
-    assert len({summary["backbone_fingerprint"] for summary in summaries}) == 1
-    found = [Checkpoint.load(Path(job.out) / "checkpoint").module for job in (alone, pair)]
-    for own, other in zip(*(module.parameters() for module in found), strict=True):
-        torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-3)

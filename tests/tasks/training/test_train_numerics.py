@@ -1,7 +1,7 @@
 """Infinities that come in through the data or the weights, in real steps: none is ever learnt.
 
-``test_train_loop.py`` has losses and gradients that are NaN on command, ``test_train_ranks.py`` and
-``test_strategies.py`` those of one rank of two.
+``test_train_loop.py`` has losses and gradients that are NaN on command, ``test_strategies.py``
+those of one rank of two.
 """
 
 from __future__ import annotations
