@@ -78,10 +78,6 @@ def test_a_side_that_finds_less_is_seen(ids: np.ndarray) -> None:
     assert compare(few, rounds=1)["same"] == {OURS: True, mining.POLARS: False}
 
 
-def test_the_gates_are_met_by_good_figures() -> None:
-    assert set(verdicts(found()).values()) == {True}
-
-
 @pytest.mark.parametrize(
     ("changes", "missed"),
     [

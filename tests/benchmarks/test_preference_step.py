@@ -9,22 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from benchmarks.common import Report, facts
 from benchmarks.engine_sides import Subject, random_subject
 from benchmarks.preference_step import (
-    OURS,
-    SIDES,
-    Questions,
     equal,
     gates,
     main,
     measure,
-    packed_scores,
 )
 from support.tiny_models import tiny_config
-from umim_core.merging.compressed import Compressed
 
 SHAPE = argparse.Namespace(device="cpu", questions=2, answers=3, context=24, ending=6, rounds=1)
 TEXT = SHAPE.questions * (SHAPE.context + SHAPE.answers * SHAPE.ending)
@@ -54,28 +48,6 @@ def test_both_sides_give_one_loss_and_one_gradient(report: Report) -> None:
     assert report["equal"]
     assert measured["token_reduction"] > 0.05
     assert measured["loss"] != pytest.approx(np.log(2), abs=1e-6)  # not at the reference
-
-
-def test_columns_are_counted_once_per_context_and_per_answer(report: Report) -> None:
-    measured = report["checkpoints"]["tiny"]
-    units = round((1 - measured["token_reduction"]) * 2 * 24)
-    tails = 2 * 3 * 5  # the last token of an answer is never an input
-    assert measured["columns"] == pytest.approx((3 * units + tails) / (units + tails))
-    assert 1 < measured["products"] < measured["columns"]
-
-
-def test_another_result_than_that_of_a_row_per_answer_is_seen(
-    given: Subject, report: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def doubled(questions: Questions, compressed: Compressed) -> list[Tensor]:
-        return [2 * scores for scores in packed_scores(questions, compressed)]
-
-    monkeypatch.setitem(SIDES, OURS, doubled)
-    wrong = report | {"checkpoints": {"tiny": measure(given, SHAPE)}}
-    wrong["gates"] = gates(wrong)
-    assert not wrong["gates"]["tiny_loss_error"][2]
-    assert not wrong["gates"]["tiny_gradient_error"][2]
-    assert not equal(wrong)
 
 
 def test_a_step_that_is_too_slow_misses_its_gate(report: Report) -> None:

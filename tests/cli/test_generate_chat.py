@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,20 +75,7 @@ def test_a_reply_alone_is_that_of_the_library(chat: Chat, chatty: Path) -> None:
     assert chat("--chat", "--greedy", "--no-show").out == reply.text[0] + "\n"
 
 
-def test_the_models_own_settings_decide_whether_it_samples(chat: Chat) -> None:
-    texts = {chat("--chat", "--no-show").out for _ in range(4)}
-    assert len(texts) > 1 and len({chat("--greedy").out for _ in range(3)}) == 1
-
-
 def test_a_system_message_without_a_chat_is_refused(chat: Chat) -> None:
     result = chat("--system", "w5")
     assert (result.code, result.out) == (1, "")
     assert "a system message belongs to a chat" in result.err and "Add --chat." in result.err
-
-
-def test_settings_of_sampling_fit_a_model_that_samples_by_itself(chat: Chat) -> None:
-    document = json.loads(chat("--top-k", 1, "--top-p", 0.9, "--json").out)
-    assert document["ids"] == json.loads(chat("--greedy", "--json").out)["ids"]
-    several = chat("-n", 3, "--seed", 1, "--temperature", 40.0, "--json")
-    assert several.code == 0, several.err
-    assert len({str(one["ids"]) for one in json.loads(several.out)["samples"]}) > 1

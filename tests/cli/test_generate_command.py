@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,20 +88,6 @@ def test_samples_are_those_of_the_library(generate: Generate, tiny_umim: UMIM) -
     assert len({str(sample["ids"]) for sample in found}) > 1
 
 
-def test_every_call_samples_anew_unless_it_gives_a_seed(generate: Generate) -> None:
-    assert len({generate("--sample").out for _ in range(4)}) > 1
-    assert len({generate("--sample", "--seed", 3).out for _ in range(4)}) == 1
-
-
-def test_log_probabilities_come_with_the_document(generate: Generate, tiny_umim: UMIM) -> None:
-    found = json.loads(generate("--logprobs", 2, "--json").out)
-    assert len(found["logprobs"]) == len(found["ids"]) == len(found["top_logprobs"])
-    for token, logprob, top in zip(
-        found["ids"], found["logprobs"], found["top_logprobs"], strict=True
-    ):
-        assert len(top) == 2 and top[0] == [token, pytest.approx(logprob)]  # greedy
-
-
 def test_the_document_names_figures_and_times(generate: Generate, tiny_umim: UMIM) -> None:
     expected = tiny_umim.generate(PROMPT, max_new_tokens=9)
     found = json.loads(generate("--json").out)
@@ -122,13 +107,6 @@ def test_a_raw_tail_and_a_bound_on_damage_are_those_of_the_library(
     assert found["prompt_spans"] == [[0, 2], [3, 3]]  # w6 w7 w8 w9 reaches into the last four
     assert found["generated_spans"] == [list(span) for span in expected.generated_spans[0]]
     assert found["cache_lengths"] == list(expected.cache_lengths[0])
-
-
-def test_show_prints_the_prompt_the_text_and_figures(generate: Generate) -> None:
-    found = " ".join(generate("--show").out.split())
-    assert "11 prompt tokens -> 5 units, token reduction 54.5%" in found
-    assert re.search(r"first token after [\d,]+ ms", found)
-    assert found.replace("[", "").replace("]", "").startswith(PROMPT)
 
 
 @pytest.mark.parametrize(

@@ -59,21 +59,6 @@ def test_ppl_prints_both_models_in_one_table(
     assert "10 tokens" in foot and "1 windows of at most 512 tokens, 0 of context" in foot
 
 
-def test_ppl_reads_json_lines_by_documents(
-    umim: Umim, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    texts = ["w1 w2 w3 w4 w5 w6 w7", "w2 w3 w1", "w4"]
-    lines = "".join(json.dumps({"body": text}) + "\n" for text in texts)
-    (tmp_path / "a.jsonl").write_text(lines)
-    options = ["--field", "body", "--segment-length", "4", "--context", "2", "--json"]
-    found = document(umim("ppl", tmp_path / "a.jsonl", "-c", tiny_checkpoint, *options))
-    # Windows 1-4, 3-6, 5-7 and 1-3; a document of one token has no target.
-    assert (found["windows"], found["targets"], found["documents"]) == (4, 3 + 2 + 1 + 2, 2)
-    assert found["bytes"] == sum(len(text) - len("w1") for text in texts[:2])
-    nats = found["targets"] * math.log(found["ppl_base"])
-    assert found["bits_per_byte_base"] == pytest.approx(nats / math.log(2) / found["bytes"])
-
-
 def test_prompts_are_merged_as_generate_merges_them(
     umim: Umim, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

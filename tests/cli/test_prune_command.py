@@ -154,37 +154,6 @@ def test_other_budgets_are_cut_from_the_table(umim: Umim, given: Given) -> None:
     assert "damage      at most" in umim("rules", "two").out
 
 
-def test_digits_stay_on_request_and_more_can_be_protected(umim: Umim, given: Given) -> None:
-    options = ("prune", *given, "--json", "--target-tr", 0.01, "--out")
-    assert document(umim(*options, "one"))["protect"] == ["digits"]
-    again = ("--damage", "one/damage", "--keep-digits")
-    assert document(umim(*options, "two", *again))["protect"] == []
-    third = document(umim(*options, "three", *again, "--protect", "[a-e]"))
-    assert third["protect"] == ["[a-e]"]
-    held = Checkpoint.load("three").rules.ids_by_order
-    assert not {1, 2, 3, 4, 5} & {i for n in held for i in held[n].ravel().tolist()}
-
-
-def test_the_budget_can_be_measured_on_other_text(umim: Umim, given: Given) -> None:
-    Path("held.txt").write_text("a b c d e " * LENGTH)
-    options = ("--target-tr", 0.5, "--heldout", "held.txt", "--json")
-    found = document(umim("prune", *given, *options, "--limit", 3 * LENGTH, "--out", "less"))
-    assert (found["measured_tokens"], found["heldout_tokens"]) == (3 * LENGTH, 3 * LENGTH)
-    spans = Checkpoint.load("less").rules.ids_by_order
-    assert [1, 2] in spans[2].tolist() and [3, 4, 5] in spans[3].tolist()
-
-
-def test_an_untrained_checkpoint_is_measured(umim: Umim, made: Path, given: Given) -> None:
-    rules = ("--rules", made / "start/rules", "--rule-rows", len(SPANS))
-    assert umim("init", made / "model", *rules, "--out", "new").code == 0
-    done = umim("prune", "new", given[1], "--target-tr", 0.1, "--out", "less")
-    assert done.code == 0, done.err
-    kept = Checkpoint.load("less")
-    assert kept.config.rule_rows == len(kept.rules) < len(SPANS)
-    place = Path("less").resolve()
-    assert f"--start {place} --out {place}-trained" in done.out
-
-
 def test_every_rule_that_stays_carries_its_price(umim: Umim, given: Given) -> None:
     assert umim("prune", *given, "--keep-all", "--out", "all").code == 0
     table, whole = DamageTable.load("all/damage"), Checkpoint.load("all").rules
@@ -249,15 +218,6 @@ def test_what_cannot_be_done_is_refused(
     assert (done.code, done.out) == (1, "")
     assert message in done.err
     assert not Path("less").exists()
-
-
-def test_a_table_is_kept_when_the_target_is_not_reached(umim: Umim, given: Given) -> None:
-    options = ("prune", *given, "--out", "less", "--target-tr")
-    refused = umim(*options, 0.7).err
-    assert "must reach a token reduction of 0.7 " in refused
-    assert f"damage table: {Path('less/damage').resolve()}" in refused
-    assert "Add --damage" in umim(*options, 0.1).err
-    assert umim(*options, 0.1, "--damage", "less/damage").code == 0
 
 
 OTHERS = {

@@ -88,17 +88,6 @@ def test_json_describes_the_rules(umim: Umim, folder: Path) -> None:
     assert (found["heldout"], found["leaks"]) == (None, None)
 
 
-def test_json_names_the_most_frequent_rules_and_those_that_collide(
-    umim: Umim, folder: Path
-) -> None:
-    arguments = ("--tokenizer", "tokenizer", "--top", 3, "--json")
-    found = document(umim("rules", "rules", *arguments))
-    first = {"ids": [2, 1], "count": 40, "text": "w2 w1"}
-    second = {"ids": [1, 2], "count": 9, "text": "w1 w2"}
-    assert found["top"] == [first, second, {"ids": [3, 4, 5], "count": 7, "text": "w3 w4 w5"}]
-    assert found["collisions"] == [[second, first]]
-
-
 @pytest.mark.parametrize(
     ("arguments", "documents"),
     [

@@ -31,14 +31,3 @@ def test_texts_hold_answers_and_are_none_of_the_scored_prompts(
         found = [f"{r['prompt']} {r['answer_prefix']} {', '.join(r['references'])}" for r in rows]
         assert (found == texts) == there
         assert bool(set(found) & set(texts)) == there
-
-
-def test_a_task_that_is_not_generated_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "texts.jsonl"
-    done = console(monkeypatch, capsys)(
-        "task-text", "umim_qmsum", "--tokenizer", BACKBONE, "--out", out
-    )
-    assert (done.code, out.exists()) == (1, False)
-    assert "a generation task must be one of" in done.err and "got umim_qmsum" in done.err

@@ -88,23 +88,6 @@ def test_a_finished_training_is_found(umim: Umim, folder: Path, tmp_path: Path) 
     assert "must hold the training that was asked for" in other.err
 
 
-PAPER = ("--positions", "none")
-FORMS = {
-    "paper's form": (PAPER, ["none"]),
-    "positions": ((), ["learned", "none"]),
-}
-
-
-@pytest.mark.parametrize(("form", "positions"), FORMS.values(), ids=FORMS)
-def test_the_recipe_compares_the_form_with_the_papers(
-    umim: Umim, folder: Path, tmp_path: Path, form: tuple[str, ...], positions: list[str]
-) -> None:
-    out = tmp_path / "trained"
-    assert train(umim, folder, *TINY, *form, "--out", out).code == 0
-    recipe = load_any_recipe(out / "recipe.yaml")
-    assert [cell.module_positions for cell in recipe.cells] == positions
-
-
 class Interrupt(logging.Handler):
     """Ctrl-C when a message is logged."""
 
@@ -205,15 +188,3 @@ def test_a_checkpoint_is_trained_further_in_its_form(
     ended = json.loads(begun.out)["kl_best"]
     assert report["kl_first"] == pytest.approx(ended, abs=1e-2)  # it was saved in bfloat16
     assert not (second / "recipe.yaml").exists()
-
-
-def test_mining_ends_with_the_command_that_trains(umim: Umim, folder: Path, tmp_path: Path) -> None:
-    model, text = str(folder / "model"), str(folder / "text.txt")
-    mined = umim(
-        *("mine", text, "--tokenizer", model, "--out", tmp_path / "rules"),
-        *("--segment-length", "16"),
-    )
-    command = shlex.split(mined.out.splitlines()[-1])
-    assert command[:4] == ["umim", "train", model, text]
-    done = umim(*command[1:], "--steps", "2", "--batch-size", "2")
-    assert done.code == 0

@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors import safe_open
 
-from umim_core.backbone.backbone import load_backbone
 from umim_core.embedded.assets import embedded_path
 from umim_core.embedded.docstring_corpus import split_of
 from umim_core.store.artifacts import sha256_file
@@ -68,30 +66,6 @@ print(json.dumps(found))
     found = json.loads(done.stdout)
     assert [found[name][1:] for name in NAMES] == [[8192, 1024], [8192, 2048]]
     assert found[NAMES[0]][0] == found[NAMES[1]][0]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_text_survives_the_tokenizer(name: str) -> None:
-    backbone = load_backbone(name)
-    text = "Return the größte value.\n\n    >>> f(x)\n\t中文 🙂"
-    assert backbone.decode(backbone.encode(text)) == text
-    assert backbone.special_ids == {0}
-    assert backbone.encode("<|endoftext|>") == [0]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_backbone_has_learnt_the_text_it_is_for(name: str) -> None:
-    backbone = load_backbone(name)
-
-    def nats(text: str) -> float:
-        ids = torch.tensor([backbone.encode(text)])
-        with torch.no_grad():
-            return float(backbone.model(input_ids=ids, labels=ids).loss)
-
-    prose = "Return a tensor with the same shape and data type as the input tensor."
-    words = prose.split()
-    assert nats(prose) < 5.0  # a uniform guess costs ln 8192 = 9.0
-    assert nats(prose) < nats(" ".join(words[::-1]))
 
 
 @pytest.mark.parametrize(

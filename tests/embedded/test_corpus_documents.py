@@ -82,39 +82,9 @@ def test_modules_that_do_not_parse_are_reported_and_left_out(
     assert report.modules == 1
 
 
-def test_missing_packages_are_reported(tmp_path: Path) -> None:
-    site = make_package(tmp_path, {"a.py": f'"""{LONG}"""'})
-    report = build_corpus(
-        tmp_path / "out",
-        packages=("absent", "pkg"),
-        out_of_domain=("gone",),
-        site_packages=site,
-        stdlib=site / "none",
-    )
-    assert report.missing == ("absent", "gone")
-    assert report.splits["train"].documents + report.splits["test"].documents == 1
-
-
-def test_nothing_installed_is_an_error_that_says_where_it_looked(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"at least one installed package.*1 missing.*Install"):
-        build_corpus(
-            tmp_path / "out",
-            packages=("absent",),
-            out_of_domain=(),
-            site_packages=tmp_path,
-            stdlib=tmp_path,
-        )
-    assert not (tmp_path / "out").exists()
-
-
 def test_reading_names_the_line_that_is_no_document(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     row = {"id": "a::", "text": "t", "name": "a", "kind": "module", "has_summary": True}
     path.write_text(json.dumps(row) + "\n" + json.dumps({"id": "b::"}) + "\n")
     with pytest.raises(CorpusError, match=r"train\.jsonl:2 must be a document"):
         list(read_documents(path))
-
-
-def test_reading_a_corpus_that_was_not_built_says_so(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="must be built first"):
-        list(read_documents(tmp_path / "train.jsonl"))

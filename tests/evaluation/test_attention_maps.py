@@ -54,19 +54,6 @@ def test_a_backbone_without_a_cache_sees_the_whole_text(
     assert uncached.after[-1].min() > 0
 
 
-def test_a_text_beyond_the_positions_is_refused(tiny_backbone: Backbone) -> None:
-    with pytest.raises(EvaluationError, match="64 positions unmerged; got 65 tokens"):
-        attention_maps(
-            [1, 2] * 32 + [1], Compressed(tiny_backbone, module_of("paper"), RULES, "compact")
-        )
-
-
-def test_the_backbone_keeps_its_attention(tiny_llama: Backbone) -> None:
-    before = tiny_llama.model.config._attn_implementation
-    attention_maps(IDS, Compressed(tiny_llama, module_of("paper"), RULES, "compact"))
-    assert tiny_llama.model.config._attn_implementation == before != "eager"
-
-
 @pytest.mark.parametrize(("ids", "layer", "head"), [([], 0, 0), (IDS, 2, 0), (IDS, 0, 4)])
 def test_what_is_not_there_is_refused(
     tiny_llama: Backbone, ids: list[int], layer: int, head: int

@@ -70,16 +70,3 @@ def test_an_automatic_batch_on_a_cpu_counts_tokens_and_tries_nothing(
     assert [x for x, _ in found] == pytest.approx(
         [x for x, _ in one.loglikelihood(REQUESTS)], abs=1e-4
     )
-
-
-def test_an_automatic_batch_is_counted_anew_for_every_task(backbone_path: Path) -> None:
-    model = UmimLM(merge="none", backbone=str(backbone_path), device="cpu", batch_size="auto")
-    shapes: list[list[int]] = []
-    model.model.get_output_embeddings().register_forward_hook(
-        lambda _, __, logits: shapes.append([*logits.shape])
-    )
-    for length, rows in ((4, 64), (MAX_LENGTH, 2048 // MAX_LENGTH)):
-        requests = [(None, [1 + i] * (length - 1), [2]) for i in range(64)]
-        model._loglikelihood_tokens(requests, disable_tqdm=True)
-        assert max(shape[0] for shape in shapes) == rows
-        shapes.clear()

@@ -95,46 +95,6 @@ def test_entry_points_have_the_form_of_lm_evals_plugin_guide() -> None:
     assert MODEL_MAPPING.get(point.name, TARGET) == TARGET
 
 
-REGISTRIES = {
-    "no registry": "MODEL_REGISTRY = {}",
-    "a registry without membership": "model_registry = object()",
-    "a list": "model_registry = []",
-    "a register that takes no target": """
-class Registry(dict):
-    def register(self, name, entry_point): ...
-model_registry = Registry()
-""",
-    "a frozen registry": """
-class Registry(dict):
-    def register(self, *names, target=None):
-        raise RuntimeError("frozen")
-model_registry = Registry()
-""",
-}
-
-
-def fake_lm_eval(folder: Path, registry: str) -> None:
-    """Lay an lm-eval of another design where the interpreter finds it first."""
-    for place in (folder / "lm_eval", folder / "lm_eval/api", folder / "lm_eval/models"):
-        place.mkdir()
-        (place / "__init__.py").write_text("")
-    (folder / "lm_eval/models/__init__.py").write_text("MODEL_MAPPING = {'hf': 'theirs'}\n")
-    (folder / "lm_eval/api/registry.py").write_text(registry)
-
-
-@pytest.mark.parametrize("design", REGISTRIES)
-@pytest.mark.parametrize("options", [(), ("-W", "error")])
-def test_another_registry_design_is_left_as_it_is_with_a_warning(
-    tmp_path: Path, design: str, options: tuple[str, ...]
-) -> None:
-    fake_lm_eval(tmp_path, REGISTRIES[design])
-    code = "import lm_eval.models; print(sorted(lm_eval.models.MODEL_MAPPING))"
-    done = run_python(code, *options, cwd=tmp_path, PYTHONPATH=str(ROOT))
-    assert done.stdout == "['hf']\n", done.stderr
-    assert "lm-eval==0.4.13" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_start_up_line_is_silent_where_the_module_is_missing(tmp_path: Path) -> None:
     shutil.copy(ROOT / "packaging" / "umim_lm_eval.pth", tmp_path)
     code = f"import site; site.addsitedir({str(tmp_path)!r}); print('started')"

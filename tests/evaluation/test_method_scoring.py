@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import CachingLM
 from transformers import GenerationConfig
 
 from umim_core.backbone.backbone import Backbone
@@ -24,7 +23,7 @@ from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.generated_text import GeneratedText
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
-from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
+from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
@@ -138,15 +137,6 @@ def test_nothing_is_scored_of_or_after_nothing(umim: Scorer, empty: str) -> None
             scorer.score([REQUESTS[0], request], 2)
 
 
-def test_second_halves_are_the_targets(umim: Scorer, tiny_llama: Backbone) -> None:
-    window = np.concatenate([CONTEXT, ENDINGS[1]])  # 12 tokens: 6 and 6
-    found = second_half_perplexity([window], ReducedScorer(umim, Truncation()), 1)
-    expected = model_score(tiny_llama, [3, 4, 5][-3:], window[6:].tolist())
-    assert found.targets == 6
-    assert found.nll_sum == pytest.approx(-expected, abs=1e-4)
-    assert found.token_reduction == pytest.approx(0.5)  # (1 2) 9 (3 4 5) of 6 tokens
-
-
 @pytest.mark.parametrize("budget", [{}, {"match": "umim"}, {"target_tr": 0.4}])
 def test_a_method_scores_through_lm_eval(checkpoint_path: Path, budget: dict[str, Any]) -> None:
     model = UmimLM(checkpoint_path, method="truncation", dtype="float32", **budget)
@@ -192,40 +182,6 @@ def test_a_method_takes_the_merged_prompts_place_alone(merge: str) -> None:
 def test_an_unknown_method_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="baseline must be one of"):
         UmimLM("no checkpoint", method="truncatoin")
-
-
-@pytest.mark.parametrize(
-    ("method", "figure", "lacking"),
-    [
-        ("span-eviction-0", "cache_reduction", "columns, shortfall"),
-        ("truncation", "context_token_reduction", "shortfall"),
-    ],
-)
-def test_cached_answers_of_a_version_that_counted_less_are_made_again(
-    checkpoint_path: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    method: str,
-    figure: str,
-    lacking: str,
-) -> None:
-    class Former(UmimLM):
-        """A version whose cached responses had neither columns nor a shortfall."""
-
-        counted = ()
-
-    asked = [Instance("loglikelihood", {}, ("the cat sat on the mat and the dog", " a"), 0)]
-    reductions = []
-    for kind in (Former, UmimLM, UmimLM):
-        caplog.clear()
-        model = kind(checkpoint_path, method=method, dtype="float32")
-        cached = CachingLM(model, str(tmp_path / "cache.db"))
-        cached.loglikelihood(asked)
-        cached.dbdict.close()
-        warned = f"without their {lacking}, from" in caplog.text
-        reductions.append((model.get_model_info()["umim"][figure], warned))
-    assert reductions[0][0] > 0  # all three have the same question
-    assert reductions == [reductions[0], (reductions[0][0], True), (None, False)]
 
 
 @pytest.mark.parametrize("target", [None, 0.4])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
@@ -23,7 +20,7 @@ from lm_eval.api.model import LM, CachingLM
 from lm_eval.loggers import EvaluationTracker
 
 from support.unit_counts import count_units, read_spans
-from umim_core.errors import ConfigError, EvaluationError
+from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.task_runs import load_tasks
 
@@ -176,30 +173,6 @@ def test_a_comparison_from_the_cache_is_the_same(
         model.dbdict.close()
         assert found["results"] == compared["results"]
     assert found["samples"]["choices"] == compared["samples"]["choices"]
-
-
-def test_sampled_answers_are_those_of_a_call_without_comparison(build: Build) -> None:
-    hot = {"until": ["."], "max_gen_toks": 4, "do_sample": True, "temperature": 1.0}
-    sampled = {**GREEDY, "task": "sampled", "generation_kwargs": hot}
-    found, drawn = [], []
-    for compare in (None, "base"):
-        model = build(compare=compare)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1234)  # as lm-eval does before it evaluates
-            random.seed(1234)
-            np.random.seed(1234)
-            rows = evaluate(model, [sampled])["samples"]["sampled"]
-            drawn.append((random.random(), np.random.random(), float(torch.rand(1))))
-        found.append([sample["resps"] for sample in rows])
-    assert found[0] == found[1]
-    assert drawn[0] == drawn[1]
-
-
-def test_prompts_that_change_between_the_models_are_refused(build: Build) -> None:
-    drawn = itertools.count()
-    changing = {**CHOICES, "doc_to_text": lambda doc: f"{next(drawn)} {doc['text']}"}
-    with pytest.raises(EvaluationError, match="same prompts"):
-        evaluate(build(compare="base"), [changing])
 
 
 @pytest.mark.parametrize("form", ["of older releases", "positional"])

@@ -132,30 +132,6 @@ def test_chats_merge_what_users_say_alone(
     assert score == pytest.approx(top[word], abs=1e-5)
 
 
-@pytest.mark.parametrize("method", ["truncation", "h2o"])
-def test_baselines_drop_of_a_chat_what_merging_saves_of_it(
-    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    made = Checkpoint.load(checkpoint_path).recommending("prompt", 2)
-    stayed = []
-    for name in (None, method):
-        model = UmimLM(made, device="cpu", method=name)
-        monkeypatch.setattr(model.tokenizer, "chat_template", TEMPLATE)
-        text = model.apply_chat_template(CHAT[:2])
-        scored = Instance("loglikelihood", {}, (text, " sat"), 0, ("own", 0, 1))
-        asked = ASKED | {"max_gen_toks": 4}
-        written = Instance("generate_until", {}, (text, asked), 0, ("own", 0, 1))
-        model.start_counting()
-        model.loglikelihood([scored])
-        model.generate_until([written])
-        for request in (scored, written):
-            sizes = model.sizes_of(request)
-            assert sizes is not None and sizes.shortfall == 0
-            stayed.append(sizes.context_units if sizes.columns is None else sizes.columns)
-    assert stayed[:2] == stayed[2:]
-    assert stayed[0] == stayed[1] < len(model.tok_encode(text))
-
-
 def test_lm_eval_applies_the_template(
     checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,10 +9,7 @@ import torch
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
-from datasets import Dataset
 from lm_eval.api.instance import Instance
-from lm_eval.evaluator import simple_evaluate
-from lm_eval.tasks import TaskManager
 
 from support.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models
 from umim_core.inference.request import DEFAULT_TOP_K
@@ -112,31 +109,3 @@ def test_a_request_draws_the_same_whatever_stands_beside_it(merge: str) -> None:
         again = models.ours(merge, 4).generate_until(requests)
     assert found[0] == found[1] == found[2]
     assert again != found[0]  # another evaluation without a seed draws anew
-
-
-def test_an_evaluation_with_repeats_is_reproducible_at_any_batch_size() -> None:
-    """Through lm-eval's own evaluator, which seeds torch."""
-    models, manager = Models(Case()), TaskManager(include_defaults=False)
-
-    def resps(batch_size: int) -> list[list[str]]:
-        task = {
-            "task": "repeated",
-            "custom_dataset": lambda **_: {"test": Dataset.from_dict({"text": PROMPTS[:2]})},
-            "test_split": "test",
-            "output_type": "generate_until",
-            "doc_to_text": "{{text}}",
-            "doc_to_target": "{{text}}",
-            "repeats": 8,
-            "generation_kwargs": {
-                "until": ["zzz"], "do_sample": True, "temperature": 1.0, "max_gen_toks": NEW
-            },
-            "metric_list": [{"metric": "exact_match"}],
-        }  # fmt: skip
-        found = simple_evaluate(
-            models.ours("all", batch_size), tasks=[task], task_manager=manager, bootstrap_iters=0
-        )
-        return [sample["resps"][0] for sample in found["samples"]["repeated"]]
-
-    one, four = resps(1), resps(4)
-    assert one == four
-    assert [len(set(texts)) for texts in one] == [8, 8]

@@ -12,7 +12,6 @@ import pytest
 from flows import parts
 from support.flow_plans import Recorder
 from tasks.report.compare import ShippedResult, comparison_rows
-from tasks.report.comparison_table import comparison
 from tasks.run import checks
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -87,23 +86,6 @@ def test_an_adapted_checkpoint_is_scored_under_its_setting_and_not_timed(tmp_pat
     assert list(found[name].scores) == [(task, "Task-Adapted"), (task, "base")]
     assert list(found["umim-docs-gpt2"].scores) == [(task, "WT"), (task, "base")]
     assert found[name].benchmark is None and found["umim-docs-gpt2"].benchmark is not None
-
-
-def test_the_row_of_an_adapted_checkpoint_is_of_its_setting(tmp_path: Path) -> None:
-    def scored(number: float) -> Artifact:
-        spec = StageSpec("task-score", 1, {"number": number}, {})
-        return run_stage(tmp_path, spec, lambda _: {"acc_tok": number, "token_reduction": 0.1})
-
-    task, name = "umim_docstrings", adapted(tmp_path, "Task-Adapted")
-    scores = {(task, "Task-Adapted"): scored(0.5), (task, "base"): scored(0.4)}
-    measured = run_stage(tmp_path, StageSpec("evaluate", 1, {}, {}), lambda _: {"top1": 0.5})
-    rows = comparison_rows([], [ShippedResult(name, measured, measured, scores)], seed=0)
-    table = comparison(rows)
-    shown = dict(zip(table.headings, table.rows[0], strict=True))
-    assert (shown["setting"], shown["acc. base"], shown["acc. adapted"]) == (
-        *("Task-Adapted", "40.0", "50.0"),
-    )
-    assert "acc. WT" not in shown
 
 
 def adapted(folder: Path, setting: str) -> str:

@@ -20,7 +20,6 @@ import tasks.stages.evaluate as stage
 from support.tiny_pipeline import Walk, stages_in, walk_on_workers
 
 MEASURED = ("evaluate", "task-score", "baseline")
-BASELINES = ("truncation", "mean-embedding")
 
 
 @pytest.fixture
@@ -55,19 +54,6 @@ def test_two_workers_give_the_numbers_of_one_process(
     run = walk_on_workers(trained(tiny_run, tmp_path), recipe(tiny_run), 2)
     assert set(run.executed()) == {"evaluate", "task-score"}
     assert numbers(run) == numbers(tiny_run)
-
-
-@pytest.mark.full
-def test_baselines_measured_on_a_worker_have_the_numbers_of_one_process(
-    tiny_run: Walk, tmp_path: Path
-) -> None:
-    asked, root = recipe(tiny_run, *BASELINES), trained(tiny_run, tmp_path)
-    here = walk_on_workers(root, asked, 0)
-    for name in MEASURED:
-        shutil.rmtree(root / name)
-    there = walk_on_workers(root, asked, 2)
-    assert "baseline" in there.executed()
-    assert numbers(there) == numbers(here)
 
 
 @pytest.mark.full

@@ -14,19 +14,10 @@ from flows.parts import plan
 from tasks.plan.recipe_memory import memory_of_cells
 from tasks.run.recipes import RECIPES, adaptation_names, find_recipe, recipe_names, table_names
 from umim_core.config.recipe import Recipe
-from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ConfigError, ResourceLimitError
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAPERS = ("llama-3.1-8b", "llama-3.2-1b", "gpt2-xl", "deepscaler-1.5b")  # backbones
-# From the backbones' model cards and the paper: parameters, rows per GPU, learning rate, segment.
-PUBLISHED = {
-    "llama-3.1-8b-wikitext": (8_030_261_248, 3, 8e-4, 512, "deepspeed"),
-    "llama-3.2-1b-wikitext": (1_235_814_400, 4, 8e-4, 512, "ddp"),
-    "gpt2-xl-wikitext": (1_557_611_200, 4, 7e-4, 512, "ddp"),
-    "deepscaler-1.5b-maths": (1_777_088_000, 3, 8e-4, 1024, "deepspeed"),
-    "llama-3.1-8b-codecontests": (8_030_261_248, 3, 8e-4, 512, "deepspeed"),
-}
 
 
 def load(name: str) -> Recipe:
@@ -63,33 +54,6 @@ def test_a_table_at_the_papers_scale_has_a_dry_run_without_its_weights(name: str
     assert dry_run(name, "--json").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "methods"),
-    [
-        ("multiple-choice-gpt2-xl", {"selective-context", "llmlingua2", "cpc", "ehpc"}),
-        ("multiple-choice-llama-3.2-1b", {"selective-context", "llmlingua2", "cpc", "ehpc"}),
-        ("multiple-choice-llama-3.1-8b", {"selective-context", "llmlingua2", "cpc", "ehpc"}),
-        (
-            "summaries-llama-3.1-8b",
-            {"selective-context", "llmlingua", "llmlingua2", "streaming-llm", "h2o"},
-        ),
-        ("reasoning-deepscaler-1.5b", {"selective-context", "llmlingua2"}),
-        ("humaneval-llama-3.1-8b", {"selective-context", "llmlingua2"}),
-        ("perplexity-llama-3.1-8b", {"selective-context", "llmlingua2"}),
-        ("perplexity-llama-3.2-1b", {"selective-context", "llmlingua2"}),
-        ("perplexity-gpt2-xl", {"selective-context", "llmlingua2"}),
-    ],
-)
-def test_tables_at_the_papers_scale_have_its_baselines(name: str, methods: set[str]) -> None:
-    recipe = find_recipe(f"tables/{name}")
-    assert isinstance(recipe, TableRecipe)
-    assert methods <= {setting.method for setting in recipe.settings} | {
-        method for text in recipe.texts.values() for method in text.methods
-    }
-    if recipe.texts:
-        assert set(recipe.texts) == {"WikiText-103", "BookCorpus", "OpenWebText"}
-
-
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_recipe_beside_its_results_is_valid_and_has_a_plan(path: Path) -> None:
     recipe = find_recipe(str(path))
@@ -111,35 +75,6 @@ def test_a_recipe_for_gpus_fits_them(name: str) -> None:
         cell.check()
         assert cell.fits
         assert 0 < cell.steps <= recipe.distill.max_steps
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_base_training_has_the_papers_settings(name: str) -> None:
-    recipe = load(name)
-    assert recipe.hardware is not None
-    weights, rows, rate, length, strategy = PUBLISHED[name]
-    (shape,) = recipe.hardware.shapes.values()
-    assert shape.weights == pytest.approx(weights, rel=2e-3)
-    assert recipe.distill.batch_size == 8 * rows
-    assert recipe.distill.learning_rate == rate
-    assert recipe.segment_length == length
-    assert recipe.cluster.strategy == strategy
-    (cell,) = recipe.cells
-    assert (cell.tau, cell.overlap, cell.containment) == (5, "greedy", "drop")
-    assert cell.form() == {"positions": "none"}
-    config = recipe.distill
-    assert (config.max_epochs, config.patience, config.warmup_fraction) == (15, 3, 0.1)
-    assert (config.weight_decay, config.clip_norm) == (1e-3, 1.0)
-
-
-def test_the_ablations_of_the_paper_are_all_there() -> None:
-    cells = {name: set(load(name).cells) for name in recipe_names() if name.startswith("ablation")}
-    found = set().union(*cells.values())
-    assert {cell.tau for cell in found if cell.source == "frequency"} == {5, 50, 500}
-    assert {cell.depth for cell in found} == {1, 3}
-    assert {cell.kind for cell in found} == {"attention", "linear"}
-    assert {cell.module_positions for cell in found} == {"none", "learned"}
-    assert {cell.source for cell in found} == {"frequency", "confidence"}
 
 
 def test_a_dry_run_prints_the_bound_on_memory_for_people() -> None:

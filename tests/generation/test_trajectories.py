@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import (
     PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 
 from umim_core.backbone.backbone import Backbone, wrap_backbone
@@ -97,28 +96,6 @@ def test_each_row_ends_at_its_own_end_of_text_or_its_own_limit(tiny_backbone: Ba
             assert EOS not in answer.ids
             total = len(prompt) + len(answer.ids)
             assert total == 20 if answer.ended == "length" else total < 20
-
-
-def test_the_models_last_position_is_used_and_not_passed(
-    tiny_model: Callable[[str, int], PreTrainedModel],
-) -> None:
-    model = tiny_model("gpt2", 0)  # it has a table of 64 positions
-    model.generation_config.eos_token_id = None
-    whole = changed(max_tokens=64, batch_size=5)
-    found = sample_trajectories(wrap_backbone(model, None), PROMPTS, whole, seed=0)
-    for prompt, answers in zip(PROMPTS, found, strict=True):
-        assert [len(prompt) + len(answer.ids) for answer in answers] == [64] * 3
-
-
-def test_the_tokenizers_end_of_text_counts_where_the_model_names_none(
-    tiny_model: Callable[[str, int], PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    model = tiny_model("llama", 0)
-    model.generation_config.eos_token_id = None
-    backbone = wrap_backbone(model, tiny_tokenizer)
-    options = changed(trajectories=40, temperature=1.5)
-    found = sample_trajectories(backbone, PROMPTS, options, seed=0)
-    assert any(answer.ended == "eos" for answers in found for answer in answers)
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float16, 6e4), (torch.float32, float("nan"))])

@@ -157,15 +157,3 @@ def test_more_log_probabilities_than_ids_are_refused(asked: int) -> None:
         Engine(Compressed.without_merging(build("gpt2"))).generate(
             [[1]], settings(2), Request(logprobs=asked)
         )
-
-
-def test_cumulative_reduction_counts_every_step() -> None:
-    backbone = build("gpt2")
-    engine = Engine(
-        Compressed(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
-    )
-    for row in engine.generate(random_prompts(1, 4), settings(**SAMPLED), Request(seed=0)).rows:
-        held = [length - row.cache_lengths[0] for length in row.cache_lengths[1:]]
-        expected = 1 - sum(held) / sum(range(1, len(row.ids)))
-        assert row.cumulative_kv_reduction == pytest.approx(expected, abs=1e-12)
-        assert row.gen_kv_reduction == pytest.approx(1 - held[-1] / (len(row.ids) - 1), abs=1e-12)

@@ -200,11 +200,6 @@ def test_an_explicit_override_is_recorded_in_what_is_saved(
     assert "the weights" in str(note)
 
 
-def test_an_override_leaves_no_note_where_nothing_differs(tiny_checkpoint: Path) -> None:
-    umim = UMIM.from_pretrained(tiny_checkpoint, allow_backbone_mismatch="not needed")
-    assert "backbone_mismatch" not in umim.checkpoint.config.training
-
-
 def test_an_override_without_a_reason_or_of_another_size_is_refused(
     tiny_checkpoint: Path, home: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from umim_core.checkpoint.default_checkpoint import (
     default_checkpoint,
 )
 from umim_core.embedded import assets
-from umim_core.evaluation.model_args import open_model_args
-from umim_core.model.umim import UMIM
 from umim_core.packages.model_cache import model_directory
 from umim_core.packages.packaged_model import PackagedModel
 
@@ -80,21 +77,3 @@ def test_fallback_says_so_in_one_line_with_the_command(
     assert line.startswith(f"umim: using {FALLBACK_CHECKPOINT}, since {NAME} is not here (")
     assert line.endswith(f"umim fetch {NAME}") and "\n" not in line
     assert rule in line.partition("; got ")[0]
-
-
-def test_library_and_lm_eval_share_the_default(
-    shipped: PackagedModel,
-    whole: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setenv("UMIM_OFFLINE", "1")
-    assert UMIM.from_pretrained().backbone.name == FALLBACK_CHECKPOINT
-    with caplog.at_level(logging.INFO, "lm_eval.umim"):
-        opened = open_model_args(None, "none", None, None, "auto", "cpu")
-    assert opened.backbone.name == FALLBACK_CHECKPOINT
-    shutil.copytree(whole, model_directory(shipped))
-    with caplog.at_level(logging.INFO, "lm_eval.umim"):
-        opened = open_model_args(None, "none", None, None, "auto", "cpu")
-    assert opened.backbone.name == NAME
-    assert f"checkpoint {DEFAULT_CHECKPOINT} (from the embedded default)" in caplog.text

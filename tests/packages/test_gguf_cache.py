@@ -14,7 +14,7 @@ import torch
 from support.gguf_files import tiny_bpe, tiny_llama, write_gguf
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import backbone_identity
-from umim_core.backbone.tokenizer_files import load_tokenizer, quantisation_note
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import BackboneError
 from umim_core.packages.gguf_cache import gguf_directory
 from umim_core.packages.gguf_conversion import convert_gguf
@@ -110,14 +110,6 @@ def test_processes_share_one_conversion(file: Path, cache: Path) -> None:
     assert len({out for out, _ in said}) == 1
     assert sum("converting" in errors for _, errors in said) == 1
     assert [process.returncode for process in running] == [0, 0]
-
-
-def test_what_quantisation_means_for_figures_is_said(file: Path) -> None:
-    assert quantisation_note(str(file)) == (
-        f"{file} was quantised (Q8_0 99%, F32 1%): figures of the base model are those of its "
-        "dequantised weights"
-    )
-    assert quantisation_note("umim-docs-llama") == ""
 
 
 @pytest.mark.parametrize(

@@ -99,12 +99,6 @@ def test_a_file_is_all_that_a_packaged_model_needs(
     assert local_shape(NAME) is not None
 
 
-def test_directory_says_licence_and_origin(model: PackagedModel, whole: Path) -> None:
-    card = (whole / "README.md").read_text(encoding="utf-8")
-    assert model.licence in card and model.origin in card and model.member_sha256 in card
-    assert (whole / "LICENSE").read_text() == "A licence.\n"
-
-
 def test_a_kill_during_conversion_leaves_nothing_that_counts(
     package: TinyPackage, model: PackagedModel, digest: str
 ) -> None:

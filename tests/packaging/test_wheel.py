@@ -64,12 +64,6 @@ def test_wheel_holds_every_asset_of_the_checkout(wheel: Path) -> None:
     assert missing == set()
 
 
-def test_start_up_file_is_the_one_line_of_the_checkout(wheel: Path) -> None:
-    line = zipfile.ZipFile(wheel).read("umim_lm_eval.pth").decode()
-    assert line == (ROOT / "packaging" / "umim_lm_eval.pth").read_text(encoding="utf-8")
-    assert line.startswith("import ") and len(line.splitlines()) == 1
-
-
 def test_wheel_declares_the_command_and_the_model(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,11 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 from transformers import PreTrainedTokenizerBase
 
 from support.servers import (
@@ -251,67 +245,6 @@ def test_a_client_that_goes_ends_the_engines_work(
             next(answer.iter_lines())
         wait_for(upstream, "umim_rows_running", 0)
         assert metric(upstream, "umim_generated_tokens_total") < 1000
-
-
-def fake(models: Response, health: Response | None = None) -> Starlette:
-    """An engine whose models cannot always be read; its completions say what was asked."""
-
-    async def read(request: Request) -> Response:
-        return models
-
-    async def alive(request: Request) -> Response:
-        return health or Response()
-
-    async def complete(request: Request) -> Response:
-        body = await request.json()
-        choice = {"index": 0, "text": str(body["max_tokens"]), "finish_reason": "stop"}
-        return JSONResponse({"choices": [choice]})
-
-    routes = [Route("/v1/models", read), Route("/health", alive)]
-    return Starlette(routes=[*routes, Route(COMPLETIONS, complete, methods=["POST"])])
-
-
-@pytest.mark.parametrize("models", [JSONResponse({"error": {}}, 503), Response("no", 404)])
-def test_a_context_that_cannot_be_read_is_asked_for_again(export: Path, models: Response) -> None:
-    with in_thread(fake(models)) as upstream:
-        gate = gateway(upstream, export)
-        with in_thread(gate.app(None)) as url:
-            chat = post(url, CHAT, messages=[{"role": "user", "content": "Hi"}]).json()
-            assert chat["choices"][0]["message"]["content"] == "1024"
-            assert gate._context is None
-
-
-class Slow(Response):
-    """An answer of which a line comes every tenth of a second, for a second."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for _ in range(10):
-            line = b'data: {"choices": []}\n\n'
-            await send({"type": "http.response.body", "body": line, "more_body": True})
-            await asyncio.sleep(0.1)
-        await send({"type": "http.response.body", "body": b""})
-
-
-def test_an_engine_that_takes_too_long_for_an_answer_is_given_up(
-    export: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("umim_core.serving.gateway._HEALTH_SECONDS", 0.3)
-    app = fake(Slow(), Slow())
-    app.router.routes[-1] = Route(COMPLETIONS, Slow(), methods=["POST"])
-    with (
-        in_thread(app) as upstream,
-        in_thread(gateway(upstream, export, answer_seconds=0.3).app(None)) as url,
-    ):
-        for path in ("/v1/models", "/health"):
-            answer = httpx.get(url + path)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
-        answer = post(url, COMPLETIONS, prompt=[1])
-        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
-        body = {"prompt": [1], "stream": True}
-        with httpx.stream("POST", url + COMPLETIONS, json=body) as streamed:
-            last = [line for line in streamed.iter_lines() if line][-1]
-        assert '"code":"timeout"' in last
 
 
 def test_every_request_has_a_bias_against_the_ids_of_spans(

@@ -32,7 +32,6 @@ from umim_core.packages.gguf_conversion import convert_gguf
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.model_export import export_model
-from umim_core.serving.span_files import SpanTable
 
 
 @pytest.fixture
@@ -180,17 +179,3 @@ def test_the_command_refuses_bad_arguments(
     assert result.code == 1
     assert message in result.err
     assert not Path("new").exists()
-
-
-def test_without_text_the_rules_of_the_checkpoint_are_the_spans(
-    umim: Umim, exported: Exported, tmp_path: Path
-) -> None:
-    out = tmp_path / "own"
-    result = umim("export", exported.checkpoint, "--out", out, "--json")
-    assert result.code == 0, result.err
-    rules = Checkpoint.load(exported.checkpoint).rules
-    assert json.loads(result.out)["spans"] == len(rules)
-    written = SpanTable.load(out).rules
-    assert all(
-        np.array_equal(written.ids_by_order[n], ids) for n, ids in rules.ids_by_order.items()
-    )

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from support.source_tree import ROOT
@@ -111,26 +109,6 @@ def test_equals_the_matcher_on_a_thousand_real_texts(
         assert own.expand(merged) == part.tolist()
         merges += int((lengths > 1).sum())
     assert merges > 1000
-
-
-@settings(max_examples=200)
-@given(data=st.data())
-def test_units_of_a_turn_and_the_reply_begin_the_next_turn(data: st.DataObject) -> None:
-    token = st.integers(0, 4)
-    spans = data.draw(st.lists(st.lists(token, min_size=2, max_size=4).map(tuple), min_size=1))
-    own = merger(spans, raw_tail=data.draw(st.integers(0, 3)))
-    prompt: list[int] = []
-    ranges: list[tuple[int, int]] = []
-    begun: list[int] = []
-    for _ in range(4):
-        frame, message, reply = (data.draw(st.lists(token, max_size=12)) for _ in range(3))
-        prompt += frame
-        ranges.append((len(prompt), len(prompt) + len(message)))
-        prompt += message + frame
-        merged = own.merge(prompt, ranges)
-        assert merged[: len(begun)] == begun
-        begun = merged + reply
-        prompt += reply
 
 
 def test_units_of_a_chat_begin_those_of_the_next_turn(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from umim_core.embedded.documents import write_rows
-from umim_core.errors import CorpusError
 from umim_core.task_sets.docstrings import MAX_CONTEXT_CHARS, TaskReport, build_task
 from umim_core.task_sets.spec import SPLITS, TaskSplit
 
@@ -75,12 +74,6 @@ def test_gold_positions_are_balanced_to_within_one(tmp_path: Path, count: int) -
     positions = Counter(q["gold"] for q in questions.values())
     assert len(questions) == count
     assert max(positions.values()) - min(positions[i] for i in range(4)) <= 1
-
-
-def test_the_order_of_the_corpus_file_does_not_matter(tmp_path: Path) -> None:
-    rows = fillers(25)
-    forward = list(build(tmp_path, rows)[0].values())
-    assert list(build(tmp_path, rows[::-1])[0].values()) == forward
 
 
 def test_splits_do_not_mix(tmp_path: Path) -> None:
@@ -163,19 +156,3 @@ def test_distractors_come_from_other_modules(tmp_path: Path) -> None:
     for i in range(12):
         question = questions[f"pkg/x.py::f{i}"]
         assert {c for k, c in enumerate(question["choices"]) if k != question["gold"]} == expected
-
-
-def test_distractors_share_few_words_with_the_answer(tmp_path: Path) -> None:
-    row = document("pkg/x.py::obj", f"Collect all the held inputs.\n\n{BODY}")
-    alike = [
-        document(f"pkg/y{i}.py::obj", f"Collect all the held inputs {word}.\n\n{BODY}")
-        for i, word in enumerate(["again", "twice", "later", "first"])
-    ]
-    questions, _ = build(tmp_path, [row, *alike, *fillers(4)])
-    choices = questions[str(row["id"])]["choices"]
-    assert sum("Collect" in choice for choice in choices) == 1
-
-
-def test_a_split_without_questions_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"test split must hold.*too few distinct distractors"):
-        build(tmp_path, fillers(3))

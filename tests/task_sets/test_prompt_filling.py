@@ -11,7 +11,7 @@ import pytest
 from tests.evaluation.conftest import byte_tokenizer
 from umim_core.errors import EvaluationError
 from umim_core.task_sets.generation_spec import Wish
-from umim_core.task_sets.prompt_filling import filled, generator, inserted, sentences
+from umim_core.task_sets.prompt_filling import filled, inserted, sentences
 from umim_core.text.token_ids import encode
 
 TOKENIZER = byte_tokenizer()
@@ -49,17 +49,3 @@ def test_what_is_inserted_stands_at_its_depth() -> None:
     assert inserted("abcd", "123", [1.0, 0.0, 0.5]) == ["2", "a", "b", "3", "c", "d", "1"]
     assert inserted("", "12", [0.9, 0.1]) == ["1", "2"]
     assert inserted("ab", "12", [0.5, 0.5]) == ["a", "1", "2", "b"]
-
-
-def test_every_part_of_a_wish_but_its_length_draws_anew() -> None:
-    def drawn(wish: Wish, number: int = 0) -> float:
-        return generator(wish, number).random()
-
-    changed = [
-        drawn(replace(WISH, seed=1)),
-        drawn(replace(WISH, split="train")),
-        drawn(replace(WISH, task="umim_other")),
-        drawn(WISH, 1),
-    ]
-    assert len({drawn(WISH), *changed}) == 5
-    assert drawn(replace(WISH, room=7)) == drawn(WISH)

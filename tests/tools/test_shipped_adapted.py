@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from docs.make.cards import adapted_card
 from support.tiny_adaptation import adaptation, point, points
 from tasks.report.render import Report
 from tasks.run.stage import StageSpec, run_stage
@@ -111,18 +110,3 @@ def test_what_ships_stays_where_results_or_size_are_refused(
     with pytest.raises(ConfigError, match="at most 1 bytes"):
         shipping.ship_adapted(adapted, shipped, file)
     assert [path.name for path in shipped.iterdir()] == ["old"]
-
-
-def test_its_card_shows_what_was_measured_at_its_threshold(
-    adapted: Path, file: Path, tmp_path: Path
-) -> None:
-    shipped = tmp_path / "umim-tiny-adapted"
-    shipping.ship_adapted(adapted, shipped, file)
-    text = adapted_card(str(shipped), tmp_path)
-    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line[:1] == "|"}
-    settings = {"base", "WT", "WT + Rules", "WT + FT", "Task-Adapted", "input-adapter", "lora"}
-    assert set(list(rows)[2:]) == settings
-    assert "46.0 |" in rows["Task-Adapted"]  # the mean of 45.0 and 47.0
-    assert "reaches 47.0 % at a TR of 20.0%" in text
-    assert "at τ 5 does not differ clearly from the base model's" in text
-    assert f"docs/results/{RESULTS}.md" in text and "**Rules**: 3 bigrams" in text

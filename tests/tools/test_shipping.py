@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from docs.make.cards import model_card
-from docs.make.results import documents_of
 from support.merge_modules import give_rows
-from support.tiny_mixture import mixture_recipe
-from support.tiny_pipeline import walk
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import StageSpec, run_stage
 from tools import shipping
 from tools.shipped_form import store
-from tools.shipping import results_of, write_sums
-from tools.shipping_trail import check_training, scores_of
+from tools.shipping import write_sums
+from tools.shipping_trail import check_training
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError
@@ -69,23 +64,6 @@ def test_prices_and_the_bound_of_decoding_ship(tiny_checkpoint: Path, tmp_path: 
     assert not (tmp_path / "odd").exists()
 
 
-@pytest.mark.parametrize(
-    ("defaults", "message"),
-    [
-        ({"merge": "none", "raw_tail": 16}, "raw_tail needs a prompt that is merged"),
-        ({"raw_tail": -1}, "raw_tail must be an integer of at least 0"),
-        ({"merge": "some"}, "merge must be one of"),
-    ],
-)
-def test_defaults_of_no_effect_are_refused_before_anything_is_replaced(
-    defaults: dict[str, object], message: str, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "shipped").mkdir()
-    with pytest.raises(ConfigError, match=message):
-        store(tiny_checkpoint, tmp_path / "shipped", defaults=defaults)
-    assert (tmp_path / "shipped").is_dir()
-
-
 def test_the_list_of_digests_names_every_file(tmp_path: Path) -> None:
     (tmp_path / "assets" / "b").mkdir(parents=True)
     for name in ("b/x.json", "a.md"):
@@ -119,35 +97,6 @@ def test_what_ships_is_replaced_once_nothing_can_refuse_it(
     assert shipping.ship(tiny_checkpoint, shipped, object()) == {"checkpoint": "umim-tiny"}
     assert not (shipped / "old").exists()
     assert Checkpoint.load(shipped).rules.digest == Checkpoint.load(tiny_checkpoint).rules.digest
-
-
-def test_task_scores_are_those_of_the_recipe(tmp_path: Path) -> None:
-    task = {"merge": "context", "questions": 200, "device": "cpu"}
-    inputs = {"model": "digest", "task": "questions"}
-    strange: list[tuple[dict[str, Any], dict[str, str]]] = [
-        (task | {"method": "full-cache"}, inputs),
-        (task | {"task": "other", "form": {}}, inputs),
-        (task | {"dtype": "bfloat16"}, inputs),
-        (task | {"merge": "all"}, inputs),
-        (task | {"questions": 100}, inputs),
-        (task, inputs | {"model": "other"}),
-        (task | {"merge": "none"}, {"model": "base", "task": "other questions"}),
-    ]
-    own = {"umim": (task, inputs), "base": (task | {"merge": "none"}, inputs | {"model": "base"})}
-    recipe, models = find_recipe("smollm2"), {"umim": "digest", "base": "base"}
-    assert isinstance(recipe, Recipe)
-    keys = {}
-    for number, (config, given) in enumerate([*strange, *own.values()]):
-        keys[number] = run_stage(tmp_path, StageSpec("task-score", 1, config, given), _nothing).key
-        if number == len(strange) - 1:
-            with pytest.raises(ConfigError, match="umim must have been scored on umim_docstrings"):
-                scores_of(tmp_path, recipe, models, {"device": "cpu"})
-    found = scores_of(tmp_path, recipe, models, {"device": "cpu"})
-    first = len(strange)
-    assert {side: score.key for side, score in found.items()} == {
-        "umim": keys[first],
-        "base": keys[first + 1],
-    }
 
 
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -189,41 +138,3 @@ def test_a_checkpoint_was_trained_as_a_cell_of_the_recipe_says(
 
 def _nothing(_: Path) -> dict[str, float]:
     return {}
-
-
-@pytest.mark.full
-def test_page_and_card_show_what_the_run_measured(tmp_path: Path) -> None:
-    recipe = mixture_recipe(tmp_path)
-    run = walk(tmp_path / "root", recipe)
-    (distilled,) = (call.artifact.path for call in run.calls if call.name == "distill")
-    checkpoint, shipped = distilled / "checkpoint", tmp_path / "umim-tiny" / "checkpoint"
-    store(checkpoint, shipped)
-    results = json.loads(json.dumps(results_of(checkpoint, shipped, recipe, "0123456789abcdef")))
-    (tmp_path / "tiny.json").write_text(json.dumps(results), encoding="utf-8")
-    (page,) = documents_of(tmp_path / "tiny.json")
-    (metrics,) = (call.artifact.metrics for call in run.calls if call.name == "evaluate")
-    for text in (page.make(), model_card(results)):
-        for suffix in ("", "_part_manual", "_part_notes"):
-            top1, error = metrics[f"top1{suffix}"], metrics[f"top1_se{suffix}"]
-            assert f"{top1:.3f} ± {error:.3f}" in text
-            assert f"{metrics[f'ppl_umim{suffix}']:.2f}" in text
-        for words in ("CC0-1.0", "manual-train.txt", "4 steps of 2 rows", "0123456789ab"):
-            assert words in text
-        assert str(tmp_path / "manual") not in text
-    scored = {"acc_tok": 0.5, "acc_tok_stderr": 0.04, "token_reduction": 0.25}
-    assert (results["task"], results["task_name"]) == ({}, None)
-    with_task = (
-        results
-        | {"task_name": "umim_docstrings"}
-        | {"task": {"base": scored | {"token_reduction": 0.0}, "umim": scored}}
-    )
-    assert "50.0 ± 4.0 | 25.0%" in model_card(with_task)
-    assert "Task `umim_docstrings`: which of four" in model_card(with_task)
-    other = recipe.model_copy(
-        update={"evaluate": recipe.evaluate.model_copy(update={"alignment_rows": 2})}
-    )
-    with pytest.raises(ConfigError, match="must have been evaluated as the recipe tiny-mixture"):
-        results_of(checkpoint, shipped, other, None)
-    faster = recipe.distill.model_copy(update={"learning_rate": 0.004})
-    with pytest.raises(ConfigError, match="must have been trained as the recipe tiny-mixture"):
-        results_of(checkpoint, shipped, recipe.model_copy(update={"distill": faster}), None)

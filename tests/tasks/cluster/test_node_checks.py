@@ -15,12 +15,9 @@ import pytest
 
 from support.machines import machines
 from support.ray_nodes import head_options, node, paths
-from support.servers import free_port
 from tasks.cluster.code_identity import code_identity, sources_digest
-from tasks.cluster.lease import ClusterLease
 from tasks.cluster.node_checks import ANSWER_SECONDS, require_same_code
 from tasks.cluster.ray_cluster import CHECKOUT
-from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError
 
 PACKAGES = ("umim_core", "tasks", "flows")
@@ -74,29 +71,6 @@ except ClusterError as error:
 left = [str(path.relative_to(root)) for path in root.rglob("*")]
 print("answer", json.dumps([refusal, time.monotonic() - began, left]))
 """
-
-
-def join(address: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with ClusterLease(ClusterConfig(address=address), root) as lease:
-        lease.ensure()
-
-
-@pytest.mark.full
-def test_a_worker_of_another_checkout_is_refused_and_one_of_equal_code_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = copied_checkout(tmp_path / "copy")
-    shutil.copytree(CHECKOUT / "requirements", copy / "requirements")
-    port = free_port()
-    address = f"127.0.0.1:{port}"
-    with node(tmp_path, copy, *head_options("127.0.0.1", port)):
-        join(address, tmp_path / "root", monkeypatch)
-        with (copy / "tasks/cluster/lease.py").open("a", encoding="utf-8") as file:
-            file.write("\n")
-        with pytest.raises(ClusterError, match="must run the code of the driver") as caught:
-            join(address, tmp_path / "root", monkeypatch)
-    assert str(copy) in str(caught.value)
 
 
 @pytest.mark.full

@@ -219,12 +219,6 @@ def test_threads_start_no_cluster_and_keep_no_record_once_the_run_is_stopped(
     assert [path.name for path in tmp_path.iterdir()] == ["Ray False"]
 
 
-def test_a_library_that_takes_the_signals_over_delays_nothing(tmp_path: Path) -> None:
-    code = program("signal.signal(signal.SIGTERM, lambda *_: None)", "ready()", BUSY["in Python"])
-    with running(code, tmp_path) as (run, _, _):
-        assert stop(run, signal.SIGTERM)[0] == 143
-
-
 def test_the_end_of_a_forked_child_is_not_that_of_the_run(tmp_path: Path) -> None:
     code = program(
         "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))",

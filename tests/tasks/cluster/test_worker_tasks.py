@@ -12,7 +12,6 @@ from tasks.cluster.ray_cluster import Cluster
 from tasks.cluster.worker_tasks import (
     calls_leave_this_process,
     cores_of_a_call,
-    cores_of_a_machine,
     run_on_workers,
 )
 from tasks.run.side_by_side import side_by_side
@@ -86,17 +85,3 @@ def test_a_call_has_its_share_of_this_machine_however_many_workers_there_are(
 ) -> None:
     cluster = Cluster(address, cpus=16, gpus=4, started=True)
     assert cores_of_a_call(ClusterConfig(workers=workers, **config), cluster) == cores
-
-
-def test_a_cluster_without_a_machine_for_a_timing_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    machines = [{"CPU": 8.0}, {"CPU": 2.0, "GPU": 1.0}, {"memory": 1.0}]
-    nodes = [{"Alive": True, "Resources": of} for of in machines]
-    nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
-    monkeypatch.setattr("ray.nodes", lambda: nodes)
-    assert cores_of_a_machine(ClusterConfig(workers=1)) == 8
-    assert cores_of_a_machine(ClusterConfig(workers=1, use_gpu=True)) == 2
-    del nodes[1]
-    with pytest.raises(ClusterError, match="a machine with a GPU; got none of 2"):
-        cores_of_a_machine(ClusterConfig(workers=1, use_gpu=True))

@@ -12,8 +12,6 @@ from support.tiny_adaptation import adaptation, point, points
 from tasks.paper.adaptation_page import adaptation_page, adaptation_svg
 from tasks.paper.adaptation_rows import adaptation_rows, clear, reach
 from tasks.report.render import Report
-from umim_core.config.recipe import PreferenceConfig
-from umim_core.distill.train_loop import planned_steps
 
 
 def cells(page: str, setting: str) -> list[str]:
@@ -81,30 +79,6 @@ def test_the_table_shows_every_setting_at_every_threshold() -> None:
     )
     assert page.count("| Task-Adapted ") == 4  # two thresholds, their two trainings
     assert "(adaptation.svg)" in page and "(own.svg)" in adaptation_page(adaptation(), "own.svg")
-
-
-def test_rule_rows_that_the_rules_of_a_task_lack_are_named() -> None:
-    given = [point("WT", None, None, rule_rows=9000)]
-    given += [point("WT + Rules", tau, None, rule_rows=rows) for tau, rows in ((1, 27), (5, 3))]
-    page = adaptation_page(adaptation(given))
-    assert "WT of umim-small has 9,000 rule rows" in page and "at most 27." in page
-    assert "rule rows" not in adaptation_page(adaptation())
-
-
-@pytest.mark.parametrize("most", [40, 749, 750, 751, 100_000])
-@pytest.mark.parametrize("questions", [3, 1500])
-def test_the_steps_are_those_of_the_training_loop(most: int, questions: int) -> None:
-    asked, training = {"train": questions, "valid": 9, "test": 9}, _training(max_steps=most)
-    page = adaptation_page(adaptation(dpo=training, questions=asked))
-    (line,) = (line for line in page.splitlines() if line.startswith("DPO: "))
-    steps = planned_steps(PreferenceConfig.model_validate(training), questions)
-    assert line.startswith(f"DPO: at most {steps:,} steps of 4 questions")
-    assert ("2 passes over the training questions" in line) == (steps < most)
-
-
-def _training(**of: float) -> dict[str, float]:
-    given = {"max_steps": 40, "max_epochs": 2, "batch_size": 4, "validation_rows": 64}
-    return {**given, "validate_every": 20, "learning_rate": 0.001, **of}
 
 
 def of_figure(report: Report) -> list[str]:

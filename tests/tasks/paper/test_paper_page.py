@@ -13,7 +13,6 @@ from tasks.paper.measured import Measured
 from tasks.paper.paper_page import paper_page
 from tasks.paper.printed import paper_tables
 from tasks.run.recipes import adaptation_names, table_names
-from umim_core.errors import ConfigError
 from umim_core.evaluation.generated_text import REDUCTIONS
 from umim_core.evaluation.text_metrics.rouge import KINDS
 from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
@@ -76,30 +75,12 @@ def test_ours_stand_in_a_table_of_their_own_with_model_and_differences(
     assert "50.0 ± 1.0" not in head and "Llama |" not in ours
 
 
-def test_what_was_not_run_stands_with_its_reason_in_the_section_that_the_list_leads_to(
-    folders: tuple[Path, Path],
-) -> None:
-    page = paper_page(*folders)
-    assert page.overview.rows[0][3:] == ("in part", "a small model")
-    assert "| [in part](#tabx-of-x) |" in page.markdown
-    assert "`not run: Llama`: its weights are on a hub." in page.markdown
-    assert '<a href="#tabx-of-x">in part</a>' in page.html
-    assert '<h2 id="tabx-of-x">tab:x: Of x</h2>' in page.html
-
-
 def test_the_html_page_has_what_the_markdown_has(folders: tuple[Path, Path]) -> None:
     html = paper_page(*folders).html
     for text in ("tab:x: Of x</h2>", "1,234.5 †1", ">50.0 ± 1.0 %</td>", "<strong>Ours on a"):
         assert text in html
     body = html.partition("<main>")[2].partition("</main>")[0]
     assert "**" not in body and "`" not in body and "<script" not in body
-
-
-def test_a_result_file_that_is_missing_is_named_with_those_there(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text("{}", "utf-8")
-    ours = Measured(file="gone.json", model="m", differs="d", rows="x", columns="a | {{ a }}")
-    with pytest.raises(ConfigError, match=r"gone\.json.*There are other\.json"):
-        ours.table(tmp_path)
 
 
 AWAITED = [
@@ -162,41 +143,6 @@ def test_the_points_of_an_adaptation_are_shown_once_its_file_is_there(
     assert len(shown.rows) == len(adaptation()["backbones"][0]["points"])
     (limits,) = entry.limits(tmp_path)
     assert limits.startswith("Limits: 500 test questions; rules and training from 1,500 others")
-
-
-@pytest.mark.parametrize(
-    ("field", "what", "command"),
-    [
-        ("recipe: tables/x-y", "tables/x-y", "python -m flows run tables/x-y"),
-        ("command: measure it", "a small model", "measure it"),
-        ("recipe: tables/x-y\n    command: run more", "tables/x-y", "run more"),
-    ],
-)
-def test_figures_without_a_result_are_named_with_the_command_that_measures_them(
-    field: str, what: str, command: str, folders: tuple[Path, Path]
-) -> None:
-    table = folders[1] / "x.yaml"
-    table.write_text(table.read_text("utf-8").replace("    rows:", f"    {field}\n    rows:"))
-    assert "50.0 ± 1.0" in paper_page(*folders).markdown
-    (folders[0] / "scores.json").unlink()
-    page = paper_page(*folders)
-    wanted = f"`{command}` measures it here"
-    assert f"`not run: {what}`: no committed result; {wanted}." in page.markdown
-    assert "ours, on" not in page.overview.headings  # no table has any
-    assert page.overview.rows[0][3] == "not run"
-
-
-def test_rows_that_all_are_left_out_are_an_error(folders: tuple[Path, Path]) -> None:
-    ours = Measured(
-        file="scores.json",
-        model="m",
-        differs="d",
-        rows="sides.*side",
-        where={"kept": ("never",)},
-        columns="a | {{ side }}",
-    )
-    with pytest.raises(ConfigError, match=r"must have rows of sides\.\*side"):
-        ours.table(folders[0])
 
 
 def ours(label: str, file: str) -> Measured:

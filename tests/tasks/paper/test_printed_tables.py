@@ -7,8 +7,6 @@ from collections import Counter
 import pytest
 
 from tasks.paper.printed import PaperTable, paper_tables
-from umim_core.config.recipe_files import validated
-from umim_core.errors import ConfigError
 
 # Labels of the paper's tables, in its order, with the number of figures that each prints; and its
 # figures that show results.
@@ -97,15 +95,6 @@ def test_figures_that_two_tables_print_are_the_same_or_marked() -> None:
         assert marked == [one != other] * 2
 
 
-def test_totals_of_the_paper_hold() -> None:
-    counts = TABLES["tab:merge_rule_counts"]
-    names = counts.names[1:]
-    totals = [sum(cell(counts.label, name, row[0]) for name in names) for row in counts.rows]
-    assert totals == [2_167_573, 2_167_573, 2_162_642, 1_913_481]
-    for row in TABLES["tab:humaneval"].rows:
-        assert sum(cell("tab:humaneval", name, row[0]) for name in ("Passed", "Failed")) == 164
-
-
 @pytest.mark.parametrize(
     ("label", "marked"),
     [
@@ -126,30 +115,3 @@ def test_figures_that_do_not_hold_are_marked(label: str, marked: dict[str, int])
         if content is not None and table.marks(row, name)
     )
     assert {name: found[name] for name in marked} == marked
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rows": [["a"]]}, "one cell for each of 2 columns"),
-        ({"rows": [["a", "b"]]}, "is not of its kind"),
-        ({"unsound": [{"columns": ["TRR"], "reason": "r"}]}, "Did you mean 'TR'"),
-        ({"unsound": [{"columns": ["TR"], "rows": [["b"]], "reason": "r"}]}, "begins with"),
-        ({"not_run": []}, "why it was not run"),
-        ({"derived": [{"column": "TR", "rule": "change", "of": ["TR"] * 3}]}, "two columns"),
-    ],
-)
-def test_a_table_that_contradicts_itself_is_refused(
-    change: dict[str, object], message: str
-) -> None:
-    raw = {
-        "label": "tab:x",
-        "title": "X",
-        "caption": "Of x.",
-        "columns": [{"name": "Model"}, {"name": "TR", "digits": 1}],
-        "rows": [["a", 1.0]],
-        "not_run": [{"what": "x", "why": "y"}],
-    }
-    validated(PaperTable, raw, "a table")
-    with pytest.raises(ConfigError, match=message):
-        validated(PaperTable, raw | change, "a table")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tasks.report.announce import announce_adaptation
 from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact, StageSpec, run_stage
-from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG, adaptation_view
+from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
 from tasks.tracking.tracker import Tracker
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import DEFAULT_TASK
@@ -87,30 +86,3 @@ def test_every_point_is_a_row_of_the_view_that_the_run_links_to(
         measured = row.data.metrics
         assert {chart[axis]["key"] for axis in ("xaxis", "yaxis")} <= set(measured)
     assert rows[2].data.metrics["difference"] == 0.25
-
-
-def test_the_page_is_kept_with_the_pipelines_run(
-    recipe: AdaptationRecipe, store: str, tmp_path: Path
-) -> None:
-    tracker = Tracker(store, tmp_path)
-    tracker.pipeline_run("p", {"recipe": "tiny"}, name="tiny")
-    with ClusterLease(recipe.cluster) as lease:
-        run: PipelineRun[AdaptationRecipe] = PipelineRun(recipe, tmp_path, lease, tracker, "p")
-        announce_adaptation(run, _adaptation(tmp_path))
-        pages = run.pages()
-    tracker.finish("p")
-    assert pages is not None
-    client, run_id = MlflowClient(store), pages.run.rpartition("/")[2].partition("?")[0]
-    (folder,) = [entry.path for entry in client.list_artifacts(run_id)]
-    assert {Path(entry.path).name for entry in client.list_artifacts(run_id, folder)} >= {
-        "adaptation.json",
-        "adaptation.md",
-    }
-
-
-def test_every_task_has_a_view_of_its_own() -> None:
-    tasks = ["arc_easy", "my-task", "my task", "my/task", "задача", "работа"]
-    views = [adaptation_view(task) for task in tasks]
-    assert views[:2] == ["umim-adaptation-arc_easy", "umim-adaptation-my-task"]
-    assert len(set(views)) == len(tasks)
-    assert all(re.fullmatch("[0-9A-Za-z_.-]+", view) for view in views)

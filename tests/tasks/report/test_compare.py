@@ -16,12 +16,3 @@ def test_runs_of_cells_that_differ_in_one_policy_have_names_of_their_own() -> No
     names = [run_label(cell_row(cell)) for cell in cells]
     assert len(set(names)) == len(cells)
     assert names[3] == "WT docs-llama, τ 5 (keep, learned positions)"
-
-
-def test_the_form_of_a_shipped_checkpoint_is_left_out_of_the_labels_of_points() -> None:
-    form = Cell(backbone="umim-docs-llama", tau=5, module_positions="learned", residual="last")
-    shipped = cell_row(form, setting="WT", source="shipped")
-    assert shipped.label == "umim-docs-llama, τ 5 (learned positions, last residual, shipped)"
-    assert shipped.brief == "umim-docs-llama, τ 5 (shipped)"
-    own = cell_row(form)
-    assert own.brief == own.label

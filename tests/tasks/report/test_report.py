@@ -15,7 +15,6 @@ import pytest
 
 from tasks.report.compare import cell_row
 from tasks.report.comparison import TASK_TR, ComparisonRow, Measured
-from tasks.report.comparison_table import comparison
 from tasks.report.report_data import (
     LossCurve,
     ReportData,
@@ -25,9 +24,6 @@ from tasks.report.report_data import (
 )
 from tasks.report.report_page import write_report
 from tasks.report.row_labels import RowRules
-from tasks.report.tables import (
-    table_text,
-)
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 
 FIGURES = {"saving", "accuracy", "perplexity", "alignment", "losses", "speed"}
@@ -200,51 +196,8 @@ def test_the_page_shows_the_numbers_of_the_data(tmp_path: Path, data: ReportData
     assert "1.50" in cells  # 1500 / 1000 tokens per second
 
 
-def test_the_terminal_table_has_a_line_per_row_in_order() -> None:
-    lines = table_text(comparison(_rows())).splitlines()
-    assert lines[0].split()[:4] == ["backbone", "τ", "setting", "TR"]
-    assert lines[1].split() == [
-        *("llama", "5", "WT", "35.2", "0.472", "22.90", "58.20"),
-        *("61.2", "±", "1.3", "49.8", "±", "1.3", "58.7", "±", "1.3"),
-    ]
-    assert lines[2].split()[:5] == ["gpt2", "*", "–", "WT", "10.0"]
-    assert "±: one standard error. *: shipped checkpoint." in " ".join(lines[3:])
-
-
 def test_a_rows_accuracy_is_that_of_its_own_setting() -> None:
     scores = score("base", 0.6, 0.0) | score("WT + FT", 0.55, 0.1)
     row = cell_row(Cell(backbone="b"), setting="WT + FT", scores=scores)
     assert row.measured() == {"accuracy_base": 0.6, "accuracy_umim": 0.55}
     assert row.score("Task-Adapted") is None
-
-
-def test_a_second_task_and_a_second_metric_need_no_field_of_their_own() -> None:
-    scores = score("base", 0.6, 0.0) | score("WT", 0.5, 0.3)
-    for setting, value in (("base", 0.4), ("WT", 0.2)):
-        (found,) = score(setting, value, 0.1, "rhymes", "exact").values()
-        scores["rhymes", setting] = found | {"f1": Measured(value=value + 0.5)}
-    row = cell_row(Cell(backbone="b"), scores=scores)
-    assert row.measured() == {
-        **{"accuracy_base": 0.6, "accuracy_umim": 0.5},
-        **{"rhymes_exact_base": 0.4, "rhymes_f1_base": 0.9},
-        **{"rhymes_exact_umim": 0.2, "rhymes_f1_umim": 0.7},
-    }
-    table = comparison([row])
-    assert table.headings[3:] == ("acc. base", "acc. WT", "rhymes acc. base", "rhymes acc. WT")
-    assert table.rows[0][3:] == tuple(f"{n} ± 1.3" for n in ("60.0", "50.0", "40.0", "20.0"))
-    assert ComparisonRow.model_validate_json(row.model_dump_json()) == row
-
-
-def test_a_row_of_a_file_keeps_the_names_that_others_query() -> None:
-    scores = score("base", 0.6, 0.0) | score("WT + FT", 0.5, 0.3)
-    cell = Cell(backbone="b", tau=7, source="confidence", min_probability=0.6, depth=3)
-    row = cell_row(cell, setting="WT + FT", seed=3, metrics={"top1": 0.5}, scores=scores)
-    held = row.model_dump(mode="json")
-    assert {name: held[name] for name in row.params()} == row.params()
-    assert held["metrics"] == {"top1": 0.5, "accuracy_base": 0.6, "accuracy_umim": 0.5}
-    assert held["accuracies"]["base"] == {"value": 0.6, "stderr": 0.013, "token_reduction": 0.0}
-    old = {name: value for name, value in held.items() if name not in ("scores", "method")}
-    for form in (held, old):
-        assert ComparisonRow.model_validate(form) == row
-    bare = ComparisonRow.model_validate(old | {"accuracies": {}})  # an adapted row before scores
-    assert (bare.score("base"), bare.score("WT + FT")) == (0.6, 0.5)

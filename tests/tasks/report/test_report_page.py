@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -14,11 +13,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from tasks.report.compare import cell_row
 from tasks.report.comparison import ComparisonRow, Measured
 from tasks.report.comparison_table import comparison
-from tasks.report.report_data import CheckpointPlace, LossCurve, ReportData, SpeedRow
+from tasks.report.report_data import ReportData, SpeedRow
 from tasks.report.report_figures import draw_figures
-from tasks.report.report_page import cards, report_tables, write_report
+from tasks.report.report_page import cards, report_tables
 from tasks.run import pipeline
-from umim_core.checkpoint.next_steps import after_training
 from umim_core.config.recipe import Cell
 
 Scores = dict[tuple[str, str], dict[str, Measured]]
@@ -29,11 +27,6 @@ def row(scores: Scores | None = None, **fields: object) -> ComparisonRow:
     metrics = {"token_reduction": 0.35, "top1": 0.47, "kl": 1.4, "ppl_base": 20.0, "ppl_umim": 30.0}
     cell = Cell.model_validate({"backbone": MODEL} | fields)
     return cell_row(cell, metrics=metrics, scores=scores or {})
-
-
-def pages(out: Path, **fields: object) -> tuple[str, str]:
-    write_report(out, ReportData(recipe="r", **fields))
-    return (out / "report.html").read_text("utf-8"), (out / "report.md").read_text("utf-8")
 
 
 def test_the_cards_are_of_the_row_that_agrees_most_and_say_so() -> None:
@@ -53,35 +46,6 @@ def test_the_cards_are_of_the_row_that_the_recipe_features() -> None:
     assert made is not None and made["label"].endswith("(shipped), WT: featured by the recipe")
     other = cards(ReportData(recipe="r", rows=(shipped, best)))
     assert other is not None and "highest Top-1 of 2 checkpoints" in other["label"]
-
-
-def test_quality_against_saving_is_the_first_figure(tmp_path: Path) -> None:
-    timed = row(tau=50)
-    timed = timed.model_copy(update={"metrics": timed.metrics | {"prefill_speedup": 2.0}})
-    (first, *_) = draw_figures(ReportData(recipe="r", rows=(row(), timed)))
-    time, tokens = first.figure.axes
-    assert time.get_xlabel() == "Saved time of prefill (%)"
-    points = [container.lines[0].get_xydata().tolist() for container in time.containers]
-    assert points == [[[50.0, 1.5]]]
-    assert len(tokens.containers) == 2  # what was not timed has saved tokens alone
-    page, text = pages(tmp_path, rows=(row(), timed))
-    assert page.index("figure-saving") < page.index("<h2>Comparison</h2>")
-    assert text.index("figures/saving.svg") < text.index("## Comparison")
-
-
-def test_checkpoints_are_shown_with_commands_to_copy(tmp_path: Path) -> None:
-    places = tuple(
-        CheckpointPlace(
-            label=f"stories260K, τ {tau}, WT", path=f"/artifacts/distill/{tau}/checkpoint"
-        )
-        for tau in (5, 50)
-    )
-    page, text = pages(tmp_path, checkpoints=places)
-    for place in places:
-        for line in after_training(place.path):
-            assert line.strip() in text
-            assert line.strip().replace("'", "&#39;") in page
-        assert f"{place.label}: <code>{place.path}</code>" in page
 
 
 def test_columns_that_nobody_measured_are_left_out() -> None:
@@ -116,13 +80,6 @@ def test_speed_has_a_panel_per_phase_and_a_line_per_rules() -> None:
     assert labels == ["Speed, UMIM / base"] * 2
     (legend,) = figure.figure.legends
     assert [text.get_text() for text in legend.get_texts()].count("llama, pairs") == 1
-
-
-@pytest.mark.parametrize("quantity", ["KL", "preference"])
-def test_the_gap_between_training_and_validation_is_explained(quantity: str) -> None:
-    curve = LossCurve(label="llama", train=((1, 3.0),), validation=((1, 2.0),), quantity=quantity)
-    (figure,) = draw_figures(ReportData(recipe="r", curves=(curve,)))
-    assert ("rules match more often there" in figure.caption) is (quantity == "KL")
 
 
 @pytest.mark.parametrize("server", [None, "http://127.0.0.1:4200/api"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -45,16 +44,3 @@ def test_rows_sort_and_empty_cells_stay_last(cells: list[str], rising: list[str]
     assert up == rising
     empty = [cell for cell in rising if cell in ("", "–")]
     assert down == [cell for cell in reversed(rising) if cell not in empty] + empty
-
-
-@pytest.mark.skipif(NODE is None, reason="node is not installed")
-def test_a_filter_needs_every_word() -> None:
-    cells = ["umim-docs-llama, τ 5", "umim-docs-gpt2, τ 50", "base"]
-    assert run(cells, "umim GPT2")[2] == [cells[1]]
-    assert run(cells, "")[2] == cells
-
-
-def test_the_script_reaches_no_other_address() -> None:
-    text = Path(TEMPLATES / "tables.js").read_text("utf-8")
-    for word in ("fetch", "XMLHttpRequest", "import(", "eval", "innerHTML", "http"):
-        assert word not in text

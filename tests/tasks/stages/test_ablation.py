@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from docs.make.__main__ import main
-from support.tiny_ablations import GRID, MEASURES, ablation, cell
+from support.tiny_ablations import GRID, MEASURES, ablation
 from tasks.report.ablation_data import AblationData
 from tasks.report.ablation_page import (
     FIGURES,
@@ -129,29 +127,3 @@ def test_a_figure_has_a_line_per_variant_and_a_label_per_point(name: str) -> Non
     assert sorted(map(int, labels)) == sorted(tau for _, tau, _ in GRID)
     for text in ("llama", "gpt2", "containment drop", "containment keep"):
         assert svg.count(f">{text}</text>") == 1
-
-
-def test_any_ablation_in_a_folder_has_its_page_and_figures(tmp_path: Path) -> None:
-    results = tmp_path / "small-grid.json"
-    results.write_text(ablation(cell("a", 5, "drop")).model_dump_json(), "utf-8")
-    (tmp_path / "other.json").write_text("[]", "utf-8")
-    assert main(["results", "--folder", str(tmp_path)]) == 0
-    assert main(["results", "--check", "--folder", str(tmp_path)]) == 0
-    names = {"other.json", "small-grid.json", "small-grid.md"}
-    assert {path.name for path in tmp_path.iterdir()} == names | {
-        *(f"small-grid-{figure}.svg" for figure in FIGURES)
-    }
-    ElementTree.parse(tmp_path / "small-grid-kl.svg")  # noqa: S314  # our own drawing
-
-
-def test_a_figure_of_other_results_is_seen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = tmp_path / "small-grid.json"
-    results.write_text(ablation(cell("a", 5, "drop")).model_dump_json(), "utf-8")
-    assert main(["results", "--folder", str(tmp_path)]) == 0
-    changed = json.loads(results.read_text("utf-8"))
-    changed["cells"][0]["rules"]["2"] = 4  # the page does not show it
-    results.write_text(json.dumps(changed), "utf-8")
-    assert main(["results", "--check", "--folder", str(tmp_path)]) == 1
-    assert "small-grid-kl.svg" in capsys.readouterr().out

@@ -159,27 +159,3 @@ def test_a_run_that_dies_goes_on_with_the_next_piece(
     assert asked[3:] == [8 * LENGTH, 5 * LENGTH]
     assert resumed.digest == whole.digest
     shutil.rmtree(tmp_path / "whole")
-
-
-def test_a_piece_of_other_tokens_is_counted_again(
-    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = setting.count(tmp_path / "whole")
-    asked: list[int] = []
-    real = tasks.stages.confidence.confidence_counts
-
-    def dies_at_the_third(backbone: Backbone, ids: np.ndarray, *rest: object, **options: object):
-        asked.append(len(ids))
-        if len(asked) == 3:
-            raise UmimError("a machine must stay", "gone", "Run it again.")
-        return real(backbone, ids, *rest, **options)
-
-    monkeypatch.setattr(tasks.stages.confidence, "_PIECE_TOKENS", 8 * LENGTH)
-    monkeypatch.setattr(tasks.stages.confidence, "confidence_counts", dies_at_the_third)
-    with pytest.raises(UmimError, match="a machine must stay"):
-        setting.count(tmp_path)
-    monkeypatch.setattr(tasks.stages.confidence, "_PIECE_TOKENS", 16 * LENGTH)
-    resumed = setting.count(tmp_path)
-    assert asked[3:] == [16 * LENGTH, 5 * LENGTH]
-    assert resumed.digest == whole.digest
-    shutil.rmtree(tmp_path / "whole")

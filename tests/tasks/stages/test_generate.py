@@ -19,7 +19,7 @@ from tasks.stages.generate import generate_stage
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import ClusterConfig
-from umim_core.errors import BackboneError, ConfigError, CorpusError, GenerationError
+from umim_core.errors import CorpusError
 from umim_core.generation.trajectory_shards import Row, iter_rows
 
 HERE = ClusterLease(ClusterConfig(workers=0))
@@ -139,23 +139,3 @@ def test_a_corpus_without_its_trajectories_is_refused(
 ) -> None:
     with pytest.raises(CorpusError, match="needs its trajectories"):
         corpus_stage(tmp_path, corpus)
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        ({"model": "absent/model"}, BackboneError, "a tokenizer must be a known name"),
-        ({"chat": "template"}, ConfigError, "needs a tokenizer with a chat template"),
-        ({"max_question_tokens": 1}, CorpusError, "at most 1 tokens; got 0, and 22 too long"),
-        ({"max_tokens": 65}, GenerationError, "max_tokens must be at most 64, the positions of"),
-    ],
-)
-def test_what_cannot_be_sampled_is_refused(
-    corpus: GeneratedCorpus,
-    tmp_path: Path,
-    changed: dict[str, object],
-    error: type[Exception],
-    message: str,
-) -> None:
-    with pytest.raises(error, match=message):
-        generate_stage(tmp_path, HERE, corpus.model_copy(update=changed))

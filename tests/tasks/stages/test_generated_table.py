@@ -14,14 +14,13 @@ from support.tiny_table import (
     TableRun,
     generated_table,
     run_table,
-    tiny_table,
     write_hub,
 )
 from tasks.data.table_scores import read_report, read_shards
-from tasks.data.table_sources import check_limits, source_facts
+from tasks.data.table_sources import source_facts
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.paper_task import contest_answer
 from umim_core.evaluation.tasks.question_shards import shard_seed
@@ -93,16 +92,6 @@ def test_limits_stand_with_the_figures(whole: TableRun) -> None:
     assert "pass@1_difference" in row and "prompt_tr_difference" not in row
 
 
-def test_another_seed_draws_other_answers(
-    whole: TableRun, tiny_checkpoint: Path, problems: Path, tmp_path: Path
-) -> None:
-    recipe = generated_table(tiny_checkpoint, problems, questions=2, seed=1)
-    pairs = zip(shards(whole), shards(run_table(tmp_path, recipe)), strict=True)
-    for own, other in ([read_shards(made.path).answers[:2] for made in pair] for pair in pairs):
-        assert own != other
-        assert all(len(set(texts)) == 2 for texts in own)
-
-
 def test_a_task_beyond_the_trained_context_is_not_run_and_says_so(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -151,26 +140,6 @@ def test_unconfined_programs_are_refused(tiny_checkpoint: Path, tmp_path: Path) 
         run_table(tmp_path / "root", generated_table(tiny_checkpoint, tmp_path, **options))
 
 
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"tasks": ["umim_docstrings"], "new_tokens": 6}, "new_tokens is for .* generated"),
-        ({"tasks": ["umim_docstrings"], "new_tokens": None}, "answers is for .*got 2 with"),
-        ({"tasks": ["umim_ruler_1k"], "confirm_run_unsafe_code": True}, "is for .*runs programs"),
-        (
-            {"tasks": [], "settings": [], "questions": 3,
-             "texts": {"t": {"source": {"kind": "text", "paths": ["t.txt"]}}}},
-            "questions is for tables with a task; got 3 with texts alone",
-        ),
-    ],
-)  # fmt: skip
-def test_limits_that_apply_to_no_task_are_refused(
-    tiny_checkpoint: Path, tmp_path: Path, changes: dict[str, Any], error: str
-) -> None:
-    with pytest.raises(ConfigError, match=error):
-        check_limits(generated_table(tiny_checkpoint, tmp_path, **changes))
-
-
 def test_limits_and_a_seed_of_answers_are_in_the_key(tiny_checkpoint: Path, tmp_path: Path) -> None:
     def facts(**changes: Any) -> dict[str, object]:
         recipe = generated_table(tiny_checkpoint, tmp_path, **changes)
@@ -179,14 +148,3 @@ def test_limits_and_a_seed_of_answers_are_in_the_key(tiny_checkpoint: Path, tmp_
     assert facts() == {"generation": {"new_tokens": 6, "answers": 2}}
     assert facts(seed=1)["generation"] == {"new_tokens": 6, "answers": 2, "seed": 1}
     assert facts(new_tokens=None, answers=None) == {}
-
-
-@pytest.mark.parametrize("name", ["hub", "task_data"])
-def test_a_folder_that_is_missing_is_named(
-    tiny_checkpoint: Path, tmp_path: Path, name: str
-) -> None:
-    recipe = tiny_table(tiny_checkpoint, tmp_path).model_copy(
-        update={"hub": None, "task_data": None, name: str(tmp_path / "absent")}
-    )
-    with pytest.raises(CorpusError, match=rf"{name} of a table must be a folder; got .*absent"):
-        run_table(tmp_path / "root", recipe)

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.adapt import sft_stage
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.confidence import confidence_stage
 from tasks.stages.evaluate import evaluate_stage
-from umim_core.adaptation.choices import task_sequences
-from umim_core.backbone.backbone import Backbone
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.evaluate import EvaluateConfig
 from umim_core.config.recipe import (
-    DEFAULT_TASK,
     BackboneDtype,
     Cell,
     ClusterConfig,
     MiningConfig,
-    Recipe,
 )
-from umim_core.distill.token_rows import TokenRows
-from umim_core.errors import BackboneError
-from umim_core.task_sets.choice_questions import read_questions
-from umim_core.task_sets.spec import TASKS
 from umim_core.text.shards import ShardWriter
 
 LENGTH = 16
@@ -98,40 +87,3 @@ def test_what_is_measured_in_bfloat16_is_near_float32(
     for name in ("ppl_base", "ppl_umim", "cross_entropy"):
         assert rough[name] == pytest.approx(exact[name], rel=2e-2)
         assert rough[name] != exact[name]
-
-
-def test_sft_makes_its_rows_without_the_backbones_weights(
-    tokenized: Artifact, tiny_llama: Backbone, tiny_tokenizer: PreTrainedTokenizerBase,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    tiny_tokenizer.save_pretrained(tmp_path / "backbone")
-    train = {"max_steps": 1, "batch_size": 1}
-    recipe = Recipe.model_validate(
-        {
-            "name": "tiny",
-            "corpus": {"kind": "docstrings"},
-            "cells": [{"backbone": str(tmp_path / "backbone"), "adapt": True}],
-            "distill": train,
-            "adapt": {"sft": train, "dpo": train},
-            "cluster": {"workers": 0},
-        }
-    )
-    question = {"context": "w8 w1 w2 w3", "choices": ["w6 w9", "w7"], "gold": 0}
-
-    def ask(out: Path) -> Metrics:
-        for split in ("train", "valid"):
-            (out / f"{split}.jsonl").write_text(json.dumps(question) + "\n", encoding="utf-8")
-        return {}
-
-    task = run_stage(tmp_path, StageSpec("task", 1, {}, {}), ask)
-    assert recipe.adapt is not None
-    with pytest.raises(BackboneError), ClusterLease(recipe.cluster) as lease:
-        sft_stage(tmp_path, lease, recipe, recipe.adapt, recipe.cells[0], task, tokenized)
-    (rows,) = (tmp_path / "sft").glob("*.partial/state/rows/train")
-    (expected,) = task_sequences(
-        read_questions(task.path / "train.jsonl"),
-        tiny_llama.encode,
-        TASKS.find(DEFAULT_TASK).form,
-        max_length=512,
-    )
-    assert TokenRows.load(rows).row(0).tolist() == expected.ids.tolist()

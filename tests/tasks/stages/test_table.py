@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import tasks.stages.table as stage
-from flows.table import measure_table
 from support.tiny_table import (
     QUESTIONS,
     TableRun,
@@ -30,8 +29,6 @@ from tasks.data.table_jobs import (
     ShardJob,
 )
 from tasks.data.table_scores import SHARDS, read_shards
-from tasks.plan.planner import Planner
-from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import EvaluationError
@@ -172,19 +169,6 @@ def test_questions_that_changed_meanwhile_are_refused(
     (known,) = of(whole, "questions")
     with pytest.raises(EvaluationError, match="the same questions"):
         stage.shards_stage(tmp_path, whole.lease, known, recipe, recipe.settings[0])
-
-
-def test_a_cell_is_under_way_for_every_worker() -> None:
-    seen = []
-
-    class Noted(Planner):
-        def together(self, parts: Any, most: int | None = None) -> list[Any]:
-            seen.append((len(parts), most))
-            return super().together(parts)
-
-    run: Any = Noted(find_recipe("tables/multiple-choice-llama-3.1-8b"))
-    measure_table(run)
-    assert seen == [(40, 8)]
 
 
 @pytest.fixture(params=[tiny_table, generated_table], ids=["choices", "answers"])
