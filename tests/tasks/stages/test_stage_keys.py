@@ -68,7 +68,8 @@ def inputs(
     return Inputs(folder, *models, tokenizer, (tiny_checkpoint, folder / "trained"))
 
 
-def calls_of(inputs: Inputs) -> dict[str, StageCall]:
+@pytest.fixture(scope="module")
+def calls(inputs: Inputs) -> dict[str, StageCall]:
     return {name: call for make in MAKERS for name, call in make(inputs).items()}
 
 
@@ -80,9 +81,9 @@ def another_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_everything_a_stage_is_given_is_in_its_key(
-    name: str, inputs: Inputs, tmp_path: Path
+    name: str, calls: dict[str, StageCall], inputs: Inputs, tmp_path: Path
 ) -> None:
-    call = calls_of(inputs)[name]
+    call = calls[name]
     base = key_of(call, call.given, tmp_path)
     assert key_of(call, call.given, tmp_path / "elsewhere") == base
     unused, missing, needless = set(call.free), [], []
@@ -103,7 +104,7 @@ def test_everything_a_stage_is_given_is_in_its_key(
     assert not unused, "nothing of this name was varied"
 
 
-def test_every_stage_is_among_them(inputs: Inputs) -> None:
+def test_every_stage_is_among_them(calls: dict[str, StageCall]) -> None:
     (folder,) = tasks.stages.__path__
     found = {
         function
@@ -113,14 +114,14 @@ def test_every_stage_is_among_them(inputs: Inputs) -> None:
         )
         if name.endswith("_stage") and not name.startswith("_") and name != "run_stage"
     }
-    assert {call.function for call in calls_of(inputs).values()} == found
-    assert set(calls_of(inputs)) == set(NAMES)
+    assert {call.function for call in calls.values()} == found
+    assert set(calls) == set(NAMES)
 
 
 def test_machines_have_benchmarks_of_their_own(
-    inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calls: dict[str, StageCall], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = calls_of(inputs)["benchmark"]
+    call = calls["benchmark"]
     elsewhere = {"lease": ClusterLease(ClusterConfig(workers=2, address="host:1"))}
     here, there = (key_of(call, call.given | at, tmp_path) for at in ({}, elsewhere))
     monkeypatch.setattr("tasks.stages.benchmark.machine", lambda threads: f"another, {threads}")
@@ -129,9 +130,9 @@ def test_machines_have_benchmarks_of_their_own(
 
 
 def test_a_benchmark_of_this_process_is_of_the_threads_of_torch(
-    inputs: Inputs, tmp_path: Path
+    calls: dict[str, StageCall], tmp_path: Path
 ) -> None:
-    call, before = calls_of(inputs)["benchmark"], torch.get_num_threads()
+    call, before = calls["benchmark"], torch.get_num_threads()
     in_process = {"lease": ClusterLease(ClusterConfig(workers=0, cpus=3))}
     keys = []
     try:
