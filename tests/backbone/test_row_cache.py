@@ -76,13 +76,6 @@ def test_dropped_columns_leave_their_row_and_no_other() -> None:
             assert (-layer.values[row, 0, : len(kept), 0]).tolist() == expected
 
 
-def test_attention_gets_a_view_up_to_the_longest_row() -> None:
-    cache = RowCache(1, 1, max_length=100)
-    seen = write(cache, 1.0)
-    assert seen.shape == (1, 1)
-    assert seen.data_ptr() == cache.layers[0].keys.data_ptr()
-
-
 def test_rows_that_gain_nothing_keep_their_length_and_states() -> None:
     cache = RowCache(1, 2, max_length=8)
     write(cache, 1.0, 10.0)
@@ -209,17 +202,3 @@ def test_repeated_rows_are_equal_and_grow_apart() -> None:
     new = torch.tensor([5.0, 6.0, 7.0, 8.0]).view(4, 1, 1, 1)
     keys, _ = cache.update(new, new, 0)
     assert keys[:, 0, :, 0].tolist() == [[0, 1, 5], [0, 1, 6], [2, 7, 0], [2, 8, 0]]
-
-
-def test_a_cache_may_be_allowed_to_grow_further() -> None:
-    cache = RowCache(1, 1, 2)
-    cache.allow(4)
-    cache.begin(3)
-    cache.update(torch.ones(1, 1, 3, 1), torch.ones(1, 1, 3, 1), 0)
-    cache.commit(torch.tensor([3]))
-    assert (
-        cache.max_length,
-        sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers),
-    ) == (4, 2 * 4 * 4)
-    cache.allow(1)  # never less
-    assert cache.max_length == 4

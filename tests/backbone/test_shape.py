@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
@@ -87,15 +86,3 @@ def test_a_backbone_elsewhere_has_no_shape_here(tmp_path: Path) -> None:
 def test_a_family_of_another_build_is_refused(config: PreTrainedConfig) -> None:
     with pytest.raises(ConfigError, match=f"got {config.model_type}. State it in hardware.shapes"):
         BackboneShape.of_config(config)
-
-
-def test_a_configuration_whose_sizes_do_not_go_together_is_refused() -> None:
-    config = LlamaConfig(**LLAMA_LIKE | {"num_key_value_heads": 3})
-    with pytest.raises(ConfigError, match="kv_heads must divide heads"):
-        BackboneShape.of_config(config)
-
-
-def test_heads_that_do_not_share_evenly_are_refused() -> None:
-    raw = BackboneShape.of_config(CONFIGS["llama"]).model_dump() | {"kv_heads": 3}
-    with pytest.raises(ValidationError, match="kv_heads must divide heads"):
-        BackboneShape.model_validate(raw)

@@ -79,14 +79,6 @@ def test_a_damaged_record_is_as_good_as_none(
     assert len(hashed) == 2
 
 
-def test_a_cache_that_cannot_be_written_changes_nothing(
-    saved: Path, hashed: list[torch.dtype], tmp_path: Path
-) -> None:
-    (tmp_path / "cache").write_text("a file in the folder's place")
-    assert load_backbone(str(saved)).fingerprint
-    assert len(hashed) == 1
-
-
 def test_files_that_lack_weights_are_refused(saved: Path) -> None:
     path = saved / "model.safetensors"
     weights = load_file(path)

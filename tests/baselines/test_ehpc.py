@@ -14,7 +14,6 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.attention_masks import eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.baselines import evaluator_heads
 from umim_core.baselines.ehpc import EHPC
 from umim_core.baselines.evaluator_heads import (
     DEPTHS,
@@ -155,16 +154,3 @@ def test_heads_are_kept_between_calls_and_damaged_records_are_not_read(
     for damaged in ('{"layer": 2, "heads": [0]}', '{"layer": 0, "heads": [4]}', "[", "[]"):
         record.write_text(damaged)
         assert known_evaluator_heads(backbone) == found
-
-
-def test_heads_of_other_probes_are_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    backbone = word_backbone("llama")
-    found = known_evaluator_heads(backbone)
-    [record] = tmp_path.rglob("*.json")
-    record.write_text('{"layer": 1, "heads": [0, 2]}')
-    monkeypatch.setattr(evaluator_heads, "DEPTHS", (0.5,))
-    assert known_evaluator_heads(backbone).layer == found.layer == 0
-    assert len(list(tmp_path.rglob("*.json"))) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,11 +9,10 @@ from torch import Tensor
 from support.tiny_models import random_backbone
 from umim_core.backbone.attention_masks import eager_attention
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines import eviction
 from umim_core.baselines.eviction import PolicyCache
 from umim_core.baselines.h2o import HeavyHitters
 from umim_core.baselines.methods import HeldColumns
-from umim_core.baselines.published.h2o_masked import heavy_hitter_mask, score_masked
+from umim_core.baselines.published.h2o_masked import heavy_hitter_mask
 
 # The weights of one head over the tokens a b c d, as in the docstring of ``baselines.h2o``.
 WEIGHTS = [[1, 0, 0, 0], [0.6, 0.4, 0, 0], [0.1, 0.5, 0.4, 0], [0.1, 0.2, 0.3, 0.4]]
@@ -103,19 +101,6 @@ def test_the_first_layer_keeps_what_an_account_in_lists_keeps(backbone: Backbone
     assert any(held != list(range(5, 10)) for held in policy.stayed[0])
 
 
-@torch.no_grad()
-def test_a_long_text_is_weighed_in_parts_as_if_at_once(
-    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, parts = Recorded(), Recorded()
-    expected = PolicyCache(backbone, whole).read(CONTEXT, 5)[-1]
-    monkeypatch.setattr(eviction, "WEIGHED_TOKENS", 4)
-    cache = PolicyCache(backbone, parts)
-    found = cache.read(CONTEXT, 5)[-1]
-    assert parts.stayed == whole.stayed and cache.columns == 5
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
-
-
 def seen_by(weights: list[list[float]], heavy: int, newest: int) -> list[set[int]]:
     """Columns that each query of one head sees, as H2O's code for lm-eval has it, in lists."""
     tokens, scores, found = len(weights), [0.0] * len(weights), []
@@ -146,17 +131,3 @@ def test_masked_queries_see_hitters_and_the_newest(heavy: int, newest: int) -> N
         else:
             expected = [set(range(max(0, query - newest), query + 1)) for query in range(12)]
         assert [set(row.nonzero().view(-1).tolist()) for row in mask[head]] == expected
-
-
-def test_under_masks_of_all_columns_the_model_scores(rng: np.random.Generator) -> None:
-    """And under half of them it does not: queries of the prompt lose columns as well."""
-    backbone = random_backbone("llama")
-    context, ending = rng.integers(1, 32, 20), rng.integers(1, 32, 3)
-    ids = torch.tensor([[*context, *ending]])
-    with torch.no_grad():
-        logits = backbone.model(ids).logits[0, len(context) - 1 : -1].log_softmax(-1)
-    expected = logits.gather(1, ids[0, len(context) :, None])[:, 0]
-    [whole] = score_masked(context, [ending], backbone, 2 * len(context))
-    torch.testing.assert_close(whole.log_probs, expected, atol=1e-5, rtol=1e-5)
-    [half] = score_masked(context, [ending], backbone, len(context) // 2)
-    assert (half.log_probs - expected).abs().min() > 1e-4

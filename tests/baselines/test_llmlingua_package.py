@@ -43,17 +43,6 @@ def test_the_published_form_drops_what_the_package_drops(case: dict[str, Any]) -
     assert sorted(set(ids.tolist()) - set(kept.tolist())) == case["dropped"]
 
 
-def test_the_package_meets_no_budget_and_leaves_short_texts_and_tails() -> None:
-    """The reason for a form of its own."""
-    for case in RECORDED["losses"]:
-        kept = case["tokens"] - len(case["dropped"])
-        assert kept != case["budget"]
-        if case["tokens"] == 60:
-            assert kept == 60
-        if case["tokens"] == 430:
-            assert max(case["dropped"]) < 400
-
-
 def test_the_published_form_keeps_protected_tokens_of_a_backbones_own_scores(
     rng: np.random.Generator,
 ) -> None:

@@ -145,20 +145,3 @@ def test_text_goes_on_beyond_the_positions_where_they_restart(kept_positions: bo
         hook.remove()
     assert [len(row.ids) for row in rows] == [100, 100]
     assert {row.cache_lengths[-1] for row in rows} == {max(places)} == {12}
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (Request(merge="prompt"), "got merge"),
-        (Request(merge="none", span_eviction=0), "got span_eviction"),
-        (Request(merge="none", overlong="truncate"), "got overlong='truncate'"),
-    ],
-)
-def test_options_that_it_has_not_are_refused(request_: Request, message: str) -> None:
-    backbone = random_backbone("gpt2")
-    config = GenerationConfig(max_new_tokens=NEW)  # type: ignore[no-untyped-call]
-    with pytest.raises(GenerationError, match=message):
-        generate_evicted(
-            PROMPTS, config, request_, backbone, lambda ids: SinksAndNewest(None), lambda *_: 6
-        )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from umim_core.baselines.methods import Ints, Text
 from umim_core.baselines.reduction import TargetReduction, reduce_tokens
 from umim_core.baselines.truncation import Truncation
-from umim_core.errors import ConfigError, EvaluationError
+from umim_core.errors import EvaluationError
 
 NOTHING = np.array([], dtype=np.int64)
 
@@ -73,9 +73,3 @@ def test_the_longest_end_of_a_text_is_taken_whose_share_fits(
     fitting = [length for length in range(1, tokens + 1) if wanted.stays(length) <= room]
     assert ids.tolist() == list(range(tokens - max(fitting), tokens))
     assert stay == wanted.stays(len(ids))
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, 0, True, "0.1", float("nan")])
-def test_a_target_that_is_no_share_is_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match="must lie above 0 and below 1"):
-        TargetReduction(share)

@@ -62,12 +62,6 @@ def test_a_prompt_row_is_raw_behind_its_merged_start() -> None:
     assert (lengths[starts < row.loss_from] > 1).any()
 
 
-def test_rows_with_a_given_border_keep_it() -> None:
-    """Rows of a task merge their context alone, whatever kinds are asked for."""
-    row = row_at(0, merge_until=5, copy=0.999)
-    assert row.cut[1].tolist() == [2, 3] + [1] * (len(IDS) - 5) and row.loss_from == 0
-
-
 def test_shares_above_one_are_refused() -> None:
     with pytest.raises(ValidationError, match="add up to 1 at most"):
         DistillConfig(max_steps=1, prompt_rows=0.6, copy_rows=0.6)

@@ -65,16 +65,6 @@ def test_the_loss_begins_where_it_is_asked_to() -> None:
     assert late.rows == int((ends > len(ids) - 3).sum()) < whole.rows
 
 
-def test_rows_without_merges_have_no_loss_and_every_parameter_a_gradient() -> None:
-    model = merged_model(build("llama"), random_rules(3, True), 1, 3)
-    module = model.require_module().requires_grad_(True)
-    ids = np.array([1])
-    loss = DistillModel(model)([ids], [model.segment(ids)])
-    loss.total.backward()
-    assert loss.rows == 0 and float(loss.total) == 0.0
-    assert all(p.grad is not None for p in module.parameters())
-
-
 def test_autocast_runs_the_parts_with_held_weights() -> None:
     model = merged_model(build("llama", torch.float32), random_rules(3, True), 1, 3)
     rows = rows_of()

@@ -28,12 +28,6 @@ def test_rows_survive_the_disk(tmp_path: Path) -> None:
     assert not back.ids.flags.owndata, "memory-mapped"
 
 
-def test_segments_are_open_to_merging_as_a_whole() -> None:
-    rows = TokenRows.of_segments(TokenShards.of_array(np.arange(11, dtype=np.uint16)), 4)
-    assert [rows.row(i).tolist() for i in range(len(rows))] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert rows.merge_until.tolist() == [4, 4]
-
-
 def shards(directory: Path, ids: np.ndarray, shard_tokens: int) -> TokenShards:
     writer = ShardWriter(directory, shard_tokens)
     writer.add(ids)

@@ -20,7 +20,7 @@ from lm_eval.models.huggingface import HFLM
 
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import BackboneMismatchError, CheckpointError, ConfigError, EvaluationError
+from umim_core.errors import BackboneMismatchError, CheckpointError, ConfigError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.inference.engine import Engine
 from umim_core.merging.compressed import Compressed
@@ -190,12 +190,6 @@ def test_long_contexts_lose_leading_units_not_tokens(build: Build) -> None:
     assert model.loglikelihood(requests(PAIRS[-1:]))[0][0] == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("merge", ["prompt", "all"])
-def test_a_continuation_without_room_is_refused(build: Build, merge: str) -> None:
-    with pytest.raises(EvaluationError, match=f"fit {MAX_LENGTH} units"):
-        build(merge)._loglikelihood_tokens([(None, [5], list(range(1, 120)))], True)
-
-
 def test_rolling_in_context_mode_is_the_base_model_and_says_so(
     build: Build, backbone_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,15 +200,6 @@ def test_rolling_in_context_mode_is_the_base_model_and_says_so(
     expected = hf.loglikelihood_rolling(rolling(["the cat sat on the mat"]))
     assert found == pytest.approx(expected, abs=1e-4)
     assert "merge=all compresses them" in caplog.text
-
-
-@pytest.mark.parametrize("merge", ["prompt", "all"])
-def test_generation_decodes_raw_ids_whatever_the_batch(build: Build, merge: str) -> None:
-    prompts = generation(["the cat sat on the", "near the old", "", TEXT * 4])
-    one, four = build(merge, 1), build(merge, 4)
-    texts = one.generate_until(prompts)
-    assert texts == four.generate_until(prompts)
-    assert any(texts) and one.context_token_reduction > 0
 
 
 def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
@@ -230,13 +215,6 @@ def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
         model.generate_until(generation([prompt]))
         units[merge] = model.scorer.inputs.units
     assert units["all"] < units["prompt"]
-
-
-def test_generation_stops_at_a_stop_string_and_leaves_it_out(build: Build) -> None:
-    [whole] = build("all").generate_until(generation(["the cat sat on the"], until=["\x00"]))
-    stop = whole[2:4]
-    [cut] = build("all").generate_until(generation(["the cat sat on the"], until=[stop]))
-    assert cut == whole.split(stop)[0]
 
 
 def test_result_files_carry_the_realised_reduction(build: Build) -> None:

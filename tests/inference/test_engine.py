@@ -142,13 +142,6 @@ def test_a_row_that_has_ended_gains_nothing(chain: Backbone) -> None:
     assert lengths == [[1, 1], [2, 2], [2, 3], [2, 4], [2, 5]]
 
 
-def test_prompts_up_to_the_last_position_are_served(chain: Backbone) -> None:
-    # 30 units, 3 new tokens, the last one never fed: exactly 32 positions
-    assert len(follow(chain, [], [0] * 30, 3).ids) == 3
-    with pytest.raises(GenerationError, match="32 positions; got 30 prompt positions"):
-        follow(chain, [], [0] * 30, 4)
-
-
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
@@ -163,11 +156,3 @@ def test_prompts_up_to_the_last_position_are_served(chain: Backbone) -> None:
 def test_bad_prompts_are_refused(chain: Backbone, prompts: list[object], message: str) -> None:
     with pytest.raises(GenerationError, match=message):
         Engine(Compressed.without_merging(chain)).generate(prompts, settings(2))
-
-
-@pytest.mark.parametrize("new_tokens", [0, -3])
-def test_a_request_for_no_token_is_refused(chain: Backbone, new_tokens: int) -> None:
-    config = settings(1)
-    config.max_new_tokens = new_tokens
-    with pytest.raises(GenerationError, match="max_new_tokens must be an integer of at least 1"):
-        Engine(Compressed.without_merging(chain)).generate([[1]], config)

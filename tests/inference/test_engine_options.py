@@ -21,7 +21,7 @@ from support.engine_matrix import (
     settings,
 )
 from support.pairwise import pairwise
-from umim_core.errors import ConfigError, GenerationError
+from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
@@ -112,20 +112,6 @@ def test_options_of_merging_that_cannot_be_honoured_are_refused(
     )
     with pytest.raises(GenerationError, match=message):
         engine.generate([[1, 2]], settings(2), request_)
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        *((Request(raw_tail=tail), "raw_tail must be an integer") for tail in (-1, 0.5, True)),
-        (Request(merge="none", raw_tail=2), "raw_tail needs a prompt that is merged"),
-    ],
-)
-def test_a_raw_tail_is_a_number_of_tokens_of_a_merged_prompt(
-    request_: Request, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Engine(Compressed.without_merging(build("gpt2"))).generate([[1]], settings(2), request_)
 
 
 @pytest.mark.parametrize("top", [0, 3])

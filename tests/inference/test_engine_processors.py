@@ -167,26 +167,3 @@ def test_ruling_out_every_token_is_refused() -> None:
         Engine(Compressed.without_merging(build("gpt2"))).generate(
             [[1]], settings(2, suppress_tokens=list(range(VOCAB)))
         )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"logits_processor": _Only()}, "logits_processor must be a list"),
-        ({"stopping_criteria": _LongerThan()}, "stopping_criteria must be a list"),
-        ({"logprobs": 1.5}, "logprobs must lie between"),
-        ({"seed": 1.5}, "seed must be an integer"),
-    ],
-)
-def test_options_of_a_wrong_type_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(GenerationError, match=message):
-        Engine(Compressed.without_merging(build("gpt2"))).generate(
-            [[1]], settings(2), Request(**options)
-        )
-
-
-def test_ids_that_a_processor_refuses_are_reported() -> None:
-    with pytest.raises(GenerationError, match=r"refused its input|out of range"):
-        Engine(Compressed.without_merging(build("gpt2"))).generate(
-            [[1]], settings(2, bad_words_ids=[[99]])
-        )

@@ -54,11 +54,6 @@ def settings(umim: UMIM, **options: object) -> GenerationConfig:
     return generation_config(check_options(GenerateOptions(**options)), umim.backbone)
 
 
-def test_calls_without_a_seed_draw_anew(umim: UMIM) -> None:
-    texts = {umim.generate(PROMPT, do_sample=True, max_new_tokens=12).text for _ in range(8)}
-    assert len(texts) == 8
-
-
 def test_greedy_calls_leave_torchs_generator_alone(umim: UMIM) -> None:
     before = torch.get_rng_state()
     umim.generate(PROMPT, max_new_tokens=3)
@@ -99,11 +94,6 @@ def test_sampling_takes_transformers_top_k_unless_another_is_given(umim: UMIM) -
     assert settings(umim, do_sample=True, top_k=3).top_k == 3
 
 
-def test_a_model_that_switches_top_k_off_samples_from_the_whole_vocabulary(umim: UMIM) -> None:
-    umim.backbone.model.generation_config = GenerationConfig(do_sample=True, top_k=0)
-    assert settings(umim).top_k == 0
-
-
 def test_a_model_whose_file_asks_for_beams_is_refused_until_they_are_overridden(umim: UMIM) -> None:
     umim.backbone.model.generation_config = GenerationConfig(num_beams=4, eos_token_id=0)
     with pytest.raises(GenerationError, match="num_beams"):
@@ -126,11 +116,3 @@ def test_options_have_transformers_names_too(umim: UMIM) -> None:
     same = umim.generate(PROMPT, do_sample=True, num_return_sequences=3, seed=1, max_new_tokens=5)
     config = GenerationConfig(do_sample=True, num_return_sequences=3, max_new_tokens=5)
     assert ours == same == umim.generate(PROMPT, generation_config=config, seed=1)
-
-
-@pytest.mark.parametrize(
-    "both", [{"n": 1, "num_return_sequences": 1}, {"config": None, "generation_config": None}]
-)
-def test_an_option_under_both_names_is_refused(umim: UMIM, both: dict[str, object]) -> None:
-    with pytest.raises(GenerationError, match="must be given once"):
-        umim.generate(PROMPT, **both)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -14,7 +12,7 @@ from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import check_generation_config
 from umim_core.inference.sampling import TokenChooser
-from umim_core.inference.stopping import History, Stopper
+from umim_core.inference.stopping import Stopper
 from umim_core.merging.compressed import Compressed
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.0]])
@@ -92,18 +90,6 @@ def test_a_repetition_penalty_gives_what_transformers_gives() -> None:
     assert list(ours.rows[0].ids) == theirs[0, 4:].tolist()
 
 
-def test_any_of_several_eos_ids_ends_a_row() -> None:
-    stopper = Stopper(GenerationConfig(max_new_tokens=9, eos_token_id=[5, 6]), None)
-    assert stopper.reason([5, 1, 2], 1) is None  # an EOS inside the prompt ends nothing
-    assert stopper.reason([5, 1, 6], 1) == "eos"
-
-
-def test_the_length_counts_generated_tokens_only() -> None:
-    stopper = Stopper(GenerationConfig(max_new_tokens=2), None)
-    assert stopper.reason([1, 1, 1, 1], 1) is None
-    assert stopper.reason([1, 1, 1, 1, 1], 2) == "length"
-
-
 def letters(alphabet: str) -> PreTrainedTokenizerFast:
     """One token per letter."""
     vocabulary = {letter: i for i, letter in enumerate([*alphabet, "[UNK]"])}
@@ -124,47 +110,6 @@ def test_a_stop_string_that_begins_in_the_prompt_ends_nothing() -> None:
     stopper = Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["bc"]), letters("abcdef"))
     assert stopper.reason([0, 0, 1, 2], 1) is None
     assert stopper.reason([0, 0, 1, 2, 1, 2], 3) == "stop_string"
-
-
-class Watched(list[int]):
-    """Ids that note how many of them are taken at a time."""
-
-    def __init__(self, ids: list[int]) -> None:
-        super().__init__(ids)
-        self.taken: list[int] = []
-
-    def __getitem__(self, key: object) -> object:
-        found = super().__getitem__(key)  # type: ignore[index]
-        self.taken.append(len(found) if isinstance(key, slice) else 1)
-        return found
-
-    def __iter__(self) -> Iterator[int]:
-        raise AssertionError("the whole history was read")
-
-
-def test_a_token_costs_stop_strings_no_more_ids_than_they_have_characters() -> None:
-    stopper = Stopper(GenerationConfig(max_new_tokens=99, stop_strings=["bcd"]), letters("abcdef"))
-    for generated in (1, 2, 50):
-        ids = Watched([0] * (1000 + generated))
-        stopper.reason(ids, generated)
-        assert max(ids.taken) == min(generated, 3)
-
-
-def test_a_token_costs_criteria_and_processors_one_id_of_the_history() -> None:
-    history = History()
-    assert history.row(0, list(range(500))).tolist() == [list(range(500))]
-    for length in range(501, 520):
-        ids = Watched(list(range(length)))
-        assert history.row(0, ids).tolist() == [list(range(length))]
-        assert ids.taken == [1]
-
-
-def test_rows_of_a_history_are_kept_apart() -> None:
-    history = History()
-    for length in (3, 90, 200):
-        for row in range(3):
-            ids = [row] * length
-            assert history.row(row, ids).tolist() == [ids]
 
 
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:

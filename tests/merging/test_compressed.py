@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -15,10 +13,7 @@ from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
-ROOT = Path(__file__).resolve().parents[2]
-LAYERS = ("umim_core", "tasks", "flows", "benchmarks")
 RULES = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
-OPENERS = {"umim_core/model/loading.py"}
 
 
 def test_rules_without_a_module_are_refused(tiny_llama: Backbone) -> None:
@@ -35,14 +30,3 @@ def test_the_base_is_the_same_backbone_on_raw_tokens(tiny_llama: Backbone) -> No
     assert base.segment(ids)[1].tolist() == [1] * 6
     raw = tiny_llama.embed(torch.from_numpy(ids)[None])
     assert torch.equal(base.embed(base.pack([ids])), raw)
-
-
-def test_a_checkpoint_is_opened_with_its_backbone_in_one_place() -> None:
-    found = {
-        str(path.relative_to(ROOT))
-        for layer in LAYERS
-        for path in (ROOT / layer).rglob("*.py")
-        if "Checkpoint.load(" in (text := path.read_text(encoding="utf-8"))
-        and "load_backbone(" in text
-    }
-    assert found == OPENERS

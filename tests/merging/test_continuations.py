@@ -50,15 +50,6 @@ def test_base_scores_equal_the_models_own_forward(backbone: Backbone) -> None:
         assert score.greedy.tolist() == (logits.argmax(-1) == torch.tensor(ending)).tolist()
 
 
-def test_the_most_probable_continuation_is_marked_greedy(backbone: Backbone) -> None:
-    context = ids(1, 2, 3)
-    best = int(backbone.model(input_ids=torch.tensor(context)[None]).logits[0, -1].argmax())
-    [[hit, miss]] = score_continuations(
-        [context], [[ids(best), ids((best + 1) % 23)]], Compressed.without_merging(backbone)
-    )
-    assert (bool(hit.greedy.all()), bool(miss.greedy.all())) == (True, False)
-
-
 def test_rows_and_neighbours_do_not_change_a_score(backbone: Backbone) -> None:
     contexts = [ids(1, 2, 3, 9, 9, 9), ids(5)]
     endings = [[ids(4, 5), ids(7, 8, 9)], [ids(2), ids(3, 3, 3, 3)]]

@@ -88,13 +88,6 @@ def test_every_field_equals_the_naive_construction(
     assert used == set(range(len(packed.span_ids)))
 
 
-def test_a_span_and_itself_padded_with_id_zero_stay_apart() -> None:
-    packed = pack([[5, 6, 5, 6, 0]], [[2, 3]])
-    assert packed.span_lengths.tolist() == [2, 3]
-    assert packed.span_ids.tolist() == [[5, 6, 0], [5, 6, 0]]
-    assert packed.span_index.tolist() == [[0, 1]]
-
-
 @pytest.mark.parametrize(
     "units",
     [[[1] * 6, [1] * 3], [[4, 2], [3]], [[2, 1, 3], [1, 2]], [[1, 1, 4], [3]], [[3, 3], [1, 1, 1]]],

@@ -68,26 +68,6 @@ def test_a_sample_is_made_of_whole_segments_in_groups(
     assert set(found) == {n for n in chosen if n < count and sizes[n]}, "groups are whole"
 
 
-def test_the_same_seed_gives_the_same_sample_and_another_one_another() -> None:
-    ids = np.arange(100_000, dtype=np.int32)
-    offsets = UniformOffsets(10, 10_000)
-    samples = [sample_segments(ids, offsets, 5000, seed)[0].tolist() for seed in (1, 1, 2)]
-    assert samples[0] == samples[1] != samples[2]
-    array = sample_segments(ids, offsets[:], 5000, 1)
-    assert array[0].tolist() == samples[0]
-    assert 5000 <= len(samples[0]) < 5000 + 10 * GROUP_SEGMENTS
-
-
-@pytest.mark.parametrize("rest", [1, GROUP_SEGMENTS - 1])
-def test_the_rest_of_a_group_is_no_sample_alone(rest: int) -> None:
-    ids, offsets = numbered([2] * (2 * GROUP_SEGMENTS + rest))
-    samples = {sample_segments(ids, offsets, 10, seed)[0].size for seed in range(30)}
-    assert samples == {2 * GROUP_SEGMENTS}
-    assert sample_segments(ids, offsets, ids.size - 1, 0)[0].tolist() == ids.tolist()
-    few, borders = sample_segments(*numbered([2] * rest), 1, 0)
-    assert (few.size, borders[-1]) == (2 * rest, 2 * rest), "there is no other"
-
-
 def test_a_corpus_no_larger_than_the_sample_is_taken_whole() -> None:
     ids, offsets = numbered([3] * 200)
     for tokens in (599, 600, 10_000):
@@ -142,24 +122,6 @@ def test_at_most_so_many_candidates_are_chosen(limit: int) -> None:
     assert as_dict(chosen) == {gram: c for gram, c in grams.items() if c >= fits[0]}
     assert len(chosen) <= limit
     assert chosen.tau == (2 if limit == 10**6 else fits[0])
-
-
-def test_candidates_that_tie_are_left_out_together() -> None:
-    counts = count_ngrams(*flat([[1, 2]] * 3 + [[3, 4]] * 3 + [[5, 6]] * 5), 1)
-    assert as_dict(choose_candidates(counts, 2)) == {(5, 6): 5}
-    assert as_dict(choose_candidates(counts, 3)) == {(1, 2): 3, (3, 4): 3, (5, 6): 5}
-
-
-def test_the_limit_raises_the_threshold_of_the_sample_and_what_may_be_missed() -> None:
-    ids, offsets = zipf(20_000), UniformOffsets(4, 5000)
-    free, limited = (
-        find(ids, offsets, SearchOptions(50, sample_tokens=5000, max_candidates=most))
-        for most in (10**6, 100)
-    )
-    assert limited[1].candidates <= 100 < free[1].candidates
-    assert limited[1].sample_tau > free[1].sample_tau == SAMPLE_TAU
-    assert limited[1].miss_probability > free[1].miss_probability
-    assert set(as_dict(limited[0])) <= set(as_dict(free[0]))
 
 
 @given(

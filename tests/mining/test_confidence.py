@@ -23,7 +23,7 @@ from umim_core.mining.confidence import confidence_counts
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.token_ids import Offsets, UniformOffsets
+from umim_core.text.token_ids import Offsets
 
 Grams = dict[tuple[int, ...], int]
 THRESHOLD = 0.02  # a random model of 32 tokens exceeds it in part
@@ -141,22 +141,6 @@ def test_rules_survive_the_disk(
         "confidence",
         30,
     )
-
-
-def test_uniform_segments_need_no_array_of_borders(tiny_llama: Backbone) -> None:
-    ids = np.random.default_rng(0).integers(1, 32, 90)
-    done: list[int] = []
-    found = confidence_counts(
-        tiny_llama,
-        ids,
-        UniformOffsets(30, 3),
-        min_probability=THRESHOLD,
-        batch_size=2,
-        progress=done.append,
-    )
-    listed = confidence_counts(tiny_llama, ids, np.arange(4) * 30, min_probability=THRESHOLD)
-    assert grams(*found) == grams(*listed)
-    assert done == [60, 90]
 
 
 @pytest.mark.parametrize(

@@ -99,17 +99,6 @@ def test_rules_of_few_documents_are_left_out(
     assert RuleSet.load(tmp_path / "out").origin.min_documents == least
 
 
-def test_documents_cannot_be_told_apart_in_ready_ids(tmp_path: Path) -> None:
-    np.save(tmp_path / "ids.npy", stream().astype(np.uint16))
-    with pytest.raises(CorpusError, match="must have as many documents; got 1"):
-        mine_rules(
-            TokenIds(path=str(tmp_path / "ids.npy")),
-            tmp_path / "out",
-            options=with_options(min_documents=2),
-        )
-    assert [path.name for path in tmp_path.iterdir()] == ["ids.npy"]
-
-
 @pytest.mark.parametrize("budget", [1, 7, 30, 10_000])
 @pytest.mark.parametrize(("overlap", "containment"), [("none", "keep"), ("greedy", "drop")])
 def test_a_budget_is_kept_with_the_smallest_tau_that_fits(
@@ -145,24 +134,6 @@ def test_protected_tokens_of_ready_ids_need_a_tokenizer(tmp_path: Path) -> None:
             tmp_path / "out",
             options=with_options(protect=("digits",)),
         )
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_are_irrelevant(
-    corpus: Source, tmp_path: Path, tokenizer: str, threads: int
-) -> None:
-    how = {"min_documents": 2, "overlap": "greedy", "containment": "drop"}
-    digests = [
-        mine_rules(corpus, tmp_path / name, tokenizer=tokenizer, options=options).digest
-        for name, options in {
-            "a": with_options(**how),
-            "b": with_options(threads=threads, **how),
-        }.items()
-    ]
-    assert digests[0] == digests[1]
-    assert (tmp_path / "a/rules.parquet").read_bytes() == (
-        tmp_path / "b/rules.parquet"
-    ).read_bytes()
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -118,16 +118,6 @@ def test_rows_rise_and_have_the_documented_types(rng: np.random.Generator) -> No
         assert rows.tolist() == sorted(rows.tolist())
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
-def test_every_integer_type_gives_the_same_counts(
-    dtype: type[np.integer], rng: np.random.Generator
-) -> None:
-    stream = rng.integers(0, 200, 4000)
-    offsets = np.array([0, 4000], dtype=np.int64)
-    want = as_dict(count_ngrams(stream, offsets, 1))
-    assert as_dict(count_ngrams(stream.astype(dtype), offsets, 1)) == want
-
-
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
@@ -181,31 +171,6 @@ def test_many_chunks_per_thread_lose_nothing(threads: int, rng: np.random.Genera
         assert got == oracle(cut(stream, 7), 2)
 
 
-@given(
-    sizes=st.lists(st.integers(0, 9), max_size=30),
-    tokens=st.integers(1, 40),
-    length=st.integers(0, 9),
-    data=st.data(),
-)
-def test_ranges_of_segments_follow_each_other(
-    sizes: list[int], tokens: int, length: int, data: st.DataObject
-) -> None:
-    ragged = np.cumsum([0, *sizes], dtype=np.int64)
-    uniform = UniformOffsets(length + 1, len(sizes))
-    first = data.draw(st.integers(0, len(sizes)))
-    last = data.draw(st.none() | st.integers(first, len(sizes)))
-    end = len(sizes) if last is None else last
-    for offsets in (ragged, uniform):
-        ranges = list(segment_ranges(offsets, tokens, first, last))
-        assert [segment for low, high in ranges for segment in range(low, high)] == list(
-            range(first, end)
-        )
-        for low, high in ranges:
-            assert low < high
-            # Without its last segment a range is still too small.
-            assert high == low + 1 or offsets[high - 1] - offsets[low] < tokens
-
-
 def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Generator) -> None:
     ids, offsets = cut_segments(rng.integers(0, 9, 900), 9)
     want = count_ngrams(ids, offsets, 1, max_order=2)
@@ -245,13 +210,6 @@ def test_memory_mapped_ids_and_shards_give_the_same_counts(
             offsets = UniformOffsets(30, 33)
             got = count_ngrams(ids, offsets, 2, threads=threads)
             assert as_dict(got) == want
-
-
-def test_ids_that_cannot_occur_may_be_excluded() -> None:
-    # The last special token of a vocabulary of 2^18 + 1 entries.
-    ids, offsets = np.array([1, MAX_TOKEN_ID, 1, MAX_TOKEN_ID]), np.array([0, 4])
-    got = count_ngrams(ids, offsets, 2, {MAX_TOKEN_ID + 1})
-    assert as_dict(got) == {(1, MAX_TOKEN_ID): 2}
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

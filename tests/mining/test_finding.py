@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from support.ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
 from umim_core.errors import CorpusError, RuleSetError
-from umim_core.mining import finding, recount
+from umim_core.mining import finding
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.finding import LocalCounter, find_ngrams
-from umim_core.mining.hashing import rank_index
 from umim_core.mining.mining_options import SearchOptions
 from umim_core.rules.grams import ORDERS, NgramCounts, select
 from umim_core.text.shards import ShardWriter, TokenShards
@@ -127,21 +126,6 @@ def test_an_id_out_of_range_is_refused_in_a_thread_too() -> None:
     keys = count_ngrams(*flat([[1, 2]]), 1).keys
     with pytest.raises(CorpusError, match=r"0\.\.262143"):
         LocalCounter(ids, offsets, threads=2).recount(keys, None)
-
-
-def test_threads_share_one_index_per_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[int] = []
-
-    def noted(keys: np.ndarray) -> np.ndarray:
-        built.append(len(keys))
-        return rank_index(keys)
-
-    monkeypatch.setattr(finding, "rank_index", noted)
-    monkeypatch.setattr(recount, "rank_index", noted)
-    ids, offsets = np.tile(np.arange(4), 100), UniformOffsets(8, 50)
-    keys = count_ngrams(ids, offsets, 1).keys
-    LocalCounter(ids, offsets, threads=8).recount(keys, None)
-    assert built == [len(keys[n]) for n in ORDERS]
 
 
 @pytest.mark.parametrize("threads", [1, 3, None])

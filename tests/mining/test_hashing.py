@@ -125,51 +125,6 @@ def test_an_index_holds_every_key_with_its_rank(size: int, rng: np.random.Genera
     assert len(used) < len(pairs), "a search for another key ends"
 
 
-def ranks_by_searchsorted(
-    segments: list[list[int]], order: int, excluded: set[int], keys: dict[int, np.ndarray]
-) -> list[int]:
-    """Rank of the gram at each position by numpy's binary search, -1 where there is none."""
-    found = []
-    for segment in segments:
-        for start in range(len(segment)):
-            gram = segment[start : start + order]
-            whole = len(gram) == order and not excluded & set(gram)
-            rank = gram[0] if whole else -1
-            for n in range(2, order + 1):
-                key = (rank << TOKEN_BITS) | gram[n - 1] if rank >= 0 else -1
-                at = int(np.searchsorted(keys[n], key))
-                rank = at if at < len(keys[n]) and keys[n][at] == key and rank >= 0 else -1
-            # Both parts must be frequent: the suffix of a triple as well as its prefix.
-            if order == 3 and rank >= 0:
-                suffix = (gram[1] << TOKEN_BITS) | gram[2]
-                rank = rank if suffix in keys[2].tolist() else -1
-            found.append(rank)
-    return found
-
-
-@settings(max_examples=60)
-@given(
-    segments=st.lists(st.lists(st.integers(0, 4), max_size=40), max_size=6),
-    order=st.integers(1, 3),
-    excluded=st.sets(st.integers(0, 4), max_size=2),
-    seed=st.integers(0, 999),
-)
-def test_ranks_equal_a_binary_search(
-    segments: list[list[int]], order: int, excluded: set[int], seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    pairs = np.sort(rng.choice([(a << TOKEN_BITS) | b for a in range(5) for b in range(5)], 15, 0))
-    triples = [(rank << TOKEN_BITS) | token for rank in range(15) for token in range(5)]
-    keys = {2: pairs, 3: np.sort(rng.choice(triples, 40, replace=False))}
-    ids, offsets = flat(segments)
-    mask = np.zeros(MAX_TOKEN_ID + 1, dtype=np.bool_)
-    mask[list(excluded)] = True
-    ranks = np.full(ids.size, 99, dtype=np.int64)
-    indexes = {n: rank_index(keys[n]) for n in (2, 3)}
-    gram_ranks(ids.astype(np.int32), offsets, order, mask, indexes[2], indexes[3], ranks)
-    assert ranks.tolist() == ranks_by_searchsorted(segments, order, excluded, keys)
-
-
 def test_keys_are_scattered_to_their_partitions(rng: np.random.Generator) -> None:
     segments = rng.integers(0, MAX_TOKEN_ID + 1, (20, 50))
     ids, offsets = flat(segments.tolist())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -39,20 +38,6 @@ def test_documents_keep_their_borders(
         assert found.document_ends().tolist() == [3, 4, 6]
         assert len(list(tmp_path.glob(".umim-tokens-*"))) == 1
     assert list(tmp_path.glob(".umim-tokens-*")) == []
-
-
-def test_reading_that_takes_long_says_how_far_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    np.save(tmp_path / "ids.npy", np.arange(9, dtype=np.uint16))
-    source = TokenIds(path=str(tmp_path / "ids.npy"))
-    monkeypatch.setattr(logging.getLogger("umim.progress"), "propagate", True)
-    with caplog.at_level(logging.INFO, "umim.progress"):
-        with tokenized_corpus(source, None, tmp_path):
-            assert caplog.messages == []
-        monkeypatch.setattr(preparation, "_QUIET_SECONDS", 0.0)
-        with tokenized_corpus(source, None, tmp_path):
-            assert set(caplog.messages) == {"9 tokens read"}  # twice where Prefect logs, too
 
 
 def test_an_error_removes_the_folder(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from support.ngram_oracle import by_gram, document_oracle, flat, oracle
 from umim_core.errors import CorpusError
 from umim_core.mining import recount
 from umim_core.mining.counting import count_ngrams
-from umim_core.mining.finding import recount_ranges
 from umim_core.mining.recount import Recount, document_ranges
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.shards import ShardWriter, TokenShards
@@ -135,20 +134,3 @@ def test_document_ends_that_do_not_reach_the_tokens_are_refused(ends: list[int])
     one = counter(given_grams([[1, 2]]), documents=True)
     with pytest.raises(CorpusError, match="documents must reach token 5"):
         one.add(np.ones(5, np.int32), np.array([0, 5]), document_ends=np.array(ends, np.int64))
-
-
-@given(
-    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=20),
-    parts=st.integers(1, 9),
-    left_over=st.integers(0, 30),
-)
-def test_document_ranges_cover_everything_once(
-    lengths: list[int], parts: int, left_over: int
-) -> None:
-    ends = np.cumsum(lengths, dtype=np.int64)
-    total = max(int(ends[-1]) - left_over, 0)  # tokens in whole segments
-    for ranges in (document_ranges(ends, total, parts), recount_ranges(total, ends, parts)):
-        assert len(ranges) <= parts
-        assert [t for low, high in ranges for t in range(low, high)] == list(range(total))
-        assert all(low < high for low, high in ranges)
-        assert all(low in {0, *ends.tolist()} for low, _ in ranges)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.command_line import console
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import ConfigError, RuleSetError
@@ -95,18 +93,6 @@ def test_a_budget_without_a_rule_is_refused(priced: Path) -> None:
 def test_a_budget_that_is_no_number_of_nats_is_refused_first(budget: object) -> None:
     with pytest.raises(ConfigError, match="a budget must be a number of nats"):
         UMIM.from_pretrained("no-such-checkpoint", budget=budget)
-
-
-def test_commands_take_it(
-    priced: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    umim = console(monkeypatch, capsys)
-    called = ("generate", TEXT, "-c", priced, "--merge", "prompt", "--raw-tail", "0", "--json")
-    for budget, units in (("0.5", 7), ("0.1", 9)):
-        found = json.loads(umim(*called, "--max-new-tokens", "1", "--budget", budget).out)
-        assert found["cache_lengths"] == [units]
-    found = json.loads(umim(*called, "--max-new-tokens", "1", "--target-tr", "0.1").out)
-    assert found["cache_lengths"] == [9]
 
 
 def test_lm_eval_takes_it(priced: Path) -> None:

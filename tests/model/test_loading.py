@@ -82,13 +82,6 @@ def test_the_data_type_may_be_the_fastest_the_published_one_or_torchs(
     assert umim.backbone.dtype is found
 
 
-def test_transformers_own_options_reach_the_backbone(tiny_checkpoint: Path) -> None:
-    umim = UMIM.from_pretrained(
-        tiny_checkpoint, attn_implementation="eager", device_map="cpu", local_files_only=True
-    )
-    assert umim.backbone.model.config._attn_implementation == "eager"
-
-
 def test_attention_that_takes_no_mask_is_refused_at_load(tiny_checkpoint: Path) -> None:
     with pytest.raises(BackboneError, match="must take an additive mask"):
         UMIM.from_pretrained(tiny_checkpoint, attn_implementation="flex_attention")

@@ -59,16 +59,6 @@ def test_padded_ids_come_with_their_mask(tiny_umim: UMIM) -> None:
         assert output == expected
 
 
-def test_ids_can_continue_a_state(tiny_umim: UMIM) -> None:
-    both = [
-        tiny_umim.generate(
-            added, max_new_tokens=3, past=tiny_umim.generate(TEXTS[0], max_new_tokens=3).state
-        )
-        for added in (TEXTS[1], IDS[1])
-    ]
-    assert both[0] == both[1]
-
-
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [

@@ -62,12 +62,6 @@ def test_a_prompt_is_encoded_as_the_tokenizer_does_by_default(
     assert list(umim.compress(TEXT, add_special_tokens=switch).ids) == added + IDS
 
 
-def test_a_text_that_continues_a_state_gets_no_second_bos(umim: UMIM) -> None:
-    first = umim.generate(TEXT, max_new_tokens=2)
-    second = umim.generate("w7 w8", max_new_tokens=1, past=first.state)
-    assert list(second.prompt_ids[0][1:]) == [7, 8]
-
-
 def test_a_chat_has_the_special_tokens_of_its_template_only(umim: UMIM) -> None:
     chat = [{"role": "user", "content": TEXT}]
     for switch in (None, True):

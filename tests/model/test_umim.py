@@ -92,15 +92,6 @@ def test_what_is_saved_is_the_module_in_the_object(
     assert not torch.equal(loaded.module.linear_o.weight, umim.module.linear_o.weight)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_other_data_types_load_under_the_same_fingerprint(
-    umim: UMIM, tmp_path: Path, dtype: str
-) -> None:
-    umim.save_pretrained(tmp_path / "checkpoint")
-    loaded = UMIM.from_pretrained(tmp_path / "checkpoint", dtype=dtype)
-    assert len(loaded.generate(TEXT, max_new_tokens=4, merge="all").ids[0]) >= 1
-
-
 def test_another_backbone_is_refused(umim: UMIM, tmp_path: Path) -> None:
     umim.save_pretrained(tmp_path / "checkpoint")
     other = make_backbone(tmp_path / "other", seed=1)

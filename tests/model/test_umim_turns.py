@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig
 
 from umim_core import UMIM
 from umim_core.errors import EvaluationError, GenerationError
@@ -178,14 +177,6 @@ def test_a_chat_without_a_template_is_refused(umim: UMIM) -> None:
         umim.generate([{"role": "user", "content": "Return."}], max_new_tokens=3)
 
 
-def test_samples_differ_and_stand_together(umim: UMIM) -> None:
-    output = umim.generate(
-        [PROMPT, "Return"], max_new_tokens=8, do_sample=True, temperature=2.0, n=3, seed=0
-    )
-    assert len(set(output.text)) == 6
-    assert output.prompt_ids[0] == output.prompt_ids[2] != output.prompt_ids[3]
-
-
 def test_log_probabilities_are_those_of_the_base_model(umim: UMIM) -> None:
     output = umim.generate(PROMPT, max_new_tokens=6, merge="none", logprobs=2)
     ids = torch.tensor([[*output.prompt_ids[0], *output.ids[0]]])
@@ -228,11 +219,6 @@ def test_scores_without_tokens_are_refused(
         umim.score(contexts, endings)
 
 
-def test_settings_in_two_places_are_refused(umim: UMIM) -> None:
-    with pytest.raises(GenerationError, match="settings must be given in config or as options"):
-        umim.generate(PROMPT, config=GenerationConfig(max_new_tokens=9), max_new_tokens=3)
-
-
 def test_an_unknown_option_is_refused_with_the_known_ones(umim: UMIM) -> None:
     with pytest.raises(TypeError, match=r"unknown options \['max_tokens'\].*max_new_tokens"):
         umim.generate(PROMPT, max_tokens=3)
@@ -262,12 +248,6 @@ def test_models_of_one_checkpoint_share_no_module(umim: UMIM) -> None:
     wide = UMIM.from_pretrained("umim-docs-gpt2", dtype="float64")
     UMIM(wide.backbone, umim.checkpoint)
     assert umim.generate(PROMPT, max_new_tokens=6) == expected
-
-
-def test_many_contexts_are_scored_in_parts(umim: UMIM) -> None:
-    contexts = [f"{PROMPT} {n}" for n in range(20)]
-    together = umim.score(contexts, [[" return"]] * 20)
-    assert together[17] == pytest.approx(umim.score([contexts[17]], [[" return"]])[0], abs=1e-4)
 
 
 def test_a_bfloat16_backbone_generates() -> None:

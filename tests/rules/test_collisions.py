@@ -21,12 +21,6 @@ def profile(span: tuple[int, ...]) -> frozenset[tuple[int, Fraction]]:
     return frozenset((token, Fraction(c, len(span))) for token, c in Counter(span).items())
 
 
-def test_worked_example() -> None:
-    # The first three share a surrogate, so do the next two; the last three stand alone.
-    spans = [(1, 2), (2, 1), (1, 2, 2, 1), (5, 5), (5, 5, 5), (1, 1, 2), (1, 2, 2), (1, 2, 3)]
-    assert collision_rate(RuleSet.from_spans(spans)) == 5 / 8
-
-
 @pytest.mark.parametrize("spans", [[], [(7, 8)], [(1, 2), (1, 1, 2), (1, 1, 1, 2), (1, 2, 3)]])
 def test_rules_of_different_frequencies_do_not_collide(spans: list[tuple[int, ...]]) -> None:
     assert collision_rate(RuleSet.from_spans(spans)) == 0.0

@@ -15,7 +15,6 @@ from umim_core.text.token_ids import (
     MAX_TOKEN_ID,
     TOKEN_BITS,
     UniformOffsets,
-    check_offsets,
     read_ids,
 )
 
@@ -120,14 +119,6 @@ def test_uniform_offsets_are_the_array_they_stand_for(
             uniform[outside]
 
 
-@given(length=st.integers(1, 50), count=st.integers(0, 8), position=st.integers(0, 400))
-def test_the_first_border_at_or_after_a_position(length: int, count: int, position: int) -> None:
-    uniform = UniformOffsets(length, count)
-    array = np.arange(count + 1) * length
-    found = uniform.find(position)
-    assert min(found, count + 1) == np.searchsorted(array, position)
-
-
 @given(length=st.integers(2, 9), tokens=st.integers(0, 60), tau=st.integers(1, 3))
 def test_uniform_segments_leave_the_remainder_out(length: int, tokens: int, tau: int) -> None:
     ids = np.random.default_rng(tokens).integers(0, 3, tokens)
@@ -136,14 +127,6 @@ def test_uniform_segments_leave_the_remainder_out(length: int, tokens: int, tau:
     got = count_ngrams(ids, UniformOffsets(length, count), tau)
     want = count_ngrams(ids[: count * length], array, tau)
     assert as_dict(got) == as_dict(want)
-
-
-@pytest.mark.parametrize("offsets", [UniformOffsets(4, 3), UniformOffsets(0, 3)])
-def test_uniform_borders_beyond_the_tokens_are_refused(offsets: UniformOffsets) -> None:
-    with pytest.raises(CorpusError, match="borders must rise from 0 to 11"):
-        check_offsets(offsets, 11)
-    with pytest.raises(CorpusError, match="borders must rise from 0 to 11"):
-        count_ngrams(np.zeros(11, np.int32), offsets, 1)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64, np.uint64])

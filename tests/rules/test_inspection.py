@@ -9,11 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umim_core.errors import CorpusError
-from umim_core.mining.counting import count_ngrams
 from umim_core.rules.inspection import (
     Rule,
-    collision_examples,
     coverage,
     coverage_curve,
     rules_from,
@@ -39,10 +36,6 @@ def ruleset(counted: dict[Span, int]) -> RuleSet:
         {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
         RuleOrigin(overlap="none", containment="keep"),
     )
-
-
-def spans_of(rules: RuleSet) -> dict[Span, int]:
-    return {rule.ids: rule.count for rule in top_rules(rules, len(rules))}
 
 
 def unit_lengths(row: list[int], spans: Iterable[Span]) -> list[int]:
@@ -83,11 +76,6 @@ def test_token_reduction_of_a_worked_example() -> None:
     assert token_reduction(ids, offsets, Matcher(rules)) == 4 / 9
 
 
-def test_no_held_out_token_is_an_error() -> None:
-    with pytest.raises(CorpusError, match="at least one token; got 0"):
-        token_reduction(*flat([[]]), Matcher(ruleset({(1, 2): 1})))
-
-
 @given(COUNTED, ROWS, st.integers(1, 6))
 def test_each_point_of_the_curve_is_the_reduction_by_the_rules_that_reach_it(
     counted: dict[Span, int], rows: list[list[int]], points: int
@@ -111,16 +99,6 @@ def test_thresholds_are_counts_of_the_set_from_the_least_upwards(
         assert found[-1] == max(counted.values())
 
 
-def test_rules_from_a_higher_count_are_not_those_of_mining_again() -> None:
-    stream = np.array([1, 2, 3, 4, 9] * 5 + [1, 2, 9] * 4, np.int32)
-    counts = count_ngrams(stream, np.array([0, len(stream)]), 5, excluded=[9])
-    mined = RuleSet.from_counts(counts, RuleOrigin(overlap="none", containment="drop"))
-    assert spans_of(mined) == {(1, 2, 3, 4): 5}
-    assert spans_of(rules_from(mined, 9)) == {}
-    again = RuleSet.from_counts(counts, RuleOrigin(tau=9, overlap="none", containment="drop"))
-    assert spans_of(again) == {(1, 2): 9}
-
-
 def test_rules_from_keeps_where_the_rules_come_from() -> None:
     rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint="f" * 64)
     part = rules_from(rules, 1)
@@ -136,13 +114,6 @@ def test_rules_from_keeps_where_the_rules_come_from() -> None:
 def test_top_rules_come_by_count_then_order_then_ids(counted: dict[Span, int], most: int) -> None:
     expected = sorted(counted, key=lambda span: (-counted[span], len(span), span))
     assert top_rules(ruleset(counted), most) == [Rule(s, counted[s]) for s in expected[:most]]
-
-
-def test_collision_examples_are_groups_by_their_summed_count() -> None:
-    rules = ruleset({(1, 2): 5, (2, 1): 6, (1, 1, 2, 2): 1, (3, 4): 20, (4, 3): 1, (5, 6): 99})
-    few, many = [Rule((3, 4), 20), Rule((4, 3), 1)], [(1, 2), (2, 1), (1, 1, 2, 2)]
-    assert collision_examples(rules, 1) == [few]
-    assert [[rule.ids for rule in group] for group in collision_examples(rules, 9)][1] == many
 
 
 @pytest.mark.parametrize(

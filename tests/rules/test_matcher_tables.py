@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.matcher_tables import MatcherTables
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.trie import segment
 from umim_core.store.artifacts import read_json, write_manifest
@@ -204,16 +203,6 @@ def test_a_table_that_lies_leads_nowhere_outside(seed: int) -> None:
     assert (lengths.sum(), borders[-1], starts[borders[1]]) == (5000, len(starts), 17)
 
 
-def test_a_chain_of_five_is_followed_for_four() -> None:
-    """Node after node that continues: no rule is longer than the longest there may be."""
-    tables = RuleSet.from_spans([(1, 1, 1, 1)]).tables
-    slots = tables.slots.copy()
-    slots[slots > 0] |= np.uint64(3)
-    ids = np.ones(9, dtype=np.int32)
-    _, lengths, _ = segment(ids, np.array([0, 9], dtype=np.int64), slots, tables.pairs)
-    assert lengths.tolist() == [4, 4, 1]
-
-
 TOKEN = st.integers(0, 3)
 
 
@@ -233,12 +222,3 @@ def test_the_verdict_infix_free_is_that_of_all_pairs_of_rules(spans: set[tuple[i
 def test_the_verdict_survives_the_round_trip(spans: list[tuple[int, ...]], tmp_path: Path) -> None:
     RuleSet.from_spans(spans).save(tmp_path / "rules")
     assert RuleSet.load(tmp_path / "rules").infix_free is (spans[1] == (3, 4))
-
-
-def test_tables_do_not_depend_on_how_the_rules_came(tmp_path: Path) -> None:
-    rules = random_rules(3000)
-    rules.save(tmp_path / "rules")
-    loaded = RuleSet.load(tmp_path / "rules")
-    again = MatcherTables.build(loaded.ids_by_order)
-    assert np.array_equal(again.slots, loaded.tables.slots)
-    assert np.array_equal(again.pairs, loaded.tables.pairs)

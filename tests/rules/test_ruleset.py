@@ -57,30 +57,6 @@ def test_the_source_and_the_least_documents_are_recorded(tmp_path: Path) -> None
     assert back.digest == rules.digest != RuleSet.from_counts(counts).digest
 
 
-def test_the_usual_source_leaves_manifests_and_digests_as_they_were(tmp_path: Path) -> None:
-    mined().save(tmp_path / "rules")
-    record = dict(read_json(tmp_path / "rules" / "manifest.json"))
-    assert not {"source", "min_documents"} & set(record)
-    assert RuleSet.load(tmp_path / "rules").origin.source == "frequency"
-    ids = {2: np.array([[1, 2]], np.int32), 3: np.zeros((0, 3), np.int32)}
-    ids[4] = np.zeros((0, 4), np.int32)
-    none = np.zeros(0, np.int64)
-    one_rule = RuleSet(
-        ids, {2: np.array([5]), 3: none, 4: none}, RuleOrigin(tau=5, segment_length=8)
-    )
-    # Taken from the version before the fields were added.
-    assert one_rule.digest == "d276507f079dcbae7a250b17422a6c8c9d0915b71dd5b65be01e778d2e201efb"
-
-
-def test_what_no_digest_depends_on_is_recorded_too(tmp_path: Path) -> None:
-    more = {"protect": ("digits", "^A"), "sample_tokens": 500, "min_probability": 0.7}
-    rules = mined(**more)
-    rules.save(tmp_path / "rules")
-    back = RuleSet.load(tmp_path / "rules")
-    assert back.origin == rules.origin == mined().origin.model_copy(update=more)
-    assert back.digest == mined().digest
-
-
 def test_a_manifest_without_what_every_version_wrote_is_refused(tmp_path: Path) -> None:
     mined().save(tmp_path / "rules")
     write_manifest(tmp_path / "rules", kind="rules", schema=RULES_SCHEMA, body={"tau": 2})

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.object_store import ObjectStore, object_store
-from umim_core.errors import CorpusError, UmimError
+from umim_core.errors import CorpusError
 from umim_core.text.files import CorpusFile, expand, redacted
 from umim_core.text.readers import BadRows, iter_documents
 from umim_core.text.sources import JsonLines, ParquetFiles, Source, TextFiles, TokenIds, source_of
@@ -81,18 +81,6 @@ def test_a_file_named_twice_is_refused(tmp_path: Path, second: str) -> None:
     other = f"{tmp_path}/{second}" if second != "file://" else f"file://{tmp_path}/a.txt"
     with pytest.raises(CorpusError, match=r"must be named once; got .*a\.txt and .*would count"):
         expand((str(tmp_path / "a.txt"), other))
-
-
-def test_relative_and_absolute_names_have_one_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text(name)
-    assert [str(f) for f in expand((str(tmp_path / "b.txt"), "a.txt"))] == [
-        "a.txt",
-        str(tmp_path / "b.txt"),
-    ]
 
 
 # Remote files
@@ -213,8 +201,3 @@ def test_sources_dumped_as_json_hold_no_credentials() -> None:
     source = TextFiles(paths=("s3://AK:SK@bucket/key?region=x", "local.txt"))
     assert source.model_dump(mode="json")["paths"] == ["s3://***@bucket/key?region=x", "local.txt"]
     assert source.model_dump()["paths"] == source.paths
-
-
-def test_errors_of_this_package_alone_leave_it(store: ObjectStore) -> None:
-    with pytest.raises(UmimError, match="Unrecognized filesystem type"):
-        expand(("gopher://bucket/key",))

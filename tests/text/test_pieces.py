@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import CorpusError
 from umim_core.text.pieces import cut_pieces
 from umim_core.text.readers import BadRows, iter_parts
-from umim_core.text.sources import TextFiles, TokenIds
+from umim_core.text.sources import TextFiles
 from umim_core.text.tokens import iter_token_pieces
 
 CHECKOUT = Path(__file__).parents[2]
@@ -100,11 +99,6 @@ def test_text_of_many_kinds_has_borders(
     )
 
 
-def test_a_border_far_away_is_found(embedded: PreTrainedTokenizerBase) -> None:
-    text = "0" * 5000 + "a b" + "0" * 5000
-    assert [len(part) for part, _ in cut_pieces(in_parts(text, 999), embedded, 100)] == [5001, 5002]
-
-
 def test_a_document_without_a_border_in_reach_is_refused(
     embedded: PreTrainedTokenizerBase,
 ) -> None:
@@ -144,21 +138,6 @@ def test_token_pieces_are_the_documents(tmp_path: Path, embedded: PreTrainedToke
         if last:
             found.append([])
     assert found == [*(ids_of(text, embedded) for text in texts), []]
-
-
-def test_token_pieces_of_ready_ids_are_one_document(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.arange(5, dtype=np.uint16))
-    pieces = list(iter_token_pieces(TokenIds(path=str(tmp_path / "a.npy")), None))
-    assert np.concatenate([ids for ids, _ in pieces]).tolist() == [0, 1, 2, 3, 4]
-    assert [last for _, last in pieces][-1]
-
-
-def test_a_source_without_text_has_no_token_pieces(
-    tmp_path: Path, embedded: PreTrainedTokenizerBase
-) -> None:
-    (tmp_path / "a.txt").write_text("")
-    with pytest.raises(CorpusError, match="at least one non-empty document"):
-        list(iter_token_pieces(TextFiles(paths=(str(tmp_path / "a.txt"),)), embedded))
 
 
 # Memory

@@ -92,12 +92,6 @@ def test_a_truncated_archive_is_an_error_naming_the_file(
         read_text(path)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_plain_text_under_a_packed_name_is_an_error(tmp_path: Path, suffix: str) -> None:
-    with pytest.raises(CorpusError, match="must be readable and whole"):
-        read_text(write(tmp_path / f"a.txt{suffix}", "plain text, not packed at all"))
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -150,11 +144,6 @@ def test_a_bad_line_is_refused_with_file_and_line(tmp_path: Path, case: str) -> 
         read_json(path)
 
 
-def test_nul_is_kept_where_the_source_says_so(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", b'{"text": "a\\u0000b"}\n')
-    assert list(iter_documents(JsonLines(paths=(path,), nul="keep"))) == ["a\0b"]
-
-
 def test_allowed_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     good = b'{"text": "good"}'
     bad_lines = [line for line, _ in BAD_LINES.values()]
@@ -175,15 +164,6 @@ def test_truncated_json_lines_are_an_error_even_where_bad_rows_are_allowed(
     path = write(tmp_path / f"a.jsonl{suffix}", packed[: int(len(packed) * keep)])
     with pytest.raises(CorpusError, match=rf"a\.jsonl\{suffix}: the file must be readable and"):
         read_json(path, max_bad=10)
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-@pytest.mark.parametrize(("data", "at"), [(b"abc\xff", 3), (b"\xef\xbb\xbfab\0", 5)])
-def test_bytes_in_archives_are_located_as_unpacked(
-    tmp_path: Path, suffix: str, data: bytes, at: int
-) -> None:
-    with pytest.raises(CorpusError, match=f"at byte {at}"):
-        read_text(write(tmp_path / f"a.txt{suffix}", PACKERS[suffix](data)))
 
 
 def test_bad_rows_are_counted_over_all_files(tmp_path: Path) -> None:

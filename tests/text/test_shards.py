@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.text.shard_files import INDEX, first_tokens, read_index, write_index
+from umim_core.text.shard_files import INDEX, first_tokens, read_index
 from umim_core.text.shards import ShardWriter, TokenShards
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 2**18 - 1), max_size=9), max_size=9)
@@ -117,18 +117,6 @@ def test_the_same_tokens_give_the_same_bytes_in_any_pieces(tmp_path: Path) -> No
     ]
 
 
-def test_parts_follow_one_another(tmp_path: Path) -> None:
-    shards = []
-    for part in (0, 1, 2):
-        writer = ShardWriter(tmp_path, 4, part)
-        writer.add(np.arange(part * 10, part * 10 + 5))
-        shards += writer.finish()
-    write_index(tmp_path, shards)
-    found = TokenShards.open(tmp_path)
-    assert found[:].tolist() == [*range(5), *range(10, 15), *range(20, 25)]
-    assert found.document_ends().tolist() == [5, 10, 15]
-
-
 @settings(max_examples=40)
 @given(documents=DOCUMENTS, shard_tokens=st.integers(1, 12), data=st.data())
 def test_the_first_tokens_are_what_a_writer_that_stops_there_leaves(
@@ -156,14 +144,6 @@ def test_the_first_tokens_are_what_a_writer_that_stops_there_leaves(
     assert {n: d for n, d in sums(base / "cut").items() if n in names} == {
         n: d for n, d in sums(base / "stopped").items() if n != INDEX
     }
-
-
-@pytest.mark.parametrize("bad", [-1, 2**18])
-def test_ids_out_of_range_are_not_written(tmp_path: Path, bad: int) -> None:
-    with pytest.raises(CorpusError, match=rf"in 0\.\.262143; got {bad} at position 1"):
-        ShardWriter(tmp_path).add(np.array([1, bad]))
-    with pytest.raises(CorpusError, match=rf"in 0\.\.262143; got {bad} at position 1"):
-        TokenShards.of_array(np.array([1, bad]))
 
 
 def test_a_shard_of_no_tokens_is_refused(tmp_path: Path) -> None:

@@ -14,12 +14,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.text.pieces import cut_pieces
-from umim_core.text.readers import iter_documents
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_ids import segments
 from umim_core.text.tokens import first_ids, tokenize_documents
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 PROSE = (
     "Return the sum of the elements over an axis. It's 3.14, isn't it?\n\n"
@@ -134,14 +131,6 @@ def test_pieces_give_the_ids_of_the_whole(
     assert list(ids) == whole(text, byte_level)
 
 
-def test_long_prose_is_cut_and_text_without_borders_is_not(
-    byte_level: PreTrainedTokenizerBase,
-) -> None:
-    assert len(list(cut_pieces([(PROSE, True)], byte_level, 500))) > 3
-    assert len(list(cut_pieces([("0123456789" * 1000, True)], byte_level, 500))) == 1
-    assert len(list(cut_pieces([(PROSE, True)], sentencepiece_like(), 500))) == 1
-
-
 @pytest.mark.parametrize(
     ("most", "read", "all_read"), [(1, 1, False), (4, 4, False), (5, 5, False), (6, 5, True)]
 )
@@ -159,18 +148,6 @@ def test_a_limit_below_one_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=f"limit of tokens must be at least 1; got {most}"):
         first_ids(TextFiles(paths=(str(tmp_path),)), byte_level, most)
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the shared data folder is not there")
-@pytest.mark.full
-def test_wikitext_2_gives_the_published_number_of_tokens_and_segments() -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(DATA / "tokenizers" / "gpt2")
-    documents = iter_documents(TextFiles(paths=(str(DATA / "wikitext-2" / "train.txt"),)))
-    (ids,) = tokenize_documents(documents, tokenizer)
-    assert ids.size == 2_448_382
-    assert len(segments([ids], 512)[1]) - 1 == 4_781
 
 
 # Segments

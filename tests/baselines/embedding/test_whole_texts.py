@@ -12,7 +12,6 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from support.reduced_texts import FAMILIES, word_backbone
-from umim_core.baselines.embedding.whole_texts import WholeTextSegmenter
 from umim_core.baselines.methods import BASELINES, Ints, MergedSpans
 from umim_core.evaluation.method_scoring import method_scorer
 from umim_core.evaluation.scored_requests import Request
@@ -103,14 +102,6 @@ def test_nothing_is_joined_across_a_special_token(case: Case) -> None:
     assert moved and lengths == [unit for one in stretches for unit in case.lengths(one)]
 
 
-def test_units_of_rules_with_a_special_token_stay(case: Case) -> None:
-    matcher = Matcher(RuleSet.from_spans([(BOS, 1), (3, 4, 5)]))
-    method = BASELINES.find(case.name)(case.given.backbone, matcher)
-    assert isinstance(method, MergedSpans)
-    ids = np.array([11, 11, BOS, 1, 3, 4, 5], dtype=np.int64)
-    assert method.segmenter.segment(ids)[1].tolist() == [1, 1, 2, 3]
-
-
 def oracle(ids: list[int], units: int, embeddings: torch.Tensor) -> list[int]:
     """Lengths of units: the most similar pair whose units fit together is joined, one by one."""
     found = [[place] for place in range(len(ids))]
@@ -136,15 +127,6 @@ def test_the_most_similar_neighbours_are_joined(case: Case) -> None:
         bos = int(len(ids) > 0 and ids[0] == BOS)
         units = len(RULES.segment(ids)[0]) - bos
         assert case.lengths(ids) == [1] * bos + oracle(ids[bos:].tolist(), units, embeddings)
-
-
-def test_what_no_longer_fits_stays(case: Case) -> None:
-    """Five equal tokens and a budget of one: a unit of four and the last one."""
-    if case.name != "similar-neighbours":
-        return
-    assert isinstance(case.method.segmenter, WholeTextSegmenter)
-    five = np.array([11] * 5, dtype=np.int64)
-    assert case.method.segmenter.lengths(five, np.array([5])).tolist() == [4, 1]
 
 
 @torch.no_grad()
