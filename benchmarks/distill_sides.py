@@ -27,8 +27,7 @@ from benchmarks.corpus import EMBEDDED, open_ids
 from benchmarks.timing import alternate, forget_peak, peak_bytes, ratio, spread
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.shape import BackboneShape
-from umim_core.distill.alignment_masks import aligned_rows
-from umim_core.distill.loss import DEFAULT_CHUNK, distill_loss
+from umim_core.distill.loss import DEFAULT_CHUNK, aligned_rows, distill_loss
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.distill.step import DistillModel
 from umim_core.merging.compressed import Compressed

@@ -41,7 +41,7 @@ from benchmarks.timing import alternate, ratio, spread
 from umim_core.benchmarking.break_even import ThroughputRow, break_even_markdown
 from umim_core.benchmarking.roofline import Roofline
 from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
-from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.config.evaluate import BenchmarkConfig
 
 PREFILL_OF_BOUND: Final = 0.9
 PREFILL_FROM: Final = 512

@@ -24,8 +24,8 @@ from benchmarks.corpus import CACHE
 from benchmarks.row_texts import read_rows
 from umim_core import UMIM
 from umim_core.evaluation.alignment import evaluate_alignment
+from umim_core.evaluation.paired_differences import increase_with_error
 from umim_core.evaluation.perplexity import PerplexityResult, perplexity, second_half_perplexity
-from umim_core.evaluation.row_spread import increase_with_error
 from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations

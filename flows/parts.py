@@ -18,13 +18,11 @@ from tasks.run.stage import Artifact
 from tasks.stages.adapt import TRAININGS, task_rules_stage, with_rules_stage
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.confidence import confidence_rules_stage, confidence_stage
-from tasks.stages.corpus import corpus_stage, task_stage, tokenize_stage
+from tasks.stages.corpus import corpus_stage, mixture_stage, task_stage, tokenize_stage
 from tasks.stages.distill import distill_stage
 from tasks.stages.evaluate import evaluate_stage
 from tasks.stages.generate import generate_stage
-from tasks.stages.given_rules import given_rules_stage
-from tasks.stages.mine import count_stage, filter_stage
-from tasks.stages.mixture import mixture_stage
+from tasks.stages.mine import count_stage, filter_stage, given_rules_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.corpus import Corpus, GeneratedCorpus, MixtureCorpus

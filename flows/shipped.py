@@ -18,8 +18,7 @@ from tasks.stages.corpus import tokenize_stage
 from tasks.stages.evaluate import evaluate_stage
 from umim_core.adaptation.settings import BASE, measures
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
-from umim_core.config.benchmark import BenchmarkConfig
-from umim_core.config.evaluate import EvaluateConfig
+from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
 
 logger = logging.getLogger("umim.pipeline")
 Tasks = dict[str, Artifact]

@@ -26,7 +26,7 @@ from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.machine_lock import VARIABLE
+from umim_core.store.locking import VARIABLE
 
 if TYPE_CHECKING:
     from support.tiny_pipeline import Walk

@@ -14,9 +14,8 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config
 from umim_core.config.form import check_merge, check_raw_tail
 from umim_core.errors import ConfigError
-from umim_core.rules.rule_prices import read_prices, write_prices
 from umim_core.rules.rules_table import read_table, write_table
-from umim_core.rules.ruleset import RULES_SCHEMA
+from umim_core.rules.ruleset import RULES_SCHEMA, read_prices, write_prices
 from umim_core.store.artifacts import read_manifest, write_json, write_manifest
 from umim_core.store.publication import publish_directory
 

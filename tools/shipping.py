@@ -34,9 +34,8 @@ from docs.make.document import RESULTS, ROOT, Document
 from docs.make.results import documents_of
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
-from tasks.stages.corpus import parts
+from tasks.stages.corpus import RECORD, parts
 from tasks.stages.evaluate import rows_of
-from tasks.stages.mixture import RECORD
 from tools.shipped_form import DTYPES, TABLE, store
 from tools.shipping_trail import adapted_point, trail
 from umim_core.checkpoint.checkpoint_files import (

@@ -26,16 +26,6 @@ def _distill_step(report: Report) -> Report:
     return {"steps": losses + steps}
 
 
-def _ladder(report: Report) -> Report:
-    """Add the rows that are compared with another one, differences by seed in words."""
-    rungs = []
-    for row in walk(report, "ladder.*row"):
-        if "difference" in row:
-            values = row["difference"]["kl"]["seeds"]
-            rungs.append(row | {"seeds_kl": " / ".join(f"{value:+.3f}" for value in values)})
-    return {"rungs": rungs}
-
-
 def _answers(report: Report) -> Report:
     """Add the sides of every list of questions, and the answers that lost their key word."""
     sides, lost = [], []
@@ -84,7 +74,6 @@ def part_label(suffix: str) -> str:
 
 ROWS: Final[dict[str, Callable[[Report], Report]]] = {
     "distill_step": _distill_step,
-    "ladder": _ladder,
     "answers": _answers,
     "shipped_model": shipped_parts,
 }

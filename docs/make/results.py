@@ -16,8 +16,7 @@ from typing import Final
 from docs.make.benchmark_rows import ROWS
 from docs.make.document import RESULTS, Document
 from tasks.paper.adaptation_page import adaptation_page, adaptation_svg
-from tasks.report.ablation_data import AblationData
-from tasks.report.ablation_page import FIGURES, ablation_page, figure_svg
+from tasks.report.ablation_page import FIGURES, AblationData, ablation_page, figure_svg
 from tasks.report.render import Report, page
 from umim_core.store.artifacts import sha256_bytes
 

@@ -26,11 +26,9 @@ from tasks.data.counting_tables import (
 )
 from tasks.data.meter import Progress, metered
 from umim_core.errors import ClusterError
-from umim_core.mining.counting import count_ngrams
 from umim_core.mining.finding import recount_ranges
 from umim_core.mining.recount import NO_DOCUMENTS, Recount
 from umim_core.rules.grams import ORDERS, NgramCounts
-from umim_core.text.token_ids import Offsets, Tokens
 
 
 def recount_distributed(
@@ -57,7 +55,7 @@ def recount_distributed(
     total = int(corpus.offsets[-1])
     ranges = recount_ranges(total, document_ends, cluster_cpus())
     reference, tables = ray.put(corpus), ray.put((keys, document_ends))
-    with metered(total * TOKEN_BYTES, "candidates", progress) as meter:
+    with metered(total * TOKEN_BYTES, "documents", progress) as meter:
 
         def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
             opened = ray.get(reference)
@@ -142,10 +140,6 @@ class ClusterCounter:
             finished=self.finished,
             progress=self.progress,
         )
-
-    def count_sample(self, ids: Tokens, offsets: Offsets, tau: int) -> NgramCounts:
-        """Count what occurs at least ``tau`` times in a sample, in this process: it is small."""
-        return count_ngrams(ids, offsets, tau, self.corpus.excluded)
 
     def recount(
         self, keys: dict[int, np.ndarray], document_ends: np.ndarray | None

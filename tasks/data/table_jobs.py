@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.config.table_recipe import TableSetting, TableText
 from umim_core.errors import BackboneError, CheckpointError
-from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
+from umim_core.evaluation.tasks.question_shards import QuestionSet, QuestionSource, ShardScores
 from umim_core.store.artifacts import directory_digest
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def score_shard(job: ShardJob) -> ShardScores:
         BackboneError: If this machine has a baseline's own model at another commit.
     """
     _ask_no_network(job.source)
-    from umim_core.evaluation.answer_identity import named_method
     from umim_core.evaluation.harness import UmimLM
+    from umim_core.evaluation.method_scoring import named_method
     from umim_core.evaluation.tasks.question_shards import score_questions
 
     checkpoint, backbone = _opened(job.place)

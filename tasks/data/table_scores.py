@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.tasks.shard_values import QuestionSet, ShardScores
+from umim_core.evaluation.tasks.question_shards import QuestionSet, ShardScores
 
 QUESTIONS: Final = "questions.json"
 SHARDS: Final = "shards"

@@ -8,8 +8,7 @@ from typing import Any, Final
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.context import FlowRunContext
 
-from tasks.report.ablation_data import read_ablation
-from tasks.report.ablation_page import ablation_page
+from tasks.report.ablation_page import ablation_page, read_ablation
 from tasks.report.compare import short_name
 from tasks.report.comparison import ComparisonRow
 from tasks.report.comparison_table import comparison

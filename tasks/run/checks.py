@@ -20,9 +20,8 @@ from umim_core.backbone.tokenizer_files import (
 from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe, QuestionFiles
-from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.corpus import GeneratedCorpus
-from umim_core.config.evaluate import HeadlineConfig
+from umim_core.config.evaluate import BenchmarkConfig, HeadlineConfig
 from umim_core.config.recipe import Device, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError

@@ -26,14 +26,16 @@ from tasks.cluster.code_identity import code_identity
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.stopping import on_stop, park_if_stopping, parked_by_a_stop
 from tasks.run.checks import check_adaptation, check_machine, check_positions
-from tasks.run.prefect_logs import logs_on_the_run_page
-from tasks.run.prefect_runs import in_the_checkout, stopping_of_this_run
+from tasks.run.prefect_runs import (
+    in_the_checkout,
+    logs_on_the_run_page,
+    remembering_the_first_error,
+    stopping_of_this_run,
+)
 from tasks.run.recipes import find_recipe
 from tasks.run.remote_root import remote_root
-from tasks.run.retries import remembering_the_first_error
 from tasks.run.side_by_side import side_by_side
-from tasks.run.stage import Artifact, verifying_once
-from tasks.run.stage_times import time_lines
+from tasks.run.stage import Artifact, time_lines, verifying_once
 from tasks.tracking.compare_view import COMPARISON_VIEW, adaptation_view
 from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, LiveMetrics, Pages, Tracker
 from tasks.tracking.tracking_values import RunInput, Status, redact

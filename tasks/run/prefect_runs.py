@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, chdir, contextmanager, nullcontext
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeVar, TypeVarTuple
 from uuid import UUID
 
 import httpx
+import psutil
 from prefect import get_client
 from prefect.context import FlowRunContext
+from prefect.events import emit_event
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
 from prefect.states import Cancelled
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.stopping import is_stoppable, on_stop, stoppable
-from tasks.run.own_checkout import require_own_checkout
 from tasks.tracking.tracking_values import redact
-from umim_core.errors import ClusterError, UmimError
+from umim_core.errors import ClusterError, ConfigError, UmimError
 
 logger = logging.getLogger("umim.prefect")
 _CONNECTION_LIBRARIES: Final = ("anyio", "asyncio", "httpcore", "httpx", "prefect")
+
+
+def require_own_checkout() -> None:
+    """Refuse a deployed flow run whose worker was started in another checkout.
+
+    Raises:
+        ConfigError: If the process that started this one stands in another checkout.
+    """
+    try:
+        worker = psutil.Process().parent()
+        place = None if worker is None else Path(worker.cwd())
+    except psutil.Error:  # of another user, or gone
+        return
+    if place is None:
+        return
+    for folder in (place, *place.parents):
+        if (folder / "prefect.yaml").is_file() and (folder / "flows" / "__init__.py").is_file():
+            if folder.resolve() != CHECKOUT:
+                raise ConfigError(
+                    "a Prefect worker must run the flows of the checkout that it was started in",
+                    f"{CHECKOUT}, by a worker in {folder}",
+                    "Start the worker in that checkout, or with the environment of its own.",
+                )
+            return
 
 
 def start_temporary_server() -> None:
@@ -137,3 +168,80 @@ def stopping_of_this_run() -> Iterator[None]:
 def _cancelled(run: UUID) -> None:
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run, Cancelled(message="Stopped by a signal."), force=True)
+
+
+_TOLD_SECONDS: Final = 2.0
+
+
+@contextmanager
+def logs_on_the_run_page() -> Iterator[None]:
+    """Send the lines of our loggers to the Prefect flow run under way, if there is one."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        yield
+        return
+    run_id = context.flow_run.id
+
+    def of_this_run(record: logging.LogRecord) -> bool:
+        record.flow_run_id = run_id  # also of threads, which know no run
+        return True
+
+    handler = APILogHandler(level=logging.INFO)
+    handler.addFilter(of_this_run)
+    ours = logging.getLogger("umim")
+    level = ours.level
+    ours.addHandler(handler)
+    if not ours.isEnabledFor(logging.INFO):
+        ours.setLevel(logging.INFO)
+    try:
+        yield
+    except UmimError as error:
+        _tell_why(context.flow_run.id, error)
+        raise
+    finally:
+        ours.removeHandler(handler)
+        ours.setLevel(level)
+
+
+def _tell_why(run_id: UUID, error: UmimError) -> None:
+    """Emit an event that names the error, and wait until the server has it.
+
+    ``prefect deployment run --watch`` shows names of events and, unless the server streams them,
+    no logs; it ends with the event of the failed state, which comes next.
+    """
+    name = redact(f"{type(error).__name__}: {error}")
+    place = {"prefect.resource.id": f"prefect.flow-run.{run_id}", "prefect.resource.name": name}
+    if emit_event("umim.failed", place) is not None:
+        waiting = threading.Thread(target=EventsWorker.instance().wait_until_empty, daemon=True)
+        waiting.start()
+        waiting.join(_TOLD_SECONDS)  # a server that died is not waited for
+
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+def remembering_the_first_error(function: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
+    """Return the function; the error of a later call has a note of the first one's.
+
+    A second try often fails for another reason, such as a core that the first one still holds.
+    """
+    first: list[BaseException] = []
+
+    @functools.wraps(function)
+    def call(*args: *Ts) -> T:
+        returned = False
+        try:
+            result = function(*args)
+            returned = True
+            return result
+        finally:
+            error = None if returned else sys.exception()
+            if error is not None and first:
+                notes = getattr(first[0], "__notes__", [])
+                text = f"The first try failed with {type(first[0]).__name__}: {first[0]}"
+                error.add_note("\n".join([text, *notes]))
+            elif error is not None:
+                first.append(error)
+
+    return call

@@ -16,7 +16,8 @@ import logging
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -40,8 +41,7 @@ from umim_core.store.artifacts import (
     sha256_bytes,
 )
 from umim_core.store.disk import is_refusal
-from umim_core.store.locking import directory_lock
-from umim_core.store.machine_lock import computing
+from umim_core.store.locking import computing, directory_lock
 from umim_core.store.publication import STATE, publish_result, take_back_state
 
 logger = logging.getLogger("umim.stage")
@@ -303,3 +303,27 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "absent"
+
+
+_HEADINGS = "stage", "built", "seconds"
+
+
+def time_lines(artifacts: Sequence[Artifact], elapsed: float, at_a_time: int) -> list[str]:
+    """Return a table of what was built in a run, the longest first; nothing if nothing was."""
+    seconds = defaultdict[str, list[float]](list)
+    for artifact in artifacts:
+        if artifact.executed:
+            seconds[artifact.stage].append(float(artifact.manifest()["facts"]["seconds"]))
+    if not seconds:
+        return []
+    ordered = sorted(seconds.items(), key=lambda item: -sum(item[1]))
+    rows = [(name, str(len(own)), f"{sum(own):.0f}") for name, own in ordered]
+    widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
+    lines = [
+        f"{name:<{widths[0]}}  {built:>{widths[1]}}  {took:>{widths[2]}}"
+        for name, built, took in (_HEADINGS, *rows)
+    ]
+    total = sum(map(sum, seconds.values()))
+    side_by_side = f"; up to {at_a_time} stages at a time, together {total:.0f} s"
+    shared = side_by_side if at_a_time > 1 else ""
+    return [*lines, f"elapsed: {elapsed:.0f} s{shared}"]

@@ -10,13 +10,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.report.ablation_data import AblationCell, AblationData, Budget, read_ablation
 from tasks.report.ablation_page import (
     FIGURES,
+    AblationCell,
+    AblationData,
+    Budget,
     ablation_page,
     ablation_table,
     figure_png,
     figure_svg,
+    read_ablation,
 )
 from tasks.report.compare import CellResult, comparison_rows, rule_counts
 from tasks.report.comparison import ComparisonRow

@@ -25,11 +25,11 @@ from tasks.stages.distill import dtype_key
 from umim_core.benchmarking.break_even import ThroughputRow, break_even, break_even_markdown
 from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
-from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.config.recipe import BackboneDtype, ClusterConfig, Device
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import directory_digest
-from umim_core.store.machine_lock import measuring
+from umim_core.store.locking import measuring
 
 _FILE = "throughput.json"
 _BREAK_EVEN = "break_even"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +26,15 @@ from tasks.data.mining_files import (
 from tasks.data.recounting import ClusterCounter
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import tokens
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import Cell, MiningConfig
 from umim_core.distill.token_rows import load_array
+from umim_core.errors import ConfigError
 from umim_core.mining.corpus_mining import make_rules, spans_of
 from umim_core.mining.finding import find_ngrams
 from umim_core.mining.mining_memory import check_memory
-from umim_core.mining.mining_options import MiningOptions, SearchOptions
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.mining.preparation import (
     check_documents,
     excluded_ids,
@@ -43,6 +44,8 @@ from umim_core.mining.preparation import (
 from umim_core.progress import followed, leave_note
 from umim_core.rules.filters import step_counts
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
+from umim_core.rules.protect import check_vocabulary
+from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
 from umim_core.store.publication import STATE
 from umim_core.text.token_ids import UniformOffsets
@@ -70,10 +73,7 @@ def count_stage(
     """
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     excluded = excluded_ids(tokenizer, config.protect)
-    options = SearchOptions(
-        check_tau(tau), config.min_documents > 1, config.sample_tokens, config.max_candidates
-    )
-    sampling = asdict(options) if config.sample_tokens is not None else {}
+    options = replace(_options(cell, config, segment_length), tau=check_tau(tau))
     spec = StageSpec(
         "count",
         3,
@@ -82,7 +82,6 @@ def count_stage(
             "segment_length": segment_length,
             "excluded": list(excluded),
             "count_documents": options.count_documents,
-            **sampling,
         },
         {"tokens": tokenized.folder_digest("train")},
         resumable=True,
@@ -97,15 +96,8 @@ def count_stage(
         corpus = Corpus(tokenized.path / "train", offsets, excluded)
         total = int(offsets[-1])
         if config.max_memory_gib is not None:
-            check_memory(
-                config.max_memory_gib,
-                shards,
-                offsets,
-                options,
-                excluded,
-                threads=1,
-                at_a_time=config.block_tokens or default_block_tokens(total, cluster_cpus()),
-            )
+            at_a_time = config.block_tokens or default_block_tokens(total, cluster_cpus())
+            check_memory(shards, offsets, options, excluded, threads=1, at_a_time=at_a_time)
         state = out / STATE
         began = time.monotonic()
         with followed(state):
@@ -117,17 +109,15 @@ def count_stage(
                 progress=lambda done, total, text: leave_note(state, done, total, text),
             )
             ends = shards.document_ends() if options.count_documents else None
-            counts, report = find_ngrams(shards, offsets, options, counter, ends)
+            counts = find_ngrams(options, counter, ends)
         seconds = time.monotonic() - began
         documents = {} if counts.documents is None else {"documents": counts.documents}
         save_orders(out, keys=counts.keys, support=counts.support, **documents)
         write_corpus_digest(out, ids_digest(shards, offsets))
-        candidates = {} if report is None else asdict(report)
         return {
             "tokens": float(offsets[-1]),
             "bytes_per_second": 4.0 * offsets[-1] / max(seconds, 1e-9),
             **{f"ngrams_{order}": float(len(counts.keys[order])) for order in ORDERS},
-            **{f"candidates_{name}": float(value) for name, value in candidates.items()},
         }
 
     return run_stage(root, spec, build)
@@ -147,17 +137,7 @@ def filter_stage(
         CorpusError: If the corpus has fewer documents than a rule must occur in.
     """
     fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
-    options = MiningOptions(
-        tau=cell.tau,
-        segment_length=segment_length,
-        overlap=cell.overlap,
-        containment=cell.containment,
-        rule_budget=cell.rule_budget,
-        spans=cell.spans,
-        min_documents=config.min_documents,
-        protect=config.protect,  # recorded; the counts, and so the key, have the ids it excludes
-        sample_tokens=config.sample_tokens,
-    )
+    options = _options(cell, config, segment_length)
     spec = StageSpec(
         "filter",
         3,
@@ -192,6 +172,21 @@ def filter_stage(
     return run_stage(root, spec, build)
 
 
+def _options(cell: Cell, config: MiningConfig, segment_length: int) -> MiningOptions:
+    """Return the options of a cell's mining."""
+    return MiningOptions(
+        tau=cell.tau,
+        segment_length=segment_length,
+        overlap=cell.overlap,
+        containment=cell.containment,
+        rule_budget=cell.rule_budget,
+        spans=cell.spans,
+        min_documents=config.min_documents,
+        protect=config.protect,  # recorded; the counts, and so the key, have the ids it excludes
+        max_memory_gib=config.max_memory_gib,
+    )
+
+
 def _load_order(state: Path, order: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     folder = state / f"order-{order}"
     if not has_part(folder, "order", {"order": order}, logger):
@@ -213,3 +208,26 @@ def _read_counts(folder: Path, tau: int) -> NgramCounts:
     keys, support = (load_orders(folder, name) for name in ("keys", "support"))
     counted = (folder / f"documents_{ORDERS[0]}.npy").exists()
     return NgramCounts(keys, support, tau, load_orders(folder, "documents") if counted else None)
+
+
+def given_rules_stage(root: Path, cell: Cell) -> Artifact:
+    """Take over a rule directory; the artifact holds ``rules``.
+
+    Raises:
+        ConfigError: If the cell names no rule directory.
+        ArtifactError: If the directory is missing, torn or altered.
+        TokenizerMismatchError: If the rules belong to another tokenizer than the cell's.
+        RuleSetError: If a rule holds a special token.
+    """
+    if cell.rules is None:
+        raise ConfigError("a cell must name its rule directory", None, "Set rules.")
+    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
+    fingerprint = tokenizer_fingerprint(tokenizer)
+    rules = RuleSet.load(cell.rules, tokenizer_fingerprint=fingerprint)
+    check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
+    spec = StageSpec("given-rules", 1, {"tokenizer": fingerprint}, {"rules": rules.digest})
+
+    def build(out: Path) -> Metrics:
+        return write_rules(out, rules)
+
+    return run_stage(root, spec, build)

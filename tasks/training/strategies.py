@@ -20,9 +20,10 @@ from umim_core.distill.optimizer import (
     load_optimizer_tensors,
     optimizer_tensors,
     parameters,
+    row_table,
+    row_tensors,
     set_rate,
 )
-from umim_core.distill.row_optimizer import row_table, row_tensors
 from umim_core.errors import ConfigError
 
 ZERO2_CONFIG: Final = Path(__file__).resolve().parents[2] / "infra/deepspeed/zero2.json"

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from umim_core.adaptation.question_splits import split_questions
+from umim_core.adaptation.choices import split_questions
 from umim_core.errors import CorpusError
 from umim_core.task_sets.choice_questions import Question
 from umim_core.task_sets.spec import TaskSplit

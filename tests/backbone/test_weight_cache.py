@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from umim_core.backbone import weight_cache
+from umim_core.backbone import model_identity as weight_cache
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.errors import BackboneError
 

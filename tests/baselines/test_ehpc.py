@@ -14,9 +14,9 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.attention_masks import eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.baselines.ehpc import EHPC
-from umim_core.baselines.evaluator_heads import (
+from umim_core.baselines.ehpc import (
     DEPTHS,
+    EHPC,
     EvaluatorHeads,
     LastQueries,
     Probe,

@@ -23,7 +23,7 @@ from umim_core.baselines.llmlingua2 import (
 from umim_core.baselines.published.own_models import hub_commit
 from umim_core.baselines.reduction import reduce_tokens
 from umim_core.errors import BackboneError
-from umim_core.evaluation.answer_identity import named_method
+from umim_core.evaluation.method_scoring import named_method
 
 TEXT = "the cat sat in the mat. it ran and slept."
 

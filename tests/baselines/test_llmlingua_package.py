@@ -21,9 +21,8 @@ from support.llmlingua_choices import (
 from support.reduced_texts import given, word_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.lexical_units import token_texts
-from umim_core.baselines.llmlingua import LLMLingua
+from umim_core.baselines.llmlingua import LLMLingua, published_choice
 from umim_core.baselines.llmlingua2 import LLMLingua2
-from umim_core.baselines.published.llmlingua_form import published_choice
 from umim_core.baselines.reduction import reduce_tokens
 
 RECORDED = json.loads(CHOICES.read_text("utf-8"))

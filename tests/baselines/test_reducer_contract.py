@@ -17,8 +17,7 @@ from support.reduced_texts import (
     word_encoder,
 )
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.ehpc import EHPC
-from umim_core.baselines.evaluator_heads import find_evaluator_heads
+from umim_core.baselines.ehpc import EHPC, find_evaluator_heads
 from umim_core.baselines.llmlingua import LLMLingua
 from umim_core.baselines.llmlingua2 import LLMLingua2
 from umim_core.baselines.methods import BASELINES, ReducedTokens, TokenReducer

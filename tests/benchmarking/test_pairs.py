@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from umim_core.benchmarking.pairs import FixedPairs
+from umim_core.benchmarking.throughput import FixedPairs
 from umim_core.errors import ConfigError
 from umim_core.inference.rows import GeneratedUnits
 

@@ -12,11 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.benchmarking.break_even import ThroughputRow
-from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.benchmarking.roofline import ModelShape, Roofline
 from umim_core.benchmarking.runs import Prompts, cut_prompts, time_run
-from umim_core.benchmarking.throughput import measure_throughput
-from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.benchmarking.throughput import FixedPairs, measure_throughput
+from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.errors import EvaluationError
 from umim_core.inference.engine import Engine
 from umim_core.merging.compressed import Compressed

@@ -126,15 +126,6 @@ def test_protected_tokens_may_be_given_several_times(
     assert written() == frequent(3, frozenset({1, 2, 12}))
 
 
-def test_candidate_mode_tells_how_it_chose(umim: Umim, corpus: Path, tokenizer: Path) -> None:
-    result = mine(umim, tokenizer, "--out", "out", "--sample-tokens", 1000, "--json")
-    told = json.loads(result.out)["candidates"]
-    assert written().items() <= frequent(3).items()
-    assert set(told) == {"fraction", "candidates", "sample_tau", "miss_probability"}
-    assert 0.1 < told["fraction"] < 0.5  # one of three groups, the last is smaller
-    assert 0 < told["miss_probability"] < 1
-
-
 TEXT = ("mine", "0.txt", "--tokenizer", "TOKENIZER", "--out", "new")
 IDS = ("mine", "ids.npy", "--out", "new", *PLAIN)
 ERRORS = {
@@ -149,7 +140,6 @@ ERRORS = {
     "utf-8": (("mine", "latin.text", *TEXT[2:]), "latin.text: text must be UTF-8"),
     "no out": (("mine", "ids.npy"), "--out must name the rule directory to write; got nothing"),
     "memory": ((*IDS, "--max-memory-gib", "0.0001"), "mining must take at most 0.0001 GiB of mem"),
-    "sample": ((*TEXT, "--sample-tokens", "0"), "sample_tokens must be at least 1; got 0"),
     "pattern": ((*TEXT, "--protect", "("), "a protected pattern must be a regular expression or"),
     "backbone": ((*TEXT, "--backbone", "x"), "belong to the confidence policy; got --backbone x"),
     "documents": ((*IDS, "--min-documents", 2), "the corpus must have as many documents; got 1"),

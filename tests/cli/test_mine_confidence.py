@@ -95,7 +95,6 @@ def test_rules_are_the_runs_of_confident_tokens(
 ERRORS = {
     "budget": (("--rule-budget", 5), "rule_budget must be left out for confidence rules; got 5"),
     "documents": (("--min-documents", 2), "min_documents must be left out for confidence rules"),
-    "sample": (("--sample-tokens", 9), "sample_tokens must be left out for confidence rules"),
     "threshold": (("--confidence", 1.5), "min_probability must lie between 0 and 1; got 1.5"),
     "long": (("--segment-length", 100), "rows must fit the backbone's 64 positions"),
 }

@@ -32,8 +32,7 @@ STAYS = {
         GeneratedCorpus.template GeneratedCorpus.chat GeneratedCorpus.revision
         GeneratedCorpus.seed""",
     "guards what becomes a rule": """
-        MiningConfig.min_documents MiningConfig.sample_tokens
-        MiningConfig.max_candidates RulesConfig.rule_budget CellRules.rules""",
+        MiningConfig.min_documents RulesConfig.rule_budget CellRules.rules""",
     "a policy of the paper or its alternative, which an ablation may take": """
         AdaptConfig.settings""",
     "other methods and tasks to compare on, which cost a measurement each": """

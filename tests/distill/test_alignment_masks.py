@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umim_core.distill.alignment_masks import aligned_rows, alignment_masks
+from umim_core.distill.loss import aligned_rows, alignment_masks
 from umim_core.merging.packing import PackedUnits, pack_rows
 
 

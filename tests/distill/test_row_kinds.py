@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from umim_core.config.recipe import DistillConfig
-from umim_core.distill.row_kinds import TrainingRow, training_row
+from umim_core.distill.objectives import TrainingRow, training_row
 from umim_core.distill.token_rows import TokenRows
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

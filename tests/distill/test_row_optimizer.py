@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from umim_core.distill.row_optimizer import RowAdamW
+from umim_core.distill.optimizer import RowAdamW
 from umim_core.errors import ArtifactError
 
 BETAS = (0.9, 0.999)

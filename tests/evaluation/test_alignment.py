@@ -19,7 +19,7 @@ from umim_core.distill.alignment_metrics import METRICS, row_metrics
 from umim_core.errors import NumericalError
 from umim_core.evaluation import alignment
 from umim_core.evaluation.alignment import evaluate_alignment
-from umim_core.evaluation.row_spread import ratio_error
+from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.span_eviction import EvictedStates
 from umim_core.rules.matcher import Matcher

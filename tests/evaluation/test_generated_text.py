@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
-from umim_core.evaluation.generated_text import GeneratedText
+from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request

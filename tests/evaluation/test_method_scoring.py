@@ -13,14 +13,14 @@ from lm_eval.api.instance import Instance
 from transformers import GenerationConfig
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.embedding.pooled_embeddings import mean_embedding
+from umim_core.baselines.embedding.similar_neighbours import mean_embedding
 from umim_core.baselines.full_cache import FullCache
 from umim_core.baselines.methods import Text
 from umim_core.baselines.reduction import highest
 from umim_core.baselines.truncation import Truncation
-from umim_core.benchmarking.pairs import FixedPairs
+from umim_core.benchmarking.throughput import FixedPairs
 from umim_core.errors import ConfigError, EvaluationError
-from umim_core.evaluation.generated_text import GeneratedText
+from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
 from umim_core.evaluation.perplexity import perplexity

@@ -16,7 +16,7 @@ from lm_eval.tasks import TaskManager
 
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.evaluation import tasks
-from umim_core.evaluation.generated_text import GeneratedText
+from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.paper_task import PaperTask, contest_answer
 from umim_core.evaluation.tasks.task_runs import knows_task, load_tasks, own_config, run_task

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from umim_core.evaluation.text_metrics.pass_at_k import pass_at_k, pass_figures
+from umim_core.evaluation.text_metrics.code_tests import pass_at_k, pass_figures
 
 
 @pytest.mark.parametrize("right", range(6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from umim_core.evaluation.row_spread import ratio_error
+from umim_core.evaluation.paired_differences import ratio_error
 
 
 def test_rows_of_one_length_give_the_error_of_their_means() -> None:

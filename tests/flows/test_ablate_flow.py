@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from flows.ablate import ablate
 from support.shared_services import PrefectServer
-from tasks.report.ablation_data import AblationData
+from tasks.report.ablation_page import AblationData
 from tasks.report.comparison import COMPARISON_PARAMS
 
 RECIPE = {

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umim_core.benchmarking.pairs import FixedPairs
+from umim_core.benchmarking.throughput import FixedPairs
 from umim_core.inference.rows import GeneratedUnits
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

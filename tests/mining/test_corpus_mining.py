@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 
 from support.ngram_oracle import Grams, cut, document_oracle, oracle
 from umim_core.errors import ArtifactError, ConfigError, CorpusError, RuleSetError, UmimError
-from umim_core.mining.candidates import miss_probability
 from umim_core.mining.corpus_mining import MiningReport, mine_rules
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
@@ -83,7 +82,7 @@ def test_rules_and_report_equal_the_oracle(corpus: Source, tmp_path: Path, token
     assert (report.tokens, report.segments, report.documents) == (420, 42, 7)
     per_order = {n: sum(len(gram) == n for gram in want) for n in ORDERS}
     assert report.raw == report.overlap == report.rules == per_order
-    assert (report.tau, report.candidates) == (2, None)
+    assert report.tau == 2
     assert sorted(report.seconds) == ["count", "filter", "tokenize"]
 
 
@@ -167,30 +166,13 @@ def test_text_and_its_ids_give_the_same_rules(
     assert digests[0] == digests[1]
 
 
-def test_candidate_mode_tells_what_it_may_miss_at_the_final_tau(
-    corpus: Source, tmp_path: Path, tokenizer: str
-) -> None:
-    # All 42 segments are one group: the sample is the whole corpus.
-    changes: dict[str, object] = {"sample_tokens": 100, "rule_budget": 20}
-    report, rules = mined(corpus, tmp_path, tokenizer, **changes)
-    assert report.candidates is not None
-    assert report.candidates.fraction == 1.0
-    assert report.tau > 2
-    assert report.candidates.miss_probability == miss_probability(report.tau, 1.0, 2)
-    want = oracle(cut(stream(), 10), report.tau)
-    assert rules == want
-
-
 @pytest.mark.parametrize(
     ("name", "value", "least"),
     [
         ("segment_length", 1, 2),
         ("rule_budget", 0, 1),
         ("min_documents", 0, 1),
-        ("sample_tokens", 0, 1),
-        ("max_candidates", -1, 1),
         ("threads", 0, 1),
-        ("seed", -1, 0),
     ],
 )
 def test_options_have_bounds(name: str, value: int, least: int) -> None:

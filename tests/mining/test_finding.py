@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from support.ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
 from umim_core.errors import CorpusError, RuleSetError
-from umim_core.mining import finding
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.finding import LocalCounter, find_ngrams
-from umim_core.mining.mining_options import SearchOptions
-from umim_core.rules.grams import ORDERS, NgramCounts, select
+from umim_core.mining.mining_options import MiningOptions
+from umim_core.rules.grams import ORDERS, select
 from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.token_ids import UniformOffsets
 
@@ -41,9 +40,7 @@ def test_grams_with_their_documents_equal_the_oracle(
     inner = data.draw(st.lists(st.integers(0, ids.size), max_size=5).map(sorted))
     ends = np.array([*inner, ids.size], dtype=np.int64)
     counter = LocalCounter(ids, offsets, tuple(excluded), threads=threads)
-    options = SearchOptions(tau, count_documents=True)
-    counts, report = find_ngrams(ids, offsets, options, counter, ends)
-    assert report is None
+    counts = find_ngrams(MiningOptions(tau=tau, min_documents=2), counter, ends)
     assert counts.documents is not None
     documents = document_oracle(segments, ends.tolist())
     want = oracle(segments, tau, excluded)
@@ -55,20 +52,8 @@ def test_grams_with_their_documents_equal_the_oracle(
 
 def test_an_empty_corpus_holds_nothing() -> None:
     ids, offsets = flat([[]])
-    options = SearchOptions(1, count_documents=True, sample_tokens=5)
-    counter = LocalCounter(ids, offsets)
-    counts, report = find_ngrams(ids, offsets, options, counter, np.array([0]))
-    assert (as_dict(select(counts, 1, 1)), report) == ({}, None)
-
-
-@pytest.mark.parametrize("sample_tokens", [600, 601, 10_000])
-def test_a_sample_as_large_as_the_corpus_is_no_sample(sample_tokens: int) -> None:
-    ids = np.random.default_rng(0).integers(0, 5, 600)
-    offsets = UniformOffsets(6, 100)
-    options = SearchOptions(3, sample_tokens=sample_tokens)
-    counts, report = find_ngrams(ids, offsets, options, LocalCounter(ids, offsets))
-    assert report is None
-    assert as_dict(counts) == as_dict(count_ngrams(ids, offsets, 3))
+    options, counter = MiningOptions(tau=1, min_documents=2), LocalCounter(ids, offsets)
+    assert as_dict(select(find_ngrams(options, counter, np.array([0])), 1, 1)) == {}
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -95,30 +80,16 @@ def test_a_recount_is_the_same_for_any_number_of_threads(threads: int, tmp_path:
 @pytest.mark.parametrize("ends", [None, np.zeros(0, np.int64)])
 def test_documents_without_borders_are_refused(ends: np.ndarray | None) -> None:
     ids, offsets = flat([[1, 2]])
-    options = SearchOptions(1, count_documents=True)
+    options = MiningOptions(tau=1, min_documents=2)
     with pytest.raises(RuleSetError, match="counting documents needs their borders; got none"):
-        find_ngrams(ids, offsets, options, LocalCounter(ids, offsets), ends)
+        find_ngrams(options, LocalCounter(ids, offsets), ends)
 
 
 def test_document_borders_that_end_too_early_are_refused() -> None:
     ids, offsets = flat([[1, 2, 3, 4]])
-    options = SearchOptions(1, count_documents=True)
+    options = MiningOptions(tau=1, min_documents=2)
     with pytest.raises(CorpusError, match="documents must reach token 4"):
-        find_ngrams(ids, offsets, options, LocalCounter(ids, offsets), np.array([2, 3]))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (SearchOptions(0), "tau must be at least 1; got 0"),
-        (SearchOptions(1, sample_tokens=0), "at least 1 token; got 0"),
-        (SearchOptions(1, sample_tokens=2, max_candidates=0), "room for a candidate; got 0"),
-    ],
-)
-def test_options_out_of_their_bounds_are_refused(options: SearchOptions, message: str) -> None:
-    ids, offsets = flat([[1, 2, 3, 4]])
-    with pytest.raises(RuleSetError, match=message):
-        find_ngrams(ids, offsets, options, LocalCounter(ids, offsets))
+        find_ngrams(options, LocalCounter(ids, offsets), np.array([2, 3]))
 
 
 def test_an_id_out_of_range_is_refused_in_a_thread_too() -> None:
@@ -128,22 +99,7 @@ def test_an_id_out_of_range_is_refused_in_a_thread_too() -> None:
         LocalCounter(ids, offsets, threads=2).recount(keys, None)
 
 
-@pytest.mark.parametrize("threads", [1, 3, None])
-def test_a_sample_is_counted_as_the_options_say(
-    threads: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[dict[str, object]] = []
-
-    def noted(*arguments: object, **options: object) -> NgramCounts:
-        asked.append(options)
-        return count_ngrams(*arguments, **options)  # type: ignore[arg-type]
-
-    ids, offsets = np.random.default_rng(3).integers(0, 9, 6000), UniformOffsets(10, 600)
-    options = SearchOptions(20, sample_tokens=1500)
-    want, _ = find_ngrams(ids, offsets, options, LocalCounter(ids, offsets, (4,)))
-    monkeypatch.setattr(finding, "count_ngrams", noted)
-    counter = LocalCounter(ids, offsets, (4,), threads)
-    got, _ = find_ngrams(ids, offsets, options, counter)
-    assert asked == [{"threads": threads}]
-    assert as_dict(got) == as_dict(want)
-    assert want.keys[2].size > 20
+def test_a_threshold_below_one_is_refused() -> None:
+    ids, offsets = flat([[1, 2, 3, 4]])
+    with pytest.raises(RuleSetError, match="tau must be at least 1; got 0"):
+        find_ngrams(MiningOptions(tau=0), LocalCounter(ids, offsets))

@@ -15,7 +15,7 @@ from umim_core.mining import mining_memory as bounds
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.finding import LocalCounter, find_ngrams
 from umim_core.mining.mining_memory import Shares, check_memory, mining_memory, sample_shares
-from umim_core.mining.mining_options import SearchOptions
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.text.token_ids import UniformOffsets
 
 LENGTH, CHUNK = 256, 4096
@@ -52,7 +52,7 @@ def test_counting_stays_below_the_bound_and_not_far(
     # Small chunks, so that the tables and not the buffers are what is measured.
     monkeypatch.setattr(bounds, "CHUNK_TOKENS", CHUNK)
     ids = phrases(1 << 19, seed)
-    offsets, search = UniformOffsets(LENGTH, len(ids) // LENGTH), SearchOptions(5)
+    offsets, search = UniformOffsets(LENGTH, len(ids) // LENGTH), MiningOptions(tau=5)
     with chunks_of(CHUNK):
         shares = sample_shares(ids, offsets, search, threads=1)
         bound = mining_memory(len(ids), search, shares, threads=1) - ids.nbytes
@@ -61,40 +61,30 @@ def test_counting_stays_below_the_bound_and_not_far(
     assert peak < bound < 3 * peak
 
 
-def test_candidate_mode_and_documents_stay_below_theirs() -> None:
-    ids = phrases(1 << 19)
-    offsets = UniformOffsets(LENGTH, len(ids) // LENGTH)
-    ends = np.arange(1, 9) * (len(ids) // 8)
-    for search in (
-        SearchOptions(20, sample_tokens=1 << 17),
-        SearchOptions(5, count_documents=True),
-    ):
-        shares = sample_shares(ids, offsets, search, threads=1)
-        bound = mining_memory(len(ids), search, shares, threads=1) - ids.nbytes
-        counter = LocalCounter(ids, offsets, threads=1)
-        peak = peak_of(lambda: find_ngrams(ids, offsets, search, counter, ends))  # noqa: B023
-        assert peak < bound < 4 * peak
-
-
-def test_candidates_and_blocks_limit_the_tables() -> None:
-    shares = Shares(0.2, 0.05)
-    exact = SearchOptions(5)
-    whole = mining_memory(10**9, exact, shares, threads=1)
-    assert mining_memory(10**9, exact, shares, threads=1, at_a_time=10**8) < whole
-    sampled = replace(exact, sample_tokens=10**7)
-    assert mining_memory(10**9, sampled, shares, threads=1) < whole / 2
-    few = replace(sampled, max_candidates=100)
-    large, larger = (mining_memory(k * 10**7, few, shares, threads=1) for k in (10, 20))
-    assert larger - large == 4 * 10**8  # room for the tokens alone
-
-
 def test_more_than_the_limit_is_refused_and_no_limit_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ids = phrases(1 << 14)
-    offsets, search = UniformOffsets(LENGTH, len(ids) // LENGTH), SearchOptions(5)
+    offsets, search = UniformOffsets(LENGTH, len(ids) // LENGTH), MiningOptions(tau=5)
     with pytest.raises(ResourceLimitError, match=r"at most 0\.001 GiB of memory; got up to"):
-        check_memory(0.001, ids, offsets, search, threads=1)
-    check_memory(1.0, ids, offsets, search, threads=1)
+        check_memory(ids, offsets, replace(search, max_memory_gib=0.001), threads=1)
+    check_memory(ids, offsets, replace(search, max_memory_gib=1.0), threads=1)
     monkeypatch.delattr(bounds, "sample_shares")
-    check_memory(None, ids, offsets, search, threads=1)
+    check_memory(ids, offsets, search, threads=1)
+
+
+def test_counting_documents_stays_below_its_bound() -> None:
+    ids = phrases(1 << 19)
+    offsets, search = UniformOffsets(LENGTH, len(ids) // LENGTH), MiningOptions(min_documents=2)
+    ends = np.arange(1, 9) * (len(ids) // 8)
+    shares = sample_shares(ids, offsets, search, threads=1)
+    bound = mining_memory(len(ids), search, shares, threads=1) - ids.nbytes
+    counter = LocalCounter(ids, offsets, threads=1)
+    peak = peak_of(lambda: find_ngrams(search, counter, ends))
+    assert peak < bound < 4 * peak
+
+
+def test_blocks_limit_the_tables() -> None:
+    shares, search = Shares(0.2, 0.05), MiningOptions(tau=5)
+    whole = mining_memory(10**9, search, shares, threads=1)
+    assert mining_memory(10**9, search, shares, threads=1, at_a_time=10**8) < whole

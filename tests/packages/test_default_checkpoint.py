@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.tiny_packages import NAME
-from umim_core.checkpoint.default_checkpoint import (
+from umim_core.checkpoint.checkpoint_files import (
     DEFAULT_CHECKPOINT,
     FALLBACK_CHECKPOINT,
     default_checkpoint,

@@ -16,8 +16,7 @@ from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import backbone_identity
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import BackboneError
-from umim_core.packages.gguf_cache import gguf_directory
-from umim_core.packages.gguf_conversion import convert_gguf
+from umim_core.packages.gguf_cache import convert_gguf, gguf_directory
 from umim_core.store.artifacts import directory_digest
 
 PIPELINE = tiny_bpe()

@@ -24,7 +24,7 @@ METHOD = (
     SeededBug(
         "the teacher's mask is shifted by one token",
         "method",
-        "umim_core/distill/alignment_masks.py",
+        "umim_core/distill/loss.py",
         "return AlignedRows(batch, last, unit)",
         "return AlignedRows(batch, (last - 1).clamp(min=0), unit)",
         ("tests/distill/test_alignment_masks.py",),

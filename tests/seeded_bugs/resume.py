@@ -8,7 +8,7 @@ RESUME = (
     SeededBug(
         "every rank resumes the state that it sees",
         "resume",
-        "umim_core/distill/train_resume.py",
+        "umim_core/distill/train_loop.py",
         """\
     if rank == 0 and (newest := newest_state(state_dir, world)) is not None:
         step = step_of(newest)
@@ -72,7 +72,7 @@ RESUME = (
     SeededBug(
         "a resumed run forgets the moments of AdamW",
         "resume",
-        "umim_core/distill/train_resume.py",
+        "umim_core/distill/train_loop.py",
         'if name.startswith("optimizer.")})',
         'if name.startswith("moments.")})',
         ("tests/tasks/training/test_train_state.py",),

@@ -28,7 +28,7 @@ from umim_core.errors import (
     TokenizerMismatchError,
 )
 from umim_core.merging.compressed import Compressed
-from umim_core.packages.gguf_conversion import convert_gguf
+from umim_core.packages.gguf_cache import convert_gguf
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.model_export import export_model

@@ -15,8 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from support.source_tree import ROOT
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import ConfigError, GenerationError
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.prefix_matching import segment_prefix
+from umim_core.rules.matcher import Matcher, segment_prefix
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.serving.span_files import SpanTable

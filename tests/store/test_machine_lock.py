@@ -15,7 +15,7 @@ import pytest
 from support.lock_holders import holding
 from tasks.run.stage import Metrics, StageSpec, run_stage
 from umim_core.errors import LockError
-from umim_core.store.machine_lock import VARIABLE, computing, lock_file, measuring
+from umim_core.store.locking import VARIABLE, computing, lock_file, measuring
 
 KINDS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "measuring": measuring,
@@ -31,7 +31,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def another(kind: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Another process that holds the machine until its standard input is closed."""
-    program = f"from umim_core.store.machine_lock import {kind}\nimport sys\n"
+    program = f"from umim_core.store.locking import {kind}\nimport sys\n"
     program += f"with {kind}():\n    print('held', flush=True)\n    sys.stdin.read()"
     return holding(program)
 

@@ -16,7 +16,7 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.benchmarking.roofline import Roofline
 from umim_core.benchmarking.throughput import measure_throughput
-from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.generation_quality import continuation_perplexity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from tasks.report.ablation_data import AblationCell, AblationData, Budget
+from tasks.report.ablation_page import AblationCell, AblationData, Budget
 from tasks.report.compare import cell_row
 from umim_core.config.recipe import Cell
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from umim_core.errors import CorpusError
-from umim_core.task_sets.task_files import read_objects
+from umim_core.task_sets.choice_questions import read_objects
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", "1" * 5000])

@@ -16,10 +16,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import CorpusError
-from umim_core.text.pieces import cut_pieces
 from umim_core.text.readers import BadRows, iter_parts
 from umim_core.text.sources import TextFiles
-from umim_core.text.tokens import iter_token_pieces
+from umim_core.text.tokens import cut_pieces, iter_token_pieces
 
 CHECKOUT = Path(__file__).parents[2]
 TOKENIZERS = CHECKOUT.parent / "shared" / "data" / "tokenizers"

@@ -13,10 +13,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.text.pieces import cut_pieces
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_ids import segments
-from umim_core.text.tokens import first_ids, tokenize_documents
+from umim_core.text.tokens import cut_pieces, first_ids, tokenize_documents
 
 PROSE = (
     "Return the sum of the elements over an axis. It's 3.14, isn't it?\n\n"

@@ -9,7 +9,8 @@ Example (one character per token, prompt ``{context}?``, delimiter " ")::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.prefix_matching import segment_prefix
+from umim_core.rules.matcher import Matcher, segment_prefix
 from umim_core.task_sets.choice_questions import Question
-from umim_core.task_sets.spec import QuestionForm
+from umim_core.task_sets.spec import SPLITS, QuestionForm, TaskSplit
 
 Ints = NDArray[np.int64]
 Encode = Callable[[str], list[int]]
@@ -148,3 +148,38 @@ def _encode_question(
 def _check(max_length: int) -> None:
     if max_length < 2:
         raise ConfigError("max_length must be at least 2 tokens", max_length, "Raise it.")
+
+
+def split_questions(
+    given: Mapping[TaskSplit, Sequence[Question]], sizes: Mapping[TaskSplit, int]
+) -> dict[TaskSplit, list[Question]]:
+    """Return three splits of questions, none of which shares a context with another.
+
+    Returns:
+        Questions by split. Each is in the order of the hash of its ids.
+
+    Raises:
+        CorpusError: If there are no training questions, or a split remains empty.
+    """
+    if not given.get("train"):
+        raise CorpusError("a task must have training questions", "none", "Give their file.")
+    left = sorted(given["train"], key=_place)
+    splits: dict[TaskSplit, list[Question]] = {}
+    taken: set[str] = set()
+    for split in reversed(SPLITS):
+        source = sorted(given[split], key=_place) if given.get(split) else left
+        fresh = [question for question in source if question.context not in taken]
+        splits[split] = fresh[: sizes[split]]
+        taken |= {question.context for question in splits[split]}
+    if empty := [split for split in SPLITS if not splits[split]]:
+        raise CorpusError(
+            f"the split {empty[0]} must hold questions that no later split asks",
+            f"{len(given['train'])} training questions for {dict(sizes)}",
+            "Lower the sizes of valid and test, or give more questions.",
+        )
+    return splits
+
+
+def _place(question: Question) -> tuple[bytes, str]:
+    text = question.id or question.context
+    return hashlib.blake2b(text.encode(), digest_size=8).digest(), text

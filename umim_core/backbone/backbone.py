@@ -25,9 +25,13 @@ from umim_core.backbone.model_files import (
     frozen_twin,
     load_model,
 )
-from umim_core.backbone.model_identity import ModelIdentity, model_identity
+from umim_core.backbone.model_identity import (
+    ModelIdentity,
+    cached_weight_lines,
+    model_identity,
+    weight_files,
+)
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
-from umim_core.backbone.weight_cache import cached_weight_lines, weight_files
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.text.token_ids import decode, encode
 

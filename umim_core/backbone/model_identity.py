@@ -5,17 +5,22 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Final
 
 import torch
+import transformers
+from huggingface_hub import try_to_load_from_cache
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
-from umim_core.errors import BackboneError
-from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.errors import ArtifactError, BackboneError
+from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.disk import user_cache
 
 # Fields of a configuration that say how a model is stored or run, not what it computes.
 _NOT_ARCHITECTURE: Final = frozenset(
@@ -212,3 +217,63 @@ def _code(model: PreTrainedModel) -> str | None:
         return "\n".join(inspect.getsource(sys.modules[name]) for name in dict.fromkeys(own))
     except (OSError, TypeError):  # a class of a notebook, say
         return None
+
+
+_SMALLEST: Final = 256 << 20  # bytes of weights; fewer are hashed in an instant
+
+
+def weight_files(where: str, revision: str | None) -> list[Path]:
+    """Return a model's files of weights, without asking the network."""
+    folder = Path(where)
+    if not folder.is_dir():
+        config = try_to_load_from_cache(where, "config.json", revision=revision)
+        if not isinstance(config, str):
+            return []
+        folder = Path(config).parent
+    return sorted(folder.glob("*.safetensors"))
+
+
+def cached_weight_lines(
+    files: Sequence[Path], model: PreTrainedModel, published: Callable[[], PreTrainedModel]
+) -> tuple[str, ...]:
+    """Return ``weight_lines`` of a model as it was published.
+
+    Args:
+        files: Where its weights were read from.
+        model: The model that was loaded from them, in any data type.
+        published: Gives the model in a data type that holds its weights, if they must be hashed.
+
+    Raises:
+        BackboneError: If weights are packed into something other than tensors.
+    """
+    stats = [(str(path.absolute()), path.stat()) for path in files]
+    if sum(stat.st_size for _, stat in stats) < _SMALLEST:
+        return weight_lines(published())
+    key = {
+        "files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats],
+        "config": dict(model_identity(model, ()).config),
+        "transformers": transformers.__version__,
+    }
+    record = user_cache() / "weights" / f"{sha256_bytes(canonical_json(key).encode())}.json"
+    known = _read(record, model)
+    if known is not None:
+        return known
+    lines = weight_lines(published())
+    with suppress(ArtifactError):  # a folder that cannot be written costs time only
+        write_json(record, list(lines))
+    return lines
+
+
+def _read(record: Path, model: PreTrainedModel) -> tuple[str, ...] | None:
+    """Return what a file says if it fits the model's tensors."""
+    try:
+        lines = read_json(record)
+    except ArtifactError:
+        return None
+    shapes = [f"{name} {tuple(value.shape)} " for name, value in sorted(model.state_dict().items())]
+    if not isinstance(lines, list) or len(lines) != len(shapes):
+        return None
+    for line, shape in zip(lines, shapes, strict=True):
+        if not (isinstance(line, str) and re.fullmatch(re.escape(shape) + "[0-9a-f]{64}", line)):
+            return None
+    return tuple(lines)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from transformers import AutoConfig
 
+from umim_core.backbone.tokenizer_files import resolve_backbone
 from umim_core.errors import BackboneError, ConfigError
 
 if TYPE_CHECKING:
@@ -148,3 +150,23 @@ def local_shape(name: str, revision: str | None = None) -> BackboneShape | None:
     except (OSError, ValueError, BackboneError):
         return None
     return BackboneShape.of_config(config)
+
+
+def trained_context(name: str, revision: str | None = None) -> int | None:
+    """Return the most tokens of an input by a backbone's configuration.
+
+    Returns:
+        None if there is no configuration within reach, or it names no number.
+
+    Raises:
+        BackboneError: If a packaged backbone is not here and cannot be fetched, or a GGUF file
+            cannot be converted.
+    """
+    try:
+        config = AutoConfig.from_pretrained(
+            resolve_backbone(name), revision=revision, trust_remote_code=False
+        )
+    except (OSError, ValueError):  # a name of a service, or a directory of a tokenizer alone
+        return None
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) else None

@@ -21,8 +21,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, did_you_mean
-from umim_core.packages.gguf_cache import GGUF, gguf_directory, is_gguf
-from umim_core.packages.gguf_conversion import quantisation
+from umim_core.packages.gguf_cache import GGUF, gguf_directory, is_gguf, quantisation
 from umim_core.packages.model_cache import packaged_directory
 from umim_core.packages.packaged_model import PACKAGED
 

@@ -15,29 +15,265 @@ Shapes: T tokens, n of them scored, W last queries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from random import Random
 from typing import ClassVar, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.nn.functional import avg_pool1d
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
 
+from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.evaluator_heads import (
-    QUERIES,
-    EvaluatorHeads,
-    LastQueries,
-    known_evaluator_heads,
-)
+from umim_core.backbone.model_files import frozen_twin
 from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
 from umim_core.baselines.reduction import highest
-from umim_core.errors import ConfigError
+from umim_core.errors import ArtifactError, BackboneError, ConfigError
 from umim_core.rules.matcher import Matcher
+from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.disk import user_cache
+from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sentences
 
 KERNEL: Final = 32
 _KERNELS: Final = 8  # that fit into the scored tokens, at least
+
+
+QUERIES: Final = 16
+DEPTHS: Final = tuple(tenth / 10 for tenth in range(1, 10))
+PROBE_TOKENS: Final = 512
+EARLY: Final = 0.6  # of the layers; the paper's three models have theirs within the first 0.57
+_VERSION: Final = 1  # of the choice; raised whenever it changes
+HEADS: Final = 4  # one of so many is taken; the paper takes 8 of 32
+_NEEDLE: Final = "The {key} locker opens with the code {value}."  # of no task that is measured
+_QUESTION: Final = (
+    "\nWhich code opens the {key} locker that the text above speaks of? "
+    "The {key} locker opens with the code"
+)
+
+
+@dataclass(frozen=True)
+class EvaluatorHeads:
+    """Attention heads of one layer.
+
+    Attributes:
+        layer: Index of the layer, from 0.
+        heads: Indices of its heads, rising.
+    """
+
+    layer: int
+    heads: tuple[int, ...]
+
+
+def first_layers(backbone: Backbone, layers: int) -> PreTrainedModel:
+    """Return a backbone's model with its first layers alone; weights are shared.
+
+    Args:
+        backbone: Any backbone; it stays as it is.
+        layers: How many, 1 .. L.
+
+    Raises:
+        BackboneError: If its layers are not one list of modules.
+    """
+    model = frozen_twin(backbone.model)
+    every = int(model.config.num_hidden_layers)
+    lists = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.ModuleList) and len(child) == every
+    ]
+    if len(lists) != 1:
+        raise BackboneError(
+            f"the {every} layers of a backbone must be one list of modules",
+            f"{type(model).__name__} has {len(lists)}",
+            "Use a decoder with layers of one kind.",
+        )
+    [(parent, name, child)] = lists
+    setattr(parent, name, child[:layers])
+    model.config.num_hidden_layers = layers
+    return model
+
+
+class LastQueries:
+    """Attention of the last tokens of a text in the first layers; later layers are not run."""
+
+    def __init__(self, backbone: Backbone, layers: int) -> None:
+        self._backbone = backbone
+        self.model = first_layers(backbone, layers)
+
+    @torch.no_grad()
+    def weights(self, ids: Ints, queries: int) -> Tensor:
+        """Return the weights of the last queries in every layer [L, A, W, T].
+
+        What stands before them is read without weights, by the backbone's own attention.
+
+        Args:
+            ids: Ids [T] (int64).
+            queries: Last tokens W, 1 .. T.
+
+        Raises:
+            GenerationError: If the text exceeds the window of a sliding-window backbone.
+        """
+        check_attention_window(self.model.config, len(ids))
+        cache, before = DynamicCache(), len(ids) - queries
+        if before:
+            self._read(ids[:before], 0, cache, attention=False)
+        with eager_attention(self.model):
+            return torch.stack(self._read(ids[before:], before, cache, attention=True))
+
+    def _read(self, ids: Ints, first: int, cache: DynamicCache, *, attention: bool) -> list[Tensor]:
+        """Read ids [W] at positions from ``first`` on; return the weights [A, W, T] per layer."""
+        rows = torch.from_numpy(ids).to(self._backbone.device)[None]
+        positions = torch.arange(first, first + len(ids), device=rows.device)[None]
+        out = self.model.base_model(
+            inputs_embeds=self._backbone.embed(rows),
+            attention_mask=positions.new_ones(1, first + len(ids)),  # all of it is one text
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            output_attentions=attention,
+        )
+        return [weights[0] for weights in out.attentions] if attention else []
+
+
+def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
+    """Return the heads of an early layer that look at needles the most.
+
+    Raises:
+        BackboneError: If it has no tokenizer, no room for a probe, or its layers cannot be told
+            apart.
+        GenerationError: If a probe exceeds the window of a sliding-window backbone.
+    """
+    layers = max(1, round(EARLY * int(backbone.model.config.num_hidden_layers)))
+    return best_heads(needle_mass(LastQueries(backbone, layers), probes(backbone)))
+
+
+def known_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
+    """Return what :func:`find_evaluator_heads` finds, from the user's cache where it is known."""
+    texts = canonical_json([text.identity for text in probes(backbone)])
+    key = {
+        "choice": _VERSION,
+        "probes": sha256_bytes(texts.encode()),
+        "backbone": backbone.fingerprint,
+        "tokenizer": backbone.tokenizer_fingerprint,
+        "dtype": str(backbone.dtype),
+    }
+    name = sha256_bytes(canonical_json(key).encode())
+    record = user_cache() / "evaluator-heads" / f"{name}.json"
+    heads = _read_heads(record, backbone)
+    if heads is None:
+        heads = find_evaluator_heads(backbone)
+        with suppress(ArtifactError):  # a folder that cannot be written costs time only
+            write_json(record, asdict(heads))
+    return heads
+
+
+def _read_heads(record: Path, backbone: Backbone) -> EvaluatorHeads | None:
+    """Return the heads of a record if the backbone has such ones."""
+    try:
+        stored = read_json(record)
+    except ArtifactError:
+        return None
+    config = backbone.model.config
+    layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
+    if not isinstance(stored, dict) or stored.keys() != {"layer", "heads"}:
+        return None
+    layer, chosen = stored["layer"], stored["heads"]
+    if not isinstance(chosen, list) or not chosen or layer not in layers:
+        return None
+    return EvaluatorHeads(layer, tuple(chosen)) if all(one in heads for one in chosen) else None
+
+
+def best_heads(mass: NDArray[np.float64]) -> EvaluatorHeads:
+    """Return the layer with the most mass, and the quarter of its heads that has the most of it.
+
+    Args:
+        mass: Attention on needles, per layer and head [L, A].
+    """
+    layer = int(mass.sum(axis=1).argmax())
+    best = np.argsort(-mass[layer], kind="stable")[: max(1, mass.shape[1] // HEADS)]
+    return EvaluatorHeads(layer, tuple(sorted(best.tolist())))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A text with a needle and a question about it.
+
+    Attributes:
+        ids: The text [T] (int64).
+        needle: Where the needle's tokens are.
+    """
+
+    ids: Ints
+    needle: slice
+
+    @property
+    def identity(self) -> list[object]:
+        """The probe as JSON has it."""
+        return [self.ids.tolist(), self.needle.start, self.needle.stop]
+
+
+def needle_mass(reader: LastQueries, texts: Iterator[Probe]) -> NDArray[np.float64]:
+    """Return the attention of the last queries on needles, per layer and head [L, A].
+
+    It is the sum over the needle's tokens, averaged over queries and texts.
+    """
+    masses = []
+    for text in texts:
+        weights = reader.weights(text.ids, min(QUERIES, len(text.ids)))
+        masses.append(weights[..., text.needle].double().sum(dim=-1).mean(dim=-1).cpu().numpy())
+    mean: NDArray[np.float64] = np.mean(masses, axis=0)
+    return mean
+
+
+def probes(backbone: Backbone) -> Iterator[Probe]:
+    """Yield one text per depth, of as many tokens as the backbone has positions, 512 at most.
+
+    Raises:
+        BackboneError: If a needle and its question alone take more tokens, or there is no
+            tokenizer.
+    """
+    room = min(PROBE_TOKENS, backbone.max_positions or PROBE_TOKENS)
+    for number, depth in enumerate(DEPTHS):
+        rng = Random(f"evaluator heads/{number}")
+        key = f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
+        needle = f" {_NEEDLE.format(key=key, value=rng.randrange(10**6, 10**7))}"
+        question = backbone.encode(_QUESTION.format(key=key))
+        least = len(question) + len(backbone.encode(needle))
+        if least > room:
+            raise BackboneError(
+                "a probe of evaluator heads must have room for a needle and its question",
+                f"{least} tokens, {backbone.name} has {room} positions",
+                "Use a backbone with more positions, or another baseline.",
+            )
+        filler = list(_fitting(rng, room - least, backbone))
+        texts = inserted(filler, [needle], [depth])
+        parts = [backbone.encode(text) for text in texts] + [question]
+        place = texts.index(needle)
+        start = sum(map(len, parts[:place]))
+        ids = np.array([token for part in parts for token in part], dtype=np.int64)
+        yield Probe(ids, slice(start, start + len(parts[place])))
+
+
+def _fitting(rng: Random, room: int, backbone: Backbone) -> Iterator[str]:
+    """Yield filler as long as it fits into so many tokens."""
+    used = 0
+
+    def fits(text: str) -> bool:
+        nonlocal used
+        used += len(backbone.encode(text))
+        return used <= room
+
+    return takewhile(fits, (f" {sentence}" for sentence in sentences(rng)))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from umim_core.config.benchmark import RuleKind
+from umim_core.config.evaluate import RuleKind
 
 Phase = Literal["prefill", "decode", "request"]
 

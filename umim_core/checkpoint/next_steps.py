@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from umim_core.checkpoint.checkpoint_files import (
+    DEFAULT_CHECKPOINT,
     CheckpointConfig,
     read_config,
     resolve_checkpoint,
 )
-from umim_core.checkpoint.default_checkpoint import DEFAULT_CHECKPOINT
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import ConfigError, CorpusError
 

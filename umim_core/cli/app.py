@@ -93,7 +93,7 @@ def compress(
 ) -> None:
     """Show which spans of a text are merged."""
     source = given_text(text)
-    from umim_core.checkpoint.default_checkpoint import default_checkpoint
+    from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.model.compression import compress_text
 
     compression = compress_text(

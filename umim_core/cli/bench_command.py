@@ -21,7 +21,7 @@ from umim_core.cli.prompt_input import (
     RawTailOption,
     TargetOption,
 )
-from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.errors import ConfigError, CorpusError
 
 if TYPE_CHECKING:
@@ -94,9 +94,9 @@ def bench(
     from umim_core.benchmarking.break_even import break_even
     from umim_core.benchmarking.runs import EVERYWHERE
     from umim_core.benchmarking.throughput import measure_throughput
-    from umim_core.checkpoint.default_checkpoint import default_checkpoint
+    from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.progress import log_progress
-    from umim_core.store.machine_lock import measuring
+    from umim_core.store.locking import measuring
 
     place = device or default_device()
     name = checkpoint or default_checkpoint()

@@ -82,7 +82,7 @@ def demo(
     there; umim bench waits for a quiet moment.
     """
     from umim_core import UMIM
-    from umim_core.checkpoint.default_checkpoint import default_checkpoint
+    from umim_core.checkpoint.checkpoint_files import default_checkpoint
 
     began = time.monotonic()
     name = checkpoint or default_checkpoint()

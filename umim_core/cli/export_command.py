@@ -80,7 +80,7 @@ def export(
     from umim_core.model.umim import UMIM
     from umim_core.rules.ruleset import RuleSet
     from umim_core.serving.model_export import check_exportable, export_model
-    from umim_core.store.machine_lock import computing
+    from umim_core.store.locking import computing
     from umim_core.text.sources import source_of
 
     options = MiningOptions(

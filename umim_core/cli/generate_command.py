@@ -138,7 +138,7 @@ def generate(
     if max_new_tokens is None:
         max_new_tokens = _REPLY_TOKENS if chat else _TEXT_TOKENS
     from umim_core import UMIM
-    from umim_core.checkpoint.default_checkpoint import default_checkpoint
+    from umim_core.checkpoint.checkpoint_files import default_checkpoint
 
     asked = {
         "max_new_tokens": max_new_tokens,

@@ -72,14 +72,6 @@ def mine(
             "newlines; may be repeated."
         ),
     ] = None,
-    sample_tokens: Annotated[
-        int | None,
-        typer.Option(help="Candidate mode: choose n-grams on so many tokens, count only those."),
-    ] = None,
-    max_candidates: Annotated[
-        int, typer.Option(help="Most candidates of candidate mode.")
-    ] = 10_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sample in candidate mode.")] = 0,
     field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
@@ -107,9 +99,6 @@ def mine(
         spans=spans,
         min_documents=min_documents,
         protect=tuple(protect or ()),
-        sample_tokens=sample_tokens,
-        max_candidates=max_candidates,
-        seed=seed,
         threads=threads,
         max_memory_gib=max_memory_gib,
     ).check()
@@ -141,7 +130,7 @@ def mine(
         emit({"out": str(out)} | asdict(report), lines, as_json)
         return
     from umim_core.mining.corpus_mining import mine_rules
-    from umim_core.store.machine_lock import computing
+    from umim_core.store.locking import computing
 
     with computing():
         report = mine_rules(source, out, tokenizer=tokenizer, options=options)
@@ -170,12 +159,6 @@ def _lines(report: MiningReport, out: Path) -> list[str]:
         f"{_NAMES[n]:10}" + "".join(f"{counts[n]:>12,}" for counts in shown.values())
         for n in _NAMES
     ]
-    if (search := report.candidates) is not None:
-        lines += [
-            "",
-            f"{search.candidates:,} candidates from {search.fraction:.1%} of the tokens, counted "
-            f"exactly; an n-gram at tau is missed with probability {search.miss_probability:.2g}",
-        ]
     return [*lines, "", f"{sum(report.rules.values()):,} rules written to {out}"]
 
 

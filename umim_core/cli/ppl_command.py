@@ -67,7 +67,7 @@ def ppl(
     if raw_tail is not None and not prompt:
         raise ConfigError("--raw-tail is of prompts", raw_tail, "Add --prompt, or leave it out.")
     from umim_core import UMIM
-    from umim_core.checkpoint.default_checkpoint import default_checkpoint
+    from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
     from umim_core.store.artifacts import finite_or_none

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,7 +11,6 @@ import typer
 
 from umim_core.checkpoint.next_steps import FIELD
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
-from umim_core.cli.pruning_figures import Pruning
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 
 if TYPE_CHECKING:
@@ -24,6 +23,88 @@ if TYPE_CHECKING:
 
 _SEGMENT_LENGTH: Final = 512  # where the rule set does not say
 _HELD_OUT: Final = 10  # one segment in so many
+
+
+_NOTABLE: Final = 1.1  # times the token reduction that was asked for
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Figures of a pruning.
+
+    Attributes:
+        checkpoint: Directory of the pruned checkpoint.
+        damage: Directory of the damage table.
+        name: Of the checkpoint, as umim path lists it.
+        rules_before: Rules that were measured.
+        rules: Rules that stay.
+        rules_met: Rules that occur in the text.
+        measured_tokens: Tokens of the text.
+        heldout_tokens: Tokens that the token reduction is measured on.
+        token_reduction_before: With all rules.
+        token_reduction: With those that stay.
+        max_damage: Price of the dearest rule that stays: estimated nats per occurrence, over the
+            tokens that one saves.
+        damage_dropped: Share of the measured divergence that the other rules held.
+        savings_dropped: Share of the saved tokens that they held.
+        protect: Patterns of tokens that no rule holds.
+        decode_target: Token reduction that was asked of the rules that generated tokens merge by;
+            None where none was.
+        decode_max_damage: Most price of the rules that generated tokens merge by; None for all.
+        decode_rules: How many these are.
+        decode_token_reduction: With these alone.
+    """
+
+    checkpoint: str
+    damage: str
+    name: str
+    rules_before: int
+    rules: int
+    rules_met: int
+    measured_tokens: int
+    heldout_tokens: int
+    token_reduction_before: float
+    token_reduction: float
+    max_damage: float
+    damage_dropped: float
+    savings_dropped: float
+    protect: tuple[str, ...]
+    decode_target: float | None
+    decode_max_damage: float | None
+    decode_rules: int
+    decode_token_reduction: float
+
+    def lines(self) -> list[str]:
+        """Return them for people."""
+        dropped = (
+            f"the others held {self.damage_dropped:.1%} of the measured divergence and "
+            f"{self.savings_dropped:.1%} of the saved tokens"
+        )
+        decoding = (
+            f"generated tokens merge by {self.decode_rules:,} rules of at most "
+            f"{self.decode_max_damage} nats per saved token: token reduction "
+            f"{self.decode_token_reduction:.2%} of the held-out text"
+        )
+        wanted = self.decode_target
+        if wanted is not None and self.decode_token_reduction > _NOTABLE * wanted:
+            decoding += (
+                f", more than the {wanted:.2%} asked for: many rules have the price of the dearest "
+                "one, as rules that were not met do, and a bound takes all of them"
+            )
+        return [
+            f"{self.rules_before:,} rules, {self.rules_met:,} of them met in "
+            f"{self.measured_tokens:,} tokens",
+            f"{self.rules:,} rules stay: token reduction {self.token_reduction_before:.2%} -> "
+            f"{self.token_reduction:.2%} on {self.heldout_tokens:,} held-out tokens",
+            *([dropped] if self.rules < self.rules_before else []),
+            f"the dearest rule that stays costs an estimated {self.max_damage:.3g} nats per "
+            "occurrence, over the tokens that one saves",
+            *([f"no rule holds: {', '.join(self.protect)}"] if self.protect else []),
+            *([decoding] if self.decode_max_damage is not None else []),
+            f"checkpoint:   {self.checkpoint}",
+            f"damage table: {self.damage}   (--damage: other targets without a new pass)",
+            f"name:         {self.name}   (umim path lists all)",
+        ]
 
 
 def prune(
@@ -133,7 +214,7 @@ def prune(
     from umim_core.rules.inspection import token_reduction
     from umim_core.rules.matcher import Matcher
     from umim_core.rules.protect import protected_ids
-    from umim_core.store.machine_lock import computing
+    from umim_core.store.locking import computing
     from umim_core.text.sources import source_of
     from umim_core.text.token_ids import UniformOffsets
 

@@ -215,7 +215,6 @@ def _head(rules: RuleSet) -> list[str]:
         "tokenizer": (origin.tokenizer_fingerprint or "unknown")[:12],
         "corpus": (origin.corpus_digest or "unknown")[:12],
         "protected": ", ".join(origin.protect),
-        "sample": f"{origin.sample_tokens:,} tokens" if origin.sample_tokens else "",
         "probability": "" if least is None else f"over {least:g} for every token of a span",
         "damage": "" if damage is None else f"at most {damage:.3g} {price}",
     }

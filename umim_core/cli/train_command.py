@@ -112,7 +112,7 @@ def train(
     from umim_core.config.recipe_files import validated
     from umim_core.distill.own_training import OwnTraining, train_checkpoint
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.store.machine_lock import computing
+    from umim_core.store.locking import computing
     from umim_core.text.sources import source_of
 
     every = max(1, min(50, steps // _VALIDATIONS))

@@ -6,11 +6,38 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.model_base import LATER, Model, StableDump
 
 Segments = Literal["first", "spread"]
 MergedPart = Literal["context", "sequence"]
+
+
+RuleKind = Literal["fixed-pairs", "natural"]  # a controlled token reduction; the checkpoint's own
+Reduction = Annotated[float, Field(gt=0.0, le=0.5)]
+
+
+class BenchmarkConfig(Model, StableDump):
+    """Lengths and batch sizes to time, each length at each batch size with all rules.
+
+    The paper's protocol: lengths 256 to 2048, 256 new tokens, 10 warm-ups, 10 pairs, batch size 1,
+    fixed pairs at a token reduction of 50 %.
+    """
+
+    prompt_lengths: Annotated[tuple[Annotated[int, Field(ge=8)], ...], Field(min_length=1)] = (
+        256,
+        512,
+    )
+    new_tokens: Annotated[int, Field(ge=2)] = 32
+    warmup: Annotated[int, Field(ge=0, description="Untimed runs of each side.")] = 2
+    pairs: Annotated[int, Field(ge=1, description="Alternating base/UMIM pairs.")] = 10
+    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), LATER] = (
+        Field((1,), description="Rows generated side by side.")
+    )
+    token_reductions: Annotated[tuple[Reduction, ...], LATER] = Field(
+        (0.5,),
+        description="Token reductions of fixed pairs; several make a break-even table, none times "
+        "the checkpoint's rules alone.",
+    )
 
 
 class EvaluateConfig(Model, StableDump):

@@ -10,11 +10,10 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.backbone.shape import BackboneShape
 from umim_core.config.corpus import Corpus
-from umim_core.config.evaluate import EvaluateConfig, HeadlineConfig, TaskSizes
+from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, HeadlineConfig, TaskSizes
 from umim_core.config.form import ModuleForm, check_row_rate
-from umim_core.config.hardware import HardwareConfig
 from umim_core.config.model_base import (
     LATER,
     Fraction,
@@ -29,6 +28,28 @@ BackboneDtype = Literal["float32", "bfloat16"]
 DEFAULT_TASK: Final = "umim_docstrings"
 
 
+class HardwareConfig(Model):
+    """GPUs of one machine, and the shapes of the backbones that are trained on them."""
+
+    name: Annotated[str, Field(min_length=1, description="Name of the GPU.")]
+    gpus: Annotated[int, Field(ge=1, description="How many; one training worker each.")]
+    gpu_memory_gib: Annotated[PositiveFloat, Field(description="Memory of one, GiB.")]
+    shapes: dict[str, BackboneShape] = Field(
+        default_factory=dict, description="Shapes of backbones that may not be on this machine."
+    )
+
+    def check(self, *, workers: int, use_gpu: bool) -> None:
+        """Refuse a run that is not one of this hardware.
+
+        Raises:
+            ValueError: If the cluster is another; pydantic makes the error of a recipe of it.
+        """
+        if not use_gpu or workers != self.gpus:
+            raise ValueError(
+                f"hardware has {self.gpus} GPUs: cluster needs use_gpu true, workers {self.gpus}"
+            )
+
+
 class MiningConfig(Model):
     """Mining options that all rule sets of a recipe share: eligible n-grams and limits of cost."""
 
@@ -38,11 +59,6 @@ class MiningConfig(Model):
     min_documents: Annotated[
         int, Field(ge=1, description="Least number of documents that a rule occurs in.")
     ] = 1
-    sample_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        default=None,
-        description="Candidate mode: n-grams are chosen on so many tokens; null counts all.",
-    )
-    max_candidates: Annotated[int, Field(ge=1, description="Candidates at most.")] = 10_000_000
     block_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Tokens a worker counts at a time; null: by the cluster's size."
     )

@@ -15,6 +15,7 @@ Source: paper, "Distillation Objective"; log-softmax takes the place of log(p + 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,12 +25,62 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.merging.packing import PackedUnits
 
 # Few rows keep logits near the cores of a CPU; a GPU needs many to be busy.
 DEFAULT_CHUNK: Final = {"cpu": 256, "gpu": 1024}
 # Logits of a block on a CPU: what is read several times stays in a core's cache. 256 rows of 49,152
 # took 22 ms instead of 86 on two cores (4 rows a block; 32: 66 ms, 2: 26 ms).
 _BLOCK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class AlignedRows:
+    """Indices of aligned predictions, in row-major order.
+
+    Attributes:
+        batch: Row of the batch [R] (int64).
+        teacher: Raw position [R] whose next-token distribution is the target.
+        student: Unit position [R] whose distribution is trained.
+    """
+
+    batch: Tensor
+    teacher: Tensor
+    student: Tensor
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+
+def alignment_masks(packed: PackedUnits) -> tuple[Tensor, Tensor]:
+    """Return the paper's masks M^T [B, T] and M^S [B, S] (bool), T the longest raw row."""
+    merged = packed.lengths > 1
+    student = packed.attention_mask & (merged.cumsum(dim=1) > 0)
+    width = int(packed.raw_counts.max()) if len(packed.lengths) else 0
+    teacher = torch.zeros(len(student), width, dtype=torch.bool, device=student.device)
+    rows = _rows(packed, student)
+    teacher[rows.batch, rows.teacher] = True
+    return teacher, student
+
+
+def aligned_rows(packed: PackedUnits, first: Tensor | None = None) -> AlignedRows:
+    """Return the aligned (teacher, student) positions of a batch.
+
+    Args:
+        packed: Rows cut into units.
+        first: Raw position [B] (int64) before which a row's units are left out, besides those
+            before its first merge; None leaves out the latter alone.
+    """
+    student = packed.attention_mask & ((packed.lengths > 1).cumsum(dim=1) > 0)
+    if first is not None:
+        student &= packed.starts + packed.lengths > first[:, None]
+    return _rows(packed, student)
+
+
+def _rows(packed: PackedUnits, student: Tensor) -> AlignedRows:
+    batch, unit = student.nonzero(as_tuple=True)
+    last = packed.starts[batch, unit] + packed.lengths[batch, unit] - 1
+    return AlignedRows(batch, last, unit)
 
 
 @dataclass(frozen=True)
@@ -193,3 +244,49 @@ def distill_loss(
         *states, weight, bias, chunk
     )
     return DistillLoss(total, divergence, len(student))
+
+
+class _GivenGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, gradients: Sequence[Tensor | None], *sources: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(*gradients)
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [
+            None if part is None else part * grad_value.to(part.dtype) for part in ctx.saved_tensors
+        ]
+        return None, None, *scaled
+
+
+def given_gradient(
+    value: Tensor, sources: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> Tensor:
+    """Return a number whose gradients by some tensors were computed before.
+
+    Args:
+        value: The number.
+        sources: What it depends on, of any shapes.
+        gradients: Its gradient by each of them, of that shape; None for none.
+    """
+    out: Tensor = _GivenGradient.apply(  # type: ignore[no-untyped-call]  # theirs
+        value, tuple(gradients), *sources
+    )
+    return out
+
+
+def summed_parts(losses: Iterable[Tensor], sources: Sequence[Tensor]) -> Tensor:
+    """Return the sum of losses, with its gradients; only one loss holds activations at a time."""
+    values: list[Tensor] = []
+    sums: list[Tensor | None] = [None] * len(sources)
+    for loss in losses:
+        for slot, part in enumerate(torch.autograd.grad(loss, sources, allow_unused=True)):
+            before = sums[slot]
+            if part is not None:
+                sums[slot] = part if before is None else before + part
+        values.append(loss.detach())
+    return given_gradient(torch.stack(values).sum(), sources, sums)

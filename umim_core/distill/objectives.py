@@ -10,21 +10,67 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
-from umim_core.distill.given_gradient import summed_parts
+from umim_core.distill.loss import summed_parts
 from umim_core.distill.reference_scores import reference_scores
-from umim_core.distill.row_kinds import training_row
 from umim_core.distill.step import DistillModel, StepLoss, anchor
 from umim_core.distill.token_rows import TokenRows
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import Segmentation
+from umim_core.rules.matcher import Matcher, segment_prefix
 
 Split = Literal["train", "valid"]
 _AS_MERGED: Final[Mapping[str, float]] = {}
+
+
+RowKind = Literal["merged", "prompt", "copy"]
+_STREAM: Final = 0x6B696E64  # keeps these draws apart from those of the data order
+_LEAST: Final = 16  # tokens of a row that is cut in two
+
+
+class TrainingRow(NamedTuple):
+    """A row of a batch.
+
+    Attributes:
+        ids: Raw ids [T].
+        cut: Their units.
+        loss_from: Raw position before which units have no loss, besides those before the first
+            merge.
+    """
+
+    ids: NDArray[np.integer]
+    cut: Segmentation
+    loss_from: int
+
+
+def training_row(
+    rows: TokenRows,
+    index: int,
+    matcher: Matcher,
+    *,
+    prompt: float = 0.0,
+    copy: float = 0.0,
+) -> TrainingRow:
+    """Return a row of the kind that its index draws."""
+    ids = rows.row(index)
+    if prompt + copy > 0.0 and rows.merge_until[index] == len(ids) >= _LEAST:
+        draw = np.random.default_rng([_STREAM, index])
+        share, size = draw.random(), len(ids)
+        if share < copy:
+            half = ids[: size // 2]
+            twice = np.concatenate([half, half])
+            return TrainingRow(twice, segment_prefix(matcher.segment, twice, len(half)), len(half))
+        if share < copy + prompt:
+            start = int(draw.integers(size // 4, size - size // 4))
+            return TrainingRow(ids, segment_prefix(matcher.segment, ids, start), start)
+    return TrainingRow(ids, rows.segment(index, matcher), 0)
 
 
 class BatchLoss(NamedTuple):

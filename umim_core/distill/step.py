@@ -29,9 +29,7 @@ from torch import Tensor, nn
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.held_weights import with_held_weights
-from umim_core.distill.alignment_masks import aligned_rows
-from umim_core.distill.given_gradient import given_gradient
-from umim_core.distill.loss import distill_loss
+from umim_core.distill.loss import aligned_rows, distill_loss, given_gradient
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.merging.compressed import Compressed

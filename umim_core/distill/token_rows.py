@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.merging.packing import Segmentation
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.prefix_matching import segment_prefix
+from umim_core.rules.matcher import Matcher, segment_prefix
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import read_json, write_json
 from umim_core.text.shards import TokenShards

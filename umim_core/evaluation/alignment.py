@@ -30,7 +30,7 @@ from torch import Tensor
 from umim_core.backbone.backbone import Backbone
 from umim_core.distill.alignment_metrics import METRICS, AlignmentSums, row_metrics
 from umim_core.errors import EvaluationError, NumericalError
-from umim_core.evaluation.row_spread import ratio_error
+from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.merging.branches import BranchLayout
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import state_hidden

@@ -14,7 +14,7 @@ every mode.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from lm_eval.models.utils import (
     normalize_gen_kwargs,
     postprocess_generated_text,
 )
-from lm_eval.utils import warning_once
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, warning_once
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
 
 from umim_core import __version__
@@ -39,12 +39,10 @@ from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.errors import BackboneError
-from umim_core.evaluation.answer_identity import answer_identity, named_method
 from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
-from umim_core.evaluation.generated_rows import RowWriter
-from umim_core.evaluation.generated_text import GeneratedText
-from umim_core.evaluation.method_scoring import method_scorer
+from umim_core.evaluation.generated_rows import GeneratedText, RowWriter
+from umim_core.evaluation.method_scoring import answer_identity, method_scorer, named_method
 from umim_core.evaluation.model_args import (
     AUTO,
     AskedMerge,
@@ -53,13 +51,12 @@ from umim_core.evaluation.model_args import (
     recommended,
     target_of,
 )
-from umim_core.evaluation.scored_requests import Likelihood
+from umim_core.evaluation.scored_requests import Likelihood, Sizes
 from umim_core.evaluation.scoring import Scorer
 from umim_core.evaluation.tasks.batched_model import TokenRequest
 from umim_core.evaluation.tasks.chat_contexts import ChatContexts
 from umim_core.evaluation.tasks.evaluate_hook import extend_evaluate
 from umim_core.evaluation.tasks.response_cache import use_own_table
-from umim_core.evaluation.tasks.rolling_texts import RollingTexts
 from umim_core.evaluation.tasks.sized_model import SizedModel
 from umim_core.inference.decode_rules import decode_bound
 from umim_core.inference.request import Request
@@ -68,6 +65,43 @@ from umim_core.model.loading import LoadOptions
 from umim_core.rules.pruning import check_rule_choice
 
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
+
+
+class RollingTexts:
+    """Texts as windows to score, as lm-eval's ``hf`` cuts them.
+
+    Attributes:
+        windows: Context and continuation of every window, text by text.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[int]], prefix: int, longest: int) -> None:
+        self.windows: list[TokenRequest] = []
+        self._owners: list[int] = []  # text of each window
+        self._scores: list[dict[int, Likelihood]] = [{} for _ in texts]  # by window
+        self._left: list[int] = []  # windows of each text without a score
+        for number, ids in enumerate(texts):
+            pairs = list(get_rolling_token_windows(ids, prefix, longest, 1))
+            self.windows += [(None, *make_disjoint_window(pair)) for pair in pairs]
+            self._owners += [number] * len(pairs)
+            self._left.append(len(pairs))
+
+    def add(self, done: Mapping[int, Likelihood]) -> Iterator[tuple[int, Likelihood]]:
+        """Take scores of windows; yield number and score of every text that they complete."""
+        for window, score in done.items():
+            number = self._owners[window]
+            self._scores[number][window] = score
+            self._left[number] -= 1
+            if self._left[number] == 0:
+                yield number, self.score(number)
+
+    def score(self, number: int) -> Likelihood:
+        """Return the sum over the windows of a text, in their order whatever they came in."""
+        scores = [score for _, score in sorted(self._scores[number].items())]
+        return Likelihood(
+            sum(score.log_prob for score in scores),
+            all(score.greedy for score in scores),
+            sum((score.sizes for score in scores), Sizes()),
+        )
 
 
 class UmimLM(SizedModel):

@@ -16,10 +16,10 @@ from umim_core.baselines.reduction import TargetReduction
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
     CheckpointConfig,
+    default_checkpoint,
     read_config,
     resolve_checkpoint,
 )
-from umim_core.checkpoint.default_checkpoint import default_checkpoint
 from umim_core.config.form import Merge, check_merge, check_raw_tail
 from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed

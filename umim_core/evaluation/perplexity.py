@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer
-from umim_core.evaluation.row_spread import increase_with_error, ratio_error
+from umim_core.evaluation.paired_differences import increase_with_error, ratio_error
 from umim_core.evaluation.scored_requests import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum, score_rows

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from umim_core.errors import EvaluationError
-from umim_core.rules.prefix_matching import Parts, parts_behind
+from umim_core.rules.matcher import Parts, parts_behind
 
 Ints = NDArray[np.int64]
 

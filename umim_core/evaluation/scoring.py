@@ -29,7 +29,7 @@ from umim_core.evaluation.scored_requests import (
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations, widest_row
 from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
-from umim_core.rules.prefix_matching import Parts, parts_behind
+from umim_core.rules.matcher import Parts, parts_behind
 
 
 @dataclass(frozen=True)

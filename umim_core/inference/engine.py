@@ -52,8 +52,7 @@ from umim_core.inference.row_eviction import row_eviction
 from umim_core.inference.rows import GeneratedUnits, choose_tokens, new_rows, record_forward
 from umim_core.inference.sampling import TokenChooser
 from umim_core.inference.stopping import Stopper
-from umim_core.inference.unit_cache import UnitCache, new_cache
-from umim_core.inference.unit_inputs import UnitInputs, run_layers
+from umim_core.inference.unit_cache import UnitCache, UnitInputs, new_cache, run_layers
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.suffix import Advance
 

@@ -14,7 +14,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
-from umim_core.rules.prefix_matching import Parts
+from umim_core.rules.matcher import Parts
 
 Overlong = Literal["refuse", "truncate", "extend"]
 _log: Final = logging.getLogger(__name__)

@@ -41,8 +41,7 @@ from umim_core.merging.packing import (
     fill_units,
     pack_rows,
 )
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.prefix_matching import Parts, segment_parts, segment_prefix
+from umim_core.rules.matcher import Matcher, Parts, segment_parts, segment_prefix
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from umim_core.errors import EvaluationError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import TokenScores, split_scores, target_scores
 from umim_core.merging.packing import PackedUnits
-from umim_core.rules.prefix_matching import Parts
+from umim_core.rules.matcher import Parts
 
 Ints = NDArray[np.integer]
 _PADDING: Final = -1

@@ -38,7 +38,7 @@ from umim_core.errors import EvaluationError, NumericalError
 from umim_core.merging.branches import BranchLayout
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.states import MERGED, ReadingStates
-from umim_core.rules.prefix_matching import Parts
+from umim_core.rules.matcher import Parts
 
 Ints = NDArray[np.integer]
 _HEAD_BYTES: Final = 64 << 20  # logits held at once: 128 rows of 128k float32 entries

@@ -13,7 +13,6 @@ import numpy as np
 from umim_core.backbone.fingerprint import tokenizer_fingerprint as fingerprint_of
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, RuleSetError
-from umim_core.mining.candidates import CandidateReport, miss_probability
 from umim_core.mining.counting import thread_count
 from umim_core.mining.finding import LocalCounter, find_ngrams
 from umim_core.mining.mining_memory import check_memory
@@ -33,7 +32,7 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.span_choice import choose_spans
 from umim_core.text.shards import TokenShards
 from umim_core.text.sources import Source
-from umim_core.text.token_ids import Offsets, UniformOffsets
+from umim_core.text.token_ids import UniformOffsets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,7 +56,6 @@ class MiningReport:
         rules: Those left by both filters.
         digest: SHA-256 of the rule set.
         seconds: Time of tokenizing, counting and filtering.
-        candidates: How candidates were chosen, in candidate mode.
     """
 
     tokens: int
@@ -69,7 +67,6 @@ class MiningReport:
     rules: dict[int, int]
     digest: str
     seconds: dict[str, float]
-    candidates: CandidateReport | None = None
 
 
 def spans_of(rules: RuleSet, shards: TokenShards, offsets: UniformOffsets, count: int) -> RuleSet:
@@ -92,7 +89,6 @@ class _Found(NamedTuple):
     seconds: dict[str, float]
     raw: dict[int, int] = {}  # noqa: RUF012  # never written to
     overlap: dict[int, int] = {}  # noqa: RUF012
-    candidates: CandidateReport | None = None
 
 
 def mine_rules(
@@ -130,26 +126,21 @@ def mine_rules(
         began = time.perf_counter()
         check_documents(shards, chosen.min_documents)
         threads = thread_count(chosen.threads)
-        check_memory(
-            chosen.max_memory_gib, shards, offsets, chosen.search, excluded, threads=threads
-        )
+        check_memory(shards, offsets, chosen, excluded, threads=threads)
         counter = LocalCounter(shards, offsets, excluded, chosen.threads)
-        ends = shards.document_ends() if chosen.min_documents > 1 else None
-        counts, report = find_ngrams(shards, offsets, chosen.search, counter, ends)
+        ends = shards.document_ends() if chosen.count_documents else None
+        counts = find_ngrams(chosen, counter, ends)
         if not any(len(keys) for keys in counts.keys.values()):
-            raise _no_rules(shards, offsets, counter, chosen)
+            raise _no_rules(counter, chosen)
         digest = ids_digest(shards, offsets)
         counted = time.perf_counter()
         fingerprint = None if known is None else fingerprint_of(known)
         frequent, rules = make_rules(counts, chosen, chosen.origin(fingerprint, digest))
         if chosen.spans is not None:
             rules = spans_of(rules, shards, offsets, chosen.spans)
-        if report is not None:
-            missed = miss_probability(frequent.tau, report.fraction, report.sample_tau)
-            report = replace(report, miss_probability=missed)
         raw, overlap = step_counts(frequent, frequent.tau, chosen.overlap)
         seconds = {"count": counted - began, "filter": time.perf_counter() - counted}
-        return _Found(rules, seconds, raw, overlap, report)
+        return _Found(rules, seconds, raw, overlap)
 
     return _mined(source, out, known, chosen.segment_length, find)
 
@@ -179,13 +170,10 @@ def _mined(
         result.rules.counts_by_order,
         result.rules.digest,
         seconds | result.seconds,
-        result.candidates,
     )
 
 
-def _no_rules(
-    shards: TokenShards, offsets: Offsets, counter: LocalCounter, options: MiningOptions
-) -> RuleSetError:
+def _no_rules(counter: LocalCounter, options: MiningOptions) -> RuleSetError:
     """Return the error of a threshold that nothing reaches, with the largest that something does.
 
     Lower thresholds are tried until one is reached; each costs a count.
@@ -193,8 +181,7 @@ def _no_rules(
     tau = options.tau
     while tau > 1:
         tau = max(1, tau // 8)
-        search = replace(options.search, tau=tau, count_documents=False, sample_tokens=None)
-        counts, _ = find_ngrams(shards, offsets, search, counter, None)
+        counts = find_ngrams(replace(options, tau=tau, min_documents=1), counter)
         if most := max((int(x.max()) for x in counts.support.values() if len(x)), default=0):
             return RuleSetError(
                 f"tau must be at most {most:,}, the count of the most frequent n-gram",
@@ -237,8 +224,8 @@ def mine_confident_spans(
         source: Text, or ready ids of the backbone's tokenizer.
         out: Rule directory; must not exist yet.
         backbone: The model, with its tokenizer.
-        options: tau, segment length, filters and protected tokens; budget, documents and sample
-            have no part in it.
+        options: tau, segment length, filters and protected tokens; budget and documents have
+            no part in it.
         min_probability: Probability that every token of a span exceeds; None for the paper's.
 
     Raises:
@@ -255,7 +242,7 @@ def mine_confident_spans(
 
     chosen = options.check()
     asked = DEFAULT_PROBABILITY if min_probability is None else min_probability
-    for name in ("rule_budget", "min_documents", "sample_tokens"):
+    for name in ("rule_budget", "min_documents"):
         value = getattr(chosen, name)
         if value != getattr(MiningOptions, name):
             raise ConfigError(

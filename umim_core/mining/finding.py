@@ -1,4 +1,4 @@
-"""Find the frequent n-grams of a corpus: exactly, or exactly among candidates from a sample.
+"""Find the frequent n-grams of a corpus, with the documents that they occur in.
 
 Who counts is handed in (:class:`Counter`): one process (:class:`LocalCounter`), or a cluster in
 ``tasks.data.counting``.
@@ -14,18 +14,11 @@ from typing import Protocol
 import numpy as np
 
 from umim_core.errors import RuleSetError
-from umim_core.mining.candidates import (
-    SAMPLE_TAU,
-    CandidateReport,
-    choose_candidates,
-    miss_probability,
-    sample_segments,
-)
 from umim_core.mining.counting import count_ngrams, thread_count
 from umim_core.mining.hashing import rank_index
-from umim_core.mining.mining_options import SearchOptions
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.mining.recount import NO_DOCUMENTS, Recount, document_ranges
-from umim_core.rules.grams import ORDERS, NgramCounts, check_tau, select
+from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.text.token_ids import Ints, Offsets, Tokens
 
 
@@ -34,9 +27,6 @@ class Counter(Protocol):
 
     def count(self, tau: int) -> NgramCounts:
         """Count everything that occurs at least ``tau`` times."""
-
-    def count_sample(self, ids: Tokens, offsets: Offsets, tau: int) -> NgramCounts:
-        """Count everything that occurs at least ``tau`` times in a sample held in memory."""
 
     def recount(
         self, keys: dict[int, Ints], document_ends: Ints | None
@@ -62,11 +52,7 @@ class LocalCounter:
 
     def count(self, tau: int) -> NgramCounts:
         """Count everything that occurs at least ``tau`` times."""
-        return self.count_sample(self.ids, self.offsets, tau)
-
-    def count_sample(self, ids: Tokens, offsets: Offsets, tau: int) -> NgramCounts:
-        """Count everything that occurs at least ``tau`` times in a sample held in memory."""
-        return count_ngrams(ids, offsets, tau, self.excluded, threads=self.threads)
+        return count_ngrams(self.ids, self.offsets, tau, self.excluded, threads=self.threads)
 
     def recount(
         self, keys: dict[int, Ints], document_ends: Ints | None
@@ -106,48 +92,24 @@ def recount_ranges(total: int, document_ends: Ints | None, parts: int) -> list[t
 
 
 def find_ngrams(
-    ids: Tokens,
-    offsets: Offsets,
-    options: SearchOptions,
-    counter: Counter,
-    document_ends: Ints | None = None,
-) -> tuple[NgramCounts, CandidateReport | None]:
+    options: MiningOptions, counter: Counter, document_ends: Ints | None = None
+) -> NgramCounts:
     """Find the n-grams that occur at least ``tau`` times.
 
     Args:
-        ids: Token ids [T].
-        offsets: Segment borders [num_segments + 1].
-        options: What is looked for.
+        options: Their threshold, and whether their documents are counted.
         counter: Counts the corpus, without the ids that take part in no n-gram.
         document_ends: End positions of the documents [D], where they are counted.
-
-    Returns:
-        The counts, all of them exact; and in candidate mode how the candidates were chosen.
 
     Raises:
         CorpusError: If ids are out of range.
         RuleSetError: If an option is out of its bounds.
     """
     check_tau(options.tau)
-    ends = None
-    if options.count_documents:
-        if document_ends is None or not len(document_ends):
-            raise RuleSetError("counting documents needs their borders", "none", "Mine text.")
-        ends = document_ends
-    total = int(offsets[-1])
-    if (sampled := options.counted_tokens(total)) == total:
-        counts = counter.count(options.tau)
-        if ends is None:
-            return counts, None
-        _, documents = counter.recount(counts.keys, ends)
-        return NgramCounts(counts.keys, counts.support, counts.tau, documents), None
-    sample, borders = sample_segments(ids, offsets, sampled, options.seed)
-    sampled_counts = counter.count_sample(sample, borders, SAMPLE_TAU)
-    chosen = choose_candidates(sampled_counts, options.max_candidates)
-    support, documents = counter.recount(chosen.keys, ends)
-    recounted = NgramCounts(chosen.keys, support, 0, documents if ends is not None else None)
-    fraction = len(sample) / total
-    report = CandidateReport(
-        fraction, len(chosen), chosen.tau, miss_probability(options.tau, fraction, chosen.tau)
-    )
-    return select(recounted, options.tau), report
+    if not options.count_documents:
+        return counter.count(options.tau)
+    if document_ends is None or not len(document_ends):
+        raise RuleSetError("counting documents needs their borders", "none", "Mine text.")
+    counts = counter.count(options.tau)
+    _, documents = counter.recount(counts.keys, document_ends)
+    return NgramCounts(counts.keys, counts.support, counts.tau, documents)

@@ -16,7 +16,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.rules.prefetch import prefetch
+from umim_core.rules.trie import prefetch
 from umim_core.text.token_ids import TOKEN_BITS
 
 Ints = NDArray[np.int64]

@@ -7,11 +7,13 @@ of all orders together are 20 % of 10^6 tokens of technical prose and 11 % of 10
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from umim_core.errors import ResourceLimitError
-from umim_core.mining.candidates import SAMPLE_TAU, sample_segments
 from umim_core.mining.counting import (
     CHUNK_TOKENS,
     CHUNKS_PER_THREAD,
@@ -19,10 +21,11 @@ from umim_core.mining.counting import (
     excluded_mask,
 )
 from umim_core.mining.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
-from umim_core.mining.mining_options import SearchOptions
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
-from umim_core.text.token_ids import Ints, Offsets, Tokens
+from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, read_ids
 
+_GROUP_SEGMENTS: Final = 64
 _SAMPLE_TOKENS: Final = 1 << 21  # a fifth of a second
 _GIB: Final = 2.0**30
 _MAPPED_TOKENS: Final = 1 << 28  # what token shards keep mapped at a time
@@ -36,7 +39,7 @@ class Shares(NamedTuple):
     """N-grams per token of a corpus, in the order that has most.
 
     Attributes:
-        distinct: Different candidates that are counted.
+        distinct: Different ones that are counted.
         frequent: Those that reach the threshold.
     """
 
@@ -45,10 +48,9 @@ class Shares(NamedTuple):
 
 
 def check_memory(
-    limit: float | None,
     ids: Tokens,
     offsets: Offsets,
-    search: SearchOptions,
+    options: MiningOptions,
     excluded: Iterable[int] = (),
     *,
     threads: int,
@@ -57,10 +59,9 @@ def check_memory(
     """Refuse to mine where that may take more memory than a limit allows.
 
     Args:
-        limit: In GiB, of one process, besides what it takes empty; None for no limit.
         ids: Token ids [T].
         offsets: Segment borders.
-        search: What is looked for.
+        options: The limit, and what is looked for.
         excluded: Ids that take part in no n-gram.
         threads: Threads of the process.
         at_a_time: Tokens that a worker of a cluster counts before it sends its pairs; None for one
@@ -69,23 +70,47 @@ def check_memory(
     Raises:
         ResourceLimitError: If it may.
     """
-    if limit is None:
+    if (limit := options.max_memory_gib) is None:
         return
     tokens = int(offsets[-1])
-    shares = sample_shares(ids, offsets, search, excluded, threads=threads)
-    memory = mining_memory(tokens, search, shares, threads=threads, at_a_time=at_a_time)
+    shares = sample_shares(ids, offsets, options, excluded, threads=threads)
+    memory = mining_memory(tokens, options, shares, threads=threads, at_a_time=at_a_time)
     if memory > limit * _GIB:
         raise ResourceLimitError(
             f"mining must take at most {limit:.4g} GiB of memory",
             f"up to {memory / _GIB:.4g} GiB for {tokens:,} tokens",
-            "Raise tau or the limit, or use candidate mode (sample_tokens).",
+            "Raise tau or the limit, or mine less text.",
         )
+
+
+def sample_segments(ids: Tokens, offsets: Offsets, tokens: int) -> tuple[Ids, Ints]:
+    """Return about so many tokens in whole segments, drawn in groups of neighbours.
+
+    Full groups are chosen; a shorter one at the end is taken only where all are.
+
+    Returns:
+        The sampled ids [S] (int32) and their segment borders (int64).
+    """
+    segments, total = len(offsets) - 1, int(offsets[-1])
+    groups, full = -(-segments // _GROUP_SEGMENTS), segments // _GROUP_SEGMENTS
+    wanted = min(groups, max(1, math.ceil(groups * tokens / max(total, 1))))
+    chosen = np.arange(groups)
+    if wanted <= full:  # the rest of a group at the end may be one segment: no sample
+        chosen = np.sort(np.random.default_rng(0).choice(full, wanted, replace=False))
+    parts, sizes = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+    for group in chosen:
+        low = int(group) * _GROUP_SEGMENTS
+        borders = offsets[low : low + _GROUP_SEGMENTS + 1]
+        parts.append(read_ids(ids, int(borders[0]), int(borders[-1])))
+        sizes.append(np.diff(borders))
+    borders = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
+    return np.concatenate(parts), borders
 
 
 def sample_shares(
     ids: Tokens,
     offsets: Offsets,
-    search: SearchOptions,
+    options: MiningOptions,
     excluded: Iterable[int] = (),
     *,
     threads: int,
@@ -94,15 +119,14 @@ def sample_shares(
 
     Arguments are those of :func:`check_memory`.
     """
-    sampled = search.counted_tokens(int(offsets[-1])) < int(offsets[-1])
-    sample, borders = sample_segments(ids, offsets, _SAMPLE_TOKENS, seed=0)
+    sample, borders = sample_segments(ids, offsets, _SAMPLE_TOKENS)
     keys: dict[int, Ints] = {}
     distinct = frequent = 0
     for n in ORDERS:
         indexes = rank_indexes(keys, n)
         counter = OrderCounter(n, indexes, excluded_mask(excluded), threads=threads)
         counter.add(sample, borders)
-        keys[n], _ = counter.frequent(SAMPLE_TAU if sampled else search.tau)
+        keys[n], _ = counter.frequent(options.tau)
         distinct, frequent = max(distinct, len(counter.table)), max(frequent, len(keys[n]))
     tokens = max(1, len(sample))
     return Shares(distinct / tokens, frequent / tokens)
@@ -110,27 +134,21 @@ def sample_shares(
 
 def mining_memory(
     tokens: int,
-    search: SearchOptions,
+    options: MiningOptions,
     shares: Shares,
     *,
     threads: int,
     at_a_time: int | None = None,
 ) -> float:
     """Return the bytes at most that mining takes of a process, besides what it takes empty."""
-    counted = search.counted_tokens(tokens)
-    sampled = counted < tokens
-    block = counted if sampled or at_a_time is None else min(at_a_time, counted)
-    frequent, below = shares.frequent * counted, len(ORDERS) - 1
+    block = tokens if at_a_time is None else min(at_a_time, tokens)
+    frequent, below = shares.frequent * tokens, len(ORDERS) - 1
     shorter = below * (index_bytes(frequent) + BYTES_PER_PAIR * frequent)
     tables = table_bytes(shares.distinct * block) + shorter + _COPIES * BYTES_PER_PAIR * frequent
     memory = _working_bytes(block, threads) + tables
-    grams = len(ORDERS) * frequent
-    if sampled:
-        held = tokens if at_a_time is None else min(at_a_time, tokens)
-        grams = min(grams, float(search.max_candidates))
-        memory = max(memory, _recount_bytes(held, grams, threads, 1 + threads))
-    elif search.count_documents:
-        memory = max(memory, _recount_bytes(tokens, grams, threads, 3 * threads))
+    if options.count_documents:
+        recounted = _recount_bytes(tokens, len(ORDERS) * frequent, threads, 3 * threads)
+        memory = max(memory, recounted)
     return memory
 
 

@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 from umim_core.errors import ConfigError
 from umim_core.rules.grams import check_tau
 from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 
-MAX_CANDIDATES: Final = 10_000_000
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """N-grams that a search looks for.
-
-    Attributes:
-        tau: Least count of an n-gram.
-        count_documents: Count the documents too in which each n-gram occurs.
-        sample_tokens: Choose candidates on a sample of about so many tokens and count those alone;
-            None counts everything.
-        max_candidates: Most candidates.
-        seed: Of the sample.
-    """
-
-    tau: int
-    count_documents: bool = False
-    sample_tokens: int | None = None
-    max_candidates: int = MAX_CANDIDATES
-    seed: int = 0
-
-    def counted_tokens(self, tokens: int) -> int:
-        """Return how many of a corpus's tokens are counted in full: all, or those of the sample."""
-        return tokens if self.sample_tokens is None else min(self.sample_tokens, tokens)
-
 
 @dataclass(frozen=True)
 class MiningOptions:
-    """Options of mining rules.
+    """Options of mining rules, from the command or recipe to the counting kernel.
 
     Attributes:
         tau: Least count.
@@ -50,9 +24,6 @@ class MiningOptions:
             no filter. None keeps all rules.
         min_documents: Least number of documents that a rule occurs in.
         protect: Regular expressions of tokens that no rule may contain, or names such as "digits".
-        sample_tokens: Candidate mode, see ``SearchOptions``.
-        max_candidates: As there.
-        seed: Of the sample.
         threads: Threads; None takes one per core.
         max_memory_gib: Refuse to count where that may take more memory; None for no limit.
     """
@@ -65,9 +36,6 @@ class MiningOptions:
     spans: int | None = None
     min_documents: int = 1
     protect: tuple[str, ...] = ()
-    sample_tokens: int | None = None
-    max_candidates: int = MAX_CANDIDATES
-    seed: int = 0
     threads: int | None = None
     max_memory_gib: float | None = None
 
@@ -84,10 +52,7 @@ class MiningOptions:
             ("rule_budget", 1),
             ("spans", 1),
             ("min_documents", 1),
-            ("sample_tokens", 1),
-            ("max_candidates", 1),
             ("threads", 1),
-            ("seed", 0),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -102,11 +67,9 @@ class MiningOptions:
         return self
 
     @property
-    def search(self) -> SearchOptions:
-        """Options of the search, as the counters understand it."""
-        return SearchOptions(
-            self.tau, self.min_documents > 1, self.sample_tokens, self.max_candidates, self.seed
-        )
+    def count_documents(self) -> bool:
+        """Whether the documents in which an n-gram occurs are counted."""
+        return self.min_documents > 1
 
     def origin(self, tokenizer_fingerprint: str | None, corpus_digest: str) -> RuleOrigin:
         """Return what is recorded with rules that are mined so."""
@@ -117,7 +80,6 @@ class MiningOptions:
             segment_length=self.segment_length,
             tokenizer_fingerprint=tokenizer_fingerprint,
             corpus_digest=corpus_digest,
-            min_documents=self.min_documents if self.min_documents > 1 else None,
+            min_documents=self.min_documents if self.count_documents else None,
             protect=self.protect,
-            sample_tokens=self.sample_tokens,
         )

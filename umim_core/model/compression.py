@@ -15,8 +15,7 @@ from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config
 from umim_core.config.form import check_raw_tail
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.showing import Decode, Piece, View, unit_texts
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.prefix_matching import segment_prefix
+from umim_core.rules.matcher import Matcher, segment_prefix
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest

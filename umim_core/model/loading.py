@@ -13,7 +13,7 @@ from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.backbone.model_files import AUTO, check_dtype
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.default_checkpoint import default_checkpoint
+from umim_core.checkpoint.checkpoint_files import default_checkpoint
 from umim_core.errors import BackboneError
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.rules.pruning import (

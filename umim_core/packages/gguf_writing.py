@@ -18,12 +18,15 @@ from numpy.typing import NDArray
 from umim_core.packages.gguf_architectures import (
     ARCHITECTURES,
     ROPE_FACTORS,
+    TensorPlan,
     llama3_divisors,
+    llama_rows,
     model_config,
     refuse,
+    tensor_plan,
+    tensors_of,
 )
 from umim_core.packages.gguf_file import GgufFile, read_gguf
-from umim_core.packages.gguf_tensors import TensorPlan, llama_rows, tensor_plan, tensors_of
 from umim_core.packages.gguf_tokenizer import PRE_TOKENIZERS, read_tokenizer, tokens_by_id
 from umim_core.store.artifacts import read_json
 from umim_core.store.disk import is_refusal, unwritable

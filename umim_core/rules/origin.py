@@ -32,7 +32,6 @@ class RuleOrigin(BaseModel):
         source: What made them rules: counts, a language model's confidence, or a list of spans.
         min_documents: Least number of documents that a rule occurs in, or None (not asked for).
         protect: Patterns of tokens that no rule contains.
-        sample_tokens: Tokens of the sample that chose the candidates, or None (all were counted).
         min_probability: What a model gave every token of a confident span, or None.
         max_damage: Most price of a rule: estimated nats of KL per occurrence, over the tokens that
             one saves; None (not pruned by damage).
@@ -52,7 +51,6 @@ class RuleOrigin(BaseModel):
     source: RuleSource = "frequency"
     min_documents: int | None = None
     protect: Annotated[tuple[str, ...], Strict(False)] = ()
-    sample_tokens: int | None = None
     min_probability: float | None = None
     max_damage: float | None = None
     price_steps: Annotated[tuple[float, ...], Strict(False)] = ()

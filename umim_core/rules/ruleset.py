@@ -21,14 +21,53 @@ from umim_core.rules.filters import filter_rules
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.rules.matcher_tables import MatcherTables
 from umim_core.rules.origin import DescribedRules, RuleOrigin
-from umim_core.rules.rule_prices import Prices, check_prices, read_prices, write_prices
 from umim_core.rules.rules_table import Counts, Ids, check_order, read_table, write_table
+from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes, write_manifest
 from umim_core.store.publication import publish_directory
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
 RULES_SCHEMA: Final = 1
 _TABLES: Final = "matcher/tables.npy"
+
+
+PRICES_FILE: Final = "prices.npy"
+Prices = NDArray[np.float32]
+
+
+def check_prices(prices: Prices, rules: int) -> None:
+    """Refuse what is no price of every rule.
+
+    Raises:
+        RuleSetError: If shape or type differ from [R] float32, or a number is not finite.
+    """
+    right = prices.shape == (rules,) and prices.dtype == np.float32
+    if not right or not np.isfinite(prices).all():
+        fault = "a number that is not finite" if right else f"{prices.dtype} {prices.shape}"
+        raise RuleSetError(
+            f"prices of rules must be {rules} finite float32 numbers, one a rule",
+            fault,
+            "Measure them with umim prune CHECKPOINT TEXTS --keep-all.",
+        )
+
+
+def write_prices(directory: Path, prices: Prices) -> None:
+    """Write the prices into a rule directory.
+
+    Raises:
+        ArtifactError: If the disk refuses.
+    """
+    save_array(directory / PRICES_FILE, prices)
+
+
+def read_prices(directory: Path) -> Prices | None:
+    """Read the prices of a rule directory into memory; None where it has none.
+
+    Raises:
+        ArtifactError: If the file is torn, no array, or holds Python objects.
+    """
+    path = directory / PRICES_FILE
+    return np.array(open_array(path)) if path.exists() else None
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,16 @@ that begin a rule: it fits the cache, and most positions of a text end there.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.prefetch import prefetch
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
 
 Ids = NDArray[np.int32]
@@ -48,6 +50,36 @@ _BIT: Final = np.uint64(63)
 _AHEAD: Final = 16  # positions between fetching a slot and reading it
 _RING: Final = 2 * _AHEAD - 1  # mask of a ring of positions; longer than _AHEAD
 _njit = numba.njit(cache=True, nogil=True)
+
+
+_cgutils: Any = cgutils  # without types, like all of numba
+
+
+def _fetch(context: Any, array: Any, index: Any) -> Any:
+    """Fetch the cache line of ``array[index]`` without waiting for it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = signature.args[0]
+        item = context.make_array(kind)(context, builder, arguments[0])
+        pointer = _cgutils.get_item_pointer(
+            context, builder, kind, item, [arguments[1]], wraparound=False
+        )
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = _cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte, word, word, word]),
+            "llvm.prefetch.p0",
+        )
+        for_reading, keep_in_all_levels, data = word(0), word(3), word(1)
+        builder.call(
+            function, [builder.bitcast(pointer, byte), for_reading, keep_in_all_levels, data]
+        )
+        return context.get_dummy_value()
+
+    return types.void(array, index), codegen
+
+
+prefetch: Final[Any] = intrinsic(_fetch)
 
 
 @_njit

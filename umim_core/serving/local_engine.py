@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from transformers import PreTrainedTokenizerFast
 
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.checkpoint.default_checkpoint import default_checkpoint
+from umim_core.checkpoint.checkpoint_files import default_checkpoint
 from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, UmimError
 from umim_core.inference.engine import Engine

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from umim_core.config.form import check_raw_tail
 from umim_core.errors import GenerationError
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.prefix_matching import segment_parts, segment_prefix
+from umim_core.rules.matcher import Matcher, segment_parts, segment_prefix
 from umim_core.serving.span_files import SpanTable
 
 Ints = NDArray[np.int64]

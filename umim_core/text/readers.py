@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError
 from umim_core.text.files import CorpusFile, expand, typed_errors
-from umim_core.text.hub_dataset import open_hub_dataset
 from umim_core.text.plain import Part, text_parts
 from umim_core.text.sources import (
     DocumentSource,
@@ -35,6 +34,36 @@ _BOM: Final = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES: Final = 1 << 30
 _PARQUET_BATCH_ROWS: Final = 256
 _REMEDY_ROW: Final = "Correct the row, or allow bad rows: --max-bad N, or max_bad: N in a recipe."
+
+
+def open_hub_dataset(name: str, config: str | None, split: str, revision: str | None = None) -> Any:
+    """Open one split of a data set.
+
+    Args:
+        name: Hub id, or a local folder.
+        config: Configuration; None for the default one.
+        split: Split; slices such as ``test[:100]`` are allowed.
+        revision: Commit, to pin the data.
+
+    Returns:
+        A ``datasets.Dataset``: rows as dictionaries, in order.
+
+    Raises:
+        CorpusError: If there is no such data set, configuration or split, or it cannot be reached.
+    """
+    import datasets  # takes a second to import: only for those who need it
+
+    try:
+        return datasets.load_dataset(name, config, split=split, revision=revision)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        pinned = "" if revision is None else f", revision {revision!r}"
+        # OSError: no network, offline mode, unknown id, missing file; ValueError: unknown
+        # configuration or split; RuntimeError: the data set is a script.
+        raise CorpusError(
+            f"data set {name!r} must be loadable (config {config!r}, split {split!r}{pinned})",
+            f"{type(error).__name__}: {error}",
+            "Check the names; offline, name a local folder or download the data set beforehand.",
+        ) from error
 
 
 @dataclass

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from support.stage_keys.variations import Artifacts, Edit
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
-from umim_core.config.hardware import HardwareConfig
-from umim_core.config.recipe import AdaptConfig, Recipe
+from umim_core.config.recipe import AdaptConfig, HardwareConfig, Recipe
 from umim_core.rules.ruleset import RuleSet
 
 TRAIN = {"max_steps": 4, "batch_size": 4}
@@ -87,7 +86,7 @@ class Inputs:
             {
                 "name": "all",
                 "corpus": {"kind": "docstrings"},
-                "mining": {"protect": ["w1."], "min_documents": 2, "sample_tokens": 1000},
+                "mining": {"protect": ["w1."], "min_documents": 2},
                 "cells": [{"backbone": str(self.backbone), "adapt": True}],
                 "distill": TRAIN,
                 "adapt": {"sft": TRAIN, "dpo": TRAIN},

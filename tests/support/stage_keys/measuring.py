@@ -11,8 +11,7 @@ from tasks.stages.baseline import baseline_stage
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.evaluate import evaluate_stage, task_score_stage
 from tasks.stages.publish import report_stage
-from umim_core.config.benchmark import BenchmarkConfig
-from umim_core.config.evaluate import EvaluateConfig
+from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
 from umim_core.config.recipe import DEFAULT_TASK, ClusterConfig
 
 

@@ -16,8 +16,7 @@ from support.stage_keys.inputs import (
 from support.stage_keys.variations import StageCall
 from tasks.stages.adapt import task_rules_stage
 from tasks.stages.confidence import confidence_rules_stage, confidence_stage
-from tasks.stages.given_rules import given_rules_stage
-from tasks.stages.mine import count_stage, filter_stage
+from tasks.stages.mine import count_stage, filter_stage, given_rules_stage
 from umim_core.config.recipe import Cell, MiningConfig
 
 
@@ -64,7 +63,6 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
             {
                 "lease": NO_MATTER_HOW, **not_train, **one_tokenizer, **not_of_rules, **limits,
                 **chosen, **not_asked,
-                "config.max_candidates": "all are counted without a sample",
             },
             inputs.edits(*BACKBONE_EDITS),
         ),
@@ -76,8 +74,6 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
                 **not_train, **one_tokenizer, **not_of_rules, **limits, **not_asked,
                 "cell.source": "decides which stage is run",
                 "config.protect": "reaches the stage through the counts",
-                "config.sample_tokens": "reaches the stage through the counts",
-                "config.max_candidates": "reaches the stage through the counts",
                 "the end of text": SPECIAL_ALL_THE_SAME,
             },
             inputs.edits(*TOKENIZER_EDITS, *BACKBONE_EDITS),
@@ -90,8 +86,6 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
                 "lease": NO_MATTER_HOW, **not_train, **not_of_rules, **limits, **chosen,
                 "cell.revision": OF_A_DIRECTORY,
                 "config.min_documents": "refused for rules by confidence",
-                "config.sample_tokens": "of counting; see cell.confidence_tokens",
-                "config.max_candidates": "of counting",
                 "the vocabulary": BY_TOKENS,
                     "the end of text": SPECIAL_ALL_THE_SAME,
             },
@@ -103,8 +97,6 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
             {
                 **one_tokenizer, **not_of_rules, **limits,
                 "config.min_documents": "refused for rules by confidence",
-                "config.sample_tokens": "of counting; see cell.confidence_tokens",
-                "config.max_candidates": "of counting",
                 "cell.source": "decides which stage is run",
                 "cell.overlap": "refused for rules by confidence, but as it is",
                 "cell.containment": "refused for rules by confidence, but as it is",

@@ -15,9 +15,8 @@ from support.stage_keys.inputs import (
     Inputs,
 )
 from support.stage_keys.variations import Edit, StageCall
-from tasks.stages.corpus import corpus_stage, task_stage, tokenize_stage
+from tasks.stages.corpus import corpus_stage, mixture_stage, task_stage, tokenize_stage
 from tasks.stages.generate import generate_stage
-from tasks.stages.mixture import mixture_stage
 from umim_core.config.corpus import DocstringCorpus, FilesCorpus, GeneratedCorpus, MixtureCorpus
 from umim_core.config.recipe import DEFAULT_TASK
 

@@ -6,12 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.data.counting_tables import Corpus, packed_row
-from tasks.data.recounting import ClusterCounter, _added
+from tasks.data.counting_tables import packed_row
+from tasks.data.recounting import _added
 from umim_core.errors import ClusterError
-from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
-from umim_core.text.token_ids import UniformOffsets
 
 SIZES = {2: 3, 3: 2, 4: 1}
 
@@ -50,13 +48,3 @@ def test_a_range_that_comes_twice_does_not_stand_for_one_that_is_lost(lost: int)
 def test_a_range_that_nobody_asked_for_is_refused() -> None:
     with pytest.raises(ClusterError, match="each of 2 ranges must be counted once"):
         _added(partial_counts(3), SIZES, SIZES, 2)
-
-
-def test_the_driver_counts_the_sample_without_excluded_ids() -> None:
-    ids, offsets = np.random.default_rng(0).integers(0, 5, 300), UniformOffsets(10, 30)
-    counter = ClusterCounter(Corpus(np.zeros(0, np.int32), np.zeros(1, np.int64), (3,)))
-    got, want = counter.count_sample(ids, offsets, 2), count_ngrams(ids, offsets, 2, (3,))
-    assert (got.tau, len(got)) == (2, len(want))
-    for n in ORDERS:
-        assert got.keys[n].tolist() == want.keys[n].tolist()
-        assert got.support[n].tolist() == want.support[n].tolist()

@@ -9,11 +9,10 @@ import pytest
 
 from docs.make.document import RESULTS
 from support.tiny_adaptation import adaptation
-from tasks.paper.measured import Measured
 from tasks.paper.paper_page import paper_page
-from tasks.paper.printed import paper_tables
+from tasks.paper.printed import Measured, paper_tables
 from tasks.run.recipes import adaptation_names, table_names
-from umim_core.evaluation.generated_text import REDUCTIONS
+from umim_core.evaluation.generated_rows import REDUCTIONS
 from umim_core.evaluation.text_metrics.rouge import KINDS
 from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
 from umim_core.task_sets.generation_spec import GENERATION_TASKS

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from support.tiny_ablations import MEASURES, ablation, cell
-from tasks.report.ablation_data import AblationCell
-from tasks.report.ablation_page import ablation_table
+from tasks.report.ablation_page import AblationCell, ablation_table
 
 
 def with_metrics(made: AblationCell, **metrics: float) -> AblationCell:

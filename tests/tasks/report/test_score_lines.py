@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.report.score_lines import score_lines
+from flows.launch import score_lines
 
 ROW = {
     "task": "umim_ruler_1k",

@@ -11,7 +11,7 @@ import pytest
 
 from tasks.cluster.ray_cluster import CHECKOUT
 
-CHILD = "from tasks.run.own_checkout import require_own_checkout; require_own_checkout()"
+CHILD = "from tasks.run.prefect_runs import require_own_checkout; require_own_checkout()"
 WORKER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
 
 

@@ -8,7 +8,7 @@ import pytest
 from prefect.states import exception_to_failed_state
 
 from tasks.run.pipeline import _worth_a_retry
-from tasks.run.retries import remembering_the_first_error
+from tasks.run.prefect_runs import remembering_the_first_error
 from umim_core.errors import (
     ArtifactError,
     ClusterError,

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from support.tiny_ablations import GRID, MEASURES, ablation
-from tasks.report.ablation_data import AblationData
 from tasks.report.ablation_page import (
     FIGURES,
+    AblationData,
     ablation_table,
     figure_svg,
 )

@@ -22,7 +22,7 @@ from tasks.stages.table import TABLE, shards_stage
 from umim_core.baselines.llmlingua2 import PUBLISHED
 from umim_core.config.table_recipe import TableRecipe, TableSetting
 from umim_core.errors import BackboneError
-from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource
+from umim_core.evaluation.tasks.question_shards import QuestionSet, QuestionSource
 from umim_core.store.artifacts import directory_digest
 
 SETTINGS: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.benchmark import benchmark_stage, throughput_rows
-from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.config.recipe import Cell, ClusterConfig
 from umim_core.text.shards import ShardWriter
 

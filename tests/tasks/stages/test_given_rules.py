@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.parts import plan
-from tasks.stages.given_rules import given_rules_stage
+from tasks.stages.mine import given_rules_stage
 from umim_core.config.recipe import Cell, Recipe
 from umim_core.errors import TokenizerMismatchError
 from umim_core.rules.ruleset import RuleSet

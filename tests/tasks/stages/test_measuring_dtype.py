@@ -13,8 +13,7 @@ from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.confidence import confidence_stage
 from tasks.stages.evaluate import evaluate_stage
-from umim_core.config.benchmark import BenchmarkConfig
-from umim_core.config.evaluate import EvaluateConfig
+from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
 from umim_core.config.recipe import (
     BackboneDtype,
     Cell,

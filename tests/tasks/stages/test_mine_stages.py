@@ -133,21 +133,6 @@ def test_protected_tokens_are_in_no_ngram(
     assert stored(counted) == left != want
 
 
-@pytest.mark.full
-def test_candidates_of_a_sample_are_counted_exactly(
-    corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
-) -> None:
-    counted = corpus.count(tmp_path, lease, MiningConfig(sample_tokens=2000))
-    want = frequent(corpus.grams(), TAU)
-    found = stored(counted)
-    assert all(found[n].items() <= want[n].items() for n in ORDERS)
-    assert found != want, "a sample misses rare n-grams"
-    often = frequent(corpus.grams(), 40)
-    assert all(often[n].items() <= found[n].items() for n in ORDERS)
-    assert 0 < counted.metrics["candidates_fraction"] < 1
-    assert counted.metrics["candidates_candidates"] >= sum(map(len, found.values()))
-
-
 def test_memory_beyond_the_limit_is_refused_before_anything_is_counted(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path, saved: list[int]
 ) -> None:

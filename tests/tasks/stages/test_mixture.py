@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages import mixture
-from tasks.stages.corpus import _sources
-from tasks.stages.mixture import RECORD, mixture_stage
+from tasks.stages import corpus as mixture
+from tasks.stages.corpus import RECORD, _sources, mixture_stage
 from umim_core.config.corpus import SPLITS, MixtureCorpus
 from umim_core.errors import CorpusError
 from umim_core.store.artifacts import read_json, sha256_file

@@ -21,16 +21,46 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.embedding.pooled_embeddings import mean_embedding
 from umim_core.baselines.embedding.whole_texts import WholeTextSegmenter
 from umim_core.baselines.methods import BASELINES, Ints, MergedSpans
+from umim_core.merging.forms.merge_form import inside_spans, last_embedding
 from umim_core.merging.module import MAX_SPAN
 from umim_core.rules.matcher import Matcher
 
 _DIGITS: Final = 9  # of a cosine: the same pair has the same one at every place
+
+
+def sum_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
+    """Add the embeddings of spans [M, N, d] with lengths [M]: [M, d]."""
+    outside = ~inside_spans(lengths, spans.shape[1])
+    return spans.masked_fill(outside[..., None], 0.0).sum(dim=1)
+
+
+def mean_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
+    """Average the embeddings of spans [M, N, d] with lengths [M]: [M, d]."""
+    return sum_embedding(spans, lengths) / lengths[:, None]
+
+
+@BASELINES.add("mean-embedding")
+def mean(backbone: Backbone, matcher: Matcher) -> MergedSpans:
+    """Replace each span that the rules match by the mean of its token embeddings."""
+    return MergedSpans(matcher, mean_embedding)
+
+
+@BASELINES.add("last-embedding")
+def last(backbone: Backbone, matcher: Matcher) -> MergedSpans:
+    """Replace each span that the rules match by its last token embedding."""
+    return MergedSpans(matcher, last_embedding)
+
+
+@BASELINES.add("sum-embedding")
+def total(backbone: Backbone, matcher: Matcher) -> MergedSpans:
+    """Replace each span that the rules match by the sum of its token embeddings."""
+    return MergedSpans(matcher, sum_embedding)
 
 
 class SimilarNeighbours(WholeTextSegmenter):

@@ -15,7 +15,7 @@ from lm_eval.utils import warning_once
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from umim_core.rules.prefix_matching import Parts
+from umim_core.rules.matcher import Parts
 from umim_core.text.chat_parts import Chat, content_places, encode_parts
 
 _log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger

@@ -23,8 +23,8 @@ from lm_eval.tasks.aime.utils import process_results
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.evaluation.console import one_line_errors
-from umim_core.evaluation.generated_text import REDUCTIONS, GeneratedText
-from umim_core.evaluation.text_metrics.pass_at_k import PASS_FIGURES, pass_figures
+from umim_core.evaluation.generated_rows import REDUCTIONS, GeneratedText
+from umim_core.evaluation.text_metrics.code_tests import PASS_FIGURES, pass_figures
 from umim_core.evaluation.text_metrics.text_metric import (
     TEXT_METRICS,
     TextMetric,

@@ -11,7 +11,7 @@ from typing import Final
 
 from transformers import PreTrainedTokenizerBase
 
-from umim_core.backbone.context_limit import trained_context
+from umim_core.backbone.shape import trained_context
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.evaluation.model_args import checkpoint_config

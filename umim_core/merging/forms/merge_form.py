@@ -6,6 +6,7 @@ Shapes: M spans, N tokens in the longest span, d embedding size.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -32,3 +33,22 @@ def reset_norm(norm: nn.LayerNorm, gain: float) -> None:
     """Set a norm's gain and clear its bias."""
     norm.weight.fill_(gain)
     norm.bias.zero_()
+
+
+def last_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
+    """Take the last embedding of spans [M, N, d] with lengths [M]: [M, d]."""
+    return spans[torch.arange(len(spans), device=spans.device), lengths - 1]
+
+
+def exponential_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
+    """Average the embeddings of spans [M, N, d] with lengths [M], weights 1, 2, 4, 8: [M, d]."""
+    inside = inside_spans(lengths, spans.shape[1])
+    weights = inside * torch.exp2(torch.arange(spans.shape[1], device=spans.device)).to(spans.dtype)
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    return (weights[..., None] * spans.masked_fill(~inside[..., None], 0.0)).sum(dim=1)
+
+
+ANCHORS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "last": last_embedding,
+    "exponential": exponential_embedding,
+}
