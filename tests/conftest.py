@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["support.shared_services"]
 # A test on a busy machine is slow, not wrong.
-settings.register_profile("umim", deadline=None)
+settings.register_profile("umim", deadline=None, max_examples=50)
 settings.load_profile("umim")
 VOCAB_SIZE = SIZES["vocab_size"]
 FAMILIES = ("gpt2", "llama")

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -121,7 +121,6 @@ TIED = st.lists(
 )
 
 
-@settings(max_examples=200)
 @given(TIED)
 def test_ties_are_broken_by_id_in_teacher_and_student(rows: list[list[float]]) -> None:
     teacher, student = [rows[0]], [rows[1]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umim_core.benchmarking.throughput import FixedPairs
@@ -43,7 +43,6 @@ def test_fixed_pairs_merge_every_two_tokens() -> None:
     assert [units.spans(row) for row in (0, 1)] == [((0, 2), (2, 2)), ((0, 2),)]
 
 
-@settings(max_examples=200)
 @given(rules=RULES, rows=st.lists(st.lists(TOKEN, max_size=24), min_size=1, max_size=4))
 def test_units_after_every_token_are_the_segmentation_of_the_generated_ids(
     rules: set[tuple[int, ...]], rows: list[list[int]]
@@ -58,7 +57,6 @@ def test_units_after_every_token_are_the_segmentation_of_the_generated_ids(
             assert units.spans(b) == tuple((s, n) for s, n in found if n > 1)
 
 
-@settings(max_examples=300)
 @given(
     rules=RULES,
     prompt=st.lists(TOKEN, min_size=1, max_size=8),

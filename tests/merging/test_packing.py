@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umim_core.backbone.backbone import Backbone
@@ -51,7 +51,6 @@ def test_docstring_example() -> None:
     assert packed.attention_mask.tolist() == [[True, True, True]]
 
 
-@settings(max_examples=200)
 @given(case=batches())
 def test_every_field_equals_the_naive_construction(
     case: tuple[list[list[int]], list[list[int]]],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ngram_oracle import Segments, as_dict, chunks_of, cut, flat, oracle
@@ -65,7 +65,6 @@ def test_equals_counter(
     assert got
 
 
-@settings(max_examples=200)
 @given(
     segments=st.lists(
         st.lists(st.one_of(st.integers(0, 3), st.integers(MAX_TOKEN_ID - 1, MAX_TOKEN_ID))),

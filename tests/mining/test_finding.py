@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
@@ -19,7 +19,6 @@ from umim_core.text.token_ids import UniformOffsets
 SEGMENTS = st.lists(st.lists(st.integers(0, 3), max_size=15), min_size=1, max_size=6)
 
 
-@settings(max_examples=80)
 @given(
     segments=SEGMENTS,
     tau=st.integers(1, 3),

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ngram_oracle import flat
@@ -46,7 +46,6 @@ def content(table: PartitionedCounts, tau: int = 1) -> dict[int, int]:
     return dict(zip(keys.tolist(), counts.tolist(), strict=True))
 
 
-@settings(max_examples=50)
 @given(
     parts=st.lists(
         st.lists(

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ngram_oracle import by_gram, document_oracle, flat, oracle
@@ -49,7 +49,6 @@ def counter(grams: NgramCounts, documents: bool = False) -> Recount:
     return Recount(grams.keys, count_documents=documents)
 
 
-@settings(max_examples=150)
 @given(segments=SEGMENTS, like=SEGMENTS, chunk=CHUNKS, data=st.data())
 def test_support_of_ranges_cut_anywhere(
     segments: Segments, like: Segments, chunk: int, data: st.DataObject
@@ -73,7 +72,6 @@ def test_support_of_ranges_cut_anywhere(
     assert all(whole.documents[n].size == 0 for n in ORDERS)
 
 
-@settings(max_examples=150)
 @given(segments=SEGMENTS, like=SEGMENTS, chunk=CHUNKS, parts=st.integers(1, 5), data=st.data())
 def test_documents_of_ranges_cut_at_their_borders(
     segments: Segments, like: Segments, chunk: int, parts: int, data: st.DataObject

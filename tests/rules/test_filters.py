@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umim_core.errors import RuleSetError
@@ -81,7 +81,6 @@ def test_docstring_example() -> None:
 
 
 @pytest.mark.parametrize(("overlap", "containment"), POLICIES)
-@settings(max_examples=150)
 @given(data=st.data())
 def test_equals_the_quadratic_reference_in_any_input_order(
     overlap: Overlap, containment: Containment, data: st.DataObject
@@ -107,7 +106,6 @@ def test_equals_the_reference_on_real_counts(seed: int) -> None:
         assert len(kept) > 0
 
 
-@settings(max_examples=150)
 @given(grams=gram_tables())
 def test_the_form_of_the_paper_is_infix_free(grams: Grams) -> None:
     _, final = run(grams, "greedy", "drop", sorted(grams))

@@ -67,7 +67,7 @@ def test_docstring_example() -> None:
     assert segment([1, 2, 3, 1, 2, 4], {(1, 2), (1, 2, 3)}) == [(0, 3), (3, 2), (5, 1)]
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(case=rules_and_ids())
 def test_equals_the_oracle_and_the_listing_of_the_paper(case: tuple[list[int], Spans]) -> None:
     ids, spans = case

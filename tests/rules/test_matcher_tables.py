@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -206,7 +206,6 @@ def test_a_table_that_lies_leads_nowhere_outside(seed: int) -> None:
 TOKEN = st.integers(0, 3)
 
 
-@settings(max_examples=200)
 @given(spans=st.sets(st.lists(TOKEN, min_size=2, max_size=4).map(tuple), max_size=5))
 def test_the_verdict_infix_free_is_that_of_all_pairs_of_rules(spans: set[tuple[int, ...]]) -> None:
     inside = any(

@@ -114,7 +114,6 @@ def check_law(rules: Spans, rows: list[list[int]]) -> None:
             assert held == oracle(row[:seen], rules)
 
 
-@settings(max_examples=300)
 @given(case=rules_and_rows())
 def test_units_are_the_segmentation_of_the_ids_whatever_the_rules(
     case: tuple[Spans, list[list[int]]],

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -55,7 +55,6 @@ def in_parts(text: str, size: int) -> Iterator[tuple[str, bool]]:
         yield text[start : start + size], start + size >= len(text)
 
 
-@settings(max_examples=60)
 @given(text=TEXTS, piece=st.integers(1, 50), size=st.integers(1, 90))
 def test_pieces_of_any_text_give_the_ids_of_the_whole(
     tokenizer: PreTrainedTokenizerBase, text: str, piece: int, size: int

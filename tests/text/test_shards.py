@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umim_core.errors import ConfigError, CorpusError
@@ -37,7 +37,6 @@ def sums(directory: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.iterdir()}
 
 
-@settings(max_examples=40)
 @given(documents=DOCUMENTS, shard_tokens=st.integers(1, 12), piece=st.integers(1, 5))
 def test_documents_survive_the_disk(
     tmp_path_factory: pytest.TempPathFactory,
@@ -57,7 +56,6 @@ def test_documents_survive_the_disk(
     assert shards.max_id == max(flat, default=-1)
 
 
-@settings(max_examples=40)
 @given(
     shard_tokens=st.integers(1, 30),
     start=st.none() | st.integers(-30, 30),
@@ -117,7 +115,6 @@ def test_the_same_tokens_give_the_same_bytes_in_any_pieces(tmp_path: Path) -> No
     ]
 
 
-@settings(max_examples=40)
 @given(documents=DOCUMENTS, shard_tokens=st.integers(1, 12), data=st.data())
 def test_the_first_tokens_are_what_a_writer_that_stops_there_leaves(
     tmp_path_factory: pytest.TempPathFactory,
