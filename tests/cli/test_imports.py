@@ -12,11 +12,10 @@ import pytest
     ("arguments", "forbidden"),
     [
         (("--help",), "numpy torch transformers numba pyarrow"),
-        (("--version",), "numpy torch transformers numba pyarrow"),
         (("mine", "no.txt", "--out", "x", "--threads", "0"), "torch transformers numba pyarrow"),
         (("compress", "Return a new array."), "torch pandas scipy.sparse"),
     ],
-    ids=["help", "version", "mine", "compress"],
+    ids=["help", "mine", "compress"],
 )
 def test_nothing_heavy_is_imported_for_it(arguments: tuple[str, ...], forbidden: str) -> None:
     probe = (

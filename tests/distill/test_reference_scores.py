@@ -181,6 +181,7 @@ def score_on_rank(rank: int, folder: Path) -> None:
         np.save(folder / f"{time}-{rank}.npy", flat(run.scores()).numpy())
 
 
+@pytest.mark.full
 def test_two_ranks_get_the_bits_of_one_process(start: Start, tmp_path: Path) -> None:
     run_ranks(tmp_path / "pair", 2, score_on_rank, tmp_path)
     threads = torch.get_num_threads()

@@ -159,6 +159,7 @@ def test_held_out_splits_keep_the_order_of_the_packages_and_train_is_shuffled(
         assert in_order == (split != "train")
 
 
+@pytest.mark.full
 def test_bytes_do_not_depend_on_the_hash_seed(roots: tuple[Path, Path], tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path;"

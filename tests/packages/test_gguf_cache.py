@@ -89,6 +89,7 @@ def test_a_damaged_conversion_is_made_again(file: Path, caplog: pytest.LogCaptur
     assert "is damaged and will be made again" in caplog.text
 
 
+@pytest.mark.full
 def test_processes_share_one_conversion(file: Path, cache: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"

@@ -71,7 +71,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_equals_the_oracle_on_random_texts(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(100):
@@ -88,17 +88,16 @@ def test_equals_the_oracle_on_random_texts(seed: int) -> None:
         assert own.expand(merged) == ids
 
 
-def test_equals_the_matcher_on_a_thousand_real_texts(
+def test_equals_the_matcher_on_two_hundred_real_texts(
     rules: RuleSet, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     text = "".join(path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
-    text += "".join(path.read_text("utf-8") for path in sorted((ROOT / "umim_core").glob("*/*.py")))
     ids = np.array(tokenizer(text, verbose=False)["input_ids"], dtype=np.int64)
     rng, size = np.random.default_rng(0), len(tokenizer)
     own, matcher = PromptMerger(SpanTable(rules, size, 16)), Matcher(rules)
     order = [tuple(row) for n in (2, 3, 4) for row in rules.ids_by_order[n].tolist()]
     merges = 0
-    for _ in range(1000):
+    for _ in range(200):
         start = int(rng.integers(0, len(ids) - 300))
         part = ids[start : start + int(rng.integers(1, 300))]
         starts, lengths = segment_prefix(matcher.segment, part, max(0, len(part) - 16))
@@ -107,7 +106,7 @@ def test_equals_the_matcher_on_a_thousand_real_texts(
         assert [order[i - size] if i >= size else (i,) for i in merged] == spans
         assert own.expand(merged) == part.tolist()
         merges += int((lengths > 1).sum())
-    assert merges > 1000
+    assert merges > 200
 
 
 def test_units_of_a_chat_begin_those_of_the_next_turn(

@@ -255,6 +255,7 @@ def test_a_step_that_is_nan_on_one_rank_is_skipped_on_all(
         assert bool(torch.isfinite(weights(out, 2, rank)).all())
 
 
+@pytest.mark.full
 def test_two_ranks_resume_from_the_state_before_a_torn_one_bit_for_bit(
     job: TrainJob, runs: Path, tmp_path: Path
 ) -> None:
