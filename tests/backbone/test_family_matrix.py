@@ -113,9 +113,8 @@ def logits_after(
     ).logits[0, -1]
 
 
-@pytest.mark.parametrize(
-    "positions", ["compact", pytest.param("preserved", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("positions", ["compact", "preserved"])
 @pytest.mark.parametrize("family", EXACT)
 @torch.no_grad()
 def test_perplexity_equals_the_listing_of_two_stages(family: str, positions: UnitPositions) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from support.engine_matrix import build, from_scratch, module_for, settings
+from support.pairwise import pairwise
 from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import EngineOutput, Forward
@@ -143,19 +144,18 @@ def compared(
     return output
 
 
-@pytest.mark.parametrize("unit_positions", ["compact", "preserved"])
-@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES, ids=["float64", "float32"])
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pairwise(
+    planned=list(CASES),
+    name=["llama", "gpt2"],
+    precision=TOLERANCES,
+    unit_positions=["compact", "preserved"],
+)
 @torch.no_grad()
 def test_every_step_equals_a_forward_from_scratch(
-    case: Case,
-    name: str,
-    dtype: torch.dtype,
-    tolerance: float,
-    unit_positions: UnitPositions,
+    planned: str, name: str, precision: tuple[torch.dtype, float], unit_positions: UnitPositions
 ) -> None:
-    [row] = compared([case], name, dtype, tolerance, unit_positions).rows
+    case = CASES[planned]
+    [row] = compared([case], name, *precision, unit_positions).rows
     if case.end is not None:
         assert (row.stop_reason, row.generated_spans) == ("eos", ())
 
