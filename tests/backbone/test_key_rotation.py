@@ -65,13 +65,11 @@ def test_turned_keys_are_those_of_the_new_positions(
     ("family", "changes", "reason"),
     [
         ("gpt2", {}, "no rotation of all layers"),
-        ("gptj", {"rotary_dim": 4}, "no rotation of all layers"),
         (
             "helium",
             {"head_dim": 4, "num_key_value_heads": 4},
             "keys of layer 0 are turned in another way",
         ),
-        ("smollm3", {"num_hidden_layers": 4}, "keys of layer 3 are turned in another way"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}},

@@ -113,25 +113,15 @@ def test_a_raw_tail_and_a_bound_on_damage_are_those_of_the_library(
     ("options", "message"),
     [
         (["--stream", "--sample", "-n", "2"], "--stream prints one text as it comes"),
-        (["--stream", "--json"], "--json prints one document and nothing else; got --stream"),
         (["--show", "--json"], "--json prints one document and nothing else; got --show"),
-        (["--logprobs", "2"], "log-probabilities are printed as JSON; got --logprobs 2"),
         (
             ["--greedy", "-n", "2"],
             "greedy decoding gives one text and draws nothing; got --samples",
         ),
-        (["--greedy", "--top-k", "3", "--top-p", "0.5"], "got --top-k 3, --top-p 0.5"),
         (["--greedy", "--temperature", "0.5"], "got --temperature 0.5. Say --sample."),
-        (["-n", "2"], "Greedy methods (do_sample != True)"),
         (["--top-k", "3"], "need do_sample; got ['top_k']"),
-        (["--merge", "none", "--raw-tail", "2"], "got raw_tail 2 with merge 'none'. Merge all"),
         (["--raw-tail", "-2"], "raw_tail must be an integer of at least 0; got -2"),
-        (
-            ["--merge", "prompt", "--decode-max-damage", "0.5"],
-            "decode_max_damage needs merging in the prompt and while decoding",
-        ),
         (["--span-eviction", "16"], "reads prompt and generated tokens raw; got merge 'all'"),
-        (["--decode-max-damage", "0.2"], "a bound on damage needs the price of every rule"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(

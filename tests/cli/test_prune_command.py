@@ -190,21 +190,15 @@ def test_the_rules_of_decoding_are_bounded_by_price_or_by_effect(umim: Umim, giv
 
 ERRORS = {
     "two bounds": (("--keep-all", "--decode-tr", 0.1, "--decode-max-damage", 1), "need one bound"),
-    "no bound": (("--keep-all", "--decode-max-damage", "nan"), "must be finite; got nan"),
     "dear": (
         ("--target-tr", 0.1, "--decode-tr", 0.2),
         "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay; got "
         "--decode-tr 0.2 and --target-tr 0.1",
     ),
-    "no goal": ((), "needs a target or --keep-all, and not both; got neither"),
     "two goals": (("--target-tr", 0.1, "--keep-all"), "not both; got --target-tr 0.1 and"),
-    "all, digits": (("--keep-all", "--keep-digits"), "keeps every rule"),
     "target": (("--target-tr", 0), "must lie above 0"),
-    "short": (("--target-tr", 0.1, "--limit", LENGTH), "one held out; got [16] tokens"),
     "exists": (("--target-tr", 0.1, "--out", "."), "the output directory must not exist"),
-    "no table": (("--target-tr", 0.1, "--damage", "."), "manifest.json must exist"),
     "vocabulary": (("--target-tr", 0.1, "--heldout", "ids.npy"), "the tokenizer's vocabulary"),
-    "pattern": (("--target-tr", 0.1, "--protect", "["), "must be a regular expression"),
 }
 
 

@@ -55,18 +55,10 @@ def test_an_unknown_table_lists_all_and_names_the_closest() -> None:
     ("change", "message"),
     [
         ({"settings": []}, "tasks and settings come together"),
-        ({"settings": [], "tasks": []}, "name tasks with settings, or texts"),
         ({"tasks": ["piqa", "piqa"]}, "tasks must all be different"),
-        ({"settings": [{"name": "a", "merge": "all", "raw_tail": 4}]}, "raw_tail"),
         ({"settings": [{"name": "a", "merge": "all", "method": "truncation"}]}, "prompts only"),
-        (
-            {"settings": [{"name": "a", "merge": "none", "protect": ["digits"]}]},
-            "protect keeps tokens",
-        ),
         ({"table": "QA"}, "table"),
-        ({"hub": "h", "task_data": "d"}, "leave one out"),
         ({"tasks": ["piqa", "copa"], "task_data": "d"}, "data of one choice task"),
-        ({"shards": 5}, "Did you mean 'shard'"),
         ({"new_tokens": 0}, "new_tokens"),
     ],
 )

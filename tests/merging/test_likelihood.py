@@ -26,11 +26,8 @@ FINE = np.array([1, 2, 3])
     ("row", "message"),
     [
         (np.array([1, 32, 2]), "ids must lie between 0 and 31; got row 1: 32. Encode"),
-        (np.array([1, -1, 2]), "ids must lie between 0 and 31; got row 1: -1. Encode"),
         (np.array([1, 2**40]), "got row 1: 1099511627776"),
-        (np.array([1.5, 2.0]), r"1-D array of integers; got row 1: shape \(2,\), float64"),
         (np.array([True, False]), "got row 1: shape .*, bool"),
-        (np.array([[1, 2], [3, 4]]), r"got row 1: shape \(2, 2\), int64"),
         (np.array([]), "at least one token; got .3, 0."),
     ],
 )

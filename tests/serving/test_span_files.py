@@ -47,11 +47,8 @@ def test_what_was_written_is_read(folder: Path) -> None:
     ("fields", "message"),
     [
         ({"format": 2}, "must have format 1; got 2"),
-        ({"policy": None}, "must have policy 1; got None"),
         ({"vocab_size": 0}, "must describe the spans"),
-        ({"raw_tail": "16"}, "must describe the spans"),
         ({"spans": 5}, r"must hold ids \[5, 4\]"),
-        ({"files": {}}, "must have the SHA-256"),
         ({"vocab_size": 7}, r"span ids must lie in 0\.\.6; got 7"),
     ],
 )
@@ -72,9 +69,7 @@ def test_a_missing_file_is_refused(folder: Path, name: str) -> None:
     ("ids", "lengths"),
     [
         ([[1, 2, -1, -1], [1, 2, 3, -1]] * 2, [2, 3, 2, 3]),
-        ([[3, 4, -1, -1], [1, 2, -1, -1], [1, 2, 3, -1], [4, 5, 6, 7]], [2, 2, 3, 4]),
         ([[1, 2, -1, -1]] * 4, [2] * 4),
-        ([[1, -1, -1, -1]] * 4, [2] * 4),
         ([[1, 2, 3, 4]] * 4, [5] * 4),
     ],
     ids=["orders", "unsorted", "twice", "negative", "long"],

@@ -22,20 +22,14 @@ def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> N
     ("line", "message"),
     [
         ("{", "q.jsonl:1 must be one JSON object"),
-        ("[1]", "q.jsonl:1 must be one JSON object"),
         ('{"context": "c", "choices": ["a", "b"]}', "q.jsonl:1 must hold context"),
-        ('{"context": "c", "choices": ["a", 1], "gold": 0}', "q.jsonl:1 must hold context"),
         ('{"context": "c", "choices": ["a", "b"], "gold": true}', "q.jsonl:1 must hold context"),
-        ('{"context": "c", "choices": ["a", "b"], "gold": 2}', "q.jsonl:1: gold must be an index"),
         ('{"context": "c", "choices": ["a"], "gold": 0}', "q.jsonl:1: .* at least two choices"),
-        ('{"context": " ", "choices": ["a", "b"], "gold": 0}', "q.jsonl:1: .* must hold text"),
         (
             '{"context": "\\ud800", "choices": ["a", "b"], "gold": 0}',
             "1: .* UTF-8 can hold",
         ),
-        ('{"context": "c", "choices": ["a", "\\ud800"], "gold": 0}', "1: .* UTF-8 can hold"),
         ("[" * 100_000, "q.jsonl:1 must be one JSON object"),
-        ('{"gold": ' + "1" * 5_000 + "}", "q.jsonl:1 must be one JSON object"),
         ("", "must hold questions"),
     ],
 )

@@ -21,9 +21,7 @@ def test_options_are_taken_from_among_the_arguments_of_the_model() -> None:
             {"task_sed": 1},
             "one of task_new_tokens, .*; got task_sed. Did you mean 'task_seed'",
         ),
-        ({"task_seed": -1}, "task_seed must be a whole number of at least 0; got -1"),
         ({"task_questions": 0}, "at least 1; got 0"),
-        ({"task_questions": "4k"}, "at least 1; got 4k"),
         ({"task_new_tokens": True}, "at least 1; got True"),
     ],
 )

@@ -41,13 +41,9 @@ def test_ids_longer_than_a_chunk_come_whole(tmp_path: Path) -> None:
     ("array", "message"),
     [
         (np.array([1, 2]), r"unsigned integer type; got shape \(2,\), dtype int64"),
-        (np.array([1.0]), "dtype float64"),
         (np.zeros((2, 3), np.uint16), r"shape \(2, 3\), dtype uint16"),
-        (np.array(7, np.uint16), r"shape \(\)"),
         (np.zeros(0, np.uint16), r"shape \(0,\)"),
-        (np.array([0, 2**18 - 1, 2**18], np.uint32), "in 0..262143; got 262144 at position 2"),
         (np.array([2**64 - 1], np.uint64), "got 18446744073709551615 at position 0"),
-        (np.array([{}]), "whole .npy file of plain integers"),
     ],
 )
 def test_arrays_that_are_no_token_ids_are_refused(

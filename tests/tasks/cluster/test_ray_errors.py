@@ -27,12 +27,7 @@ def task_error(cause: Exception) -> RayTaskError:
     "error",
     [
         task_error(ValueError(LONG)),
-        task_error(task_error(ValueError(LONG))),
         WorkerGroupError("...", {0: ValueError(LONG), 1: ValueError("later")}),
-        WorkerGroupError(
-            "...",
-            {0: RuntimeError("[gloo] Connection closed by peer [127.0.0.1]"), 1: ValueError(LONG)},
-        ),
         ControllerError(task_error(ValueError(LONG))),
     ],
 )

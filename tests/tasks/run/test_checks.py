@@ -40,11 +40,8 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ("flow", "changes"),
     [
         ("umim", {}),
-        ("umim-distill", {}),
         ("umim-distill", {"cluster": {"workers": 0}}),
-        ("umim-distill", {"cluster": AWAY | {"workers": 0}}),
         ("umim-evaluate", {}),
-        ("umim-benchmark", {}),
         ("umim-mine", {"cell": {"source": "confidence", "min_probability": 0.9}}),
     ],
 )
@@ -57,11 +54,8 @@ def test_a_flow_that_needs_a_gpu_here_is_refused(flow: str, changes: dict[str, A
     ("flow", "changes"),
     [
         ("umim", {"cluster": {"use_gpu": False}}),
-        ("umim-mine", {}),
         ("umim", {"cluster": AWAY}),
-        ("umim-distill", {"cluster": AWAY}),
         ("umim-evaluate", {"cluster": AWAY}),
-        ("umim-benchmark", {"cluster": AWAY}),
         (
             "umim-mine",
             {"cell": {"source": "confidence", "min_probability": 0.9}, "cluster": AWAY},
