@@ -125,11 +125,10 @@ class Touching(DdpStrategy):
         return super().update(loss, learning_rate)
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
 def test_a_changed_backbone_is_refused_and_nothing_of_its_training_is_kept(
-    jobs: Mapping[str, TrainJob], loaded: list[Backbone], tmp_path: Path, kind: str
+    jobs: Mapping[str, TrainJob], loaded: list[Backbone], tmp_path: Path
 ) -> None:
-    job = replace(jobs[kind], out=str(tmp_path / "touched"))
+    job = replace(jobs["dpo"], out=str(tmp_path / "touched"))
     with pytest.raises(BackboneError, match=r"must be as they were loaded; got others on ranks"):
         run_job(job, partial(Touching, loaded))
     out = Path(job.out)

@@ -1,6 +1,6 @@
 """Training processes killed for real: what is left resumes, and nobody waits for the dead.
 
-reliability.md 18 and 20. A kill of a whole stage is in ``test_train_worker.py``.
+reliability.md 18 and 20; in one process ``test_train_state.py`` does the same in seconds.
 
 States are compared file by file, so weights, best weights, optimiser, random state, data position
 and curve are all in the comparison.
@@ -21,6 +21,7 @@ import pytest
 from support.tiny_training import CONFIG, Kill, Run, train_rank
 from support.training_processes import exit_codes, run_ranks, start_ranks
 
+pytestmark = pytest.mark.full
 STEPS = 36
 PREFERENCE = (False, True)
 LONG = CONFIG.model_copy(update={"max_steps": STEPS})
@@ -74,11 +75,7 @@ def check_kill_of_one_process(alone: Run, folder: Path, kill: Kill) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "kind"),
-    [
-        (0, signal.SIGKILL),
-        *(pytest.param(seed, signal.SIGKILL, marks=pytest.mark.full) for seed in range(1, 11)),
-        *(pytest.param(seed, signal.SIGTERM, marks=pytest.mark.full) for seed in (11, 12)),
-    ],
+    [*((seed, signal.SIGKILL) for seed in range(6)), (11, signal.SIGTERM), (12, signal.SIGTERM)],
 )
 def test_a_process_killed_at_a_random_step_resumes_bit_for_bit(
     alone: Run, tmp_path: Path, seed: int, kind: signal.Signals
@@ -86,9 +83,7 @@ def test_a_process_killed_at_a_random_step_resumes_bit_for_bit(
     check_kill_of_one_process(alone, tmp_path, random_kill(seed, 1, kind))
 
 
-@pytest.mark.parametrize(
-    "seed", [31, *(pytest.param(seed, marks=pytest.mark.full) for seed in (32, 33, 34))]
-)
+@pytest.mark.parametrize("seed", [31, 32])
 def test_a_preference_training_resumes_with_the_reference_of_its_start(
     preference_alone: Run, tmp_path: Path, seed: int
 ) -> None:
@@ -107,7 +102,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Ru
     }
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("preference", PREFERENCE, ids=["distillation", "preference"])
 @pytest.mark.parametrize(
     ("strategy", "seed"),
