@@ -1,105 +1,43 @@
 from __future__ import annotations
 
-import io
-import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from support.command_line import Umim, document
 from umim_core import UMIM
-from umim_core.backbone.backbone import load_backbone
-from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.cli.app import main
+from umim_core.baselines.methods import BASELINES
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.merging.compressed import Compressed
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 
-SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
 UNITS = [2, 1, 3, 4, 1]
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Umim = Callable[..., Result]
-
-
-@pytest.fixture
-def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    """Run the console entry with arguments and the bytes of stdin, in this process."""
-
-    def run(*arguments: object, stdin: bytes | None = b"") -> Result:
-        monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments)])
-        stream = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin), "utf-8")
-        monkeypatch.setattr(sys, "stdin", stream)
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Result(int(caught.value.code or 0), *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def checkpoint(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_model: Callable[[str, int], PreTrainedModel],
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> Path:
-    """A merge checkpoint of random weights for a backbone of 64 positions."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    tiny_model("llama", 0).save_pretrained(folder / "backbone")
-    tiny_tokenizer.save_pretrained(folder / "backbone")
-    backbone = load_backbone(str(folder / "backbone"))
-    rules = RuleSet.from_spans(SPANS, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    made = Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact"))
-    made.recommending("all").save(folder / "merge")
-    return folder / "merge"
-
-
-def document(result: Result) -> dict[str, object]:
-    """The one JSON document on stdout."""
-    assert result.code == 0, result.err
-    found = json.loads(result.out)
-    assert isinstance(found, dict)
-    return found
-
-
-def test_compress_prints_units_and_figures(umim: Umim, checkpoint: Path) -> None:
-    found = document(umim("compress", TEXT, "-c", checkpoint, "--json"))
+def test_compress_prints_units_and_figures(umim: Umim, tiny_checkpoint: Path) -> None:
+    found = document(umim("compress", TEXT, "-c", tiny_checkpoint, "--json"))
     assert found["unit_lengths"] == UNITS
     assert found["spans"] == [[0, 2], [3, 3], [6, 4]]
     assert found["units"] == ["w1 w2", " w9", " w3 w4 w5", " w6 w7 w8 w9", " w1"]
     assert (found["tokens"], found["token_reduction"]) == (11, pytest.approx(6 / 11))
 
 
-def test_compress_shows_the_text_and_a_summary(umim: Umim, checkpoint: Path) -> None:
-    result = umim("compress", TEXT, "-c", checkpoint)
+def test_compress_shows_the_text_and_a_summary(umim: Umim, tiny_checkpoint: Path) -> None:
+    result = umim("compress", TEXT, "-c", tiny_checkpoint)
     assert result.code == 0
     assert "11 tokens -> 5 units, 3 merged spans, token reduction 54.5%" in result.out
 
 
 @pytest.mark.parametrize("arguments", [[], ["-"]])
-def test_compress_reads_stdin(umim: Umim, checkpoint: Path, arguments: list[str]) -> None:
-    result = umim("compress", *arguments, "-c", checkpoint, "--json", stdin=TEXT.encode())
+def test_compress_reads_stdin(umim: Umim, tiny_checkpoint: Path, arguments: list[str]) -> None:
+    result = umim("compress", *arguments, "-c", tiny_checkpoint, "--json", stdin=TEXT.encode())
     assert document(result)["unit_lengths"] == UNITS
 
 
-def test_generate_prints_what_the_library_returns(umim: Umim, checkpoint: Path) -> None:
-    expected = UMIM.from_pretrained(checkpoint).generate(TEXT, max_new_tokens=9)
-    found = document(umim("generate", TEXT, "-c", checkpoint, "--max-new-tokens", "9", "--json"))
+def test_generate_prints_what_the_library_returns(umim: Umim, tiny_checkpoint: Path) -> None:
+    expected = UMIM.from_pretrained(tiny_checkpoint).generate(TEXT, max_new_tokens=9)
+    found = document(
+        umim("generate", TEXT, "-c", tiny_checkpoint, "--max-new-tokens", "9", "--json")
+    )
     assert found["text"] == expected.text[0]
     assert found["ids"] == list(expected.ids[0])
     assert found["prompt_spans"] == [[0, 2], [3, 3], [6, 4]]
@@ -111,10 +49,12 @@ def test_generate_prints_what_the_library_returns(umim: Umim, checkpoint: Path) 
 
 @pytest.mark.parametrize(("merge", "units"), [("all", 5), ("prompt", 5), ("none", 11)])
 def test_generate_merges_as_it_is_told(
-    umim: Umim, checkpoint: Path, merge: str, units: int
+    umim: Umim, tiny_checkpoint: Path, merge: str, units: int
 ) -> None:
     few = ["--max-new-tokens", "4"]
-    found = document(umim("generate", TEXT, "-c", checkpoint, "--merge", merge, *few, "--json"))
+    found = document(
+        umim("generate", TEXT, "-c", tiny_checkpoint, "--merge", merge, *few, "--json")
+    )
     lengths = found["cache_lengths"]
     assert isinstance(lengths, list)
     assert lengths[0] == units
@@ -127,6 +67,20 @@ def test_path_prints_a_directory(umim: Umim, name: str) -> None:
     assert Path(result.out.strip(), "model.safetensors").is_file()
     found = document(umim("path", name, "--part", "backbone", "--json"))
     assert found == {"name": name, "part": "backbone", "path": result.out.strip()}
+
+
+def test_path_prints_the_folder_of_tasks(umim: Umim) -> None:
+    (task,) = Path(umim("path", "--tasks").out.strip()).glob("umim_docstrings.yaml")
+    assert document(umim("path", "--tasks", "--json")) == {"tasks": str(task.parent)}
+
+
+def test_all_baselines_are_listed_with_what_they_save(umim: Umim) -> None:
+    found = document(umim("baselines", "--json"))["baselines"]
+    assert sorted(one["name"] for one in found) == list(BASELINES.names())
+    sides = {one["name"]: one["side"] for one in found}
+    assert (sides["truncation"], sides["full-cache"]) == ("prompt", "cache")
+    lines = umim("baselines").out.splitlines()
+    assert [line.split()[:2] for line in lines] == [[one["name"], one["side"]] for one in found]
 
 
 CHECKPOINT = ("-c", "CHECKPOINT")
@@ -162,11 +116,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_a_broken_rule_is_told_and_leaves_nothing(
-    umim: Umim, checkpoint: Path, folder: Path, name: str
+    umim: Umim, tiny_checkpoint: Path, folder: Path, name: str
 ) -> None:
     arguments, message = ERRORS[name]
     before = sorted(folder.rglob("*"))
-    result = umim(*(str(checkpoint) if a == "CHECKPOINT" else a for a in arguments), "--json")
+    result = umim(*(str(tiny_checkpoint) if a == "CHECKPOINT" else a for a in arguments), "--json")
     assert (result.code, result.out) == (1, "")
     assert result.err.startswith("umim: error: ")
     assert message in result.err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import Umim, console
+from support.command_line import Umim
 from umim_core.backbone.devices import fastest_dtype
 from umim_core.embedded.docstring_corpus import held_out_text
 
@@ -23,11 +23,6 @@ QUICK = (
     "-c",
     "umim-docs-llama",
 )
-
-
-@pytest.fixture
-def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    return console(monkeypatch, capsys)
 
 
 @pytest.fixture

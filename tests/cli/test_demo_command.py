@@ -7,15 +7,10 @@ import re
 
 import pytest
 
-from support.command_line import Umim, console
+from support.command_line import Umim
 from umim_core.cli.demo_command import Answer, _answer_lines, _verdict
 from umim_core.packages.model_cache import model_fault
 from umim_core.packages.packaged_model import PACKAGED
-
-
-@pytest.fixture
-def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    return console(monkeypatch, capsys)
 
 
 def test_both_sides_answer_three_questions(umim: Umim) -> None:

@@ -9,21 +9,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from support.command_line import Umim, console
+from support.command_line import Umim
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.rules.ruleset import RuleSet
 
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
-
-
-@pytest.fixture
-def umim(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Umim:
-    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
-    return console(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from support.command_line import Result, Umim, console
+from support.command_line import Result, Umim
 from support.ngram_oracle import Grams, cut, oracle
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
@@ -20,11 +20,6 @@ LENGTH = 20
 SIZES = [900, 1100, 600, 400]
 ALL = ("--overlap", "none", "--containment", "keep")
 PLAIN = ("--segment-length", LENGTH, "--tau", 3, *ALL)
-
-
-@pytest.fixture
-def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    return console(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from support.command_line import Umim, console
+from support.command_line import Umim
 from umim_core.backbone.backbone import load_backbone
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 
 LENGTH, SPECIAL = 25, 0
-
-
-@pytest.fixture
-def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    return console(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 
-from support.command_line import Result, Umim, console
+from support.command_line import Umim, document
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
-
-
-@pytest.fixture
-def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    return console(monkeypatch, capsys)
-
-
-def document(result: Result) -> dict[str, object]:
-    """The one JSON document on stdout."""
-    assert result.code == 0, result.err
-    return json.loads(result.out)
 
 
 def test_ppl_agrees_with_the_library(umim: Umim, tiny_checkpoint: Path, tmp_path: Path) -> None:

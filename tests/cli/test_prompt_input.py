@@ -6,14 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import Umim, console
+from support.command_line import Umim
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
-
-
-@pytest.fixture
-def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    return console(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from support.command_line import Result, Umim, console
+from support.command_line import Result, Umim, document
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -34,12 +33,9 @@ ROWS = 20
 
 
 @pytest.fixture
-def umim(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Umim:
-    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
+def umim(umim: Umim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Umim:
     monkeypatch.chdir(tmp_path)
-    return console(monkeypatch, capsys)
+    return umim
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +82,6 @@ def made(
 def given(made: Path) -> tuple[Path, Path]:
     """Checkpoint and text, as the command line takes them."""
     return made / "start", made / "text.txt"
-
-
-def document(result: Result) -> dict[str, object]:
-    assert result.code == 0, result.err
-    found = json.loads(result.out)
-    assert isinstance(found, dict)
-    return found
 
 
 def spans_of(rules: RuleSet) -> list[tuple[int, ...]]:

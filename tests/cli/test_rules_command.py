@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from support.command_line import Result, Umim, console
+from support.command_line import Umim, document
 from support.merge_modules import give_rows
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -22,11 +22,6 @@ from umim_core.rules.ruleset import RuleSet
 # span -> count; (1, 2) and (2, 1) share a surrogate
 COUNTED = {(1, 2): 9, (2, 1): 40, (3, 4, 5): 7, (6, 7, 8, 9): 5}
 HELD_OUT = [1, 2, 10, 3, 4, 5, 2, 1]  # twice [1 2] 10 [3 4 5] [2 1], one segment each
-
-
-@pytest.fixture
-def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    return console(monkeypatch, capsys)
 
 
 def ruleset(counted: dict[tuple[int, ...], int], fingerprint: str | None) -> RuleSet:
@@ -64,14 +59,6 @@ def folder(
     (tmp_path / "rows.jsonl").write_text(json.dumps({"body": f"{words} {words}"}) + "\n")
     (tmp_path / "short.txt").write_text("w1 w2 w3")
     return tmp_path
-
-
-def document(result: Result) -> dict[str, object]:
-    """The one JSON document on stdout."""
-    assert result.code == 0, result.err
-    found = json.loads(result.out)
-    assert isinstance(found, dict)
-    return found
 
 
 def test_json_describes_the_rules(umim: Umim, folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.command_line import console
+from support.command_line import Umim
 from support.servers import COMPLETIONS, Served, piece
 
 
@@ -25,22 +25,16 @@ from support.servers import COMPLETIONS, Served, piece
     ],
 )
 def test_what_cannot_be_served_is_refused(
-    arguments: tuple[str, ...],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    umim: Umim, arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UMIM_NOT_SET", raising=False)
-    result = console(monkeypatch, capsys)("serve", *arguments)
+    result = umim("serve", *arguments)
     assert result.code == 1
     assert message in result.err
 
 
-def test_an_export_must_be_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = console(monkeypatch, capsys)
-    result = run("serve", "--upstream", "http://127.0.0.1:1", "--export", tmp_path)
+def test_an_export_must_be_one(umim: Umim, tmp_path: Path) -> None:
+    result = umim("serve", "--upstream", "http://127.0.0.1:1", "--export", tmp_path)
     assert result.code == 1 and "umim: error" in result.err
 
 

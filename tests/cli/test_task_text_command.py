@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from support.command_line import console
+from support.command_line import Umim
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.task_sets.generation_rows import make_rows
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
@@ -16,12 +14,10 @@ from umim_core.task_sets.task_options import TaskOptions
 BACKBONE = "umim-docs-llama"
 
 
-def test_texts_hold_answers_and_are_none_of_the_scored_prompts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_hold_answers_and_are_none_of_the_scored_prompts(umim: Umim, tmp_path: Path) -> None:
     out = tmp_path / "texts.jsonl"
     arguments = ("task-text", "umim_ruler_1k", "--tokenizer", BACKBONE, "--questions", "2")
-    done = console(monkeypatch, capsys)(*arguments, "--out", out, "--json")
+    done = umim(*arguments, "--out", out, "--json")
     assert json.loads(done.out)["texts"] == 2
     texts = [json.loads(line)["text"] for line in out.read_text("utf-8").splitlines()]
     tokenizer = load_tokenizer(BACKBONE)

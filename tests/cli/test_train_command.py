@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from support.command_line import Result, Umim, console
+from support.command_line import Result, Umim
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.any_recipe import load_any_recipe
@@ -22,14 +22,6 @@ from umim_core.store.artifacts import directory_digest
 
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 TINY = ("--segment-length", "16", "--batch-size", "4", "--steps", "6")
-
-
-@pytest.fixture
-def umim(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Umim:
-    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
-    return console(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

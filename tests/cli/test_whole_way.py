@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
-from support.command_line import Result, Umim, console
+from support.command_line import Result, Umim
 from support.gguf_files import tiny_bpe, tiny_llama, write_gguf
 
 WORDS = tuple("the cat sat on a mat and dog ran over log while it was not sure".split())  # noqa: SIM905
@@ -44,11 +44,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     tokenizer.save_pretrained(tmp_path / "own")
     return tmp_path
-
-
-@pytest.fixture
-def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    return console(monkeypatch, capsys)
 
 
 def printed(done: Result) -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,11 +24,21 @@ class Result(NamedTuple):
 Umim = Callable[..., Result]
 
 
-def console(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    """Return a function that runs ``umim`` with arguments."""
+def document(result: Result) -> dict[str, Any]:
+    """Return the one JSON document on stdout."""
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert isinstance(found, dict)
+    return found
 
-    def run(*arguments: object) -> Result:
+
+def console(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
+    """Return a function that runs ``umim`` with arguments, and the bytes of stdin if it is open."""
+
+    def run(*arguments: object, stdin: bytes | None = b"") -> Result:
         monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments)])
+        stream = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin), "utf-8")
+        monkeypatch.setattr(sys, "stdin", stream)
         with pytest.raises(SystemExit) as caught:
             main()
         return Result(int(caught.value.code or 0), *capsys.readouterr())
