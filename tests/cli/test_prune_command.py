@@ -129,20 +129,6 @@ def test_the_printed_training_runs(umim: Umim, given: Given) -> None:
     assert Checkpoint.load("less-trained").rules.digest == Checkpoint.load("less").rules.digest
 
 
-def test_other_budgets_are_cut_from_the_table(umim: Umim, given: Given) -> None:
-    options = (*given, "--json", "--target-tr")
-    first = document(umim("prune", *options, 0.2, "--out", "one"))
-    table = DamageTable.load("one/damage")
-    assert (first["rules_before"], first["measured_tokens"]) == (7, table.origin.tokens)
-    done = umim("prune", *options, 0.05, "--out", "two", "--damage", "one/damage")
-    second = document(done)
-    assert "tokens measured" not in done.err and not Path("two/damage").exists()
-    assert 0.05 <= second["token_reduction"] < first["token_reduction"]
-    assert second["max_damage"] <= first["max_damage"]
-    assert Checkpoint.load("two").rules.origin.max_damage == second["max_damage"]
-    assert "damage      at most" in umim("rules", "two").out
-
-
 def test_every_rule_that_stays_carries_its_price(umim: Umim, given: Given) -> None:
     assert umim("prune", *given, "--keep-all", "--out", "all").code == 0
     table, whole = DamageTable.load("all/damage"), Checkpoint.load("all").rules

@@ -17,7 +17,6 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.any_recipe import load_any_recipe
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store import publication
 from umim_core.store.artifacts import directory_digest
 
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
@@ -114,27 +113,6 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
     assert bool(Checkpoint.load(tmp_path / "whole").module.rows.table.any())
     digests = {directory_digest(tmp_path / x / "checkpoint") for x in ("trained", "whole")}
     assert len(digests) == 1
-
-
-def test_a_training_killed_on_the_way_to_its_name_trains_nothing_again(
-    umim: Umim,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def killed(folder: Path) -> None:
-        if (folder / "manifest.json").exists():  # the result, and it is whole
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(publication, "flush_tree", killed)
-        assert train(umim, folder, *TINY, "--out", tmp_path / "trained").code == 130
-    assert not (tmp_path / "trained").exists()
-    assert "resuming at step 6" in train(umim, folder, *TINY, "--out", tmp_path / "trained").err
-    assert train(umim, folder, *TINY, "--out", tmp_path / "other").code == 0
-    digests = {directory_digest(tmp_path / x / "checkpoint") for x in ("trained", "other")}
-    assert len(digests) == 1
-    assert not [*tmp_path.glob("*.state"), *tmp_path.glob("*.partial")]
 
 
 @pytest.mark.parametrize(

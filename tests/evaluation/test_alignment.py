@@ -21,7 +21,6 @@ from umim_core.evaluation import alignment
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.span_eviction import EvictedStates
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -106,22 +105,6 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
 
 def sums_by_row(by_row: list[list[dict[str, Tensor]]], name: str) -> list[tuple[float, int]]:
     return [(sum(float(value[name]) for value in row), len(row)) for row in by_row]
-
-
-def test_span_eviction_is_measured_over_the_states_of_merging() -> None:
-    backbone, rows = build(), random_rows()
-    compressed = Compressed(
-        backbone, module_for(backbone), Matcher(RuleSet.from_spans(NESTED)), "compact"
-    )
-    merged = evaluate_alignment(rows, compressed)
-    young, old = (evaluate_alignment(rows, compressed, 2, EvictedStates(age)) for age in (0, 64))
-    for found in (young, old):
-        assert found.state_rows == merged.state_rows
-        assert found.aligned_rows == merged.aligned_rows
-    assert 0 < young.token_reduction <= merged.token_reduction
-    assert young.state_means["kl"] > 1e-4
-    assert old.token_reduction == 0
-    assert old.state_means["kl"] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_top1_of_a_bfloat16_backbone_is_that_of_its_weights(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from support.merge_modules import module_of
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.attention_maps import attention_maps
-from umim_core.evaluation.surrogate_similarity import surrogate_similarity
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -42,18 +39,6 @@ def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone, layer
     assert (maps.lengths, maps.starts) == ((1, 2, 1, 2, 1), (0, 1, 3, 4, 6))
 
 
-def test_a_backbone_without_a_cache_sees_the_whole_text(
-    tiny_backbone: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Positions that jump would mark the rows of a batch that transformers takes for packed."""
-    model = Compressed(tiny_backbone, module_of("paper"), RULES, "preserved")
-    cached = attention_maps(IDS, model)
-    monkeypatch.setattr(tiny_backbone.model.config, "use_cache", False)
-    uncached = attention_maps(IDS, model)
-    assert uncached.after == pytest.approx(cached.after, abs=1e-6)
-    assert uncached.after[-1].min() > 0
-
-
 @pytest.mark.parametrize(("ids", "layer", "head"), [([], 0, 0), (IDS, 2, 0), (IDS, 0, 4)])
 def test_what_is_not_there_is_refused(
     tiny_llama: Backbone, ids: list[int], layer: int, head: int
@@ -65,23 +50,3 @@ def test_what_is_not_there_is_refused(
             layer=layer,
             head=head,
         )
-
-
-def first(spans: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    return spans[:, 0]
-
-
-def test_a_copy_of_the_first_token_is_equal_to_it_alone(tiny_llama: Backbone) -> None:
-    spans = [(1, 2), (3, 4, 5), (6, 7)]
-    two, three = surrogate_similarity(spans, Compressed(tiny_llama, first, None, "compact"))
-    assert (two.order, two.spans, three.order, three.spans) == (2, 2, 3, 1)
-    table = tiny_llama.embedding_weight.detach().double().numpy()
-
-    def cosine(a: np.ndarray, b: np.ndarray) -> float:
-        return float(a @ b / math.sqrt((a @ a) * (b @ b)))
-
-    assert two.by_offset[0] == pytest.approx(1.0)
-    second = (cosine(table[1], table[2]) + cosine(table[6], table[7])) / 2
-    assert two.by_offset[1] == pytest.approx(second, abs=1e-6)
-    assert three.mean == pytest.approx(cosine(table[3], table[3:6].mean(axis=0)), abs=1e-6)
-    assert -1 <= two.random < 0.999

@@ -8,10 +8,7 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
-from datasets import Dataset, DatasetDict
-from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
-from lm_eval.tasks import TaskManager
 
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -130,35 +127,3 @@ def test_chats_merge_what_users_say_alone(
     top = dict(by_hand.top_logprobs[0][0])
     assert tail == by_hand.raw_tail
     assert score == pytest.approx(top[word], abs=1e-5)
-
-
-def test_lm_eval_applies_the_template(
-    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = {
-        "task": "tiny_chat",
-        "custom_dataset": lambda **_: DatasetDict(
-            {"test": Dataset.from_list([{"q": TEXT, "choices": [" by", " sea"], "gold": 0}])}
-        ),
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "q",
-        "doc_to_choice": "choices",
-        "doc_to_target": "gold",
-        "should_decontaminate": False,
-    }
-    model = UmimLM(Checkpoint.load(checkpoint_path).recommending("prompt"), device="cpu")
-    monkeypatch.setattr(model.tokenizer, "chat_template", TEMPLATE)
-    found = simple_evaluate(
-        model,
-        tasks=[task],
-        task_manager=TaskManager(include_defaults=False),
-        apply_chat_template=True,
-        bootstrap_iters=0,
-    )
-    chat = UMIM(model.backbone, Checkpoint.load(checkpoint_path)).generate(
-        [{"role": "user", "content": TEXT}], max_new_tokens=1, merge="prompt", raw_tail=0
-    )
-    assert chat.token_reduction[0] > 0
-    reduction = found["results"]["tiny_chat"]["context_token_reduction,none"]
-    assert reduction == pytest.approx(chat.token_reduction[0])

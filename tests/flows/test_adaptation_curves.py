@@ -14,7 +14,6 @@ from support.tiny_table import QUESTIONS, TableRun, write_questions
 from tasks.cluster.lease import ClusterLease
 from tasks.run.recipes import adaptation_names, find_recipe
 from tasks.stages.adaptation import read_scores
-from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe_files import validated
@@ -83,19 +82,6 @@ def test_every_setting_threshold_seed_and_control_is_a_point(curves: Any) -> Non
     assert body["questions"]["test"] == QUESTIONS
 
 
-def test_reduction_follows_the_rules_and_controls_have_none(curves: Any) -> None:
-    _, _, _, body = curves
-    points = body["backbones"][0]["points"]
-    of_rules = {p["tau"]: p for p in points if p["setting"] == "WT + Rules"}
-    assert of_rules[1]["rules"] > of_rules[2]["rules"] > 0
-    assert of_rules[1]["token_reduction"] > of_rules[2]["token_reduction"] > 0
-    for point in points:
-        if point["kind"] == "control":
-            assert point["token_reduction"] == 0.0 and point["steps"] == 2
-        elif point["tau"] is not None:
-            assert point["token_reduction"] == of_rules[point["tau"]]["token_reduction"]
-
-
 def test_differences_are_paired_with_the_base_model(curves: Any) -> None:
     _, _, run, body = curves
     scored = [a for a in run.artifacts if a.stage == "choice-scores"]
@@ -151,18 +137,6 @@ def test_a_second_run_finds_everything(curves: Any) -> None:
     run, again = measured(folder / "root", recipe)
     assert not any(artifact.executed for artifact in run.artifacts)
     assert any(artifact.executed for artifact in first.artifacts) and again == body
-
-
-def test_trained_checkpoints_hold_the_backbone_of_before(
-    curves: Any, tiny_checkpoint: Path
-) -> None:
-    _, _, run, _ = curves
-    config = Checkpoint.load(tiny_checkpoint).config
-    for artifact in run.artifacts:
-        if artifact.stage in ("sft", "dpo"):
-            trained = Checkpoint.load(artifact.path / "checkpoint").config
-            assert trained.backbone_fingerprint == config.backbone_fingerprint
-    assert load_backbone(config.backbone).fingerprint == config.backbone_fingerprint
 
 
 @pytest.mark.parametrize("name", [n for n in adaptation_names() if "8b" not in n])

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-import psutil
 import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
 from support.faulty_disk import PAGE, Faults, leftovers, published, small_file_system
-from support.tiny_mining import TAU, InProcess, NoCluster, TinyCorpus
-from tasks.run.stage import Artifact
+from support.tiny_mining import InProcess, NoCluster, TinyCorpus
 from tasks.stages.corpus import corpus_stage, tokenize_stage
 from umim_core.config.corpus import FilesCorpus
 from umim_core.errors import ArtifactError
-from umim_core.mining.corpus_mining import mine_rules
-from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.sources import TokenIds
 
 Run = Callable[[Path], str]
 
@@ -134,41 +127,3 @@ def test_whichever_write_flush_or_rename_fails_the_artifact_is_whole_or_absent(
         pytest.fail("every run failed")
     assert refused == {"write", "fsync", "replace", "rename"} if step == 1 else refused
     assert ignored <= {None, "pwrite"}, "only the note in a lock may fail without consequences"
-
-
-def mined(corpus: TinyCorpus, folder: Path) -> tuple[str, str]:
-    """Mine a corpus in this process: by the library, and by the stages."""
-    np.save(folder / "ids.npy", corpus.ids.astype(np.uint32))
-    source = TokenIds(path=str(folder / "ids.npy"))
-    report = mine_rules(
-        source, folder / "rules", options=MiningOptions(tau=TAU, segment_length=20, threads=2)
-    )
-    counted = corpus.count(folder / "root", NoCluster())
-    made: Artifact = corpus.filter(folder / "root", counted)
-    RuleSet.load(made.path / "rules")
-    shutil.rmtree(folder)
-    return report.digest, made.digest
-
-
-@pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.full)])
-def test_many_runs_in_one_process_leave_nothing_open(
-    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
-) -> None:
-    monkeypatch.setattr(tasks.stages.mine, "ClusterCounter", InProcess)
-    process = psutil.Process()
-
-    def held() -> tuple[int, int, int]:
-        gc.collect()
-        maps = [m.path for m in process.memory_maps(grouped=False)]
-        ours = [path for path in maps if "/dev/shm" in path or str(tmp_path) in path]
-        return process.num_fds(), process.num_threads(), len(ours)
-
-    digests, after = set(), []
-    for number in range(times):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        digests.add(mined(corpus, folder))
-        if number in (2, times // 2, times - 1):  # the first runs load and compile
-            after.append(held())
-    assert len(digests) == 1
-    assert len(set(after)) == 1, after

@@ -17,22 +17,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import ray
-from ray.exceptions import RayActorError
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
 from support.tiny_mining import LENGTH, TAU, TinyCorpus, titles
 from tasks.cluster.lease import ClusterLease
-from tasks.data.counting import count_distributed
-from tasks.data.counting_tables import Corpus
-from tasks.data.meter import metered
 from tasks.run.stage import Artifact
 from umim_core.config.recipe import ClusterConfig, MiningConfig
 from umim_core.errors import ClusterError
-from umim_core.mining.counting import count_ngrams
-from umim_core.rules.grams import ORDERS
-from umim_core.text.token_ids import UniformOffsets
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 MANY_TASKS = MiningConfig(block_tokens=1000)  # twenty tasks per order for 20,000 tokens
@@ -142,31 +134,6 @@ def test_workers_that_always_die_end_in_a_typed_error(
         corpus.count(tmp_path, lease, MANY_TASKS)
     assert len(killer.killed) > 3
     assert not list(tmp_path.glob("count/*/manifest.json"))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("lost", ["killed", "silent"])
-def test_a_meter_that_is_lost_is_no_reason_to_fail(
-    corpus: TinyCorpus, lease: ClusterLease, lost: str
-) -> None:
-    offsets = UniformOffsets(LENGTH, 300)
-    ids = corpus.ids[: offsets[-1]]
-    reports: list[tuple[int, int, str]] = []
-    with metered(100, "bytes", lambda *report: reports.append(report)) as meter:
-        actor = meter._actor
-        assert actor is not None
-        if lost == "killed":
-            ray.kill(actor)
-        else:
-            actor.__ray_terminate__.remote()
-        with pytest.raises(RayActorError):
-            ray.get(actor.read.remote())
-        meter.add(50)
-        counts = count_distributed(Corpus(ids, offsets, (0,)), TAU)
-        time.sleep(1.2)  # two polls
-    assert reports == [(100, 100, "bytes")]
-    want = count_ngrams(ids, offsets, TAU, (0,))
-    assert all(counts.keys[n].tolist() == want.keys[n].tolist() for n in ORDERS)
 
 
 # The driver

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from docs.make.document import RESULTS
-from support.tiny_adaptation import adaptation
 from tasks.paper.paper_page import paper_page
 from tasks.paper.printed import Measured, paper_tables
-from tasks.run.recipes import adaptation_names, table_names
+from tasks.run.recipes import table_names
 from umim_core.evaluation.generated_rows import REDUCTIONS
 from umim_core.evaluation.text_metrics.rouge import KINDS
 from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
@@ -127,21 +126,6 @@ def test_the_table_of_a_recipe_is_shown_once_its_file_is_there(
         f"Limits: {', '.join(rest or [first])}: {amount}; backbone in bfloat16.",
         *([f"`not run: context`: {first}."] if rest else []),
     ]
-
-
-@pytest.mark.parametrize("name", ["hellaswag", "arc-easy", "arc-challenge"])
-def test_the_points_of_an_adaptation_are_shown_once_its_file_is_there(
-    name: str, tmp_path: Path
-) -> None:
-    label = "fig:hellaswag_progress" if name == "hellaswag" else "fig:arc_compar"
-    entry = ours(label, f"adaptation-{name}-smollm2.json")
-    assert entry.recipe in adaptation_names() and entry.awaited(tmp_path)
-    (tmp_path / entry.file).write_text(json.dumps(adaptation()), "utf-8")
-    shown = entry.table(tmp_path)
-    assert shown.rows[0] == (*("WT", "–", "–", "14.0%", "0.0%", "45.0 %", "40.0 %", "-5.0 ± 1.0"),)
-    assert len(shown.rows) == len(adaptation()["backbones"][0]["points"])
-    (limits,) = entry.limits(tmp_path)
-    assert limits.startswith("Limits: 500 test questions; rules and training from 1,500 others")
 
 
 def ours(label: str, file: str) -> Measured:

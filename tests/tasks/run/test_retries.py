@@ -8,7 +8,6 @@ import pytest
 from prefect.states import exception_to_failed_state
 
 from tasks.run.pipeline import _worth_a_retry
-from tasks.run.prefect_runs import remembering_the_first_error
 from umim_core.errors import (
     ArtifactError,
     ClusterError,
@@ -36,20 +35,3 @@ def test_what_nobody_foresaw_is_tried_again(error: Exception) -> None:
 @pytest.mark.parametrize("kind", [ArtifactError, ConfigError, CorpusError, NumericalError])
 def test_what_a_person_must_mend_is_not(kind: type[ArtifactError]) -> None:
     assert not tried_again(kind("rule", "value", "remedy"))
-
-
-def test_the_error_of_a_second_try_names_the_first() -> None:
-    real = ClusterError("workers must live", "ValueError: the real cause")
-    real.add_note("all of it")
-    errors = iter([real, ClusterError("2 workers must start", "no room")])
-
-    def fail(_: int) -> None:
-        raise next(errors)
-
-    tried = remembering_the_first_error(fail)
-    with pytest.raises(ClusterError, match="the real cause"):
-        tried(1)
-    with pytest.raises(ClusterError, match="no room") as second:
-        tried(1)
-    assert second.value.__notes__ == [f"The first try failed with ClusterError: {real}\nall of it"]
-    assert remembering_the_first_error(abs)(-1) == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -17,18 +15,10 @@ from tasks.report.ablation_page import (
     figure_svg,
 )
 from tasks.report.compare import (
-    ShippedResult,
-    cell_label,
     cell_row,
-    comparison_rows,
 )
-from tasks.report.comparison import COMPARISON_PARAMS
 from tasks.report.comparison_table import comparison
-from tasks.run.stage import StageSpec, run_stage
-from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Cell
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
 
 
 def test_the_table_shows_what_differs_and_what_was_measured() -> None:
@@ -56,61 +46,6 @@ def test_every_difference_has_a_column() -> None:
         ("frequency", "none", "drop", "none", "1", "linear"),
         ("confidence 0.6", "none", "keep", "none", "1", "attention"),
     ]
-
-
-LIMITS = [
-    ({"rule_budget": 9000}, "at most 9,000 rules", ("9,000", "–", "–")),
-    ({"revision": "abc"}, "revision abc", ("–", "–", "abc")),
-    (
-        {"source": "confidence", "confidence_tokens": 5000},
-        "asked about 5,000 tokens",
-        ("–", "5,000", "–"),
-    ),
-]
-
-
-@pytest.mark.parametrize(("fields", "words", "shown"), LIMITS, ids=lambda value: str(value)[:20])
-def test_cells_that_differ_only_in_a_limit_are_told_apart(
-    fields: dict[str, object], words: str, shown: tuple[str, ...]
-) -> None:
-    cells = [Cell.model_validate({"backbone": "b"} | extra) for _, extra in ((0, {}), (1, fields))]
-    row = cell_row(cells[1])
-    assert words in row.label
-    assert words in cell_label(cells[1])
-    assert cell_row(cells[0]).label == "b, τ 5"
-    assert set(row.params()) - set(COMPARISON_PARAMS) == set(fields) - {"source"}
-    assert set(cell_row(cells[0]).params()) == set(COMPARISON_PARAMS)
-    rows = [cell_row(Cell.model_validate({"backbone": "b"} | f)) for f, _, _ in LIMITS]
-    table = comparison(rows)
-    first = table.headings.index("most rules")
-    assert table.headings[first : first + 3] == ("most rules", "tokens asked", "revision")
-    index = [f for f, _, _ in LIMITS].index(fields)
-    assert table.rows[index][first : first + 3] == shown
-
-
-def test_a_shipped_checkpoint_with_rules_by_confidence_states_no_probability(
-    tmp_path: Path,
-) -> None:
-    shipped = Checkpoint.load("umim-docs-llama")
-    spans = RuleSet.from_spans([(1, 2)])
-    rules = RuleSet(
-        spans.ids_by_order,
-        spans.support_by_order,
-        RuleOrigin(
-            tau=1,
-            overlap="none",
-            containment="keep",
-            source="confidence",
-            tokenizer_fingerprint=shipped.rules.origin.tokenizer_fingerprint,
-        ),
-    )
-    folder = tmp_path / "checkpoint"
-    replace(shipped, rules=rules).save(folder)
-    measured = run_stage(tmp_path, StageSpec("evaluate", 1, {}, {}), lambda _: {"top1": 0.5})
-    (row,) = comparison_rows([], [ShippedResult(str(folder), measured, measured)], 0)
-    assert row.rules.min_probability is None
-    assert row.brief == "umim-docs-llama, τ 1 (confidence, shipped)"
-    assert cell_row(Cell(backbone="b")).rules.min_probability == 0.0
 
 
 def test_data_survives_being_saved() -> None:

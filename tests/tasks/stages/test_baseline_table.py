@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from support.stage_keys.variations import Artifacts, StageCall, key_of
 from support.tiny_table import (
     generated_table,
     run_table,
@@ -15,11 +14,9 @@ from support.tiny_table import (
     write_hub,
     write_questions,
 )
-from tasks.cluster.lease import ClusterLease
 from tasks.data.table_jobs import ModelPlace, ShardJob, score_shard
 from tasks.data.table_scores import read_report
-from tasks.stages.table import TABLE, shards_stage
-from umim_core.baselines.llmlingua2 import PUBLISHED
+from tasks.stages.table import TABLE
 from umim_core.config.table_recipe import TableRecipe, TableSetting
 from umim_core.errors import BackboneError
 from umim_core.evaluation.tasks.question_shards import QuestionSet, QuestionSource
@@ -70,28 +67,6 @@ def test_tokens_that_a_reducer_must_keep_are_its_shortfall(
     found = rows(tmp_path, tiny_table(tiny_checkpoint, data, questions=3, settings=settings))
     assert found["raw"]["context_token_reduction"] == 0.0
     assert found["raw"]["shortfall"] == pytest.approx(0.5, abs=0.05)  # half a token of each prompt
-
-
-def test_shards_are_those_of_one_commit_of_a_baselines_own_model(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    setting = TableSetting(name="a", merge="prompt", method="llmlingua2")
-    recipe = tiny_table(tiny_checkpoint, tmp_path, settings=[setting.model_dump()])
-    questions = Artifacts(tmp_path / "root").make("questions", "x", task="t", lm_eval="0")
-    with ClusterLease(recipe.cluster) as lease:
-        given = {"lease": lease, "questions": questions, "recipe": recipe, "setting": setting}
-        call, keys = StageCall(shards_stage, given, {}), []
-        with pytest.raises(BackboneError, match="on the hub, or in its cache"):
-            key_of(call, given, tmp_path)
-        place = tmp_path / f"models--{PUBLISHED.replace('/', '--')}"
-        for commit in ("c" * 40, "d" * 40, "c" * 40):
-            for folder in ("refs", f"snapshots/{commit}"):
-                (place / folder).mkdir(parents=True, exist_ok=True)
-            (place / "refs" / "main").write_text(commit, "utf-8")  # as the hub's client leaves it
-            keys.append(key_of(call, given, tmp_path))
-    assert keys[0] == keys[2] != keys[1]
 
 
 def test_a_worker_with_another_commit_of_a_baselines_own_model_is_refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -16,7 +15,6 @@ from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.confidence import confidence_rules_stage, confidence_stage
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
 from umim_core.errors import UmimError
 from umim_core.rules.ruleset import RuleSet
@@ -106,20 +104,6 @@ def test_a_second_run_finds_both_stages(setting: Setting, tmp_path: Path) -> Non
     assert not confidence_rules_stage(
         tmp_path, again, setting.cell, LENGTH, MiningConfig()
     ).executed
-
-
-def test_protected_tokens_are_recorded_and_in_no_rule(setting: Setting, tmp_path: Path) -> None:
-    every = grams(setting.rules(tmp_path, setting.count(tmp_path)))
-    texts = load_tokenizer(setting.cell.backbone).batch_decode([[i] for i in range(8)])
-    (most, _) = Counter(token for run in every for token in run).most_common(1)[0]
-    config = MiningConfig(protect=(f"^{re.escape(texts[most])}$",))
-    place = (tmp_path, IN_PROCESS, setting.tokenized, setting.cell, LENGTH, config)
-    made = confidence_rules_stage(tmp_path, confidence_stage(*place), setting.cell, LENGTH, config)
-    rules = RuleSet.load(made.path / "rules")
-    assert rules.origin.protect == config.protect
-    kept = {run: count for run, count in every.items() if most not in run}
-    assert kept.items() <= grams(rules).items() and kept != every
-    assert not any(most in run for run in grams(rules))
 
 
 def test_thresholds_share_what_the_backbone_was_asked(setting: Setting, tmp_path: Path) -> None:

@@ -120,20 +120,6 @@ def test_a_generated_corpus_is_tokenised_like_any_other(
     assert len(tokens(done, "train")) == 50
 
 
-def test_an_out_of_domain_file_that_changes_is_refused(
-    corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path
-) -> None:
-    (tmp_path / "other.txt").write_text("w9 w8 w7")
-    other = {"kind": "text", "paths": [str(tmp_path / "other.txt")]}
-    config = GeneratedCorpus.model_validate(
-        corpus.model_dump() | {"out_of_domain": {"other": other}}
-    )
-    made = corpus_stage(tmp_path, config, generated)
-    (tmp_path / "other.txt").write_text("w9 w8 w6")
-    with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
-        tokenize_stage(tmp_path, HERE, made, config, corpus.model)
-
-
 def test_a_corpus_without_its_trajectories_is_refused(
     corpus: GeneratedCorpus, tmp_path: Path
 ) -> None:

@@ -159,18 +159,6 @@ def lease(two_cores: None) -> Iterator[ClusterLease]:
 
 
 @pytest.mark.full
-def test_workers_of_a_tiny_model_give_the_bytes_of_one_process(
-    corpus: GeneratedCorpus,
-    undisturbed: Artifact,
-    lease: ClusterLease,
-    made: list[int],
-    tmp_path: Path,
-) -> None:
-    assert generate_stage(tmp_path, lease, corpus).digest == undisturbed.digest
-    assert made == [], "workers have made them"
-
-
-@pytest.mark.full
 def test_a_killed_worker_leaves_the_bytes_alone(
     corpus: GeneratedCorpus, undisturbed: Artifact, lease: ClusterLease, tmp_path: Path
 ) -> None:

@@ -12,10 +12,9 @@ import pytest
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages import corpus as mixture
-from tasks.stages.corpus import RECORD, _sources, mixture_stage
+from tasks.stages.corpus import _sources, mixture_stage
 from umim_core.config.corpus import SPLITS, MixtureCorpus
 from umim_core.errors import CorpusError
-from umim_core.store.artifacts import read_json, sha256_file
 from umim_core.text.mixing import MixedSize, mix_documents
 from umim_core.text.readers import iter_documents
 
@@ -75,23 +74,6 @@ def test_every_split_holds_all_parts_and_a_part_its_own_test_documents(
     assert book == (tmp_path / "book-test.txt").read_text(encoding="utf-8")
     notes = iter_documents(_sources(made, config)["part_notes"])
     assert list(notes)[41] == "test note 1 1\f."
-
-
-def test_the_record_names_every_file_with_its_digest_and_licence(
-    config: MixtureCorpus, docstrings: Artifact, tmp_path: Path
-) -> None:
-    record = read_json(mixture_stage(tmp_path, config, docstrings).path / RECORD)
-    assert isinstance(record, dict)
-    files = {
-        str(path): sha256_file(path)
-        for path in tmp_path.iterdir()
-        if path.suffix in (".txt", ".gz")
-    }
-    listed = [record[name]["files"][split] for name in ("book", "notes") for split in SPLITS]
-    assert {name: digest for part in listed for name, digest in part.items()} == files
-    assert record["notes"]["licence"] == "jsonl licence"
-    assert record["docs"]["files"] == {"docstrings": docstrings.digest}
-    assert record["book"]["sizes"]["train"]["documents"] == 1
 
 
 def test_a_file_that_changes_while_it_is_mixed_is_refused(

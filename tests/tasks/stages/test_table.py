@@ -31,7 +31,6 @@ from tasks.data.table_jobs import (
 from tasks.data.table_scores import SHARDS, read_shards
 from tasks.run.stage import Artifact
 from umim_core.config.table_recipe import TableRecipe
-from umim_core.errors import EvaluationError
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.tasks.question_shards import ShardScores
@@ -157,18 +156,6 @@ def test_a_text_has_the_figures_of_its_rows(
     assert found["ppl_umim"] == pytest.approx(perplexity(read, umim.compressed).ppl)
     assert found["ppl_base"] == pytest.approx(perplexity(read, umim.compressed.base()).ppl)
     assert found["rows"] == 3 and 0 < found["top1"] <= 1 and found["text"] == "t"
-
-
-def test_questions_that_changed_meanwhile_are_refused(
-    tiny_checkpoint: Path, questions: Path, tmp_path: Path, whole: TableRun
-) -> None:
-    folder = write_questions(tmp_path / "other")
-    first, *rest = (folder / "test.jsonl").read_text("utf-8").splitlines()
-    (folder / "test.jsonl").write_text("\n".join([*rest, first]), "utf-8")
-    recipe = whole.recipe.model_copy(update={"task_data": str(folder), "questions": 1})
-    (known,) = of(whole, "questions")
-    with pytest.raises(EvaluationError, match="the same questions"):
-        stage.shards_stage(tmp_path, whole.lease, known, recipe, recipe.settings[0])
 
 
 @pytest.fixture(params=[tiny_table, generated_table], ids=["choices", "answers"])

@@ -196,24 +196,6 @@ def test_a_checkpoint_is_registered_once_under_its_backbones_alias(
     assert names == {"config.json", "model.safetensors", "rules/manifest.json"}
 
 
-def test_every_checkpoint_is_a_version_and_the_alias_is_that_of_the_first(
-    tracker: Tracker, client: MlflowClient, checkpoint: Path
-) -> None:
-    tracker.pipeline_run("all", {})
-    for number in range(3):
-        tracker.stage_run("all", "distill", f"d-all-{number}", {}, {})
-        (checkpoint / "config.json").write_text(f'{{"n": {number}}}')
-        key = f"d-all-{number}"
-        tracker.register_checkpoint("all", checkpoint, key, str(number), alias=number == 0)
-    tracker.finish("all")
-    runs = _runs(client)
-    ids = [runs["stage", f"d-all-{number}"].info.run_id for number in range(3)]
-    for run_id in ids:
-        assert len(client.search_model_versions(f"run_id = '{run_id}'")) == 1
-        assert [file.path for file in client.list_artifacts(run_id)] == ["checkpoint"]
-    assert client.get_model_version_by_alias("umim", "all").run_id == ids[0]
-
-
 def test_a_key_that_a_query_cannot_hold_is_refused(tracker: Tracker) -> None:
     with pytest.raises(TrackingError, match="a run key must be letters"):
         tracker.pipeline_run("x' or 1=1", {})

@@ -19,12 +19,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from support.merge_modules import give_rows
 from support.training_processes import run_ranks
-from tasks.training.strategies import DdpStrategy
 from tasks.training.train_worker import run_worker
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -33,7 +32,6 @@ from umim_core.distill.objectives import DistillObjective
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
 from umim_core.distill.train_loop import batch_indices
-from umim_core.errors import ArtifactError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
@@ -272,11 +270,3 @@ def test_two_ranks_resume_from_the_state_before_a_torn_one_bit_for_bit(
             place = Path("state", "step-00000002", file)
             again, first = tmp_path / name / place, runs / name / place
             assert again.read_bytes() == first.read_bytes()
-
-
-def test_a_state_of_another_optimiser_is_refused() -> None:
-    small, large = nn.Linear(2, 1), nn.Linear(3, 1)
-    strategy = DdpStrategy(large, CONFIG)
-    strategy.update(large(torch.ones(1, 3)).sum(), 0.1)
-    with pytest.raises(ArtifactError, match="must fit its optimiser; got parameter 0, exp_avg"):
-        DdpStrategy(small, CONFIG).load(strategy.tensors())

@@ -15,10 +15,8 @@ from umim_core.adaptation.choices import encode_questions
 from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.config.form import UnitPositions
 from umim_core.config.recipe import Cell, DistillConfig, PreferenceConfig
-from umim_core.distill.objectives import DistillObjective, PreferenceObjective
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob, make_objective, start_model
 from umim_core.errors import ConfigError
@@ -95,24 +93,6 @@ def test_a_fresh_module_is_trained_with_the_positions_of_its_cell(
     assert losses(job, backbone)[0] == compact
 
 
-def test_a_distillation_is_validated_on_its_validation_rows(
-    job: TrainJob, backbone: Backbone, tmp_path: Path
-) -> None:
-    TokenRows.of_rows([[7, 6, 3, 4, 5, 9, 1, 2, 9, 8]], [10]).save(tmp_path / "valid")
-    matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
-    model = start_model(job, backbone, matcher)
-
-    def objective(train: str, valid: str) -> DistillObjective | PreferenceObjective:
-        rows = replace(job, train=train, valid=valid)
-        return make_objective(rows, model)
-
-    other = str(tmp_path / "valid")
-    expected = objective(other, other)([0])
-    weight, cross_entropy, _ = objective(job.train, other).validation_sums(0, 1, 8)
-    assert (weight, cross_entropy) == (expected.weight, pytest.approx(expected.total.item()))
-    assert objective(job.train, job.valid).validation_sums(0, 1, 8)[1] != cross_entropy
-
-
 def test_adaptation_goes_on_with_the_positions_of_its_start(
     job: TrainJob, backbone: Backbone, tmp_path: Path
 ) -> None:
@@ -138,17 +118,6 @@ def test_adaptation_keeps_the_rows_of_the_rules_that_stay(
     assert module.rows.spans.tolist() == [[3, 4, 5, -1]]
     assert torch.equal(module.rows.table, model.require_module().rows.table[1:])
     assert module.rows.table.requires_grad
-
-
-def test_a_checkpoint_names_its_positions_only_where_they_deviate(
-    backbone: Backbone, tmp_path: Path
-) -> None:
-    for policy in ("compact", "preserved"):
-        folder = saved(backbone, tmp_path, policy)
-        assert read_config(folder).unit_positions == policy
-        assert Checkpoint.load(folder).config.unit_positions == policy
-        written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        assert written.get("unit_positions") == (None if policy == "compact" else policy)
 
 
 def test_preferences_are_measured_with_the_positions_given(

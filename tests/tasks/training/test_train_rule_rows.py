@@ -13,7 +13,6 @@ from tasks.training.strategies import DeepSpeedStrategy
 from umim_core.config.recipe import DistillConfig
 from umim_core.distill.optimizer import AdamWStrategy
 from umim_core.errors import ConfigError
-from umim_core.rules.ruleset import RuleSet
 
 SHORT = CONFIG.model_copy(update={"max_steps": 6})
 
@@ -51,15 +50,3 @@ def test_rows_count_in_the_norm_and_are_clipped_with_the_rest(tmp_path: Path) ->
 def test_sharded_optimisers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"need strategy ddp: ZeRO-2 .*; got deepspeed"):
         DeepSpeedStrategy(Run(tmp_path, rule_rows=2).objective(), CONFIG)
-
-
-def test_merges_of_rules_without_rows_leave_the_table_alone(tmp_path: Path) -> None:
-    objective = Run(tmp_path, rule_rows=len(SPANS)).objective()
-    of_others = RuleSet.from_spans(SPANS[1:])  # the rows' texts hold (1, 2) alone
-    objective.module.rows = objective.module.rows.of_rules(of_others)
-    objective.module.rows.requires_grad_(True)
-    torch.nn.init.ones_(objective.module.rows.table)
-    strategy = AdamWStrategy(objective, SHORT)
-    assert strategy.update(objective([0, 1, 2, 3]).total, 1e-2) > 0.0  # spans were merged
-    assert bool((objective.module.rows.table == 1.0).all())
-    assert strategy.tensors()["optimizer.rows.steps"].tolist() == [0, 0]
