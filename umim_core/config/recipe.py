@@ -185,7 +185,7 @@ class ClusterConfig(Model, StableDump):
     ] = 1.0
     parallel_stages: Annotated[
         int,
-        Field(ge=1, le=64, description="Independent stages at a time, sharing the cores."),
+        Field(ge=1, le=64, description="Independent stages at a time, sharing cores or GPUs."),
         LATER,
     ] = 1
 
@@ -204,10 +204,8 @@ class ClusterConfig(Model, StableDump):
 
     @model_validator(mode="after")
     def _stages_share_no_gpu(self) -> Self:
-        if self.parallel_stages > 1 and self.use_gpu:
-            raise ValueError(
-                "stages share cores, not a GPU: leave parallel_stages out with use_gpu"
-            )
+        if self.parallel_stages > 1 and self.use_gpu and not self.workers:
+            raise ValueError("stages share no GPU: set workers to 1 or more with parallel_stages")
         return self
 
     @model_validator(mode="after")
