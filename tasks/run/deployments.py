@@ -17,7 +17,9 @@ from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.run.services import POOL
 from umim_core.errors import ClusterError
 
-SILENCE: Final = timedelta(seconds=90)  # three heartbeats, whose interval prefect.yaml sets
+# Two and a half heartbeats, whose interval prefect.yaml sets: the server looks every five seconds
+# and takes some to act, and the run shall be Crashed within three.
+SILENCE: Final = timedelta(seconds=75)
 _CRASHED: Final = "umim: runs without a heartbeat have crashed"
 _EVENT: Final = "prefect.flow-run."
 _ENDS: Final = ("Completed", "Failed", "Cancelled", "Crashed")
@@ -26,27 +28,31 @@ _ENDS: Final = ("Completed", "Failed", "Cancelled", "Crashed")
 def deploy() -> None:
     """Register everything with the server of ``PREFECT_API_URL``; again, it is brought up to date.
 
+    A work pool that is there stays as it is: its concurrency limit is the operator's.
+
     Raises:
         ClusterError: If the server does not answer or refuses.
     """
-    for command in (
-        ["work-pool", "create", POOL, "--type", "process", "--overwrite"],
-        ["deploy", "--all"],
-    ):
-        _prefect(command)
+    if _prefect(["work-pool", "inspect", POOL]).returncode:
+        _require(["work-pool", "create", POOL, "--type", "process"])
+    _require(["deploy", "--all"])
     try:
         _end_killed_runs()
     except httpx.HTTPError as error:
         raise _refused("its automations", str(error)) from error
 
 
-def _prefect(command: list[str]) -> None:
-    done = subprocess.run(  # noqa: S603  commands are our own
+def _prefect(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603  commands are our own
         [sys.executable, "-m", "prefect", "--no-prompt", *command],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
     )
+
+
+def _require(command: list[str]) -> None:
+    done = _prefect(command)
     if done.returncode:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
         raise _refused(" ".join(command), " ".join(last))

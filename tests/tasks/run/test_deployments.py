@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Pending, Running
 
 from support.servers import free_port
 from tasks.run import deployments
-from tasks.run.services import down, local_services, up
+from tasks.run.services import POOL, down, local_services, up
 from umim_core.errors import ClusterError
 
 pytestmark = pytest.mark.full
@@ -41,8 +42,11 @@ def test_a_run_without_a_heartbeat_is_crashed_and_the_one_that_waited_may_go_on(
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", str(client.api_url))
     deployments.deploy()
+    client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=1))
     monkeypatch.setattr(deployments, "SILENCE", timedelta(seconds=10))
     deployments.deploy()  # again, it is brought up to date
+    assert client.read_work_pool(POOL).concurrency_limit == 1  # the operator's stays
+    client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=None))
     (automation,) = client.read_automations()
     assert automation.trigger.within == deployments.SILENCE
     mine = next(of for of in client.read_deployments() if of.name == "mine")
