@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,33 +16,22 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
-import yaml
 from mlflow import MlflowClient
 
+from support.servers import free_port
+from support.small_recipe import write_recipe
 from support.traces import Descendants
 from tasks.cluster.private_cluster import require_loopback
+from tasks.run.deployments import SILENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")
-RECIPE = {
-    "name": "served",
-    "corpus": {
-        "kind": "docstrings",
-        "packages": ["numpy", "click", "requests"],
-        "out_of_domain": ["mpmath"],
-        "train_tokens": 60000,
-    },
-    "cells": [{"backbone": "umim-docs-llama", "tau": 5}],
-    "segment_length": 128,
-    "distill": {"max_steps": 2, "batch_size": 2, "validation_rows": 2},
-    "task": {"train": 12, "valid": 4, "test": 4},
-    "evaluate": {"alignment_rows": 2, "perplexity_rows": 2, "task_questions": 4, "batch_size": 2},
-    "cluster": {"workers": 1},
-}
-
+DISTILL = {"max_steps": 40, "batch_size": 2, "validation_rows": 2, "checkpoint_every": 2}
 SECONDS = 5.0
+WORKER = ["worker", "start", "--pool", "umim-pool", "--type", "process"]
 
 pytestmark = pytest.mark.full
 
@@ -74,12 +62,6 @@ def _service(
                 process.wait(20)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _wait_for(url: str) -> None:
     deadline = time.monotonic() + 180
     while True:
@@ -95,18 +77,18 @@ def _wait_for(url: str) -> None:
 
 @dataclass
 class Served:
-    """A Prefect server with a worker: their folder, their environment, the server's process."""
+    """A Prefect server with a worker: their folder, their environment, the worker's process."""
 
     base: Path
     environment: dict[str, str]
-    server: subprocess.Popen[bytes]
+    worker: subprocess.Popen[bytes]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     base = tmp_path_factory.mktemp("served")
-    port = _free_port()
-    (base / "served.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    port = free_port()
+    write_recipe(base / "served.yaml", cluster={"workers": 1})
     environment = {
         **os.environ,
         "PREFECT_HOME": str(base / "prefect"),
@@ -117,24 +99,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "MLFLOW_TRACKING_URI": f"sqlite:///{base / 'mlflow.db'}",
     }
 
-    def prefect(*arguments: str) -> None:
-        subprocess.run(
-            [str(PREFECT), "--no-prompt", *arguments],
-            cwd=ROOT,
-            env=environment,
-            check=True,
-            timeout=180,
-        )
-
     with ExitStack() as stack:
         start = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        server = stack.enter_context(_service(start, environment, base / "server.log"))
+        stack.enter_context(_service(start, environment, base / "server.log"))
         _wait_for(f"http://127.0.0.1:{port}/api/health")
-        prefect("work-pool", "create", "umim-pool", "--type", "process")
-        prefect("deploy", "--all")
-        worker = ["worker", "start", "--pool", "umim-pool", "--type", "process"]
-        stack.enter_context(_service(worker, environment, base / "worker.log"))
-        yield Served(base, environment, server)
+        deploy = [sys.executable, "-m", "flows", "deploy"]
+        subprocess.run(deploy, cwd=ROOT, env=environment, check=True, timeout=280)
+        worker = stack.enter_context(_service(WORKER, environment, base / "worker.log"))
+        yield Served(base, environment, worker)
 
 
 def test_two_launches_of_one_deployment_share_every_stage(served: Served) -> None:
@@ -203,15 +175,7 @@ def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
 ) -> None:
     base, environment = served.base, served.environment
     shutil.rmtree(base / "root" / "distill", ignore_errors=True)
-    recipe = {
-        **RECIPE,
-        "name": "cancelled",
-        "distill": {"max_steps": 40, "batch_size": 2, "validation_rows": 2, "checkpoint_every": 2},
-        "cluster": {"workers": 2},
-    }
-    (base / "cancelled.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    run = [str(PREFECT), "deployment", "run", "umim/full-pipeline"]
-    run += ["--param", f"recipe={base / 'cancelled.yaml'}"]
+    recipe = write_recipe(base / "cancelled.yaml", distill=DISTILL, cluster={"workers": 2})
 
     def call(command: list[str]) -> str:
         done = subprocess.run(
@@ -219,7 +183,7 @@ def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
         )
         return done.stdout.decode()
 
-    (number,) = re.findall(r"UUID: ([0-9a-f-]{36})", call(run))
+    number = _launch(served, recipe)
     _wait_for_step(base, 4)
     started = [process for process in psutil.process_iter() if _belongs(process, number)]
     started += [child for process in started for child in process.children(recursive=True)]
@@ -233,10 +197,10 @@ def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
     found = client.search_runs([experiment.experiment_id], "run_name = 'umim cancelled'")
     assert [run.info.status for run in found] == ["KILLED"]
     assert "Cancelled" in call([str(PREFECT), "flow-run", "inspect", number])
-    call([*run, "--watch"])
+    _wait_for_state(served, _launch(served, recipe), "Completed", 900)
     resumed = _digest(base)
     shutil.rmtree(base / "root" / "distill")
-    call([sys.executable, "-m", "flows", "run", str(base / "cancelled.yaml"), "--flow", "distill"])
+    call([sys.executable, "-m", "flows", "run", str(recipe), "--flow", "distill"])
     assert _digest(base) == resumed
 
 
@@ -250,3 +214,41 @@ def test_watching_a_failed_run_shows_why(served: Served) -> None:
     assert done.returncode == 1
     told = " ".join(done.stdout.split())
     assert "flow umim needs a recipe of kind pipeline; got infra/recipes/tables/" in told
+
+
+def _launch(served: Served, recipe: Path) -> str:
+    """Launch the deployment, return the id of its run."""
+    command = [str(PREFECT), "deployment", "run", "umim/full-pipeline"]
+    command += ["--param", f"recipe={recipe}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=served.environment, check=True, timeout=180, capture_output=True
+    )
+    (number,) = re.findall(r"UUID: ([0-9a-f-]{36})", done.stdout.decode())
+    return str(number)
+
+
+def _wait_for_state(served: Served, number: str, name: str, seconds: float) -> None:
+    deadline, seen = time.monotonic() + seconds, ""
+    while seen != name:
+        assert time.monotonic() < deadline, f"{seen}, not {name}: {_worker_log(served.base)}"
+        time.sleep(0.5)
+        run = httpx.get(f"{served.environment['PREFECT_API_URL']}/flow_runs/{number}", timeout=60)
+        seen = run.json()["state"]["name"]
+
+
+def test_a_run_killed_with_its_worker_is_crashed_and_the_one_that_waited_goes_on(
+    served: Served,
+) -> None:
+    path, cluster = served.base / "killed.yaml", {"workers": 1}
+    recipe = write_recipe(path, seed=3, distill=DISTILL, cluster=cluster)
+    number = _launch(served, recipe)
+    _wait_for_step(served.base, 2)
+    waiting = _launch(served, recipe)
+    _wait_for_state(served, waiting, "AwaitingConcurrencySlot", 120)
+    os.killpg(served.worker.pid, signal.SIGKILL)
+    for process in [process for process in psutil.process_iter() if _belongs(process, number)]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    _wait_for_state(served, number, "Crashed", SILENCE.total_seconds() + 60)
+    with _service(WORKER, served.environment, served.base / "worker.log"):
+        _wait_for_state(served, waiting, "Completed", 900)
