@@ -59,8 +59,7 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.benchmarking.roofline import measure_peak, synchronize
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.form import ModuleForm
-from umim_core.distill.step import DistillModel
-from umim_core.distill.step_memory import step_memory
+from umim_core.distill.step import DistillModel, step_memory
 from umim_core.errors import UmimError
 from umim_core.merging.compressed import Compressed
 from umim_core.model.umim import UMIM

@@ -8,7 +8,7 @@ from flows import parts
 from tasks.report.announce import announce_ablation
 from tasks.report.compare import comparison_rows, record_comparison
 from tasks.run.pipeline import open_pipeline
-from tasks.stages.ablation import ablation_stage, ablation_summary
+from tasks.stages.publish import ablation_stage, ablation_summary
 
 
 @flow(name="umim-ablate", flow_run_name="{recipe}")

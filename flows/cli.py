@@ -176,26 +176,6 @@ def _report_tables(as_json: bool) -> None:
     emit(shown | {"tables": rows}, [*lines, "", *shown.values()], as_json)
 
 
-@app.command()
-def replay(as_json: JsonFlag = False) -> None:
-    """Write to MLflow what waits because the server was away."""
-    from tasks.tracking.tracker import Tracker
-    from umim_core.errors import TrackingError
-
-    tracker = Tracker()
-    waiting, reason = tracker.replay()
-    if waiting:
-        raise TrackingError(
-            "MLflow must take what waits",
-            f"{len(waiting)} records in {waiting[0].parent}, {reason}",
-            "Start the server or set MLFLOW_TRACKING_URI, then run the same command again.",
-        )
-    line = "MLflow has everything"
-    if refused := tracker.refused():
-        line = f"{len(refused)} records were refused, see {refused[0].parent}"
-    emit({"waiting": 0, "refused": len(refused)}, [line], as_json)
-
-
 @app.command("log-lm-eval")
 def log_lm_eval(
     path: Annotated[

@@ -7,8 +7,7 @@ from pathlib import Path
 from tasks.report.compare import BaselineResult, CellResult, Scores, cell_label
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
-from tasks.stages.baseline import baseline_stage
-from tasks.stages.evaluate import task_score_stage
+from tasks.stages.evaluate import baseline_stage, task_score_stage
 from umim_core.adaptation.settings import BASE, WT, measures
 from umim_core.config.evaluate import EvaluateConfig
 from umim_core.task_sets.spec import TASKS

@@ -9,7 +9,7 @@ from typing import Final
 from docs.make.document import RESULTS
 from tasks.report.render import Report
 from tasks.report.tables import DASH, Table, table_markdown
-from umim_core.baselines.listing import side_of
+from umim_core.baselines.methods import side_of
 
 _HEADINGS: Final = ("", "base model", "UMIM", "truncation", "best other method", "saving")
 _SMALL: Final = "SmolLM2-135M"

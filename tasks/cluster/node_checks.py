@@ -14,7 +14,7 @@ from typing import Final
 
 from tasks.cluster.code_identity import CodeIdentity, code_identity
 from umim_core.errors import ClusterError
-from umim_core.store.shared_folder import not_shared
+from umim_core.store.disk import not_shared
 
 ANSWER_SECONDS: Final = 30.0  # a worker process starts and imports in a few
 _SAME_CODE: Final = "every node must run the code of the driver"

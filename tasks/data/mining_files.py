@@ -12,8 +12,8 @@ import numpy as np
 
 from umim_core.distill.token_rows import load_array
 from umim_core.errors import ArtifactError
-from umim_core.rules.collisions import collision_rate
 from umim_core.rules.grams import ORDERS
+from umim_core.rules.inspection import collision_rate
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
 from umim_core.store.artifacts import read_json, read_manifest, write_json, write_manifest

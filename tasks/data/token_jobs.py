@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from umim_core.errors import TokenizerMismatchError
-from umim_core.store.shared_folder import not_shared, sees_mark
+from umim_core.store.disk import not_shared, sees_mark
 from umim_core.text.files import expand, is_address
 from umim_core.text.readers import BadRows
 from umim_core.text.shard_files import Shard

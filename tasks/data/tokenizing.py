@@ -19,7 +19,7 @@ from tasks.cluster.typed_errors import as_data, from_data
 from tasks.data.token_jobs import Tokenized, TokenJob, tokenize_file
 from umim_core.errors import ClusterError, CorpusError, UmimError
 from umim_core.store.artifacts import sha256_file
-from umim_core.store.shared_folder import leave_mark
+from umim_core.store.disk import leave_mark
 from umim_core.text.readers import BadRows
 from umim_core.text.shard_files import Shard, first_tokens, write_index
 from umim_core.text.sources import TextFiles, TokenIds

@@ -8,7 +8,7 @@ from typing import Final
 from tasks.report.compare import cell_row
 from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.config.recipe import Cell, HardwareConfig, Recipe, RunRecipe
-from umim_core.distill.step_memory import step_memory
+from umim_core.distill.step import step_memory
 from umim_core.distill.train_loop import planned_steps
 from umim_core.errors import ConfigError, ResourceLimitError
 

@@ -29,8 +29,7 @@ _OF_A_POINT: Final = (
 
 def announce_report(run: PipelineRun, rows: list[ComparisonRow], report: Artifact) -> None:
     """Attach the report to the MLflow run and publish table, text and links in Prefect."""
-    if report.executed:
-        run.tracker.attach(run.key, [report.path])
+    run.tracker.attach(run.key, [report.path], replace=report.executed)
     if FlowRunContext.get() is None:
         return
     with prefect_may_be_away():
@@ -52,8 +51,7 @@ def _link_mlflow(run: PipelineRun) -> None:
 
 def announce_ablation(run: PipelineRun, ablation: Artifact) -> None:
     """Attach an ablation to the MLflow run and publish its page as a Prefect artifact."""
-    if ablation.executed:
-        run.tracker.attach(run.key, [ablation.path])
+    run.tracker.attach(run.key, [ablation.path], replace=ablation.executed)
     if FlowRunContext.get() is not None:
         with prefect_may_be_away():
             create_markdown_artifact(ablation_page(read_ablation(ablation)), key="umim-ablation")
@@ -61,8 +59,7 @@ def announce_ablation(run: PipelineRun, ablation: Artifact) -> None:
 
 def announce_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact) -> None:
     """Write every point of the curves as a row of its own, keep their files, publish their page."""
-    if adaptation.executed:
-        run.tracker.attach(run.key, [adaptation.path])
+    run.tracker.attach(run.key, [adaptation.path], replace=adaptation.executed)
     result = adaptation.path / adaptation.stage
     for params, metrics in adaptation_points(read_json(result.with_suffix(".json"))):
         tau = "" if params["tau"] is None else f" τ {params['tau']}"

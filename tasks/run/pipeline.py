@@ -125,7 +125,7 @@ class PipelineRun(Generic[R]):
             if (remote := remote_root()) is not None:
                 remote.store_record(record)
         self._record(artifact)
-        if setting and artifact.executed:
+        if setting:
             backbone = read_config(checkpoint).backbone
             self.tracker.register_checkpoint(backbone, checkpoint, artifact.key, alias=False)
         return artifact
@@ -161,7 +161,7 @@ class PipelineRun(Generic[R]):
                 name: [(int(row["step"]), row[name]) for row in curve if name in row]
                 for name in names
             },
-            artifacts=_files_to_show(artifact) if artifact.executed else (),
+            artifacts=_files_to_show(artifact),
             inputs=[
                 RunInput(name, str(digest), artifact.stage, context)
                 for name, digest in manifest["inputs"].items()

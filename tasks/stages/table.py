@@ -17,19 +17,17 @@ from typing import Final
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.worker_tasks import run_on_workers
 from tasks.data.table_jobs import (
+    QUESTIONS,
+    SHARDS,
     ModelPlace,
+    Report,
     ShardJob,
     TextJob,
     find_questions,
     measure_text,
-    score_shard,
-)
-from tasks.data.table_scores import (
-    QUESTIONS,
-    SHARDS,
-    Report,
     read_questions,
     read_shards,
+    score_shard,
     table_row,
     totals,
 )

@@ -1,1 +1,1 @@
-"""Tracking: records of runs, spooled on disk and written to MLflow."""
+"""Tracking: records of runs, written to MLflow."""

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tasks.tracking.mlflow_store import Store
-from tasks.tracking.owner import Owner
-from tasks.tracking.patience import CREATION_SECONDS, UPLOAD_SECONDS
+from tasks.tracking.mlflow_store import CREATION_SECONDS, UPLOAD_SECONDS, Owner, Store
 from tasks.tracking.tracking_values import StoredRun, fit_name, flatten
 from umim_core.errors import EvaluationError
 from umim_core.store.artifacts import sha256_file

@@ -7,20 +7,24 @@ and may be made twice: points carry step and time. MLflow is imported at first u
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import logging
 import math
 import os
+import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tasks.tracking.owner import Owner
-from tasks.tracking.patience import limit_requests
 from tasks.tracking.store_lock import StoreAwayError, connecting, writing
 from tasks.tracking.tracking_values import Kind, RunInput, Status, StoredRun, batches, redact
 from umim_core.errors import TrackingError
 from umim_core.store.artifacts import canonical_json
+from umim_core.store.disk import unwritable, write_bytes
+from umim_core.store.locking import directory_lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -28,9 +32,48 @@ if TYPE_CHECKING:
 REGISTERED_MODEL: Final = "umim"
 KEY_TAG: Final = "umim.key"
 KIND_TAG: Final = "umim.kind"
+CALL_SECONDS: Final = 5
+CREATION_SECONDS: Final = 300  # of a new store: seconds of work, minutes on a busy machine
+UPLOAD_SECONDS: Final = 300  # of one file; a server may hand it on before it answers
 _SHARED_VIEW: Final = "mlflow.sharedViewState."
 # What a store says when it will never take a call as it is; everything else may pass.
 _REFUSALS: Final = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "MALFORMED_REQUEST")
+
+
+ROOT_TAG: Final = "umim.root"
+USER_TAG: Final = "mlflow.user"  # MLflow's pages have a column for it
+_ROOT_ID: Final = "root-id"
+_UNFIT: Final = re.compile(r"[^\w.\-@]+")  # what a query cannot hold
+Owner = dict[str, str]
+
+
+def owner_of(folder: Path) -> Owner:
+    """Return the tags by which runs of this user and an artifact root are found.
+
+    Raises:
+        ArtifactError: If the disk refuses a new id.
+    """
+    return {ROOT_TAG: _root_id(folder / _ROOT_ID), USER_TAG: _user()}
+
+
+def _root_id(path: Path) -> str:
+    try:
+        with suppress(FileNotFoundError):
+            return path.read_text(encoding="ascii")
+        with directory_lock(path, wait_seconds=None):
+            if not path.is_file():
+                write_bytes(path, uuid.uuid4().hex.encode("ascii"))
+            return path.read_text(encoding="ascii")
+    except OSError as error:
+        raise unwritable(path, 0, error) from error
+
+
+def _user() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        name = str(os.getuid())
+    return _UNFIT.sub("_", name)
 
 
 class Store:
@@ -60,7 +103,7 @@ class Store:
 
     @contextlib.contextmanager
     def session(
-        self, creation_seconds: int, connect_seconds: int, call_seconds: int, retries: int = 0
+        self, creation_seconds: int, connect_seconds: int, call_seconds: int
     ) -> Iterator[Store]:
         """Hold the store for a few writes; without a server, one process at a time.
 
@@ -84,9 +127,9 @@ class Store:
                         held.enter_context(connecting(self.uri, self.root, creation_seconds))
                     held.enter_context(writing(self.uri, self.root, connect_seconds))
                 if self._connected is None:
-                    limit_requests(connect_seconds)
+                    _limit_requests(connect_seconds)
                     self._connected = self._connect()
-                limit_requests(call_seconds, retries)
+                _limit_requests(call_seconds)
                 yield self
         except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
             message = redact(f"{self.uri}: {error}")
@@ -160,9 +203,18 @@ class Store:
         if entries:
             self._client.log_inputs(run_id, entries)
 
-    def log_files(self, run_id: str, paths: Sequence[Path]) -> None:
-        """Keep files, and folders under their own name, with a run."""
+    def log_files(self, run_id: str, paths: Sequence[Path], *, replace: bool = False) -> None:
+        """Keep files, and folders under their own name, with a run.
+
+        Raises:
+            TrackingError: If one is gone.
+        """
+        if missing := [str(path) for path in paths if not path.exists()]:
+            raise TrackingError("files to be kept with a run must still be there", missing[0])
+        held = set() if replace else {file.path for file in self._client.list_artifacts(run_id)}
         for path in paths:
+            if path.name in held:
+                continue
             if path.is_dir():
                 self._client.log_artifacts(run_id, str(path), path.name)
             else:
@@ -254,6 +306,15 @@ class Store:
             for run in self._client.search_runs([self.experiment_id], query)
         ]
         return sorted(runs, key=lambda run: (run.start_time_ms, run.run_id))
+
+
+def _limit_requests(seconds: int) -> None:
+    """Let a request fail after some seconds without an answer; MLflow's own limit is minutes.
+
+    It reads these at every request.
+    """
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(seconds)
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
 
 def _refused(error: Exception) -> bool:

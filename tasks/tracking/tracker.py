@@ -1,9 +1,9 @@
 """Records of a pipeline: its run, its stages, the comparison, its checkpoints.
 
-Everything is written to the spool first; numbers go to the store at once if it answers, files at
-the end of a run. A store that is away costs a run what ``Patience`` allows, and loses nothing: the
-next run writes what waits, or ``python -m flows replay`` does. Runs are found by their key: the
-same command adds none.
+Numbers go to the store at once, files at the end of a run. A store that is away costs a run ten
+seconds in all; what it misses is written when the same command runs again, since finished stages
+are found and every record may be written twice: runs are found by their key, points carry step and
+time.
 """
 
 from __future__ import annotations
@@ -13,29 +13,48 @@ import math
 import os
 import re
 import shlex
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from tasks.cluster.ray_cluster import CHECKOUT
-from tasks.cluster.stopping import stop_deferred
-from tasks.tracking.compare_view import COMPARISON_VIEW, SOURCE_TAG, described
-from tasks.tracking.mlflow_store import Store
-from tasks.tracking.owner import Owner, owner_of
-from tasks.tracking.patience import Patience
-from tasks.tracking.spool import NUMBERS, UPLOADS, Queue, Spool
-from tasks.tracking.spool_writer import SpoolWriter
-from tasks.tracking.tracking_values import Curve, RunInput, Status, flatten, redact, require_key
+from tasks.cluster.stopping import park_if_stopping, stop_deferred
+from tasks.tracking.compare_view import COMPARISON_VIEW, SOURCE_TAG, described, shared_view
+from tasks.tracking.mlflow_store import (
+    CALL_SECONDS,
+    CREATION_SECONDS,
+    UPLOAD_SECONDS,
+    Owner,
+    Store,
+    owner_of,
+)
+from tasks.tracking.store_lock import StoreAwayError
+from tasks.tracking.tracking_values import (
+    Curve,
+    RunInput,
+    Status,
+    StoredRun,
+    fit_name,
+    flatten,
+    redact,
+    require_key,
+)
 from umim_core.checkpoint.own_checkpoints import artifact_root
-from umim_core.errors import ArtifactError
+from umim_core.errors import ArtifactError, TrackingError
 from umim_core.store.artifacts import directory_digest
 
 logger = logging.getLogger("umim.tracking")
 RECIPE_TAG: Final = "umim.recipe"
 PREFECT_TAG: Final = "umim.prefect_flow_run"
-REPLAY_COMMAND: Final = "python -m flows replay"
+T = TypeVar("T")
+_PATIENCE_SECONDS: Final = 10.0  # that a run may lose to a server that does not answer
+_LOCKED_SECONDS: Final = 60  # that another process may hold a store without a server
+_REST_SECONDS: Final = 30.0  # before it is asked again
+_HURRY_SECONDS: Final = 2.0  # that a run which is being stopped may lose
+_OWNER_FOLDER: Final = "tracking-spool"  # former versions kept more in it
 _UNFIT: Final = re.compile(r"[^\w.\-:]+")  # what MLflow refuses in the name of a metric, and spaces
 _LOCAL_UI: Final = "http://127.0.0.1:5000"
 _WORK: Final = "workflowType=machine_learning"
@@ -67,10 +86,14 @@ class Pages:
 class Tracker:
     """Write runs to one MLflow experiment.
 
-    No method waits for a store that is away, nor raises because of it. Threads may share a tracker.
+    A store that is away is no error. Threads may share a tracker.
 
-    Raises:
-        ArtifactError: From every method that records, if the disk refuses the record.
+    Args:
+        uri: Tracking store; None means ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` (sqlite) in the
+            checkout.
+        root: Artifact root, ``artifact_root()`` if None. MLflow's files go to its ``mlruns``
+            folder unless a server decides.
+        experiment: Name of the experiment.
     """
 
     def __init__(
@@ -80,14 +103,21 @@ class Tracker:
         self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or default
         self.root = (root or artifact_root()).resolve()
         self._store = Store(self.uri, self.root, experiment)
-        self._spool = Spool(self.root)
-        self._writer = SpoolWriter(self._store, self._spool)
         self._recipes: dict[str, str] = {}  # by key of a pipeline that was opened here
+        self._files: list[Callable[[Store], None]] = []  # uploads for the end of a run
+        self._busy = threading.Lock()
+        self._longest = CALL_SECONDS if self._store.served else _LOCKED_SECONDS
+        self._left, self._rests_until = max(_PATIENCE_SECONDS, self._longest), 0.0
+        self._missed = ""  # why the store lacks a record
 
     @property
     def owner(self) -> Owner:
-        """Tags of the runs of this root and user: others of equal keys are left alone."""
-        return owner_of(self._spool.folder)
+        """Tags of the runs of this root and user: others of equal keys are left alone.
+
+        Raises:
+            ArtifactError: If the disk refuses the root's id.
+        """
+        return owner_of(self.root / _OWNER_FOLDER)
 
     def reconnected(self) -> Tracker:
         """Return a tracker of the same store with a connection and a patience of its own."""
@@ -110,11 +140,26 @@ class Tracker:
         note = {} if description is None else {"mlflow.note.content": description}
         if tags and RECIPE_TAG in tags:
             self._recipes[key] = tags[RECIPE_TAG]
-        self._record("open", key, name=name, params=flatten(params), tags={**(tags or {}), **note})
+        time_ms = _now()
+
+        def write(store: Store) -> None:
+            run = self._pipeline(store, key, time_ms, name)
+            new = {} if run.status == "FINISHED" else flatten(params)
+            store.log(run.run_id, params=new, tags={**(tags or {}), **note})
+            if run.status not in ("FINISHED", "RUNNING"):
+                store.set_status(run.run_id, "RUNNING", time_ms)
+
+        require_key(key)
+        self._write(write)
 
     def points(self, pipeline: str, points: Sequence[tuple[str, int, float]]) -> None:
         """Add points (metric, step, value) to a pipeline; NaN and infinities are left out."""
-        self._record("points", pipeline, points=_finite(points))
+        time_ms, named = _now(), _finite(points)
+        self._write(
+            lambda store: store.log(
+                self._pipeline(store, pipeline, time_ms).run_id, points=named, time_ms=time_ms
+            )
+        )
 
     def stage_run(
         self,
@@ -143,20 +188,25 @@ class Tracker:
             tags: Extra tags.
         """
         curve_points = [(n, s, v) for n, curve in (curves or {}).items() for s, v in curve]
-        key = require_key(artifact_key)
-        self._record(
-            "stage",
-            pipeline,
-            stage=stage,
-            key=key,
-            params=flatten(params),
-            points=_final(metrics) + _finite(curve_points),
-            inputs=[vars(entry) for entry in inputs],
-            tags=dict(tags or {}),
-        )
+        key, time_ms = require_key(artifact_key), _now()
+
+        def write(store: Store) -> None:
+            parent = self._pipeline(store, pipeline, time_ms).run_id
+            of = {"umim.stage": stage, "mlflow.parentRunId": parent, **(tags or {})}
+            name = f"{stage} {key[:8]}"
+            run = store.ensure("stage", key, name, self.owner, of, time_ms=time_ms)
+            # A stage shared by several pipelines has one run; each pipeline says which.
+            store.log(parent, tags={f"umim.stage.{stage}.{key[:8]}": run.run_id})
+            if run.status != "FINISHED":
+                _describe(store, run, params, _final(metrics) + _finite(curve_points))
+                store.log_inputs(run.run_id, inputs)
+                store.set_status(run.run_id, "FINISHED", time_ms)
+
+        self._write(write)
         if artifacts:
-            files = [str(path) for path in artifacts]
-            self._record("files", pipeline, UPLOADS, key=key, files=files)
+            self._files.append(
+                lambda store: store.log_files(self._stage(store, key).run_id, artifacts)
+            )
 
     def comparison_run(
         self,
@@ -171,19 +221,38 @@ class Tracker:
         """Record one flat row of the comparison, so that Compare finds everything in one run."""
         recipe = None if pipeline is None else self._recipes.get(pipeline)
         shown = described({n: v for n, v in params.items() if v is not None}, recipe)
-        self._record(
-            "comparison",
-            pipeline,
-            key=require_key(key),
-            name=f"{recipe}: {name or key}" if recipe else name or key,
-            params=flatten(shown),
-            points=_final(metrics),
-            tags={SOURCE_TAG: "this run", **(tags or {})},
-        )
+        points, flat, time_ms = _final(metrics), flatten(shown), _now()
+        title = f"{recipe}: {name or key}" if recipe else name or key
 
-    def attach(self, pipeline: str, paths: Sequence[Path]) -> None:
-        """Send files or folders to keep with a pipeline at its end; equal names are replaced."""
-        self._record("files", pipeline, UPLOADS, files=[str(path) for path in paths])
+        def write(store: Store) -> None:
+            labels = {SOURCE_TAG: "this run", **(tags or {})}
+            if pipeline is not None:
+                labels["umim.pipeline"] = self._pipeline(store, pipeline, time_ms).run_id
+            run = store.ensure("comparison", key, title, self.owner, labels, time_ms=time_ms)
+            if run.status != "FINISHED":
+                _describe(store, run, shown, points)
+                store.set_status(run.run_id, "FINISHED", time_ms)
+            view = shared_view({measured for measured, _, _ in points}, flat)
+            if view is not None:
+                store.share_view(*view)
+
+        require_key(key)
+        self._write(write)
+
+    def attach(self, pipeline: str, paths: Sequence[Path], *, replace: bool = True) -> None:
+        """Send files or folders to keep with a pipeline at its end.
+
+        Args:
+            pipeline: Key of the pipeline.
+            paths: The files and folders.
+            replace: Whether one takes the place of another of its name.
+        """
+        time_ms = _now()
+        self._files.append(
+            lambda store: store.log_files(
+                self._pipeline(store, pipeline, time_ms).run_id, paths, replace=replace
+            )
+        )
 
     def register_checkpoint(
         self,
@@ -199,41 +268,39 @@ class Tracker:
         It becomes a version of the registered model ``umim``; an equal checkpoint of the same stage
         keeps its version.
         """
-        self._record(
-            "checkpoint",
-            None,
-            UPLOADS,
-            key=require_key(stage_key),
-            directory=str(directory),
-            folder=re.sub(r"[^\w\-]+", "-", backbone),
-            alias=alias,
-            digest=digest or directory_digest(directory),
-            backbone=backbone,
-        )
+        require_key(stage_key)
+        folder = re.sub(r"[^\w\-]+", "-", backbone)
+
+        def send(store: Store) -> None:
+            run = self._stage(store, stage_key)
+            of = digest or directory_digest(directory), backbone
+            store.register(run.run_id, directory, folder, *of, alias=alias)
+
+        self._files.append(send)
 
     def finish(self, pipeline: str, status: Status = "FINISHED") -> None:
-        """Close a pipeline, send its files unless it was stopped, say what waits or was refused."""
-        if status == "KILLED":
-            self._writer.hurry()
-        self._record("status", pipeline, last=True, status=status)
-        if status != "KILLED":
-            self._writer.upload()
-        self._spool.warn(self._writer.reason, REPLAY_COMMAND)
+        """Close a pipeline, send its files unless it was stopped, and warn of what is missing."""
+        stopped, time_ms = status == "KILLED", _now()
+        self._rests_until = 0.0
+        if stopped:
+            self._left = min(self._left, _HURRY_SECONDS)
 
-    def replay(self) -> tuple[list[Path], str]:
-        """Write what waits, of every run of this root, if the store answers; try more than once.
+        def close(store: Store) -> None:
+            run = self._pipeline(store, pipeline, time_ms)
+            if run.status != "FINISHED":  # a later try of the same pipeline only found what it made
+                store.set_status(run.run_id, status, time_ms)
 
-        Returns:
-            The files of the records that still wait, and why they do.
-        """
-        writer = SpoolWriter(self._store, self._spool, Patience.of_a_replay())
-        writer.write(last=True)
-        writer.upload()
-        return self._spool.all_waiting(), writer.reason
-
-    def refused(self) -> list[Path]:
-        """Return the files of the records that were refused, of every run of this root."""
-        return self._spool.refused()
+        self._write(close)
+        files, self._files = self._files, []
+        for send in () if stopped else files:
+            park_if_stopping()
+            self._write(send, UPLOAD_SECONDS)
+        if self._missed:
+            logger.warning(
+                "MLflow lacks a part of this run (%s). Run the same command again once it answers: "
+                "finished stages are found and recorded",
+                self._missed,
+            )
 
     def pages(self, pipeline: str, view: str = COMPARISON_VIEW) -> Pages | None:
         """Return where a pipeline and a view of its rows are shown; None if that is not known."""
@@ -242,7 +309,7 @@ class Tracker:
             run = store.find("pipeline", pipeline, self.owner)
             return None if run is None else (store.experiment_id, run.run_id)
 
-        found = self._writer.ask(places)
+        found = self._write(places)
         if found is None:
             return None
         experiment, run_id = found
@@ -256,22 +323,53 @@ class Tracker:
             command=None if self._store.served else start,
         )
 
-    def _record(
-        self,
-        kind: str,
-        pipeline: str | None,
-        queue: Queue = NUMBERS,
-        *,
-        last: bool = False,
-        **fields: object,
-    ) -> None:
-        key = None if pipeline is None else require_key(pipeline)
-        time_ms = time.time_ns() // 1_000_000
-        with stop_deferred():
-            of = {"kind": kind, "pipeline": key, "time_ms": time_ms, "owner": self.owner}
-            self._spool.add({**of, **fields}, queue)
-            if queue == NUMBERS:
-                self._writer.write(last=last)
+    def _pipeline(
+        self, store: Store, pipeline: str, time_ms: int, name: str | None = None
+    ) -> StoredRun:
+        called = name or f"pipeline {pipeline[:8]}"
+        return store.ensure("pipeline", pipeline, called, self.owner, time_ms=time_ms)
+
+    def _stage(self, store: Store, key: str) -> StoredRun:
+        run = store.find("stage", key, self.owner)
+        if run is None:
+            raise TrackingError("files must belong to a stage that is recorded", key)
+        return run
+
+    def _write(self, call: Callable[[Store], T], seconds: int = CALL_SECONDS) -> T | None:
+        """Return what a call of the store returns; None, and a warning, if it does not answer."""
+        owner = self.owner  # a disk that refuses it is an error of its own
+        with stop_deferred(), self._busy:
+            began = time.monotonic()
+            if began < self._rests_until or self._left < 1:
+                return None
+            first = max(1, int(min(self._longest, self._left)))
+            creation = first if self._missed or first < self._longest else CREATION_SECONDS
+            try:
+                with self._store.session(creation, first, min(seconds, UPLOAD_SECONDS)) as store:
+                    return call(store)
+            except StoreAwayError as error:
+                if not self._missed:
+                    logger.warning("MLflow is away, the run goes on: %s", error)
+                self._missed = str(error.value)
+                self._left -= time.monotonic() - began
+                self._rests_until = time.monotonic() + _REST_SECONDS
+            except TrackingError as error:
+                logger.warning("MLflow refuses a record of %s: %s", owner, error)
+        return None
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _describe(
+    store: Store,
+    run: StoredRun,
+    params: Mapping[str, object],
+    points: Sequence[tuple[str, int, float]],
+) -> None:
+    """Write parameters and points; their time is the run's start, so that it never changes."""
+    store.log(run.run_id, flatten(params), points, time_ms=run.start_time_ms)
 
 
 def _final(metrics: Mapping[str, float | None]) -> list[tuple[str, int, float]]:
@@ -279,7 +377,7 @@ def _final(metrics: Mapping[str, float | None]) -> list[tuple[str, int, float]]:
 
 
 def _finite(points: Sequence[tuple[str, int, float]]) -> list[tuple[str, int, float]]:
-    return [point for point in points if math.isfinite(point[2])]
+    return [(fit_name(name), step, x) for name, step, x in points if math.isfinite(x)]
 
 
 class LiveMetrics:

@@ -42,8 +42,8 @@ from umim_core.distill.train_state import last_step
 from umim_core.errors import UmimError
 from umim_core.progress import followed
 from umim_core.store.artifacts import write_json
+from umim_core.store.disk import leave_mark, sees_mark
 from umim_core.store.publication import STATE
-from umim_core.store.shared_folder import leave_mark, sees_mark
 
 logger = logging.getLogger("umim.train")
 Fields = dict[str, object]

@@ -11,8 +11,8 @@ import torch
 
 from support.tiny_table import write_questions
 from tasks.stages.adaptation import compared
-from umim_core.adaptation.choice_scores import ChoiceScores, score_choices
 from umim_core.adaptation.choices import EncodedQuestion, encode_questions
+from umim_core.adaptation.preference import ChoiceScores, score_choices
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import EvaluationError, NumericalError

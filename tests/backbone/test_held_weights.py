@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
-from umim_core.backbone.held_weights import with_held_weights
 from umim_core.backbone.model_identity import model_identity
+from umim_core.backbone.split import with_held_weights
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.distill.step import DistillModel

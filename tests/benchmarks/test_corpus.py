@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.common import parse
 from benchmarks.corpus import CORPUS_OPTIONS, EMBEDDED, build_ids, ids_file, open_ids
-from benchmarks.row_texts import spread_rows
+from benchmarks.merged_quality import spread_rows
 from umim_core.backbone.tokenizer_files import load_tokenizer
 
 TEXT = "Return the sum of array elements over a given axis.\n" * 50

@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks import matching
 from benchmarks.common import ROOT, Report
-from benchmarks.matching import compare, gates
-from benchmarks.peers.matching_peers import AhoCorasick, SetLoop, Spans
+from benchmarks.matching import AhoCorasick, SetLoop, Spans, compare, gates
 from benchmarks.processes.mining_process import LENGTH
 from umim_core.rules.ruleset import RuleSet
 

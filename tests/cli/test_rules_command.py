@@ -14,7 +14,7 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
-from umim_core.rules.collisions import collision_rate
+from umim_core.rules.inspection import collision_rate
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet

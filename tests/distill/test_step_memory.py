@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrain
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.config.form import ModuleForm
-from umim_core.distill.step import DistillModel
-from umim_core.distill.step_memory import step_memory
+from umim_core.distill.step import DistillModel, step_memory
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from umim_core.merging.module import MergeModule
-from umim_core.rules.collisions import collision_groups, collision_rate
+from umim_core.rules.inspection import collision_groups, collision_rate
 from umim_core.rules.ruleset import RuleSet
 
 SPANS = [span for n in (2, 3, 4) for span in product(range(3), repeat=n)]

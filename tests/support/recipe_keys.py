@@ -34,8 +34,7 @@ from flows import parts
 from tasks.plan.planner import Planner
 from tasks.run.recipes import find_recipe, recipe_names
 from tasks.run.stage import STAGE_SCHEMA, Artifact, StageSpec, run_stage
-from tasks.stages.ablation import ablation_stage
-from tasks.stages.publish import report_stage
+from tasks.stages.publish import ablation_stage, report_stage
 from tests.support.flow_plans import without_headline
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from umim_core.errors import ConfigError
-from umim_core.task_sets.task_options import TaskOptions
+from umim_core.task_sets.generation_rows import TaskOptions
 
 
 def test_options_are_taken_from_among_the_arguments_of_the_model() -> None:

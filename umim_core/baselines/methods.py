@@ -27,9 +27,10 @@ forward, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, Protocol
+from inspect import getdoc
+from typing import ClassVar, Final, Literal, Protocol, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,14 +38,12 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation
-from umim_core.merging.likelihood import TokenScores
+from umim_core.merging.branches import ReadingStates
 from umim_core.merging.packing import Segmenter, SpanMerger
-from umim_core.merging.states import ReadingStates
 from umim_core.registry import Registry
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.int64]
-ScoreEndings = Callable[[Ints, Sequence[Ints], Backbone, int], list[TokenScores]]
 Side = Literal["prompt", "cache"]
 
 
@@ -176,15 +175,12 @@ class EvictedColumns:
         new_policy: Makes the policy of a text, given its raw ids [T].
         states: States of a text that the method shortens token by token in one masked forward; None
             where it reads a context whole and drops columns behind it.
-        score: Scores continuations of a context [T] under a budget of its columns while columns go
-            before the prompt is read to its end; None where they go behind it.
     """
 
     side: ClassVar[Side] = "cache"
     model: ClassVar[None] = None
     new_policy: Callable[[Ints], CachePolicy]
     states: ReadingStates | None = None
-    score: ScoreEndings | None = None
 
 
 Method = ReducedTokens | MergedSpans | EvictedColumns
@@ -203,3 +199,37 @@ def own_model(name: str) -> str | None:
         BackboneError: If the commit is not known here.
     """
     return OWN_MODELS.find(name)() if name in OWN_MODELS.names() else None
+
+
+@dataclass(frozen=True)
+class ListedBaseline:
+    """A registered baseline.
+
+    Attributes:
+        name: As recipes and lm-eval find it.
+        side: ``prompt`` saves prefill and KV cache, ``cache`` saves KV cache alone.
+        line: What it does, the first line of its function's docstring.
+    """
+
+    name: str
+    side: Side
+    line: str
+
+
+def side_of(name: str) -> Side:
+    """Return the side of a baseline; loads no model.
+
+    Raises:
+        ConfigError: If there is none of that name.
+    """
+    side: Side = get_type_hints(BASELINES.find(name))["return"].side
+    return side
+
+
+def listed_baselines() -> list[ListedBaseline]:
+    """Return all baselines, those of the prompt first, each side by name; loads no model."""
+    listed = []
+    for name in BASELINES.names():
+        line = (getdoc(BASELINES.find(name)) or "").partition("\n")[0]
+        listed.append(ListedBaseline(name, side_of(name), line))
+    return sorted(listed, key=lambda one: (one.side != "prompt", one.name))

@@ -15,16 +15,14 @@ from typing import Annotated
 
 import typer
 
-from umim_core.cli.baselines_command import baselines
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
 from umim_core.cli.demo_command import demo
 from umim_core.cli.export_command import export
-from umim_core.cli.fetch_command import fetch
 from umim_core.cli.generate_command import generate
 from umim_core.cli.init_command import init
 from umim_core.cli.mine_command import mine
-from umim_core.cli.path_command import path
+from umim_core.cli.path_command import baselines, fetch, path, task_text
 from umim_core.cli.ppl_command import ppl
 from umim_core.cli.prompt_input import (
     CheckpointOption,
@@ -34,7 +32,6 @@ from umim_core.cli.prompt_input import (
 from umim_core.cli.prune_command import prune
 from umim_core.cli.rules_command import rules
 from umim_core.cli.serve_command import serve
-from umim_core.cli.task_text_command import task_text
 from umim_core.cli.train_command import train
 from umim_core.errors import UmimError
 

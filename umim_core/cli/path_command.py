@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +15,9 @@ from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.embedded.assets import Part, embedded_names, embedded_path
 from umim_core.errors import ConfigError, did_you_mean
 from umim_core.packages.packaged_model import PACKAGED
+
+if TYPE_CHECKING:
+    from umim_core.packages.packaged_model import PackagedModel
 
 
 def path(
@@ -87,3 +92,100 @@ def _place(name: str, part: Part) -> Path:
             f"{name} must hold a {part}", f"none at {place}", "Make it again, or install it again."
         )
     return place
+
+
+def baselines(as_json: JsonFlag = False) -> None:
+    """List the baselines: token reducers, pooled embeddings, KV cache policies.
+
+    Methods of the prompt save prefill and KV cache, those of the cache save KV cache alone.
+    """
+    from umim_core.baselines.methods import listed_baselines
+
+    listed = listed_baselines()
+    width = max(len(one.name) for one in listed)
+    lines = [f"{one.name:<{width}}  {one.side:<6}  {one.line}" for one in listed]
+    emit({"baselines": [asdict(one) for one in listed]}, lines, as_json)
+
+
+def task_text(
+    name: Annotated[str, typer.Argument(help="A generated task, e.g. umim_ruler_4k.")],
+    tokenizer: Annotated[str, typer.Option(help="The backbone, or its tokenizer's directory.")],
+    out: Annotated[Path, typer.Option(help="File of JSON lines to write.")],
+    questions: Annotated[int, typer.Option(min=1, help="Prompts to write.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.")] = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write prompts of a task's training split, to mine rules from and to train on.
+
+    The split is drawn apart from the scored one, whatever the seed. Each line holds one prompt with
+    its answers as `text`.
+    """
+    from umim_core.backbone.tokenizer_files import load_tokenizer
+    from umim_core.embedded.documents import write_rows
+    from umim_core.task_sets.generation_rows import TaskOptions, make_rows
+    from umim_core.task_sets.generation_spec import GENERATION_TASKS
+
+    task = GENERATION_TASKS.find(name)
+    options = TaskOptions(task_seed=seed, task_questions=questions)
+    rows = make_rows(task, options, load_tokenizer(tokenizer), "train")
+    parts = [(row["prompt"], row["answer_prefix"], ", ".join(row["references"])) for row in rows]
+    write_rows(out, [{"text": " ".join(filter(None, texts))} for texts in parts])
+    count = sum(row["prompt_tokens"] for row in rows)
+    mine = ["umim", "mine", str(out), "--field", "text", "--tokenizer", tokenizer, "--out", "rules"]
+    lines = [f"{len(rows)} texts, {count:,} tokens: {out}", f"Next: {shlex.join(mine)}"]
+    emit({"task": name, "texts": len(rows), "tokens": count, "out": str(out)}, lines, as_json)
+
+
+def fetch(
+    name: Annotated[
+        str | None, typer.Argument(help="A packaged model; all are listed if left out.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash every file of a model that is here already.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fetch a packaged model by pip and convert it, or list all with their state."""
+    from umim_core.packages.packaged_model import PACKAGED
+
+    if name is None:
+        models = [PACKAGED.find(known) for known in PACKAGED.names()]
+        documents = [_document(model, verify) for model in models]
+        emit({"models": documents}, [line for d in documents for line in _lines(d)], as_json)
+        return
+    from umim_core.checkpoint.next_steps import after_fetching
+    from umim_core.packages.model_cache import fetch_model
+
+    model = PACKAGED.find(name)
+    fetch_model(model, verify=verify)
+    document = _document(model, verify=False)
+    emit(document, [*_lines(document), *after_fetching(name)], as_json)
+
+
+def _document(model: PackagedModel, verify: bool) -> dict[str, object]:
+    """Return what is known of a model, and whether it is here."""
+    from umim_core.packages.model_cache import model_directory, model_fault
+
+    directory = model_directory(model)
+    state = "absent" if not directory.is_dir() else "damaged"
+    return {
+        "name": model.name,
+        "state": "here" if model_fault(model, verify=verify) is None else state,
+        "directory": str(directory),
+        "licence": model.licence,
+        "origin": model.origin,
+        "description": model.description,
+        "package": f"{model.distribution}=={model.version}",
+        "wheel_bytes": model.wheel_bytes,
+        "model_bytes": model.model_bytes,
+    }
+
+
+def _lines(document: dict[str, object]) -> list[str]:
+    name, state = document["name"], document["state"]
+    remedy = "" if state == "here" else f": run umim fetch {name}"
+    shown = {key: document[key] for key in ("description", "directory", "licence", "origin")}
+    sizes = (document["wheel_bytes"], document["model_bytes"])
+    wheel, converted = (f"{float(str(size)) / 1e6:.0f} MB" for size in sizes)
+    shown["size"] = f"{converted} in single precision ({wheel} as {document['package']})"
+    return [f"{name} ({state}{remedy})", *(f"  {key:<11} {value}" for key, value in shown.items())]

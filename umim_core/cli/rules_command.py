@@ -72,8 +72,7 @@ def rules(
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a rule set holds and how far it shortens held-out text."""
-    from umim_core.rules.collisions import collision_rate
-    from umim_core.rules.inspection import collision_examples, top_rules
+    from umim_core.rules.inspection import collision_examples, collision_rate, top_rules
     from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
     from umim_core.text.sources import source_of

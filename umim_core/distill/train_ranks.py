@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from umim_core.store.shared_folder import leave_mark, not_shared, remove_marks, sees_mark
+from umim_core.store.disk import leave_mark, not_shared, remove_marks, sees_mark
 
 
 def rank_and_world() -> tuple[int, int]:

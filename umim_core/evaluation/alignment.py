@@ -31,11 +31,10 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.distill.alignment_metrics import METRICS, AlignmentSums, row_metrics
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.paired_differences import ratio_error
-from umim_core.merging.branches import BranchLayout
+from umim_core.merging.branches import MERGED, BranchLayout, ReadingStates
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import state_hidden
 from umim_core.merging.packing import PackedUnits
-from umim_core.merging.states import MERGED, ReadingStates
 
 # Rows whose logits are held at once. Their memory is kept: mapped anew, a CPU clears all of it.
 _HEAD_ROWS: Final = {"cpu": 128, "gpu": 512}

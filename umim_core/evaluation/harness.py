@@ -53,12 +53,10 @@ from umim_core.evaluation.model_args import (
 )
 from umim_core.evaluation.scored_requests import Likelihood, Sizes
 from umim_core.evaluation.scoring import Scorer
-from umim_core.evaluation.tasks.batched_model import TokenRequest
-from umim_core.evaluation.tasks.chat_contexts import ChatContexts
 from umim_core.evaluation.tasks.evaluate_hook import extend_evaluate
 from umim_core.evaluation.tasks.response_cache import use_own_table
-from umim_core.evaluation.tasks.sized_model import SizedModel
-from umim_core.inference.decode_rules import decode_bound
+from umim_core.evaluation.tasks.sized_model import ChatContexts, SizedModel, TokenRequest
+from umim_core.inference.engine import decode_bound
 from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
 from umim_core.model.loading import LoadOptions

@@ -29,7 +29,6 @@ from umim_core.baselines.methods import (
     MergedSpans,
     Method,
     ReducedTokens,
-    ScoreEndings,
     Text,
     TokenReducer,
 )
@@ -46,9 +45,9 @@ from umim_core.evaluation.scored_requests import (
     Tally,
 )
 from umim_core.evaluation.scoring import Scorer
+from umim_core.merging.branches import ReadingStates
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum
-from umim_core.merging.states import ReadingStates
 from umim_core.rules.matcher import Parts
 from umim_core.store.artifacts import sha256_bytes
 
@@ -177,7 +176,6 @@ class EvictedScorer(_BaselineScorer):
         new_policy: Makes the policy of a context, given its raw ids.
         target: Share of each context's columns that go; None for the token reduction of the rules.
         states: States of a text whose columns go while it is read, where that is defined.
-        score_endings: Scores likelihoods in another way; None: columns go behind the context.
 
     Attributes:
         columns: Tokens of the contexts, and columns of a layer's cache that stayed.
@@ -186,7 +184,6 @@ class EvictedScorer(_BaselineScorer):
     new_policy: Callable[[Ints], CachePolicy]
     target: TargetReduction | None = None
     states: ReadingStates | None = None
-    score_endings: ScoreEndings | None = None
     columns: Tally = field(default_factory=Tally, kw_only=True)
 
     def budget(self, context: Ints, generated: int = 0, parts: Parts | None = None) -> int:
@@ -220,11 +217,7 @@ class EvictedScorer(_BaselineScorer):
             endings = [requests[index].continuation for index in members]
             budget = self.budget(context, parts=key[1])
             backbone = self.compressed.backbone
-            if self.score_endings is None:
-                scores, columns = score_evicted(context, endings, backbone, self.new_policy, budget)
-            else:
-                scores = self.score_endings(context, endings, backbone, budget)
-                columns = budget
+            scores, columns = score_evicted(context, endings, backbone, self.new_policy, budget)
             done: dict[int, Likelihood] = {}
             for index, score in zip(members, scores, strict=True):
                 new, over = len(requests[index].continuation), max(0, columns - budget)
@@ -267,7 +260,7 @@ def method_scorer(
     umim = Scorer(compressed, "prompt", max_units)
     if isinstance(method, ReducedTokens):
         return ReducedScorer(umim, method.reducer, target)
-    return EvictedScorer(umim, method.new_policy, target, method.states, method.score)
+    return EvictedScorer(umim, method.new_policy, target, method.states)
 
 
 def merged_by(method: MergedSpans, compressed: Compressed) -> Compressed:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device, has_device
 from umim_core.backbone.tokenizer_files import quantisation_note
-from umim_core.baselines.listing import side_of
+from umim_core.baselines.methods import side_of
 from umim_core.baselines.reduction import TargetReduction
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
@@ -23,8 +23,7 @@ from umim_core.checkpoint.checkpoint_files import (
 from umim_core.config.form import Merge, check_merge, check_raw_tail
 from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
-from umim_core.model.hub import fetch_checkpoint
-from umim_core.model.loading import LoadOptions, find_backbone, find_checkpoint
+from umim_core.model.loading import LoadOptions, fetch_checkpoint, find_backbone, find_checkpoint
 from umim_core.model.umim import UMIM
 
 CHECKPOINT_VARIABLE: Final = "UMIM_CHECKPOINT"

@@ -18,9 +18,9 @@ from umim_core.errors import EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer
 from umim_core.evaluation.paired_differences import increase_with_error, ratio_error
 from umim_core.evaluation.scored_requests import Request
+from umim_core.merging.branches import MERGED, ReadingStates
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum, score_rows
-from umim_core.merging.states import MERGED, ReadingStates
 
 Ints = NDArray[np.integer]
 

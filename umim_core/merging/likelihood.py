@@ -35,9 +35,8 @@ from torch import Tensor
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
-from umim_core.merging.branches import BranchLayout
+from umim_core.merging.branches import MERGED, BranchLayout, ReadingStates
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.states import MERGED, ReadingStates
 from umim_core.rules.matcher import Parts
 
 Ints = NDArray[np.integer]

@@ -19,7 +19,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError
 from umim_core.store.artifacts import payload_files, sha256_file
-from umim_core.store.shared_folder import leave_mark
+from umim_core.store.disk import leave_mark
 from umim_core.text.sources import TextFiles
 
 NAME = "umim-docs-llama"

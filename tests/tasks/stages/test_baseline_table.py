@@ -14,8 +14,7 @@ from support.tiny_table import (
     write_hub,
     write_questions,
 )
-from tasks.data.table_jobs import ModelPlace, ShardJob, score_shard
-from tasks.data.table_scores import read_report
+from tasks.data.table_jobs import ModelPlace, ShardJob, read_report, score_shard
 from tasks.stages.table import TABLE
 from umim_core.config.table_recipe import TableRecipe, TableSetting
 from umim_core.errors import BackboneError

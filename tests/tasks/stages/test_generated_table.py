@@ -16,7 +16,7 @@ from support.tiny_table import (
     run_table,
     write_hub,
 )
-from tasks.data.table_scores import read_report, read_shards
+from tasks.data.table_jobs import read_report, read_shards
 from tasks.data.table_sources import source_facts
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE

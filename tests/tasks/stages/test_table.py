@@ -26,9 +26,10 @@ from support.tiny_table import (
     write_questions,
 )
 from tasks.data.table_jobs import (
+    SHARDS,
     ShardJob,
+    read_shards,
 )
-from tasks.data.table_scores import SHARDS, read_shards
 from tasks.run.stage import Artifact
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.evaluation.multiple_choice import evaluate_task

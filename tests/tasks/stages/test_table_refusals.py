@@ -10,8 +10,8 @@ from tasks.data.table_jobs import (
     ModelPlace,
     TextJob,
     measure_text,
+    table_row,
 )
-from tasks.data.table_scores import table_row
 from umim_core.config.table_recipe import TableText
 from umim_core.errors import CheckpointError, EvaluationError
 from umim_core.evaluation.tasks.question_shards import ShardScores

@@ -10,7 +10,6 @@ import pytest
 
 from support.tracked_runs import held
 from tasks.run.pipeline import open_pipeline
-from tasks.tracking.spool import Spool
 from umim_core.errors import CorpusError
 
 
@@ -45,4 +44,3 @@ def test_a_run_without_a_server_keeps_its_own_error(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed.getsockname()[1]}")
         with pytest.raises(CorpusError), open_pipeline("embedded", "umim"):
             raise CorpusError("a corpus must have text")
-    assert len(Spool(root).waiting()) == 2

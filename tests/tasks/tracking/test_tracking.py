@@ -12,7 +12,6 @@ from mlflow.entities import Run
 from tasks.report.compare import cell_row
 from tasks.report.comparison import COMPARISON_PARAMS, Measured
 from tasks.tracking.mlflow_store import Store
-from tasks.tracking.spool import SPOOL
 from tasks.tracking.tracker import PREFECT_TAG, Tracker
 from tasks.tracking.tracking_values import RunInput, flatten, redact
 from umim_core.checkpoint.own_checkpoints import artifact_root
@@ -199,18 +198,6 @@ def test_a_checkpoint_is_registered_once_under_its_backbones_alias(
 def test_a_key_that_a_query_cannot_hold_is_refused(tracker: Tracker) -> None:
     with pytest.raises(TrackingError, match="a run key must be letters"):
         tracker.pipeline_run("x' or 1=1", {})
-
-
-def test_files_that_are_gone_are_set_aside_and_the_rest_is_written(
-    tracker: Tracker, client: MlflowClient, tmp_path: Path
-) -> None:
-    tracker.pipeline_run("missing", {})
-    tracker.attach("missing", [tmp_path / "absent.txt"])
-    tracker.finish("missing")
-    assert _runs(client)["pipeline", "missing"].info.status == "FINISHED"
-    (refused,) = (tracker.root / SPOOL).glob("*.refused")
-    assert "absent.txt" in refused.read_text(encoding="utf-8")
-    refused.unlink()
 
 
 def test_secrets_are_hidden_and_names_that_only_sound_like_them_are_not() -> None:

@@ -1,4 +1,4 @@
-"""A store that is away costs a run seconds at most, and nothing of what it records."""
+"""A store that is away costs a run seconds at most; the same run again records what it missed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,11 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from typer.testing import CliRunner
 
-from flows.cli import app
 from support.tracked_runs import held, record_pipeline
 from tasks.report.comparison import COMPARISON_METRICS
 from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
-from tasks.tracking.patience import Patience
-from tasks.tracking.spool import SPOOL, Spool
-from tasks.tracking.tracker import REPLAY_COMMAND, Tracker
-from umim_core.errors import TrackingError
+from tasks.tracking.tracker import Tracker
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -38,7 +33,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> 
     copy = shutil.copy(empty_store, base / "mlflow.db")
     tracker = Tracker(f"sqlite:///{copy}", base)
     record_pipeline(tracker, "p", base / "files")
-    assert not list((base / SPOOL).glob("*.json"))
     return held(tracker.uri)
 
 
@@ -62,7 +56,7 @@ def closed() -> Iterator[str]:
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_a_run_without_a_server_ends_well_and_the_next_one_writes_it(
+def test_a_run_without_a_server_ends_well_and_the_same_run_again_is_recorded(
     tmp_path: Path,
     store: str,
     closed: str,
@@ -71,29 +65,29 @@ def test_a_run_without_a_server_ends_well_and_the_next_one_writes_it(
 ) -> None:
     with caplog.at_level(logging.WARNING, "umim.tracking"):
         record_pipeline(Tracker(closed, tmp_path), "p", tmp_path / "files")
-    away, waiting = (record.getMessage() for record in caplog.records)
+    away, missed = (record.getMessage() for record in caplog.records)
     assert away.startswith("MLflow is away, the run goes on")
-    assert f"records for MLflow wait in {tmp_path / SPOOL}" in waiting
-    assert REPLAY_COMMAND in waiting
-    there = Tracker(store, tmp_path)
-    there.pipeline_run("p", {"recipe": "tiny", "token": "s3cret"}, name="tiny")
-    assert not there.replay()[0]
-    assert held(there.uri) == undisturbed
-
-
-def test_records_written_twice_are_there_once(
-    tmp_path: Path, store: str, closed: str, undisturbed: dict[str, Any]
-) -> None:
-    record_pipeline(Tracker(closed, tmp_path), "p", tmp_path / "files")
-    shutil.copytree(tmp_path / SPOOL, tmp_path / "again")
-    for _ in range(2):  # as if killed after the store had them, before they were forgotten
-        assert not Tracker(store, tmp_path).replay()[0]
-        shutil.copytree(tmp_path / "again", tmp_path / SPOOL, dirs_exist_ok=True)
-    Tracker(store, tmp_path).replay()
+    assert missed.startswith("MLflow lacks a part of this run")
+    record_pipeline(Tracker(store, tmp_path), "p", tmp_path / "files")
     assert held(store) == undisturbed
 
 
-@pytest.mark.full
+def test_files_that_were_not_sent_are_sent_when_their_stage_is_found(
+    tmp_path: Path, store: str
+) -> None:
+    note = tmp_path / "note.txt"
+    note.write_text("hello")
+    for number in range(2):  # the first time the process ends before its files are sent
+        tracker = Tracker(store, tmp_path)
+        tracker.stage_run("p", "corpus", "c", {}, {}, artifacts=[note])
+        if number:
+            tracker.finish("p")
+    client = MlflowClient(store)
+    (experiment,) = client.search_experiments(filter_string="name = 'umim'")
+    runs = client.search_runs([experiment.experiment_id], "tags.`umim.kind` = 'stage'")
+    assert [file.path for file in client.list_artifacts(runs[0].info.run_id)] == ["note.txt"]
+
+
 def test_a_server_that_never_answers_costs_a_run_less_than_ten_seconds(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracker = Tracker(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path)
@@ -108,46 +102,32 @@ def test_a_run_that_is_being_stopped_waits_two_seconds_at_most(tmp_path: Path) -
         began = time.monotonic()
         tracker.finish("p", "KILLED")
         assert time.monotonic() - began < 4
-    assert len(list((tmp_path / SPOOL).glob("*.json"))) == 1
 
 
-def test_patience_lasts_ten_seconds_and_rests_longer_each_time() -> None:
-    patience = Patience()
-    assert patience.limits() == (300, 5, 5)
-    patience.failed(5.0)
-    assert patience.resting()
-    assert patience.limits() == (2, 2, 5)
-    patience.failed(2.0)
-    patience.failed(2.0)
-    assert not patience.exhausted
-    assert patience.limits() == (1, 1, 1)
-    patience.failed(1.0)
-    assert patience.exhausted
-
-
-def test_refused_connections_never_exhaust_patience() -> None:
-    patience = Patience()
-    for _ in range(1000):
-        patience.failed(0.001)
-    assert not patience.exhausted
-
-
-def test_a_record_that_the_store_refuses_lets_the_others_pass(tmp_path: Path, store: str) -> None:
+def test_a_record_that_the_store_refuses_lets_the_others_pass(
+    tmp_path: Path, store: str, caplog: pytest.LogCaptureFixture
+) -> None:
     tracker = Tracker(store, tmp_path)
     tracker.pipeline_run("p", {"a": 1})
     tracker.pipeline_run("p", {"a": 2})  # MLflow never changes a parameter
+    tracker.attach("p", [tmp_path / "absent.txt"])
     tracker.finish("p")
     run = held(tracker.uri)["pipeline p"]
     assert (run["status"], run["params"]) == ("FINISHED", {"a": "1"})
-    (refused,) = Spool(tmp_path).refused()
-    assert '"a":"2"' in refused.read_text(encoding="utf-8")
+    assert caplog.text.count("MLflow refuses a record") == 2
+    assert "absent.txt" in caplog.text
 
 
-def test_secrets_never_reach_the_spool(tmp_path: Path, closed: str) -> None:
-    record_pipeline(Tracker(closed, tmp_path), "p", tmp_path / "files")
-    texts = [path.read_text(encoding="utf-8") for path in Spool(tmp_path).waiting()]
-    assert any('"token":"***"' in text for text in texts)
-    assert not any("s3cret" in text for text in texts)
+def test_a_deleted_experiment_is_a_store_that_is_away(tmp_path: Path, store: str) -> None:
+    tracker = Tracker(store, tmp_path)
+    tracker.pipeline_run("p", {})
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("umim")
+    assert experiment is not None
+    client.delete_experiment(experiment.experiment_id)
+    Tracker(store, tmp_path).pipeline_run("q", {})
+    client.restore_experiment(experiment.experiment_id)
+    assert "pipeline q" not in held(store)
 
 
 def test_pipelines_of_one_process_share_a_store_and_lose_nothing(
@@ -162,8 +142,6 @@ def test_pipelines_of_one_process_share_a_store_and_lose_nothing(
         thread.start()
     for thread in threads:
         thread.join()
-    Tracker(store, tmp_path).replay()  # those that gave up the lock on a busy machine
-    assert not [*Spool(tmp_path).waiting(), *Spool(tmp_path).refused()]
     require_pipelines(held(store), names, undisturbed)
 
 
@@ -188,27 +166,7 @@ def test_eight_processes_share_a_store_that_none_has_made_and_lose_nothing(
         for name in names
     ]
     assert [process.wait(timeout=280) for process in started] == [0] * 8
-    Tracker(uri, tmp_path).replay()  # those that gave up the lock on a busy machine
     require_pipelines(held(uri), names, undisturbed)
-
-
-def test_the_command_writes_what_waits(
-    tmp_path: Path,
-    store: str,
-    closed: str,
-    undisturbed: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    record_pipeline(Tracker(closed, tmp_path), "p", tmp_path / "files")
-    monkeypatch.setenv("UMIM_ROOT", str(tmp_path))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", closed)
-    refused = CliRunner().invoke(app, ["replay"])
-    assert isinstance(refused.exception, TrackingError)
-    assert "MLflow must take what waits; got 13 records" in str(refused.exception)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    done = CliRunner().invoke(app, ["replay"])
-    assert (done.exit_code, done.stdout) == (0, "MLflow has everything\n")
-    assert held(store) == undisturbed
 
 
 def test_a_store_without_a_server_names_the_command_that_shows_it(

@@ -18,9 +18,8 @@ from umim_core.evaluation.console import one_line_errors
 from umim_core.evaluation.tasks.paper_task import figures_config, judged
 from umim_core.evaluation.tasks.task_backbone import task_context, task_tokenizer
 from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
-from umim_core.task_sets.generation_rows import Row, make_rows, new_tokens
+from umim_core.task_sets.generation_rows import Row, TaskOptions, make_rows, new_tokens
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
-from umim_core.task_sets.task_options import TaskOptions
 
 NOT_RUN: Final = "not run: context"
 _VERSION: Final = 1.0

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from lm_eval.models.huggingface import HFLM
+from lm_eval.utils import warning_once
+from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
+from transformers import PreTrainedTokenizerBase
 
 from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, EvaluationError
@@ -26,12 +30,11 @@ from umim_core.evaluation.scored_requests import (
     Tally,
     count_sizes,
 )
-from umim_core.evaluation.tasks.batched_model import BatchedModel, TokenRequest
-from umim_core.evaluation.tasks.chat_contexts import ChatContexts
 from umim_core.evaluation.tasks.response_cache import cached_sizes, keep_sizes
+from umim_core.rules.matcher import Parts
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.spec import TASKS, cue_of
-from umim_core.text.chat_parts import Chat
+from umim_core.text.chat_parts import Chat, content_places, encode_parts
 
 _log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger
 
@@ -50,6 +53,68 @@ _COLUMNS: Final = {
     "piqa": "goal",
     "qmsum": "question",
 }
+
+
+_CPU_TOKENS: Final = 2048  # of a forward for batch_size=auto; more are no faster
+TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
+
+
+class ChatContexts:
+    """Contexts by text.
+
+    Attributes:
+        applied: Whether an evaluation writes its contexts by the chat template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.applied = False
+        self._tokenizer = tokenizer
+        self._places: dict[str, list[tuple[int, int]]] = {}
+
+    def note(self, chat: Chat, text: str, render: Callable[[Chat], str]) -> None:
+        """Note a chat, the text that the template made of it, and how it writes others."""
+        self._places[text] = content_places(chat, text, render)
+
+    def parts(self, text: str, ids: Sequence[int] | NDArray[np.int64]) -> Parts | None:
+        """Return the tokens of a context that may merge; None for all, where it is no chat."""
+        places = self._places.get(text)
+        if places is None:
+            if self.applied:
+                warning_once(
+                    _log,
+                    "umim: chats that lm-eval cached (--cache_requests) do not say what users "
+                    "said: nothing of them merges",
+                )
+            return () if self.applied else None
+        own, ranges = encode_parts(self._tokenizer, text, places)
+        end = max((end for _, end in ranges), default=0)
+        for front in (0, 1):  # a BOS
+            if list(ids[front : front + end]) == own[:end].tolist():
+                return tuple((first + front, last + front) for first, last in ranges)
+        return ()
+
+
+class BatchedModel(HFLM):  # type: ignore[misc]  # lm-eval ships no types
+    """lm-eval's ``hf`` model; ``batch_size=auto`` counts tokens on a CPU."""
+
+    def rows_per_forward(self, longest: int) -> int:
+        """Return the batch size; ``auto`` is what fits for inputs of ``longest`` raw tokens."""
+        if self.batch_size != "auto":
+            return int(self.batch_size)
+        return self._detect_batch_size([(None, [0] * longest, [0])])
+
+    def _detect_batch_size(
+        self, requests: Sequence[TokenRequest] | None = None, pos: int = 0
+    ) -> int:
+        """Return what ``auto`` is: tried on a GPU, counted on a CPU.
+
+        Without requests, as for rolling windows, inputs are as long as the model takes.
+        """
+        if self.device.type != "cpu":
+            return int(super()._detect_batch_size(requests, pos))
+        limit = int(self.max_length)
+        longest = min(sum(map(len, requests[pos][1:])), limit) if requests else limit
+        return max(1, min(int(self.max_batch_size), _CPU_TOKENS // longest))
 
 
 def asked_by(request: Instance) -> Asked:
