@@ -14,7 +14,6 @@ from support.family_configs import EXACT, VOCAB, random_model
 from support.tiny_models import random_backbone
 from umim_core.backbone.attention_masks import attention_switched
 from umim_core.backbone.backbone import Backbone, wrap_backbone
-from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
@@ -67,29 +66,6 @@ def test_one_row_goes_beyond_the_window_exactly(family: str) -> None:
     engine.generate([PROMPT[:9]], dense, Request(observer=compare, seed=1), past=first.state)
     assert max(errors) < 1e-5
     assert min(lengths) > WINDOW
-
-
-@pytest.mark.parametrize("family", ["mistral", "gpt_neo"])
-def test_rows_together_and_stretched_positions_are_refused(family: str) -> None:
-    backbone = windowed(family)
-    two = [PROMPT, PROMPT[:5]]
-    with pytest.raises(GenerationError, match=r"attention window \(6\); got .* one prompt at a"):
-        Engine(Compressed.without_merging(backbone)).generate(two, settings(4))
-    with pytest.raises(GenerationError, match="attention window"):
-        Engine(Compressed.without_merging(backbone)).generate(
-            [PROMPT], settings(4, num_return_sequences=2, do_sample=True)
-        )
-    with pytest.raises(GenerationError, match="attention window"):
-        Engine(Compressed(backbone, None, None, "preserved")).generate([PROMPT], settings(4))
-    with pytest.raises(GenerationError, match="attention window"):
-        token_log_probs(
-            two,
-            Compressed(backbone, module_for(backbone), random_rules(3, infix_free=True), "compact"),
-        )
-    with pytest.raises(GenerationError, match="attention window"):
-        score_continuations(
-            [PROMPT], [[PROMPT[:2], PROMPT[:3]]], Compressed.without_merging(backbone)
-        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

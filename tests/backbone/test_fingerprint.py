@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,11 +16,9 @@ from transformers import (
 )
 
 from support.tiny_models import tiny_config
-from umim_core.backbone import fingerprint
 from umim_core.backbone.fingerprint import (
     special_ids,
     tokenizer_fingerprint,
-    unpadded_fingerprint,
 )
 from umim_core.backbone.model_identity import model_fingerprint, model_identity
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -108,23 +105,3 @@ def test_added_tokens_flagged_special_are_special_without_a_role(
     marks = tokenizer.convert_tokens_to_ids(["<eos>", "<|eot_id|>"])
     assert tokenizer.convert_tokens_to_ids("<|eot_id|>") not in tokenizer.all_special_ids
     assert special_ids(tokenizer) == set(marks)
-
-
-def test_the_fingerprint_of_a_large_tokenizer_is_kept_between_processes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word_tokenizer: Callable[..., Any]
-) -> None:
-    """A damaged record is as good as none; another padding token has a record of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(fingerprint, "_LARGE", 0)
-    tokenizer = word_tokenizer(["<eos>", "a", "b"])
-    want = tokenizer_fingerprint(tokenizer)
-    (record,) = (tmp_path / "cache" / "umim" / "tokenizers").iterdir()
-    assert record.read_text("utf-8") == want
-    record.write_text("damaged", "utf-8")
-    assert tokenizer_fingerprint(tokenizer) == want == record.read_text("utf-8")
-    record.write_text("0" * 64, "utf-8")
-    assert tokenizer_fingerprint(tokenizer) == "0" * 64
-    tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    assert unpadded_fingerprint(tokenizer) == want
-    monkeypatch.setattr(fingerprint, "_LARGE", 1 << 30)
-    assert tokenizer_fingerprint(word_tokenizer(["<eos>", "a", "b"])) == want

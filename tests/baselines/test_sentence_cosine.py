@@ -66,22 +66,6 @@ def test_without_a_question_the_last_sentence_is_one(backbone: Backbone) -> None
         assert unasked == reduce_tokens(by_cosine(backbone), asked, budget).kept.tolist()
 
 
-def test_an_encoder_with_tokens_of_its_own_reads_sentences_in_parts(backbone: Backbone) -> None:
-    """16 positions; the text has 18 of its tokens, full stops being tokens of their own."""
-    encoder = word_encoder(backbone.require_tokenizer())
-    pieces = encoder.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-    assert len(pieces) == 18
-    with torch.no_grad():
-        rows = [
-            encoder.model(torch.tensor([part])).last_hidden_state[0].double()
-            for part in (pieces[:16], pieces[16:])
-        ]
-    whole = torch.cat(rows)
-    expected = torch.stack([whole[:7].sum(0), whole[7:12].sum(0), whole[12:].sum(0)])
-    found = encoder.sums(ids_of(TEXT), np.repeat([0, 1, 2], [6, 4, 5]))
-    torch.testing.assert_close(found, expected)
-
-
 def test_cpc_runs_only_where_its_encoder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: Backbone
 ) -> None:

@@ -37,19 +37,6 @@ def test_only_a_variable_that_limits_threads_is_reported(
     assert (f"at most 1 thread(s) where this machine has {CORES} cores" in caplog.text) is warned
 
 
-def test_threads_that_parts_of_a_flow_share_are_not_blamed_on_it(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        warn_of_idle_cores()
-    finally:
-        torch.set_num_threads(before)
-    assert not caplog.messages
-
-
 @pytest.mark.parametrize("supported", [True, False])
 def test_products_are_in_float32_where_a_processor_would_imitate_bfloat16(
     supported: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

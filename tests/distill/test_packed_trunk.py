@@ -138,26 +138,6 @@ def test_attention_that_is_not_looked_up_is_padded() -> None:
     torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-8, rtol=1e-4)
 
 
-def test_another_thread_may_use_the_backbone_meanwhile() -> None:
-    backbone = build("llama")
-    trunk = PackedTrunk(backbone)
-    units = embeddings(backbone, [6])[None].expand(2, -1, -1)
-    padded = torch.tensor([[1] * 6, [1] * 2 + [0] * 4])
-    expected = backbone.hidden(units, padded)
-    found: list[Tensor] = []
-
-    def from_another_thread(*_: object) -> None:
-        if not found:
-            found.append(units[:0])  # the hook must not call itself
-            thread = Thread(target=lambda: found.append(backbone.hidden(units, padded)))
-            thread.start()
-            thread.join()
-
-    backbone.model.model.layers[0].register_forward_pre_hook(from_another_thread)
-    trunk.hidden(embeddings(backbone, LENGTHS), LENGTHS)
-    assert torch.equal(found[1], expected)
-
-
 def test_the_model_keeps_its_own_attention_after_an_error() -> None:
     backbone = build("llama")
     trunk = PackedTrunk(backbone)

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from umim_core.embedded.docstring_corpus import SPLITS, build_corpus
-from umim_core.embedded.documents import read_documents
-from umim_core.errors import CorpusError
 
 
 def make_package(root: Path, files: dict[str, str | bytes]) -> Path:
@@ -80,11 +78,3 @@ def test_modules_that_do_not_parse_are_reported_and_left_out(
     )
     assert report.unparsed == ("pkg/bad.py",)
     assert report.modules == 1
-
-
-def test_reading_names_the_line_that_is_no_document(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    row = {"id": "a::", "text": "t", "name": "a", "kind": "module", "has_summary": True}
-    path.write_text(json.dumps(row) + "\n" + json.dumps({"id": "b::"}) + "\n")
-    with pytest.raises(CorpusError, match=r"train\.jsonl:2 must be a document"):
-        list(read_documents(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -188,18 +187,6 @@ def test_long_contexts_lose_leading_units_not_tokens(build: Build) -> None:
     fitted, _ = model.scorer.fit(np.array(context), room)
     expected = oracle_context(model, fitted.tolist(), ending)
     assert model.loglikelihood(requests(PAIRS[-1:]))[0][0] == pytest.approx(expected, abs=1e-4)
-
-
-def test_rolling_in_context_mode_is_the_base_model_and_says_so(
-    build: Build, backbone_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    hf = HFLM(pretrained=str(backbone_path), device="cpu", batch_size=1)
-    logging.getLogger("lm_eval").propagate = True
-    with caplog.at_level(logging.WARNING, "lm_eval"):
-        found = build("prompt").loglikelihood_rolling(rolling(["the cat sat on the mat"]))
-    expected = hf.loglikelihood_rolling(rolling(["the cat sat on the mat"]))
-    assert found == pytest.approx(expected, abs=1e-4)
-    assert "merge=all compresses them" in caplog.text
 
 
 def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:

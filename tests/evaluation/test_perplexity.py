@@ -207,15 +207,6 @@ def test_empty_rules_equal_the_base_model_bit_for_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(base, empty, strict=True))
 
 
-def test_the_head_in_chunks_gives_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    backbone, matcher, rows = build("gpt2"), random_rules(), random_rows()
-    module = module_for(backbone)
-    whole = token_log_probs(rows, Compressed(backbone, module, matcher, "compact"))
-    monkeypatch.setattr(likelihood, "_HEAD_BYTES", 4 * VOCAB * 3)  # three rows at a time
-    parts = token_log_probs(rows, Compressed(backbone, module, matcher, "compact"))
-    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(whole, parts, strict=True))
-
-
 def test_given_tokens_are_context_and_no_targets() -> None:
     backbone, rows = build("llama"), random_rows()[3:5]
     umim = Compressed(backbone, module_for(backbone), random_rules(), "compact")

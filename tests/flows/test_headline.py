@@ -76,18 +76,6 @@ def test_without_its_backbone_the_run_goes_on_and_says_so_in_one_line(
     assert "\n" not in line
 
 
-def test_an_adapted_checkpoint_is_scored_under_its_setting_and_not_timed(tmp_path: Path) -> None:
-    name = adapted(tmp_path, "Task-Adapted")
-    asked = recipe("umim-docs-llama").model_copy(update={"shipped": (name, "umim-docs-gpt2")})
-    run: Any = Recorder(asked)
-    _, shipped = parts.run_everything(run)
-    found = {result.name: result for result in shipped}
-    task = asked.tasks[0]
-    assert list(found[name].scores) == [(task, "Task-Adapted"), (task, "base")]
-    assert list(found["umim-docs-gpt2"].scores) == [(task, "WT"), (task, "base")]
-    assert found[name].benchmark is None and found["umim-docs-gpt2"].benchmark is not None
-
-
 def adapted(folder: Path, setting: str) -> str:
     """A shipped checkpoint that notes that it was adapted; its directory."""
     made = Checkpoint.load("umim-docs-llama")

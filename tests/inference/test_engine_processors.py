@@ -13,9 +13,8 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from support.engine_matrix import VOCAB, build, module_for, random_prompts, random_rules, settings
-from umim_core.errors import GenerationError, NumericalError
+from umim_core.errors import NumericalError
 from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 
@@ -136,21 +135,6 @@ def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None
         streamer=theirs,
     )
     assert (ours.values, ours.ended) == (theirs.values, theirs.ended)
-
-
-def test_a_streamer_is_ended_when_the_request_fails() -> None:
-    engine, streamer = Engine(Compressed.without_merging(build("gpt2"))), _Record()
-
-    def fail(_: Forward) -> None:
-        raise RuntimeError("an observer's own")
-
-    with pytest.raises(RuntimeError, match="own"):
-        engine.generate([[1]], settings(4), Request(streamer=streamer, observer=fail))
-    assert streamer.ended == 1
-    refused = _Record()
-    with pytest.raises(GenerationError, match="96 positions"):
-        engine.generate([[1]], settings(400), Request(streamer=refused))
-    assert refused.values == []
 
 
 def test_scores_that_are_no_numbers_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -83,26 +82,6 @@ def test_a_bos_in_front_stays(
         ids, merge="none", max_new_tokens=NEW, overlong="truncate"
     )
     assert list(output.prompt_ids[0]) == [BOS, *ids[-ROOM + 1 :]]
-
-
-def test_rotary_positions_go_on_with_a_warning(
-    tiny_llama: Backbone, caplog: pytest.LogCaptureFixture
-) -> None:
-    ids = ids_of(CONTEXT + 20)
-    with caplog.at_level(logging.WARNING, "umim_core"):
-        output = with_rules(tiny_llama).generate(
-            ids, merge="none", max_new_tokens=NEW, overlong="extend", eos_token_id=None
-        )
-    theirs = tiny_llama.model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-        max_new_tokens=NEW,
-        eos_token_id=None,
-        pad_token_id=0,
-        do_sample=False,
-    )
-    assert list(output.ids[0])[:1] == theirs[0, len(ids) : len(ids) + 1].tolist()
-    assert f"exceed the {CONTEXT}" in caplog.text
 
 
 def test_learned_positions_do_not_go_on(tiny_backbone: Backbone) -> None:

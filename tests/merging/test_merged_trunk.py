@@ -18,7 +18,7 @@ from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.split import split_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
-from umim_core.errors import BackboneError, CheckpointError, GenerationError
+from umim_core.errors import BackboneError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
@@ -295,26 +295,3 @@ def test_a_checkpoint_keeps_depth_and_adapters(tmp_path) -> None:  # type: ignor
     other = build("qwen2", torch.float32)
     with pytest.raises(BackboneError, match="adapters must be of"):
         Compressed(other, loaded.module, matcher, "preserved", merge_depth=0)
-
-
-def test_adapters_that_do_not_fit_are_a_checkpoint_error(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from safetensors.torch import load_file, save_file
-
-    from umim_core.checkpoint.module_weights import read_module
-
-    model = merged_model(build("llama", torch.float32), random_rules(1, True), 1, 3)
-    checkpoint = Checkpoint.of(model)
-    checkpoint.save(tmp_path / "saved")
-    weights = load_file(tmp_path / "saved" / "model.safetensors")
-    name = next(key for key in weights if key.startswith("adapters.up."))
-    broken = {
-        "missing": {k: v for k, v in weights.items() if k != name},
-        "rank": weights | {name: weights[name][:, :2].clone()},
-        "flat": weights | {name: weights[name][0].clone()},
-        "nan": weights | {name: torch.full_like(weights[name], torch.nan)},
-    }
-    for kind, tensors in broken.items():
-        path = tmp_path / f"{kind}.safetensors"
-        save_file({k: v.contiguous() for k, v in tensors.items()}, path)
-        with pytest.raises(CheckpointError):
-            read_module(path, checkpoint.config, checkpoint.rules)

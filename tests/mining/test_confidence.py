@@ -129,20 +129,6 @@ def test_tau_and_filters_apply_to_the_runs(tiny_llama: Backbone, segments: list[
     assert rules_of(filtered).items() <= runs.items()
 
 
-def test_rules_survive_the_disk(
-    tiny_llama: Backbone, segments: list[list[int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    mined = mine(tiny_llama, *flat(segments), min_probability=THRESHOLD, segment_length=30)
-    directory = tmp_path_factory.mktemp("rules") / "out"
-    mined.save(directory)
-    back = RuleSet.load(directory)
-    assert (back.digest, back.origin.source, back.origin.segment_length) == (
-        mined.digest,
-        "confidence",
-        30,
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -142,19 +142,3 @@ def test_every_window_of_the_command_begins_with_the_bos(
     assert (found["windows"], found["targets"]) == (len(rows), sum(len(row) - 1 for row in rows))
     arrays = [torch.tensor(row).numpy() for row in rows]
     assert found["ppl_base"] == pytest.approx(umim.perplexity(arrays, merge="none"), rel=1e-5)
-
-
-@pytest.mark.parametrize(("switch", "tokens"), [([], 5), (["--no-special-tokens"], 4)])
-def test_the_commands_have_the_switch(
-    umim: UMIM,
-    checkpoint: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    switch: list[str],
-    tokens: int,
-) -> None:
-    found = run(monkeypatch, capsys, "compress", TEXT, "-c", checkpoint, *switch)
-    assert found["tokens"] == tokens
-    options = ["-c", checkpoint, "--max-new-tokens", 5, *switch]
-    expected = umim.generate(TEXT, max_new_tokens=5, add_special_tokens=not switch)
-    assert run(monkeypatch, capsys, "generate", TEXT, *options)["ids"] == list(expected.ids[0])

@@ -103,15 +103,6 @@ def test_rotary_rows_stand_as_llama_cpp_wants_them(tmp_path: Path) -> None:
     }
 
 
-def test_rows_without_a_token_get_unused_ones(tmp_path: Path) -> None:
-    source = directory(tmp_path / "model", "llama")
-    write_gguf(source, tmp_path / "model.gguf", "Tiny")
-    file = read_gguf(tmp_path / "model.gguf")
-    assert file.integers("tokenizer.ggml.token_type")[TOKENS:] == [5] * 5
-    assert file.integers("tokenizer.ggml.token_type")[:3] == [3] * 3
-    assert len(set(file.texts("tokenizer.ggml.tokens"))) == ROWS
-
-
 @pytest.mark.parametrize(
     ("family", "sizes", "message"),
     [

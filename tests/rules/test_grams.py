@@ -92,33 +92,6 @@ def test_documents_that_were_not_counted_cannot_be_asked_for() -> None:
         select(count_ngrams(*flat(SEGMENTS), 1), 1, 2)
 
 
-BOUND = st.none() | st.integers(-12, 12)
-
-
-@given(
-    length=st.integers(1, 1 << 40),
-    count=st.integers(0, 8),
-    start=BOUND,
-    stop=BOUND,
-    step=st.none() | st.integers(-4, 4).filter(bool),
-)
-def test_uniform_offsets_are_the_array_they_stand_for(
-    length: int, count: int, start: int | None, stop: int | None, step: int | None
-) -> None:
-    uniform = UniformOffsets(length, count)
-    array = np.arange(count + 1, dtype=np.int64) * length
-    assert len(uniform) == len(array)
-    where = slice(start, stop, step)
-    assert uniform[where].tolist() == array[where].tolist()
-    assert uniform[where].dtype == np.int64
-    for index in range(-len(array), len(array)):
-        assert uniform[index] == array[index]
-        assert uniform[int(np.int64(index))] == array[index]
-    for outside in (len(array), -len(array) - 1):
-        with pytest.raises(IndexError):
-            uniform[outside]
-
-
 @given(length=st.integers(2, 9), tokens=st.integers(0, 60), tau=st.integers(1, 3))
 def test_uniform_segments_leave_the_remainder_out(length: int, tokens: int, tau: int) -> None:
     ids = np.random.default_rng(tokens).integers(0, 3, tokens)

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from umim_core.rules.inspection import (
     Rule,
     coverage,
-    coverage_curve,
-    rules_from,
     thresholds,
     token_reduction,
     top_rules,
@@ -76,17 +74,6 @@ def test_token_reduction_of_a_worked_example() -> None:
     assert token_reduction(ids, offsets, Matcher(rules)) == 4 / 9
 
 
-@given(COUNTED, ROWS, st.integers(1, 6))
-def test_each_point_of_the_curve_is_the_reduction_by_the_rules_that_reach_it(
-    counted: dict[Span, int], rows: list[list[int]], points: int
-) -> None:
-    curve = coverage_curve(ruleset(counted), *flat(rows), points)
-    for point in curve:
-        part = {span for span, count in counted.items() if count >= point.tau}
-        assert (point.rules, point.token_reduction) == (len(part), reduction(rows, part))
-    assert [point.tau for point in curve] == thresholds(ruleset(counted), points)
-
-
 @given(COUNTED, st.integers(1, 12))
 def test_thresholds_are_counts_of_the_set_from_the_least_upwards(
     counted: dict[Span, int], points: int
@@ -97,17 +84,6 @@ def test_thresholds_are_counts_of_the_set_from_the_least_upwards(
     assert len(found) <= points
     if points > 1 and counted:
         assert found[-1] == max(counted.values())
-
-
-def test_rules_from_keeps_where_the_rules_come_from() -> None:
-    rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint="f" * 64)
-    part = rules_from(rules, 1)
-    assert (part.origin.tokenizer_fingerprint, part.origin.overlap, part.origin.containment) == (
-        "f" * 64,
-        "none",
-        "keep",
-    )
-    assert part.origin.tau == 1
 
 
 @given(COUNTED, st.integers(0, 14))

@@ -10,8 +10,6 @@ from transformers import PreTrainedTokenizerFast
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError
-from umim_core.mining.counting import count_ngrams
-from umim_core.rules.grams import ORDERS
 from umim_core.rules.protect import NAMED_PATTERNS, protected_ids
 
 Words = Callable[[list[str]], PreTrainedTokenizerFast]
@@ -66,18 +64,3 @@ def test_named_patterns_protect_part_of_a_real_vocabulary(name: str) -> None:
     ids = protected_ids(tokenizer, [name])
     assert 10 < len(ids) < len(tokenizer) / 2
     assert set(tokenizer.all_special_ids) < set(ids.tolist())
-
-
-def test_rules_counted_without_protected_ids_print_no_digit() -> None:
-    tokenizer = load_tokenizer("umim-docs-llama")
-    text = "In 2024 it cost 3.14, in 2023 it cost 2.71. " * 4
-    ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
-    offsets = np.array([0, len(ids)], dtype=np.int64)
-    found = {}
-    for patterns in ((), ("digits",)):
-        counts = count_ngrams(ids, offsets, 2, protected_ids(tokenizer, patterns).tolist())
-        texts = tokenizer.batch_decode([row for n in ORDERS for row in counts.ids(n).tolist()])
-        found[patterns] = [any(c.isdigit() for c in text) for text in texts]
-    assert any(found[()])
-    assert found["digits",]
-    assert not any(found["digits",])

@@ -68,19 +68,6 @@ def test_tokens_that_a_dropped_rule_frees_count_for_the_others() -> None:
     assert (spans_of(cut.rules), cut.token_reduction) == ([(3, 4), (5, 6)], 0.2)
 
 
-def test_of_equal_prices_the_most_frequent_rules_stay() -> None:
-    rules = RuleSet(
-        {
-            2: np.array([[1, 2], [3, 4]], np.int32),
-            3: np.zeros((0, 3), np.int32),
-            4: np.zeros((0, 4), np.int32),
-        },
-        {2: np.array([5, 9]), 3: np.zeros(0, np.int64), 4: np.zeros(0, np.int64)},
-    )
-    cut = cut_to_budget(rules, np.zeros(2), text_of([1, 2, 3, 4]), 0.25)
-    assert spans_of(cut.rules) == [(3, 4)]
-
-
 @pytest.fixture
 def numbered(
     word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],

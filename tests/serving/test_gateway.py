@@ -16,7 +16,6 @@ from support.servers import (
     COMPLETIONS,
     QUESTIONS,
     Served,
-    events,
     in_thread,
     metric,
     stream,
@@ -139,24 +138,6 @@ def test_the_header_leaves_a_request_as_it_came(url: str, upstream: str) -> None
     raw = post(upstream, CHAT, **body, temperature=0).json()
     assert off["choices"] == raw["choices"]
     assert off["usage"]["prompt_tokens"] == raw["usage"]["prompt_tokens"]
-
-
-def test_samples_stops_and_seeds_pass(url: str) -> None:
-    body = {
-        "messages": [{"role": "user", "content": QUESTIONS[1]}], "n": 2, "seed": 5,
-        "temperature": 0.9, "max_tokens": 10,
-    }  # fmt: skip
-    texts = [c["message"]["content"] for c in post(url, CHAT, **body).json()["choices"]]
-    assert len(set(texts)) == 2
-    streamed = ["", ""]
-    with httpx.stream("POST", url + CHAT, json={**body, "stream": True}, timeout=120) as answer:
-        for part in events(answer.iter_lines()):
-            for choice in part["choices"]:
-                streamed[choice["index"]] += choice["delta"].get("content", "")
-    assert streamed == texts
-    stopped = post(url, CHAT, **body, stop=texts[0][3:6]).json()["choices"][0]
-    assert stopped["message"]["content"] == texts[0][: texts[0].index(texts[0][3:6])]
-    assert stopped["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(

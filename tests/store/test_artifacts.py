@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umim_core.errors import ArtifactError, UmimError
+from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import (
     canonical_json,
     directory_digest,
@@ -170,24 +170,6 @@ def test_every_change_is_noticed(
     change(path)
     with pytest.raises(ArtifactError, match=message):
         read(path)
-
-
-def test_every_flipped_byte_of_a_manifest_is_an_error_or_changes_nothing(tmp_path: Path) -> None:
-    path = artifact(tmp_path / "x")
-    manifest, want = path / "manifest.json", read(path)
-    data = manifest.read_bytes()
-    harmless = 0
-    for position in range(len(data)):
-        torn = bytearray(data)
-        torn[position] ^= 0x01
-        manifest.write_bytes(torn)
-        try:
-            found = read(path)
-        except UmimError:
-            continue
-        harmless += 1
-        assert all(found.get(name) == want[name] for name in want if name != "seal"), position
-    assert harmless <= len("seal")
 
 
 @pytest.mark.parametrize(

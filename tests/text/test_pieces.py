@@ -186,6 +186,7 @@ def write_text(path: Path, mebibytes: int) -> None:
 # At once, 4 MiB of text take the tokenizer some 700 MiB. The buffer of shards is 64 MiB.
 
 
+@pytest.mark.full
 def test_a_document_of_4_mib_takes_less_than_300_mib(tmp_path: Path) -> None:
     write_text(tmp_path / "a.txt", 4)
     assert growth(tmp_path / "a.txt") < 300

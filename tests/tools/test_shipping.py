@@ -16,12 +16,10 @@ from tasks.run.recipes import find_recipe
 from tasks.run.stage import StageSpec, run_stage
 from tools import shipping
 from tools.shipped_form import store
-from tools.shipping import write_sums
 from tools.shipping_trail import check_training
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError
-from umim_core.store.artifacts import sha256_file
 
 
 @pytest.mark.parametrize("rows", [[], [(1, 2), (3, 4, 5)]], ids=["no rows", "rule rows"])
@@ -62,15 +60,6 @@ def test_prices_and_the_bound_of_decoding_ship(tiny_checkpoint: Path, tmp_path: 
     with pytest.raises(ConfigError, match=r"--priced must be what .*; got other rules"):
         store(tiny_checkpoint, tmp_path / "odd", priced=tmp_path / "fewer")
     assert not (tmp_path / "odd").exists()
-
-
-def test_the_list_of_digests_names_every_file(tmp_path: Path) -> None:
-    (tmp_path / "assets" / "b").mkdir(parents=True)
-    for name in ("b/x.json", "a.md"):
-        (tmp_path / "assets" / name).write_text(name, encoding="utf-8")
-    write_sums(tmp_path / "assets", tmp_path / "sums")
-    expected = [f"{sha256_file(tmp_path / 'assets' / n)}  {n}\n" for n in ("a.md", "b/x.json")]
-    assert (tmp_path / "sums").read_text(encoding="utf-8") == "".join(expected)
 
 
 @pytest.mark.parametrize("refused", ["size", "results"])

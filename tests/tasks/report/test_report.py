@@ -194,10 +194,3 @@ def test_the_page_shows_the_numbers_of_the_data(tmp_path: Path, data: ReportData
         assert shown in cells
     assert {"61.2 ± 1.3", "58.7 ± 1.3"} <= set(cells)
     assert "1.50" in cells  # 1500 / 1000 tokens per second
-
-
-def test_a_rows_accuracy_is_that_of_its_own_setting() -> None:
-    scores = score("base", 0.6, 0.0) | score("WT + FT", 0.55, 0.1)
-    row = cell_row(Cell(backbone="b"), setting="WT + FT", scores=scores)
-    assert row.measured() == {"accuracy_base": 0.6, "accuracy_umim": 0.55}
-    assert row.score("Task-Adapted") is None

@@ -119,11 +119,6 @@ def test_whatever_a_stage_is_made_from_is_in_its_key(
     assert not run_stage(tmp_path, SPEC, never).executed
 
 
-def test_the_order_of_keys_and_resuming_are_not_in_the_key() -> None:
-    other = StageSpec("count", 1, {"excluded": [1, 2], "tau": 5}, {"tokens": "a" * 64}, True)
-    assert other.key == SPEC.key
-
-
 @pytest.mark.parametrize("name", ["../out", "/etc", "a/../../b"])
 def test_a_stage_cannot_leave_the_root(tmp_path: Path, name: str) -> None:
     with pytest.raises(ArtifactError, match="stay inside its root"):

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from xml.etree import ElementTree
-
-import pytest
-
 from support.tiny_ablations import GRID, MEASURES, ablation
 from tasks.report.ablation_page import (
-    FIGURES,
     AblationData,
     ablation_table,
-    figure_svg,
 )
 from tasks.report.compare import (
     cell_row,
@@ -51,14 +44,3 @@ def test_every_difference_has_a_column() -> None:
 def test_data_survives_being_saved() -> None:
     data = ablation()
     assert AblationData.model_validate_json(data.model_dump_json()) == data
-
-
-@pytest.mark.parametrize("name", sorted(FIGURES))
-def test_a_figure_has_a_line_per_variant_and_a_label_per_point(name: str) -> None:
-    svg = figure_svg(ablation(), name)
-    assert svg == figure_svg(ablation(), name)
-    ElementTree.fromstring(svg)  # noqa: S314  # our own drawing
-    labels = re.findall(r">τ (\d+)</text>", svg)
-    assert sorted(map(int, labels)) == sorted(tau for _, tau, _ in GRID)
-    for text in ("llama", "gpt2", "containment drop", "containment keep"):
-        assert svg.count(f">{text}</text>") == 1
