@@ -122,7 +122,7 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
         ({"--rules": "{folder}/none"}, "must hold rules; got none"),
         ({"--segment-length": "128"}, "rows must have at most 64 tokens, the positions of"),
     ],
-    ids=["absent", "other tokenizer", "empty", "short", "positions", "rate"],
+    ids=["absent", "empty", "positions"],
 )
 def test_what_cannot_be_trained_is_refused_and_leaves_nothing_finished(
     umim: Umim, folder: Path, tmp_path: Path, change: dict[str, str], message: str
