@@ -17,7 +17,9 @@ from transformers import (
 
 from support.command_line import Umim, console
 from support.exported_models import SPANS, Exported
+from support.tiny_models import random_backbone
 from umim_core import UMIM
+from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
@@ -26,12 +28,15 @@ from umim_core.errors import (
     ConfigError,
     RuleSetError,
     TokenizerMismatchError,
+    UmimError,
 )
 from umim_core.merging.compressed import Compressed
 from umim_core.packages.gguf_cache import convert_gguf
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.serving.adapter_files import read_adapters
 from umim_core.serving.model_export import export_model
+from umim_core.serving.span_files import ADAPTERS, SpanTable
 
 
 @pytest.fixture
@@ -133,9 +138,8 @@ def test_the_gguf_file_holds_the_same_model(exported: Exported, tmp_path: Path) 
             ModuleForm(merge_depth=1, residual="last", unit_positions="preserved"),
             "merge_depth must be 0",
         ),
-        (ModuleForm(adapter_rank=2), "adapter_rank must be 0"),
     ],
-    ids=["preserved", "depth", "adapters"],
+    ids=["preserved", "depth"],
 )
 def test_models_that_are_more_than_rows_are_refused(
     tiny_umim: UMIM, tmp_path: Path, form: ModuleForm, message: str
@@ -144,6 +148,34 @@ def test_models_that_are_more_than_rows_are_refused(
     with pytest.raises(ConfigError, match=message):
         export_model(umim, umim.rules, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_adapters_are_written_for_the_one_engine_that_applies_them(
+    tiny_umim: UMIM, tmp_path: Path
+) -> None:
+    umim, out = checkpoint_of(tiny_umim.backbone, ModuleForm(adapter_rank=2)), tmp_path / "model"
+    with pytest.raises(ConfigError, match="OpenVINO cannot apply them"):
+        export_model(umim, umim.rules, out, gguf=True)
+    gpt2 = checkpoint_of(random_backbone("gpt2"), ModuleForm(adapter_rank=2))
+    with pytest.raises(ConfigError, match="adapters are exported of llama, qwen2"):
+        export_model(gpt2, gpt2.rules, out)
+    assert list(tmp_path.iterdir()) == []
+    export_model(umim, umim.rules, out)
+    assert len(list(out.glob("*.safetensors"))) == 1  # vLLM reads all of them as weights
+    down, up = read_adapters(out)["mlp.gate_proj"]
+    own = umim.compressed.require_module().adapters
+    assert own is not None
+    assert torch.equal(down, own.down["mlp-gate_proj"])
+    assert torch.equal(up, own.up["mlp-gate_proj"])
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer_fingerprint(tokenizer) == SpanTable.load(out).fingerprint
+    with pytest.raises(ValueError, match="`umim_llama`"):  # transformers knows no such model
+        AutoModelForCausalLM.from_pretrained(out)
+    with pytest.raises(UmimError, match="umim_llama"):
+        load_backbone(str(out))
+    (out / ADAPTERS).write_bytes((out / ADAPTERS).read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match="SHA-256"):
+        read_adapters(out)
 
 
 def test_other_spans_are_refused(tiny_umim: UMIM, tmp_path: Path) -> None:

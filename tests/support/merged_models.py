@@ -13,20 +13,25 @@ from transformers.pytorch_utils import Conv1D
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_list
 from umim_core.checkpoint.untrained import fresh_module
-from umim_core.config.form import ModuleForm
+from umim_core.config.form import ModuleForm, UnitPositions
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 
 
 def merged_model(
-    backbone: Backbone, matcher: Matcher, depth: int, rank: int, rows: int = 0
+    backbone: Backbone,
+    matcher: Matcher,
+    depth: int,
+    rank: int,
+    rows: int = 0,
+    positions: UnitPositions = "preserved",
 ) -> Compressed:
     """A model whose module and adapters are far from zero."""
     form = ModuleForm(
         module_positions="learned",
         residual="last",
-        unit_positions="preserved",
+        unit_positions=positions,
         merge_depth=depth,
         adapter_rank=rank,
         rule_rows=rows,
@@ -40,7 +45,7 @@ def merged_model(
         for weight in moved:
             weight.normal_(0.0, 0.3, generator=generator)
     module.eval().requires_grad_(False)
-    return Compressed(backbone, module, matcher, "preserved", merge_depth=depth)
+    return Compressed(backbone, module, matcher, positions, merge_depth=depth)
 
 
 def oracle_states(

@@ -21,7 +21,7 @@ def export(
         str,
         typer.Argument(
             help="A name that umim path lists, a directory or a hub repository; spans must merge "
-            "before the first layer, without adapters."
+            "before the first layer."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Directory to write; must not exist.")],
@@ -93,7 +93,7 @@ def export(
     log_lines("umim.progress")
     source = source_of(tuple(text), field="text" if field is None else field) if text else None
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype)
-    check_exportable(umim)
+    check_exportable(umim, gguf=gguf)
     rules = umim.checkpoint.rules
     if source is None and len(rules) > _MOST:
         raise ConfigError(

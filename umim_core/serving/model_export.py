@@ -7,6 +7,7 @@ engine that knows nothing of UMIM reads merged prompts::
     tokenizer.json ...                                      unchanged: it writes no new id
     umim_spans.json umim_spans.table                        which span has which id
     model.gguf                                              the same model, where it is wanted
+    umim_adapters.table                                     adapters of merged units, if it has any
 
 The head's new rows are zero and no bound on what an engine writes: every engine must mask the new
 ids. ``generation_config.json`` does it for transformers (``suppress_tokens``).
@@ -31,6 +32,7 @@ from umim_core.model.umim import UMIM
 from umim_core.packages.gguf_writing import write_gguf
 from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
+from umim_core.serving.adapter_files import ARCHITECTURES, write_adapters
 from umim_core.serving.span_files import SpanTable
 from umim_core.store.publication import publish_directory
 
@@ -40,26 +42,42 @@ _PROBE: Final = 8  # units tried
 _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}  # of the norm
 
 
-def check_exportable(umim: UMIM) -> None:
-    """Refuse a model whose merged spans are more than rows of an embedding.
+def check_exportable(umim: UMIM, *, gguf: bool = False) -> None:
+    """Refuse a model whose merged spans are more than rows of an embedding, and adapters.
+
+    Args:
+        umim: The model.
+        gguf: Whether a GGUF file is wanted, too.
 
     Raises:
-        ConfigError: If spans merge inside the model, merged units have adapters, or they keep the
-            positions of their tokens.
+        ConfigError: If spans merge inside the model, or they keep the positions of their tokens; if
+            merged units have adapters, and a GGUF file is wanted or vLLM's plugin has no class for
+            such models.
     """
-    config = umim.checkpoint.config
-    for rule, value in (
-        ("merge_depth must be 0", config.merge_depth),
-        ("adapter_rank must be 0", config.adapter_rank),
-        ("unit_positions must be compact", {"compact": 0}.get(config.unit_positions, 1)),
+    config, family = umim.checkpoint.config, umim.backbone.model.config.model_type
+    for rule, broken in (
+        ("merge_depth must be 0", config.merge_depth > 0),
+        ("unit_positions must be compact", config.unit_positions != "compact"),
     ):
-        if value:
+        if broken:
             raise ConfigError(
                 f"{rule} in a model that other engines read",
                 f"{config.form()}",
-                "Export a checkpoint whose spans become input embeddings alone, "
-                "umim-smollm2-135m say; umim serve runs every checkpoint.",
+                "Export a checkpoint whose spans become input embeddings, umim-smollm2-135m say; "
+                "umim serve runs every checkpoint.",
             )
+    if config.adapter_rank and gguf:
+        raise ConfigError(
+            "a model with adapters has no GGUF file: llama.cpp and OpenVINO cannot apply them",
+            f"adapter_rank {config.adapter_rank}",
+            "Leave out --gguf and use vLLM, or export a checkpoint without adapters.",
+        )
+    if config.adapter_rank and family not in ARCHITECTURES:
+        raise ConfigError(
+            f"adapters are exported of {', '.join(ARCHITECTURES)}",
+            f"{umim.backbone.name} is {family}",
+            "Use umim serve, or export a checkpoint without adapters.",
+        )
 
 
 def export_model(
@@ -84,7 +102,7 @@ def export_model(
             hold it.
         ArtifactError: If the directory exists or cannot be written; nothing half-written stays.
     """
-    check_exportable(umim)
+    check_exportable(umim, gguf=gguf)
     recommended = umim.checkpoint.config.raw_tail or SAFE_RAW_TAIL
     tail = recommended if raw_tail is None else raw_tail
     check_raw_tail(tail, "prompt")
@@ -101,6 +119,8 @@ def export_model(
     def write(directory: Path) -> None:
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
+        if (adapters := umim.module.adapters) is not None:
+            write_adapters(directory, adapters, backbone.model.config.model_type)
         table.write(directory)
         if gguf:
             write_gguf(directory, directory / GGUF, backbone.name)

@@ -8,7 +8,7 @@ whose ids they are and how prompts merge::
     {"format": 1, "policy": 1, "vocab_size": 49152, "spans": 8192, "raw_tail": 16,
      "tokenizer_fingerprint": "5b09...", "files": {"umim_spans.table": "e3b0...", ...}}
 
-``files`` has the SHA-256 of the spans and of the tokenizer's file next to them.
+``files`` has the SHA-256 of the spans, and of the tokenizer and the adapters next to them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from umim_core.store.disk import write_bytes
 RECORD: Final = "umim_spans.json"
 TABLE: Final = "umim_spans.table"
 TOKENIZER: Final = "tokenizer.json"
+ADAPTERS: Final = "umim_adapters.table"  # see adapter_files
 FORMAT: Final = 1  # of the two files
 POLICY: Final = 1  # longest span first, left to right, every part of a prompt on its own
 _REMEDY: Final = "Export the model again."
@@ -91,7 +92,7 @@ class SpanTable:
         return np.concatenate(rows), np.repeat(np.array(ORDERS, np.int8), counts)
 
     def write(self, directory: Path) -> None:
-        """Write both files into a directory that holds the tokenizer's file already, if any.
+        """Write both files into a directory that holds tokenizer and adapters already, if any.
 
         Raises:
             ArtifactError: If the disk refuses.
@@ -99,9 +100,8 @@ class SpanTable:
         ids, lengths = self.padded()
         data = save({"ids": ids, "lengths": lengths})
         write_bytes(directory / TABLE, data)
-        files = {TABLE: sha256_bytes(data)}
-        if (directory / TOKENIZER).exists():
-            files[TOKENIZER] = sha256_file(directory / TOKENIZER)
+        beside = [path for name in (TOKENIZER, ADAPTERS) if (path := directory / name).exists()]
+        files = {TABLE: sha256_bytes(data)} | {path.name: sha256_file(path) for path in beside}
         record = SpanRecord(
             format=FORMAT,
             policy=POLICY,
@@ -125,7 +125,7 @@ class SpanTable:
             ArtifactError: If a file is missing, malformed, altered or of an unknown version.
             TokenizerMismatchError: If the tokenizer is another one.
         """
-        record = _read_record(directory)
+        record = read_record(directory)
         path = directory / TABLE
         if not path.is_file():
             raise ArtifactError(f"{path.name} must lie next to {RECORD}", str(path), _REMEDY)
@@ -144,7 +144,12 @@ class SpanTable:
         return cls(rules, record.vocab_size, record.raw_tail)
 
 
-def _read_record(directory: Path) -> SpanRecord:
+def read_record(directory: Path) -> SpanRecord:
+    """Read ``umim_spans.json``.
+
+    Raises:
+        ArtifactError: If it is missing, malformed or of an unknown version.
+    """
     path = directory / RECORD
     content = read_json(path)
     for name, known in (("format", FORMAT), ("policy", POLICY)):

@@ -8,7 +8,7 @@
 
 Nothing else uses the renderer, so stop strings, bad words and grammars keep the tokenizer's ids.
 The mask needs no option: with this package installed, vLLM gives the ids of spans a logit of -inf
-in every model of a local directory that has some.
+in every model of a local directory that has some. Nor do models with adapters (see vllm_adapters).
 
 vLLM finds :func:`register` by the entry point ``umim`` of ``vllm.general_plugins``. This module
 must not load numba: vLLM 0.32's workers on CPU fail where it is loaded before they start.
@@ -20,6 +20,8 @@ import logging
 from pathlib import Path
 from typing import Any, Final, cast
 
+from transformers import AutoConfig, LlamaConfig, Qwen2Config
+from vllm import ModelRegistry
 from vllm.config import get_current_vllm_config
 from vllm.exceptions import VLLMValidationError
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -28,6 +30,7 @@ from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers.registry import TokenizerRegistry
 
 from umim_core.errors import ConfigError, UmimError
+from umim_core.serving.adapter_files import ARCHITECTURES, TYPE
 from umim_core.text.chat_parts import Chat, content_places, token_ranges
 
 MODE: Final = "umim"  # of --tokenizer-mode
@@ -143,8 +146,26 @@ class UmimRenderer(HfRenderer):  # type: ignore[misc]  # vLLM has no types here
         return self._build_tokens_prompt(ids, prompt)
 
 
+class UmimLlamaConfig(LlamaConfig):
+    """Configuration of a Llama with adapters."""
+
+    model_type = TYPE.format(LlamaConfig.model_type)
+
+
+class UmimQwen2Config(Qwen2Config):
+    """Configuration of a Qwen 2 with adapters."""
+
+    model_type = TYPE.format(Qwen2Config.model_type)
+
+
 def register() -> None:
-    """Add the mode and the mask to vLLM, in each of its processes."""
+    """Add the mode, the mask and models with adapters to vLLM, in each of its processes."""
     TokenizerRegistry.register(MODE, "vllm.tokenizers.hf", "CachedHfTokenizer")
     RENDERER_REGISTRY.register(MODE, __name__, UmimRenderer.__name__)
     LogitsProcessor.register_oot(SpanMask)
+    for config in (UmimLlamaConfig, UmimQwen2Config):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+    for architecture in ARCHITECTURES.values():
+        ModelRegistry.register_model(
+            architecture, f"umim_core.serving.vllm_adapters:{architecture}"
+        )
