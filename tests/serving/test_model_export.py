@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import (
+    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
 )
@@ -25,6 +26,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import ModuleForm
 from umim_core.errors import (
+    ArtifactError,
     ConfigError,
     RuleSetError,
     TokenizerMismatchError,
