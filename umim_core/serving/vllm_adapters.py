@@ -63,7 +63,8 @@ class _Addition:
     def __init__(self, gate: _Gate, pairs: list[tuple[Tensor, ...]]) -> None:
         self._gate = gate
         self.down = torch.cat([down for down, _ in pairs], dim=1).to(gate.mask)
-        self.up = torch.block_diag(*(up for _, up in pairs)).to(gate.mask)
+        blocks: Tensor = torch.block_diag(*(up for _, up in pairs))  # type: ignore[no-untyped-call]
+        self.up = blocks.to(gate.mask)
 
     def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         """Return the layer's output [N, out] with the addition, and its bias as it came."""

@@ -146,13 +146,13 @@ class UmimRenderer(HfRenderer):  # type: ignore[misc]  # vLLM has no types here
         return self._build_tokens_prompt(ids, prompt)
 
 
-class UmimLlamaConfig(LlamaConfig):
+class UmimLlamaConfig(LlamaConfig):  # type: ignore[no-untyped-call]  # theirs
     """Configuration of a Llama with adapters."""
 
     model_type = TYPE.format(LlamaConfig.model_type)
 
 
-class UmimQwen2Config(Qwen2Config):
+class UmimQwen2Config(Qwen2Config):  # type: ignore[no-untyped-call]  # theirs
     """Configuration of a Qwen 2 with adapters."""
 
     model_type = TYPE.format(Qwen2Config.model_type)
