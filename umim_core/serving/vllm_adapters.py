@@ -30,7 +30,7 @@ from umim_core.serving.span_files import SpanTable
 
 
 class _Gate:
-    """Which rows of the tokens that a model reads are merged; all its layers share one.
+    """The merged rows among the tokens that a model reads; all its layers share one gate.
 
     Attributes:
         mask: 1 at merged rows, else 0 [most tokens, 1].
@@ -77,7 +77,7 @@ class _Addition:
 
 
 class _Adapted:
-    """What a model class of vLLM gets in front: its layers' adapters and the gate.
+    """Front of a model class of vLLM: the gate, and the adapters of its layers.
 
     Raises:
         ArtifactError: If the model's directory holds no adapters of its layers.
