@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from support.pairwise import covering, pairwise
+from support.pairwise import covering
 
 
 @pytest.mark.parametrize("sizes", [(3,), (2, 2), (2, 2, 2), (8, 2, 2), (3, 4, 2, 2), (5, 5, 5)])
@@ -17,13 +17,3 @@ def test_every_pair_of_values_is_covered_by_few_combinations(sizes: tuple[int, .
         assert {(chosen[a], chosen[b]) for chosen in found} == set(product(axes[a], axes[b]))
     two_largest = sorted([1, *sizes])[-2:]
     assert len(found) <= 1.5 * two_largest[0] * two_largest[1] + 1
-
-
-def test_the_rest_of_the_product_is_in_the_full_set() -> None:
-    mark = pairwise(name=["a", "b"], rows=[1, 8], free=[True, False]).mark
-    names, params = mark.args
-    assert names == ["name", "rows", "free"]
-    assert len(params) == 8
-    quick = [param.values for param in params if not param.marks]
-    assert len(quick) == 4
-    assert {m.name for param in params for m in param.marks} == {"full"}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from umim_core.progress import Points, followed, leave_note, listening, new_bars
+from umim_core.progress import Points, followed, leave_note, listening
 
 
 def wait_for(heard: list[Points], count: int) -> None:
@@ -67,17 +65,3 @@ def test_a_line_says_what_it_is_about_where_several_runs_go_on(
         leave_note(tmp_path, 1, 3, "training, loss 2.000", {"loss": (1, 2.0)})
         wait_for(heard, 1)
     assert caplog.messages == ["tau 5: training, loss 2.000: 1 of 3"]
-
-
-@pytest.mark.parametrize("width", [80, 60])
-def test_a_bar_stays_readable_on_a_narrow_terminal(width: int) -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=True, color_system=None)
-    bars = new_bars(console)
-    text = "novels llama tau 5 greedy+drop WT: training, loss 3.210 and much more that is said here"
-    bars.add_task(text, completed=20_000, total=20_000)
-    console.print(bars.get_renderable())
-    [line] = [line for line in out.getvalue().splitlines() if line.strip()]
-    assert line.count("━") == 20
-    assert "20000/20000" in line and "…" in line and len(line) <= width
-    assert line.startswith("novels llama")

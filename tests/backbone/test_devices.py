@@ -69,12 +69,3 @@ def test_a_processor_with_instructions_for_bfloat16_takes_it(
     monkeypatch.setattr("umim_core.backbone.devices.processor_flags", lambda: frozenset(flags))
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
     assert fastest_dtype("cpu") == fastest
-
-
-@pytest.mark.parametrize(("native", "fastest"), [(True, "bfloat16"), (False, "float32")])
-def test_a_gpu_without_products_in_bfloat16_computes_in_float32(
-    native: bool, fastest: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("umim_core.backbone.devices.has_device", lambda name: True)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: native)
-    assert fastest_dtype("cuda:0") == fastest

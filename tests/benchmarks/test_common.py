@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import Benchmark, Report, at_least, fresh
+from benchmarks.common import Benchmark, Report, at_least
 from benchmarks.timing import alternate
 
 
@@ -27,11 +27,6 @@ def test_sides_alternate_after_a_warm_up() -> None:
     seconds = alternate(sides, 4)
     assert calls == ["a", "b", *"abbaabba"]
     assert {name: len(values) for name, values in seconds.items()} == {"a": 4, "b": 4}
-
-
-def test_a_failed_process_says_why() -> None:
-    with pytest.raises(RuntimeError, match="invalid choice: 'nothing'"):
-        fresh("processes.mining_process", what="nothing", ids="x.npy")
 
 
 def run(passed: bool, equal: bool, *arguments: object) -> int:
@@ -63,9 +58,3 @@ def test_the_status_tells_a_missed_gate_and_the_results_are_written(
     assert json.loads(out.read_text("utf-8"))["gates"] == {"speed": [1.0, 2.0, passed]}
     page = out.with_suffix(".md").read_text("utf-8")
     assert "3 rows of 2 tokens" in page and "| speed |" in page
-
-
-def test_the_last_line_is_the_report(capsys: pytest.CaptureFixture[str]) -> None:
-    run(True, True, "--commit", "abc")
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["equal"] is True and found["facts"]["commit"] == "abc"

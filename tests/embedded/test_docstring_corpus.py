@@ -16,7 +16,6 @@ from umim_core.embedded.docstring_corpus import (
     SPLITS,
     CorpusReport,
     build_corpus,
-    split_of,
 )
 from umim_core.embedded.documents import read_documents
 
@@ -178,20 +177,3 @@ def test_bytes_do_not_depend_on_the_hash_seed(roots: tuple[Path, Path], tmp_path
         outputs.append({p.name: p.read_bytes() for p in out.iterdir()})
     assert outputs[0] == outputs[1]
     assert set(outputs[0]) == {f"{split}.jsonl" for split in SPLITS}
-
-
-@pytest.mark.parametrize(
-    ("module", "split"),
-    [
-        # Buckets 0, 3, 4, 7, 8, 99: printf %s NAME | b2sum -l 32, modulo 100.
-        ("pkg/m132.py", "test"),
-        ("pkg/m298.py", "test"),
-        ("pkg/m19.py", "valid"),
-        ("pkg/m107.py", "valid"),
-        ("pkg/m24.py", "train"),
-        ("pkg/m609.py", "train"),
-        ("transformers/core_model_loading.py", "test"),
-    ],
-)
-def test_split_of_modules_at_the_borders(module: str, split: str) -> None:
-    assert split_of(module) == split

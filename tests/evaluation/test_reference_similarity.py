@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +11,15 @@ import torch
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is part of the `eval` extra")
 
-from tests.evaluation.conftest import MAX_LENGTH, TEXT
+from tests.evaluation.conftest import TEXT
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.generation_quality import generation_quality
 from umim_core.evaluation.text_metrics.bertscore import BERTSCORE, greedy_bertscore
 from umim_core.evaluation.text_metrics.chrf import chrf
 from umim_core.evaluation.text_metrics.mauve import MAUVE, mauve
 from umim_core.evaluation.text_metrics.reference_similarity import References, reference_similarity
 from umim_core.evaluation.text_metrics.rouge import KINDS, rouge
 from umim_core.evaluation.text_metrics.text_features import TextFeatures
-from umim_core.inference.outputs import RowOutput
 
 TEXTS = ("the cat sat on the mat", "near the old house", "a dog")
 
@@ -48,18 +45,6 @@ def test_features_are_the_last_states_of_each_text_alone(
     assert len(found) == 4 and found[3].shape == (0, backbone.hidden_size)
     for states, text in zip(found, TEXTS, strict=False):
         torch.testing.assert_close(states, own_states(text, backbone), rtol=1e-4, atol=1e-5)
-
-
-def test_a_text_beyond_the_positions_is_cut(backbone: Backbone) -> None:
-    (states,) = TextFeatures(backbone).of_tokens(["the cat sat on the mat " * 40])
-    assert len(states) == MAX_LENGTH
-
-
-def test_features_are_called_a_stand_in_with_their_layer(backbone: Backbone) -> None:
-    features = TextFeatures(backbone)  # of a directory
-    assert features.model == f"{Path(backbone.name).name} ({backbone.fingerprint[:12]})"
-    label = TextFeatures(replace(backbone, name="small")).label
-    assert label == "stand-in features: hidden states of small after its last block and final norm"
 
 
 def test_every_text_is_compared_with_its_own_reference(backbone: Backbone) -> None:
@@ -107,14 +92,3 @@ def test_mauve_is_of_the_last_tokens_of_texts_that_are_not_empty(backbone: Backb
         for part in (texts[:-1], wanted)
     ]
     assert found.mauve == pytest.approx(mauve(*last), abs=1e-6)
-
-
-def test_generation_quality_adds_the_figures_where_there_are_references(
-    backbone: Backbone,
-) -> None:
-    ids = [tuple(backbone.encode(text)) for text in TEXTS[:2]]
-    rows = [RowOutput(text, (1, 2), 2, (), (), (2,), "length") for text in ids]
-    references = References(TEXTS[:2], TextFeatures(backbone))
-    found = generation_quality(rows, backbone, references=references)
-    assert found.metrics()["rouge2"] == found.metrics()["chrf"] == pytest.approx(1.0)
-    assert generation_quality(rows, backbone).metrics().keys().isdisjoint(KINDS)

@@ -15,12 +15,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.launch import _checkpoint_lines
 from support.shared_services import PrefectServer
 from tasks.run.checks import check_positions
 from tasks.run.recipes import find_recipe
-from umim_core.checkpoint.next_steps import after_training
-from umim_core.checkpoint.own_checkpoints import record_checkpoint
 from umim_core.errors import BackboneError, ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,16 +125,3 @@ def own_recipe(folder: Path, backbone: str) -> Path:
     path = folder / "own.yaml"
     path.write_text(json.dumps(recipe), encoding="utf-8")
     return path
-
-
-def test_a_run_ends_with_its_checkpoints_and_how_to_use_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path
-) -> None:
-    monkeypatch.setenv("UMIM_ROOT", str(tmp_path))
-    record_checkpoint(tmp_path, "own/llama-tau-5/wt", tiny_checkpoint)
-    record_checkpoint(tmp_path, "owner/llama-tau-5/wt", tiny_checkpoint)
-    lines = _checkpoint_lines("own")
-    assert lines[2].split() == ["own/llama-tau-5/wt", str(tiny_checkpoint)]
-    used = after_training("own/llama-tau-5/wt")
-    assert lines[-len(used) :] == used
-    assert _checkpoint_lines("another") == []

@@ -66,17 +66,6 @@ def test_tokens_are_drawn_from_the_nucleus_by_their_probability(tiny_llama: Back
         assert abs(drawn[token] / draws - p) < 5 * (p * (1 - p) / draws) ** 0.5
 
 
-def test_settings_of_the_models_file_change_nothing(
-    tiny_model: Callable[[str, int], PreTrainedModel], tiny_llama: Backbone
-) -> None:
-    model = tiny_model("llama", 0)
-    model.generation_config.update(top_k=1, repetition_penalty=5.0, max_length=3, min_p=0.9)
-    backbone = wrap_backbone(model, None)
-    found = sample_trajectories(backbone, PROMPTS, OPTIONS, seed=0)
-    assert found == sample_trajectories(tiny_llama, PROMPTS, OPTIONS, seed=0)
-    assert model.generation_config.top_k == 1, "the model keeps its settings"
-
-
 def test_the_seed_decides_whatever_was_drawn_before(tiny_llama: Backbone) -> None:
     torch.manual_seed(1)
     first = sample_trajectories(tiny_llama, PROMPTS, OPTIONS, seed=5)

@@ -113,12 +113,6 @@ def test_the_terminal_shows_the_prompt_dim_and_spans_in_alternating_colours() ->
     assert "e" not in codes and "i" not in codes
 
 
-def test_html_shows_what_was_written_and_marks_what_was_merged() -> None:
-    parsed = Marks(generated().html())
-    assert parsed.text.startswith("abcdefghi")
-    assert [text for text, _ in parsed.marks] == ["bc", "fgh"]
-
-
 def test_html_escapes_text_of_the_prompt_and_of_the_title() -> None:
     fragment = generated(decode=lambda ids: "<b>&" * len(ids)).html()
     assert "<b>" not in fragment and Marks(fragment).text.startswith("<b>&" * 9)

@@ -49,13 +49,6 @@ def test_the_order_follows_from_the_seed_alone(tmp_path: Path) -> None:
     assert sorted(map(str, other)) == sorted(map(str, first))
 
 
-def test_the_place_of_a_piece_does_not_depend_on_other_parts(tmp_path: Path) -> None:
-    mix_documents({"notes": PARTS["notes"]}, tmp_path / "alone.jsonl", seed=0, max_characters=100)
-    alone = (tmp_path / "alone.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = mixed(tmp_path / "mixed.jsonl")
-    assert [json.loads(line) for line in alone] == [r for r in rows if r["part"] == "notes"]
-
-
 @pytest.mark.parametrize(
     ("document", "pieces"),
     [

@@ -160,14 +160,3 @@ def test_a_context_that_is_cut_fits_with_the_units_that_are_left(case: Case) -> 
     scorer = method_scorer(case.method, case.given, 20)
     [found] = scorer.score([Request(ids, answer)], 1)
     assert found.sizes is not None and found.sizes.units <= 20 + 1
-
-
-def test_texts_side_by_side_are_cut_each_on_its_own(case: Case) -> None:
-    rows = texts()
-    offsets = np.cumsum([0, *map(len, rows)])
-    starts, lengths, borders = case.method.segmenter.segment_many(np.concatenate(rows), offsets)
-    for number, ids in enumerate(rows):
-        own = slice(borders[number], borders[number + 1])
-        assert lengths[own].tolist() == case.lengths(ids)
-        inside = case.method.segmenter.segment(ids)[0]
-        assert starts[own].tolist() == (inside + offsets[number]).tolist()

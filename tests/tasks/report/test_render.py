@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from jinja2 import UndefinedError
 
 from tasks.report.render import (
     environment,
@@ -29,15 +28,6 @@ SPREAD = {"median": 1.0, "low": 0.5, "high": 2.0, "runs": 10}
 )
 def test_a_value_is_shown(value: object, spec: str, per: float, text: str) -> None:
     assert formatted(value, spec, per) == text
-
-
-def test_a_field_that_the_results_lack_is_an_error_unless_it_may_be_absent() -> None:
-    show = environment().from_string
-    with pytest.raises(UndefinedError, match="sides"):
-        show("{{ sides.ours|f('.1f') }}").render()
-    with pytest.raises(UndefinedError, match="ours"):
-        show("{{ sides.ours }}").render(sides={})
-    assert show("{{ sides.ours.x|f('.1f', none='not measured') }}").render() == "not measured"
 
 
 TABLE = """\

@@ -22,11 +22,3 @@ def test_a_task_under_a_setting_is_one_line_with_its_limits_errors_and_differenc
     cells = ["umim_ruler_1k", "own", "1,200", "1 x 64", "0.500 ± 0.125", "-0.250", "25.0%", "30.0%"]
     assert [cell.strip() for cell in line.split("  ") if cell] == cells
     assert head.split()[-2:] == ["TR", "prompt_tr"] and rest == []
-
-
-def test_tasks_of_other_metrics_stand_in_a_table_of_their_own() -> None:
-    other = {name: ROW[name] for name in ("setting", "questions")} | {"task": "umim_piqa"}
-    table = {"scores": [ROW, other | {"acc": ROW["recall"]}], "texts": []}
-    heads = [line.split() for line in score_lines(table) if line.startswith("task")]
-    assert ["recall" in head for head in heads] == [True, False]
-    assert ["acc" in head for head in heads] == [False, True]
