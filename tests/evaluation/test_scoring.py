@@ -86,15 +86,6 @@ def test_a_raw_tail_counts_as_units(raw_tail: int, units: int) -> None:
     assert (model.inputs.raw, model.inputs.units) == (8, units + 2)
 
 
-def test_a_context_that_is_cut_keeps_its_raw_tail() -> None:
-    long = [1, 2] * 10
-    kept, units = scorer("prompt", 6).fit(np.array(long), 8)
-    assert (kept.tolist(), units) == ([1, 2] * 5, 8)  # two spans and six raw tokens
-    [found] = scorer("prompt", 6).score([request(long, [3, *[4] * 4])], 1)
-    [cut] = scorer("prompt", 6).score([request(kept.tolist(), [3, *[4] * 4])], 1)
-    assert found == cut
-
-
 @pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1, LIMIT + 9])
 def test_inputs_at_the_limit_are_scored_with_the_last_units(length: int) -> None:
     context = [10 + i % 9 for i in range(length)]  # no rule applies

@@ -109,10 +109,3 @@ def test_an_end_token_may_be_given(umim: UMIM) -> None:
         output = umim.generate(PROMPT, max_new_tokens=12, eos_token_id=ends)
         assert output.ids[0] == free[: free.index(free[4]) + 1]
         assert output.stop_reasons == ("eos",)
-
-
-def test_options_have_transformers_names_too(umim: UMIM) -> None:
-    ours = umim.generate(PROMPT, do_sample=True, n=3, seed=1, max_new_tokens=5)
-    same = umim.generate(PROMPT, do_sample=True, num_return_sequences=3, seed=1, max_new_tokens=5)
-    config = GenerationConfig(do_sample=True, num_return_sequences=3, max_new_tokens=5)
-    assert ours == same == umim.generate(PROMPT, generation_config=config, seed=1)

@@ -53,13 +53,6 @@ def change(directory: Path, edit: Callable[[Words], object]) -> None:
     sign(directory)
 
 
-def test_tables_come_back_as_they_were_written(saved: Path) -> None:
-    built, read = RuleSet.from_spans(SPANS).tables, RuleSet.load(saved).tables
-    assert np.array_equal(built.slots, read.slots)
-    assert np.array_equal(built.pairs, read.pairs)
-    assert built.infix_free is read.infix_free is False
-
-
 def test_loaded_tables_are_a_read_only_map_of_the_file(saved: Path) -> None:
     tables = RuleSet.load(saved).tables
     for words in (tables.slots, tables.pairs):

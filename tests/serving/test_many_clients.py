@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Final
 
 import httpx
+import psutil
 import pytest
 
-from support.servers import CHAT, QUESTIONS, in_thread, metric, piece
+from support.servers import CHAT, CHATML, QUESTIONS, Served, in_thread, metric, piece
 from umim_core import UMIM
 from umim_core.serving.engine_app import EngineServer
 from umim_core.serving.engine_worker import BatchSizes
@@ -21,6 +24,7 @@ from umim_core.serving.local_engine import Served as ServedModel
 
 CLIENTS: Final = 64
 NEW: Final = 12
+MEGABYTES: Final = 64  # that may come after the first third of a run: caches of spans, fragments
 
 
 def chats() -> list[list[dict[str, str]]]:
@@ -95,3 +99,41 @@ def test_every_client_gets_its_own_answer(umim: UMIM, texts: list[str]) -> None:
         assert sum(right.values()) == len(right) == CLIENTS
         assert metric(url, "umim_generated_tokens_total") <= CLIENTS * NEW
         assert metric(url, "umim_rows_running") == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("through", ["engine", "gateway"])
+def test_a_minute_of_clients_leaves_memory_flat(
+    umim: UMIM, export: Path, tmp_path: Path, through: str
+) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text(CHATML)
+    options = ("--dtype", "float64", "--prefix-cache-mb", 16, "--chat-template", template)
+    if through == "engine":
+        servers = [Served("umim-docs-llama", "--merge", "prompt", *options)]
+    else:
+        servers = [Served(export, "--base", *options)]
+        servers.append(Served("--upstream", servers[0].url, "--export", export, "--upstream-masks"))
+    url = servers[-1].url
+    processes = [psutil.Process(server.process.pid) for server in servers]
+
+    def held() -> float:
+        return sum(process.memory_info().rss for process in processes) / (1 << 20)
+
+    try:
+        with httpx.Client(base_url=url, timeout=600) as client:
+            answers = [client.post(CHAT, json=body_of(number)) for number in range(8)]
+        own = [answer.json()["choices"][0]["message"]["content"] for answer in answers]
+        assert len(set(own)) == 8
+        warm = asyncio.run(load(url, own, 20.0))
+        before = held()
+        right = asyncio.run(load(url, own, 60.0))
+        after = held()
+        print(f"{through}: {sum(right.values())} streams, {before:.0f} -> {after:.0f} MB")
+        assert len(warm) == len(right) == CLIENTS
+        assert after - before < MEGABYTES
+    finally:
+        for server in reversed(servers):
+            server.process.terminate()
+            assert server.end() == -signal.SIGTERM
+    assert not any("Traceback" in line for server in servers for line in server.lines)

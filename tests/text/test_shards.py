@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umim_core.errors import ConfigError, CorpusError
 from umim_core.text.shard_files import INDEX, first_tokens, read_index
 from umim_core.text.shards import ShardWriter, TokenShards
 
@@ -143,11 +142,6 @@ def test_the_first_tokens_are_what_a_writer_that_stops_there_leaves(
     }
 
 
-def test_a_shard_of_no_tokens_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="shard_tokens must be at least 1; got 0"):
-        ShardWriter(tmp_path, 0)
-
-
 # In memory
 
 
@@ -156,9 +150,3 @@ def test_an_array_has_the_same_interface() -> None:
     assert (len(shards), shards.num_documents, shards.max_id) == (3, 3, 7)
     assert shards.document_ends().tolist() == [1, 1, 3]
     assert shards.directory is None
-
-
-@pytest.mark.parametrize("ends", [[2, 1, 3], [1, 2], [4], []])
-def test_ends_that_do_not_divide_the_array_are_refused(ends: list[int]) -> None:
-    with pytest.raises(CorpusError, match="document ends must rise to 3"):
-        TokenShards.of_array(np.array([5, 6, 7]), np.array(ends, np.int64))

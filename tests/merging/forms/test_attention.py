@@ -30,14 +30,6 @@ def test_has_exactly_the_parameters_of_the_paper(size: int, heads: int) -> None:
     assert count(MergeModule(size, heads, "learned")) == 2 * size * size + (7 + MAX_SPAN) * size
 
 
-def test_learned_positions_begin_as_the_form_of_the_paper(torch_rng: torch.Generator) -> None:
-    plain, learned = MergeModule(16), MergeModule(16, positions="learned")
-    for module in (plain, learned):
-        module.initialise(0.5, torch.Generator().manual_seed(8))
-    spans, lengths = spans_of(6, 3, 16, torch_rng), torch.tensor([1, 2, 3, 3, 2, 1])
-    assert torch.equal(plain(spans, lengths), learned(spans, lengths))
-
-
 def test_weights_are_drawn_in_this_order() -> None:
     module, generator = MergeModule(16), torch.Generator().manual_seed(8)
     module.initialise(0.5, torch.Generator().manual_seed(8))
