@@ -46,22 +46,3 @@ def test_a_point_is_heard_once(tmp_path: Path) -> None:
         wait_for(heard, 1)
         leave_note(tmp_path, 2, 3, "training", {"valid": (1, 1.8), "loss": (2, 1.5)})
     assert heard == [{"valid": (1, 1.8)}, {"loss": (2, 1.5)}]
-
-
-def test_the_last_points_are_heard_of_a_run_that_fails(tmp_path: Path) -> None:
-    heard: list[Points] = []
-    with pytest.raises(ZeroDivisionError), listening(heard.append), followed(tmp_path):
-        leave_note(tmp_path, 1, 3, "training", {"loss": (1, 2.0)})
-        raise ZeroDivisionError
-    assert heard == [{"loss": (1, 2.0)}]
-
-
-def test_a_line_says_what_it_is_about_where_several_runs_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "umim.progress")
-    heard: list[Points] = []
-    with listening(heard.append, "tau 5"), followed(tmp_path):
-        leave_note(tmp_path, 1, 3, "training, loss 2.000", {"loss": (1, 2.0)})
-        wait_for(heard, 1)
-    assert caplog.messages == ["tau 5: training, loss 2.000: 1 of 3"]

@@ -153,13 +153,6 @@ def test_loss_is_log_two_where_policy_and_reference_are_one() -> None:
     assert loss.item() == pytest.approx(math.log(2), abs=1e-12)
 
 
-def test_a_question_counts_once_however_many_wrong_answers_it_has() -> None:
-    few = (torch.tensor([0.0, 1.0]), torch.zeros(2))
-    many = (torch.tensor([0.0, -1.0, -1.0, -1.0]), torch.zeros(4))
-    loss = preference_loss([few[0], many[0]], [few[1], many[1]], [0, 0], beta=1)
-    assert float(loss) == pytest.approx((math.log1p(math.e) + math.log1p(1 / math.e)) / 2)
-
-
 def test_extreme_margins_stay_finite() -> None:
     scores = torch.tensor([-1e4, 1e4], requires_grad=True)
     loss = preference_loss([scores], [torch.zeros(2)], [0], beta=1.0)

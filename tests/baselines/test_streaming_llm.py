@@ -81,18 +81,6 @@ def test_what_stays_has_the_keys_of_its_positions_after_every_step(
         torch.testing.assert_close(policy.keys, expected, atol=1e-6, rtol=1e-6)
 
 
-@torch.no_grad()
-def test_the_next_token_stands_behind_what_stayed(llama: Backbone) -> None:
-    """Of one layer, columns that went leave no trace: the kept tokens alone give its states."""
-    shallow = random_backbone("llama", torch.float64, num_hidden_layers=1)
-    cache = PolicyCache(shallow, SinksAndNewest(key_rotation(shallow)))
-    cache.read(IDS[:9], 6)
-    found = cache.look_ahead(IDS[9:])
-    kept = torch.cat([IDS[[0, 1, 2, 3, 7, 8]], IDS[9:]])
-    expected = shallow.hidden(shallow.embed(kept[None]))[0, 6:]
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
-
-
 def test_learned_positions_cannot_be_moved_and_may_be_kept() -> None:
     gpt2, matcher = random_backbone("gpt2"), Matcher(RuleSet.from_spans([(1, 2)]))
     with pytest.raises(BackboneError, match="leaves columns at their positions"):

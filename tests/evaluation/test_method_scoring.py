@@ -13,28 +13,23 @@ from lm_eval.api.instance import Instance
 from transformers import GenerationConfig
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.embedding.similar_neighbours import mean_embedding
 from umim_core.baselines.full_cache import FullCache
 from umim_core.baselines.methods import Text
 from umim_core.baselines.reduction import highest
 from umim_core.baselines.truncation import Truncation
-from umim_core.benchmarking.throughput import FixedPairs
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
-from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request as EngineRequest
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
-from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
-ThreeInts = tuple[np.ndarray, np.ndarray, np.ndarray]
 MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
 CONTEXT = np.array([1, 2, 9, 3, 4, 5, 7, 1, 2], dtype=np.int64)  # 9 tokens, 5 units
 ENDINGS = [np.array(ids, dtype=np.int64) for ids in ([6, 8], [2, 1, 4])]
@@ -209,22 +204,3 @@ def test_span_eviction_generates_as_the_engine_does(checkpoint_path: Path) -> No
     found = model.realised
     assert found["cache_reduction"] == pytest.approx(1 - row.cache_lengths[0] / len(context))
     assert found["cache_reduction"] != 0.0 == found["token_reduction"]
-
-
-def test_any_segmenter_cuts_what_a_baseline_merges(tiny_llama: Backbone) -> None:
-    class EveryTwo:
-        """Pairs of tokens, by nothing of ``Matcher`` but the protocol."""
-
-        def segment(self, ids: np.ndarray) -> Segmentation:
-            return FixedPairs().segment(ids)
-
-        def segment_many(self, ids: np.ndarray, offsets: np.ndarray) -> ThreeInts:
-            return FixedPairs().segment_many(ids, offsets)
-
-    rows = [np.concatenate([CONTEXT, ending]) for ending in ENDINGS]
-    pairs, ours = (
-        perplexity(rows, Compressed(tiny_llama, mean_embedding, segmenter, "compact"))
-        for segmenter in (FixedPairs(), EveryTwo())
-    )
-    assert ours == pairs
-    assert ours.token_reduction > 0.4

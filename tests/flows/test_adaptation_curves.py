@@ -132,13 +132,6 @@ def test_trained_settings_are_compared_with_the_rules_alone_and_with_controls(cu
             assert found["difference_se"] == pytest.approx(gains.std(ddof=1) / len(gains) ** 0.5)
 
 
-def test_a_second_run_finds_everything(curves: Any) -> None:
-    folder, recipe, first, body = curves
-    run, again = measured(folder / "root", recipe)
-    assert not any(artifact.executed for artifact in run.artifacts)
-    assert any(artifact.executed for artifact in first.artifacts) and again == body
-
-
 @pytest.mark.parametrize("name", [n for n in adaptation_names() if "8b" not in n])
 def test_a_recipe_plans_a_training_per_setting_threshold_and_seed(name: str) -> None:
     recipe = find_recipe(name)

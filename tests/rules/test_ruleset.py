@@ -11,11 +11,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
-from umim_core.embedded.assets import embedded_path
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
 from umim_core.store.artifacts import read_json, write_json, write_manifest
@@ -201,23 +199,3 @@ def test_the_digest_tells_rules_counts_and_origin_apart() -> None:
     ]
     assert base.digest == RuleSet.from_spans([(1, 2)]).digest
     assert len({base.digest, *(other.digest for other in others)}) == 6
-
-
-@pytest.mark.parametrize("name", ["umim-docs-llama", "umim-docs-gpt2"])
-def test_shipped_rules_without_tables_load_and_match(name: str, tmp_path: Path) -> None:
-    directory = embedded_path(name, "checkpoint")
-    assert directory is not None
-    assert not (directory / "rules" / "matcher").exists()
-    rules = RuleSet.load(directory / "rules")
-    assert rules.infix_free
-    rules.save(tmp_path / "rules")
-    of_files = {"files", "digest", "seal"}  # the tables are one more
-    old, new = (
-        {name: value for name, value in read_json(path).items() if name not in of_files}
-        for path in (directory / "rules" / "manifest.json", tmp_path / "rules" / "manifest.json")
-    )
-    assert old == new
-    matcher = Matcher(rules)
-    for n in ORDERS:
-        span = rules.ids_by_order[n][len(rules.ids_by_order[n]) // 2]
-        assert matcher.segment(span)[1].tolist() == [n]

@@ -78,11 +78,6 @@ def local_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(folder)
 
 
-def test_a_local_data_set_gives_the_split(local_dataset: str) -> None:
-    source = HubDataset(name=local_dataset, split="test", field="body")
-    assert list(iter_documents(source)) == ["three"]
-
-
 def test_a_field_with_dots_lies_inside_a_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

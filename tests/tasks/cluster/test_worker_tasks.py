@@ -10,7 +10,6 @@ import pytest
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import Cluster
 from tasks.cluster.worker_tasks import (
-    calls_leave_this_process,
     cores_of_a_call,
     run_on_workers,
 )
@@ -48,25 +47,6 @@ def test_an_error_of_a_worker_that_is_none_of_ours_is_named_with_its_text() -> N
     assert raised.value.rule == "a task of the cluster must end"
     assert str(raised.value.value).startswith("ValueError: invalid literal for int()")
     assert "finished parts are kept" in raised.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("config", "away"),
-    [
-        ({"workers": 0}, False),
-        ({"workers": 0, "address": AWAY}, False),
-        ({"workers": 1}, False),
-        ({"workers": 1, "address": "local"}, False),
-        ({"workers": 1, "address": AWAY}, True),
-        ({"workers": 1, "use_gpu": True}, True),
-        ({"workers": 2}, True),
-    ],
-)
-def test_a_call_leaves_this_process_for_what_it_lacks(
-    config: dict[str, Any], away: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert calls_leave_this_process(ClusterConfig(**config)) is away
 
 
 @pytest.mark.parametrize(

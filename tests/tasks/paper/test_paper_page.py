@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from docs.make.document import RESULTS
 from tasks.paper.paper_page import paper_page
 from tasks.paper.printed import Measured, paper_tables
 from tasks.run.recipes import table_names
@@ -132,18 +131,3 @@ def ours(label: str, file: str) -> Measured:
     """Entry of a result file in one of the paper's tables."""
     (table,) = (table for table in paper_tables() if table.label == label)
     return next(found for found in table.ours if found.file == file)
-
-
-@pytest.mark.parametrize(
-    "bound", [{"decode_min_probability": 0.5}, {"decode_max_damage": 2.0}, {"span_eviction": 16}]
-)
-def test_generations_under_a_bound_or_with_eviction_are_not_called_base_or_umim(
-    bound: dict[str, float], tmp_path: Path
-) -> None:
-    entry = ours("tab:ngram-metrics", "generation_quality.json")
-    results = json.loads((RESULTS / entry.file).read_text("utf-8"))
-    rows = results["subjects"]["umim-docs-llama"]["rows"]
-    free = {"decode_min_probability": 0.0, "decode_max_damage": None, "span_eviction": None}
-    rows += [row | free | bound for row in rows]
-    (tmp_path / entry.file).write_text(json.dumps(results), "utf-8")
-    assert entry.table(tmp_path) == entry.table(RESULTS)

@@ -6,28 +6,12 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from tasks.report.charts import Line, Panel, chart, svg
 
 
 def lines(count: int, **of: object) -> list[Line]:
     return [Line(f"line {n}", [(0.0, n), (1.0, n + 1)], n, **of) for n in range(count)]
-
-
-def test_fifteen_lines_have_fifteen_looks_and_one_legend_that_fits() -> None:
-    figure = chart([Panel(lines(15))])
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    (legend,) = figure.legends
-    drawn = {
-        (handle.get_color(), handle.get_marker(), handle.get_linestyle())
-        for handle in legend.legend_handles
-    }
-    assert len(drawn) == 15
-    assert legend.get_window_extent().x1 <= figure.bbox.x1
-    (axes,) = figure.axes
-    assert not legend.get_window_extent().overlaps(axes.get_window_extent())
 
 
 def test_points_have_their_texts_and_levels_are_drawn() -> None:

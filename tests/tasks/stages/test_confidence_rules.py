@@ -95,17 +95,6 @@ def test_rules_are_the_runs_that_occur_often_enough(setting: Setting, tmp_path: 
     assert (rules.origin.overlap, rules.origin.containment) == ("none", "keep")
 
 
-def test_a_second_run_finds_both_stages(setting: Setting, tmp_path: Path) -> None:
-    counted = setting.count(tmp_path)
-    made = confidence_rules_stage(tmp_path, counted, setting.cell, LENGTH, MiningConfig())
-    assert counted.executed and made.executed
-    again = setting.count(tmp_path)
-    assert not again.executed
-    assert not confidence_rules_stage(
-        tmp_path, again, setting.cell, LENGTH, MiningConfig()
-    ).executed
-
-
 def test_thresholds_share_what_the_backbone_was_asked(setting: Setting, tmp_path: Path) -> None:
     counted = setting.count(tmp_path)
     assert not setting.count(tmp_path, tau=1).executed

@@ -5,17 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages import corpus as mixture
 from tasks.stages.corpus import _sources, mixture_stage
 from umim_core.config.corpus import SPLITS, MixtureCorpus
-from umim_core.errors import CorpusError
-from umim_core.text.mixing import MixedSize, mix_documents
 from umim_core.text.readers import iter_documents
 
 
@@ -74,20 +70,3 @@ def test_every_split_holds_all_parts_and_a_part_its_own_test_documents(
     assert book == (tmp_path / "book-test.txt").read_text(encoding="utf-8")
     notes = iter_documents(_sources(made, config)["part_notes"])
     assert list(notes)[41] == "test note 1 1\f."
-
-
-def test_a_file_that_changes_while_it_is_mixed_is_refused(
-    config: MixtureCorpus, docstrings: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def mix(texts: Mapping[str, Iterator[str]], out: Path, **options: int) -> dict[str, MixedSize]:
-        sizes = mix_documents(texts, out, **options)
-        (tmp_path / "book-valid.txt").write_text("another book\n", encoding="utf-8")
-        return sizes
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mixture, "mix_documents", mix)
-        with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
-            mixture_stage(tmp_path, config, docstrings)
-    made = mixture_stage(tmp_path, config, docstrings)
-    assert made.executed
-    assert "another book" in (made.path / "valid.jsonl").read_text(encoding="utf-8")
