@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.cluster.lease import ClusterLease
-from tasks.data.counting import default_block_tokens
+from tasks.data.counting import ClusterCounter, default_block_tokens
 from tasks.data.counting_tables import Corpus, cluster_cpus
 from tasks.data.mining_files import (
     clear_leftovers,
@@ -23,7 +23,6 @@ from tasks.data.mining_files import (
     write_corpus_digest,
     write_rules,
 )
-from tasks.data.recounting import ClusterCounter
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import tokens
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint

@@ -11,7 +11,7 @@ import psutil
 from transformers import PreTrainedTokenizerBase
 
 from tasks.cluster.lease import ClusterLease
-from tasks.data.recounting import ClusterCounter
+from tasks.data.counting import ClusterCounter
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.mine import count_stage, filter_stage
 from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tasks.data.counting import _added
 from tasks.data.counting_tables import packed_row
-from tasks.data.recounting import _added
 from umim_core.errors import ClusterError
 from umim_core.rules.grams import ORDERS
 

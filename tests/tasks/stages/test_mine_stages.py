@@ -15,9 +15,8 @@ from transformers import PreTrainedTokenizerBase
 import tasks.stages.mine
 from support.tiny_mining import LENGTH, TAU, TinyCorpus, frequent, stored
 from tasks.cluster.lease import ClusterLease
-from tasks.data.counting import count_distributed
+from tasks.data.counting import count_distributed, recount_distributed
 from tasks.data.counting_tables import Corpus
-from tasks.data.recounting import recount_distributed
 from tasks.run.stage import Artifact
 from umim_core.config.recipe import ClusterConfig, MiningConfig
 from umim_core.errors import CorpusError, ResourceLimitError
