@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from flows.adaptation_curves import measure_adaptation
-from flows.scoring import measure_baselines, score
+from flows.scoring import score
 from flows.shipped import benchmark_shipped, find_shipped, measurements
 from flows.table import measure_table
 from tasks.plan.planner import Planner
@@ -224,7 +224,7 @@ def _adapted(run: PipelineRun, config: AdaptConfig, task: Artifact, result: Cell
 
 
 def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
-    """Alignment and perplexity per setting; task accuracy of base and every setting; baselines."""
+    """Alignment and perplexity per setting; task accuracy of base and every setting."""
     parts: list[Part] = []
     for result in results:
         parts += [partial(_evaluated, run, sources, result, of) for of in result.settings]
@@ -253,7 +253,6 @@ def _evaluated(run: PipelineRun, sources: Sources, result: CellResult, setting: 
 def _compared(run: PipelineRun, sources: Sources, result: CellResult, distilled: Artifact) -> None:
     label, start = f"{result.cell.backbone} {BASE}", distilled.path / "checkpoint"
     result.scores |= score(run, sources.tasks, BASE, start, label)
-    result.baselines |= measure_baselines(run, sources.tasks, start, result)
 
 
 def benchmark(run: PipelineRun, results: list[CellResult]) -> None:

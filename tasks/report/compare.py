@@ -47,7 +47,6 @@ class CellResult:
         evaluations: Alignment and perplexity per setting.
         scores: What was measured on tasks.
         benchmark: Throughput.
-        baselines: What was measured of baselines, by name.
     """
 
     cell: Cell
@@ -58,15 +57,6 @@ class CellResult:
     evaluations: dict[str, Artifact] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     benchmark: Artifact | None = None
-    baselines: dict[str, BaselineResult] = field(default_factory=dict)
-
-
-@dataclass
-class BaselineResult:
-    """Measurements of a baseline in the place of the setting WT."""
-
-    evaluation: Artifact
-    scores: Scores
 
 
 @dataclass
@@ -87,7 +77,7 @@ class ShippedResult:
 def comparison_rows(
     cells: list[CellResult], shipped: list[ShippedResult], seed: int
 ) -> list[ComparisonRow]:
-    """Return one row per cell and setting, or baseline, that was measured; shipped ones last.
+    """Return one row per cell and setting that was measured; shipped ones last.
 
     Where a shipped one leads, its row is the first.
     """
@@ -97,32 +87,11 @@ def comparison_rows(
             timed = result.benchmark if measures(setting, "speed") else None
             metrics = _metrics(evaluation, timed)
             counts = rule_counts(result.settings[setting].path / _RULES)
-            metrics |= {"rules": float(sum(counts.values()))} | (
-                _own_halves(result) if setting == WT else {}
-            )
+            metrics["rules"] = float(sum(counts.values()))
             scores = _scores(result.scores, setting)
             measured = {"metrics": metrics, "errors": _errors(evaluation), "scores": scores}
             rows.append(cell_row(result.cell, setting=setting, seed=seed, **measured))
-        base = {key: score for key, score in result.scores.items() if key[1] == BASE}
-        rows += [
-            cell_row(
-                result.cell,
-                method=name,
-                metrics=_metrics(measured.evaluation, None),
-                errors=_errors(measured.evaluation),
-                scores=_scores(base | measured.scores, WT),
-            )
-            for name, measured in result.baselines.items()
-        ]
     return rows + [_shipped_row(result) for result in shipped if not result.leads]
-
-
-def _own_halves(result: CellResult) -> dict[str, float | None]:
-    """Return UMIM's own perplexity of second halves, which every baseline is measured with."""
-    for measured in result.baselines.values():
-        sides = {"ppl_half_base": "ppl_half_base", "ppl_half_umim": "ppl_half_own"}
-        return {name: measured.evaluation.metrics[side] for name, side in sides.items()}
-    return {}
 
 
 def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:

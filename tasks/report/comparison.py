@@ -39,7 +39,7 @@ LATER_PARAMS: Final = {
 COMPARISON_METRICS: Final = (
     *("token_reduction", "rules", "top1", "top3", "top10", "topp", "mrr", "kl"),
     *("top1_states", "kl_states", "ppl_base", "ppl_umim", "accuracy_base", "accuracy_umim"),
-    *("prefill_speedup", "decode_speedup", "ppl_half_base", "ppl_half_umim", "cache_reduction"),
+    *("prefill_speedup", "decode_speedup"),
 )
 TASK_TR: Final = "token_reduction"  # in a score: realised on the task's own sequences
 _ACCURACIES: Final = ("accuracy_base", "accuracy_umim")  # of scores, not of metrics
@@ -162,8 +162,7 @@ class ComparisonRow(BaseModel):
 
     def _named(self, backbone: str, form: Sequence[str]) -> str:
         tau = "" if self.tau is None else f", τ {self.tau}"
-        words = [] if self.method == OWN_METHOD else [self.method]
-        words += [] if self.rules is None else self.rules.deviations()
+        words = [] if self.rules is None else [*self.rules.deviations()]
         words += [*form, *(["shipped"] if self.source == "shipped" else [])]
         return f"{backbone}{tau}" + (f" ({', '.join(words)})" if words else "")
 

@@ -81,9 +81,6 @@ def comparison(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None =
         metric_column("Top-1 states", "top1_states", 3),
         metric_column("PPL base", "ppl_base", 2),
         metric_column("PPL UMIM", "ppl_umim", 2),
-        metric_column("PPL 2nd half base", "ppl_half_base", 2),
-        metric_column("PPL 2nd half", "ppl_half_umim", 2),
-        metric_column("KV %", "cache_reduction", 1, 100),
         *(column for task in tasks for column in _score_columns(task)),
         metric_column("prefill ×", "prefill_speedup", 2),
     )

@@ -10,7 +10,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from tasks.report.charts import Line, Panel, chart, heatmaps, wrapped
-from tasks.report.comparison import OWN_METHOD, TASK_TR, ComparisonRow
+from tasks.report.comparison import TASK_TR, ComparisonRow
 from tasks.report.report_data import (
     AttentionExample,
     LossCurve,
@@ -66,7 +66,7 @@ def _saving(data: ReportData) -> ReportFigure | None:
     for ylabel, quality in qualities.items():
         for xlabel, saving in savings.items():
             lines = [
-                Line(_name_of(row), [(x, value[0])], index, [value[1]], joined=False)
+                Line(row.label, [(x, value[0])], index, [value[1]], joined=False)
                 for index, row in enumerate(rows)
                 if (x := saving(row)) is not None and (value := quality(row)) is not None
             ]
@@ -77,15 +77,10 @@ def _saving(data: ReportData) -> ReportFigure | None:
         return None
     caption = (
         "Dotted: the base model. Lower perplexity and higher accuracy are better, and so is more "
-        "to the right. Perplexity is that of held-out text; of methods that shorten prompts, and "
-        "have no other, that of raw second halves. Bars are one standard error."
+        "to the right. Perplexity is that of held-out text. Bars are one standard error."
     )
     figure = chart(panels, columns=2)
     return ReportFigure(FIRST, "Quality against what is saved", caption, figure, wide=True)
-
-
-def _name_of(row: ComparisonRow) -> str:
-    return row.label if row.method == OWN_METHOD else f"{row.method} on {row.brief}"
 
 
 def _saved_time(row: ComparisonRow) -> float | None:
@@ -94,20 +89,17 @@ def _saved_time(row: ComparisonRow) -> float | None:
 
 
 def _saved_tokens(row: ComparisonRow) -> float | None:
-    """Return the token reduction in per cent, or what a cache policy drops of the cache."""
-    saved = [row.metric(name) for name in ("token_reduction", "cache_reduction")]
-    known = [value for value in saved if value is not None]
-    return 100 * max(known) if known else None
+    reduction = row.metric("token_reduction")
+    return None if reduction is None else 100 * reduction
 
 
 def _perplexity_ratio(row: ComparisonRow) -> tuple[float, float] | None:
     """Return UMIM's perplexity over the base model's, and its standard error if it is known."""
-    for part in ("ppl", "ppl_half"):
-        base, ours = row.metric(f"{part}_base"), row.metric(f"{part}_umim")
-        if base and ours:
-            error = row.errors.get("nats_increase") if part == "ppl" else None
-            return ours / base, math.nan if error is None else ours / base * error
-    return None
+    base, ours = row.metric("ppl_base"), row.metric("ppl_umim")
+    if not base or not ours:
+        return None
+    error = row.errors.get("nats_increase")
+    return ours / base, math.nan if error is None else ours / base * error
 
 
 def _accuracy_change(row: ComparisonRow, task: str) -> tuple[float, float] | None:
@@ -135,7 +127,7 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
                 based.add(place)
             point = (100 * (row.score(setting, task, TASK_TR) or 0.0), 100 * result.value)
             error = math.nan if result.stderr is None else 100 * result.stderr
-            lines.append(Line(_name_of(row), [point], index, [error], [setting], joined=False))
+            lines.append(Line(row.label, [point], index, [error], [setting], joined=False))
     axes = {"xlabel": "Token reduction on the task (%)", "ylabel": "Accuracy (%)"}
     caption = "Each point is one way of using the rules; bars are one standard error."
     if (chance := data.chance_of(task)) is not None:

@@ -16,7 +16,7 @@ from typing import Final
 from markupsafe import Markup
 
 from tasks.report.charts import svg, svg_file
-from tasks.report.comparison import OWN_METHOD, TASK_TR, ComparisonRow
+from tasks.report.comparison import TASK_TR, ComparisonRow
 from tasks.report.comparison_table import STATES, comparison, with_error
 from tasks.report.render import Report, environment, html, markdown_html, page
 from tasks.report.report_data import ReportData
@@ -126,7 +126,6 @@ def report_tables(data: ReportData) -> str:
         }
         for row in data.base_rows()
         for (task, setting), score in row.scores.items()
-        if setting != BASE or row.method == OWN_METHOD
     ]
     tasks = list(dict.fromkeys(str(score["task"]) for score in scores))
     values = {
@@ -156,7 +155,7 @@ def cards(data: ReportData) -> Report | None:
     It is the row that the recipe features, or else the one that agrees most with its base model
     before adaptation; None where no row has any of the figures.
     """
-    own = [row for row in data.base_rows() if row.method == OWN_METHOD]
+    own = data.base_rows()
     if not own:
         return None
     row, why = max(own, key=agreement), ""

@@ -67,16 +67,6 @@ def check_machine(recipe: RunRecipe, flow_name: str) -> None:
         )
 
 
-def check_baselines(recipe: Recipe) -> None:
-    """Refuse baselines that do not exist.
-
-    Raises:
-        ConfigError: If a name is unknown; the message lists all.
-    """
-    for name in recipe.baselines:
-        BASELINES.find(name)
-
-
 def check_settings(recipe: TableRecipe) -> None:
     """Refuse baselines of a table that do not exist, or budgets that are none of theirs.
 

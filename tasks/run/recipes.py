@@ -68,7 +68,7 @@ def find_recipe(name: str) -> AnyRecipe:
 
 
 def _checked(recipe: AnyRecipe) -> AnyRecipe:
-    """Return a recipe whose tasks, settings and baselines are known and fit its corpus."""
+    """Return a recipe whose tasks and settings are known and fit its corpus."""
     if isinstance(recipe, Recipe):
         tasks = [TASKS.find(name) for name in recipe.tasks]
         adapts = any(cell.adapt for cell in recipe.cells)
@@ -88,10 +88,6 @@ def _checked(recipe: AnyRecipe) -> AnyRecipe:
             )
         if recipe.adapt is not None:
             adaptation_steps(recipe.adapt.settings)
-        if recipe.baselines:
-            from tasks.run.checks import check_baselines  # it imports torch
-
-            check_baselines(recipe)
     if isinstance(recipe, TableRecipe) and (
         any(setting.method for setting in recipe.settings)
         or any(text.methods for text in recipe.texts.values())

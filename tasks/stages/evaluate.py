@@ -16,18 +16,14 @@ from tasks.cluster.worker_tasks import call_on_worker
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import PART, out_of_domain, parts, task_of, tokens
 from tasks.stages.distill import dtype_key
-from umim_core.baselines.methods import BASELINES, EvictedColumns, MergedSpans
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.evaluate import EvaluateConfig, Segments
 from umim_core.config.form import Merge
 from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.distill.token_rows import TokenRows
 from umim_core.evaluation.alignment import evaluate_alignment
-from umim_core.evaluation.method_scoring import EvictedScorer, merged_by, method_scorer
 from umim_core.evaluation.multiple_choice import evaluate_task
-from umim_core.evaluation.perplexity import compare_second_halves, perplexity
-from umim_core.evaluation.scoring import Scorer
-from umim_core.merging.branches import MERGED, ReadingStates
+from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.compressed import Compressed
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import directory_digest
@@ -87,7 +83,6 @@ def text_metrics(
     compressed: Compressed,
     config: EvaluateConfig,
     segment_length: int,
-    states: ReadingStates = MERGED,
 ) -> Metrics:
     """Return alignment in-domain, and perplexity of base and compressed in and out of domain.
 
@@ -99,11 +94,11 @@ def text_metrics(
     metrics: Metrics = {}
     for split in ("test", *own):
         rows = rows_of(tokenized, split, segment_length, config.alignment_rows, config.segments)
-        alignment = evaluate_alignment(rows, compressed, config.batch_size, states).metrics()
+        alignment = evaluate_alignment(rows, compressed, config.batch_size).metrics()
         metrics |= {f"{name}{_suffix(split)}": value for name, value in alignment.items()}
     for split in ("test", *(f"ood_{name}" for name in out_of_domain(tokenized)), *own):
         part = rows_of(tokenized, split, segment_length, config.perplexity_rows, config.segments)
-        metrics |= _perplexities(part, compressed, _suffix(split), config.batch_size, states)
+        metrics |= _perplexities(part, compressed, _suffix(split), config.batch_size)
     return metrics
 
 
@@ -130,10 +125,9 @@ def _perplexities(
     compressed: Compressed,
     suffix: str,
     batch_size: int,
-    states: ReadingStates,
 ) -> Metrics:
     base = perplexity(rows, compressed.base(), batch_size)
-    ours = perplexity(rows, compressed, batch_size, states)
+    ours = perplexity(rows, compressed, batch_size)
     increase, increase_error = ours.increase_over(base)
     errors = {
         "nats_base_se": base.nats_error,
@@ -158,13 +152,11 @@ def task_score_stage(
     config: EvaluateConfig,
     device: Device = "cpu",
     dtype: BackboneDtype = "float32",
-    method: str | None = None,
 ) -> Artifact:
     """Measure accuracy on a task; ``merge="none"`` is the base model.
 
     The base model's score does not depend on the module, so its key holds the backbone alone and
-    every checkpoint of that backbone finds the same result. A ``method`` is a baseline that takes
-    the module's place.
+    every checkpoint of that backbone finds the same result.
     """
     directory = resolve_checkpoint(checkpoint).resolve()
     base = merge == "none"
@@ -179,14 +171,13 @@ def task_score_stage(
             "device": device,
         }
         | dtype_key(dtype)
-        | of.key()
-        | ({} if method is None else {"method": method}),
+        | of.key(),
         {"task": task.digest, "model": source},
     )
 
     def build(_: Path) -> Metrics:
         limit = config.task_questions
-        job = TaskJob(directory, merge, of.name, task.path, limit, device, dtype, method)
+        job = TaskJob(directory, merge, of.name, task.path, limit, device, dtype)
         return call_on_worker(lease, score_task, job)
 
     return run_stage(root, spec, build)
@@ -203,7 +194,6 @@ class TaskJob:
     limit: int
     device: Device
     dtype: BackboneDtype
-    method: str | None
 
 
 def score_task(job: TaskJob) -> Metrics:
@@ -216,84 +206,4 @@ def score_task(job: TaskJob) -> Metrics:
         limit=job.limit,
         dtype=job.dtype,
         device=job.device,
-        method=job.method,
     ).metrics()
-
-
-def baseline_stage(
-    root: Path,
-    lease: ClusterLease,
-    tokenized: Artifact,
-    checkpoint: Path | str,
-    name: str,
-    config: EvaluateConfig,
-    segment_length: int,
-    device: Device = "cpu",
-    dtype: BackboneDtype = "float32",
-) -> Artifact:
-    """Measure a baseline at the token reduction that a checkpoint's rules have, text by text.
-
-    A baseline that merges spans has what stage ``evaluate`` measures, in the same states; so has
-    one that drops columns while a text is read, as ``cache_reduction``, its prompts raw. All have
-    the perplexity of raw second halves after shortened first halves, with UMIM's own and the base
-    model's. What is not defined for a method is left out: a text without some of its tokens, or cut
-    by what stands behind a unit, has no two-stage perplexity and no aligned rows. Accuracy is
-    measured by stage ``task-score``.
-    """
-    directory = resolve_checkpoint(checkpoint).resolve()
-    spec = StageSpec(
-        "baseline",
-        1,
-        {
-            "method": name,
-            **config.model_dump(exclude={"task_questions"}),
-            "segment_length": segment_length,
-            "device": device,
-            **dtype_key(dtype),
-        },
-        {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
-    )
-
-    def build(_: Path) -> Metrics:
-        place = TextsJob(tokenized, directory, config, segment_length, device, dtype)
-        return call_on_worker(lease, measure_baseline, BaselineJob(name, place))
-
-    return run_stage(root, spec, build)
-
-
-@dataclass(frozen=True)
-class BaselineJob:
-    """A baseline by name, and where and on what it is measured."""
-
-    name: str
-    at: TextsJob
-
-
-def measure_baseline(job: BaselineJob) -> Metrics:
-    """Load a checkpoint and measure a baseline in its place; see ``baseline_stage``."""
-    at = job.at
-    config, length = at.config, at.segment_length
-    umim = UMIM.from_pretrained(at.checkpoint, dtype=at.dtype, device=at.device).compressed
-    method = BASELINES.find(job.name)(umim.backbone, umim.require_matcher())
-    metrics: Metrics = {}
-    if isinstance(method, MergedSpans) and not method.whole_texts:
-        metrics = text_metrics(at.tokenized, merged_by(method, umim), config, length)
-    elif isinstance(method, EvictedColumns) and method.states is not None:
-        of_texts = text_metrics(at.tokenized, umim, config, length, method.states)
-        metrics = {
-            name.replace("token_reduction", "cache_reduction"): value
-            for name, value in of_texts.items()
-        }
-    scorers = {
-        "base": Scorer(umim.base(), "prompt", length),
-        "own": Scorer(umim, "prompt", length),
-        "umim": (scorer := method_scorer(method, umim, length)),
-    }
-    rows = rows_of(at.tokenized, "test", length, config.perplexity_rows, config.segments)
-    for side, half in compare_second_halves(rows, scorers, config.batch_size).items():
-        metrics[f"ppl_half_{side}"] = half.read.ppl
-    if isinstance(scorer, EvictedScorer):
-        metrics.setdefault("cache_reduction", scorer.columns.token_reduction)
-    else:
-        metrics.setdefault("token_reduction", scorer.contexts.token_reduction)
-    return metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tasks.report.ablation_page import (
     read_ablation,
 )
 from tasks.report.compare import CellResult, ShippedResult, cell_row, comparison_rows, rule_counts
-from tasks.report.comparison import OWN_METHOD, ComparisonRow
+from tasks.report.comparison import ComparisonRow
 from tasks.report.report_data import (
     AttentionExample,
     BreakEvenRow,
@@ -110,12 +110,6 @@ def _measurements(result: CellResult | ShippedResult) -> list[tuple[str, Artifac
         measurements.append(
             (f"score {setting}" if task == DEFAULT_TASK else f"score {task} {setting}", artifact)
         )
-    if isinstance(result, CellResult):
-        for name, measured in result.baselines.items():
-            measurements.append((f"baseline {name}", measured.evaluation))
-            measurements += [
-                (f"score {name} {task}", of) for (task, _), of in measured.scores.items()
-            ]
     return measurements + ([("benchmark", result.benchmark)] if result.benchmark else [])
 
 
@@ -188,8 +182,7 @@ def _examples(
         for leads in (True, False)
     )
     places = [*leading, *trained, *others]
-    own = [row for row in rows if row.method == OWN_METHOD]
-    merged = [pair for pair in zip(own, places, strict=True) if pair[0].setting == WT]
+    merged = [pair for pair in zip(rows, places, strict=True) if pair[0].setting == WT]
     best, (source, tokenized) = max(merged, key=lambda of: _agreement(of[0]))
     label = f"{best.label} on held-out text"
     if len(merged) > 1:
@@ -334,8 +327,7 @@ def ablation_stage(root: Path, recipe: Recipe, results: list[CellResult]) -> Art
 
 def ablation_data(recipe: Recipe, results: list[CellResult]) -> AblationData:
     """Gather everything an ablation found."""
-    alone = [replace(result, baselines={}) for result in results]
-    rows = [row for row in comparison_rows(alone, [], recipe.seed) if row.setting == WT]
+    rows = [row for row in comparison_rows(results, [], recipe.seed) if row.setting == WT]
     trained = [result.settings[WT] for result in results]
     return AblationData(
         name=recipe.name,

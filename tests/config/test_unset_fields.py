@@ -36,7 +36,7 @@ STAYS = {
     "a policy of the paper or its alternative, which an ablation may take": """
         AdaptConfig.settings""",
     "other methods and tasks to compare on, which cost a measurement each": """
-        Recipe.baselines Recipe.tasks""",
+        Recipe.tasks""",
 }
 
 

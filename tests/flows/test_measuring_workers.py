@@ -19,7 +19,7 @@ import tasks.stages.benchmark as timing
 import tasks.stages.evaluate as stage
 from support.tiny_pipeline import Walk, stages_in, walk_on_workers
 
-MEASURED = ("evaluate", "task-score", "baseline")
+MEASURED = ("evaluate", "task-score")
 
 
 @pytest.fixture
@@ -42,9 +42,8 @@ def numbers(run: Walk) -> dict[str, dict[str, float]]:
     return {call.artifact.key: call.artifact.metrics for call in run.calls if call.name in MEASURED}
 
 
-def recipe(run: Walk, *baselines: str) -> str:
-    changes = {"benchmark": None, "baselines": baselines}
-    return run.recipe.model_copy(update=changes).model_dump_json()
+def recipe(run: Walk) -> str:
+    return run.recipe.model_copy(update={"benchmark": None}).model_dump_json()
 
 
 @pytest.mark.full

@@ -253,9 +253,6 @@ class Recipe(RunRecipe, StableDump):
         description="A shipped checkpoint of a larger model, shown first; it is left out where "
         "its backbone is not to be had.",
     )
-    baselines: Annotated[tuple[str, ...], LATER] = Field(
-        default=(), description="Baselines measured at each cell's rules, as extra rows."
-    )
     hardware: Annotated[HardwareConfig | None, LATER] = Field(
         None, description="GPUs it is meant for; --dry-run tells whether the training fits."
     )
@@ -268,7 +265,7 @@ class Recipe(RunRecipe, StableDump):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        lists = {"cells": self.cells, "tasks": self.tasks, "baselines": self.baselines}
+        lists = {"cells": self.cells, "tasks": self.tasks}
         settings = () if self.adapt is None else self.adapt.settings
         for name, values in (lists | {"adapt.settings": settings}).items():
             if len(set(values)) != len(values):

@@ -25,8 +25,7 @@ SPECIAL_ALL_THE_SAME = "another special token ends a text; all of them take no p
 NOT_WEIGHTS = "only the tokenizer of the backbone counts, and the other one has the same"
 CLUSTER = ("address", "cpus", "max_restarts", "object_store_gib", "parallel_stages")
 NOT_TRAINED_ON = (
-    "name description corpus mining cells task adapt evaluate benchmark shipped headline "
-    "baselines hardware"
+    "name description corpus mining cells task adapt evaluate benchmark shipped headline hardware"
 )
 TOKENIZER_EDITS = ("the vocabulary", "the special tokens", "the end of text")
 BACKBONE_EDITS = ("the weights", "the model's settings")
@@ -93,7 +92,6 @@ class Inputs:
                 "benchmark": {},
                 "shipped": ["umim-docs-llama"],
                 "headline": {"checkpoint": "umim-docs-llama", "benchmark": {}},
-                "baselines": ["truncation"],
                 "cluster": {"workers": 2},
             }
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from support.stage_keys.inputs import NO_MATTER_HOW, Inputs
 from support.stage_keys.variations import StageCall
 from tasks.cluster.lease import ClusterLease
-from tasks.report.compare import BaselineResult, CellResult, ShippedResult
+from tasks.report.compare import CellResult, ShippedResult
 from tasks.stages.benchmark import benchmark_stage
-from tasks.stages.evaluate import baseline_stage, evaluate_stage, task_score_stage
+from tasks.stages.evaluate import evaluate_stage, task_score_stage
 from tasks.stages.publish import ablation_stage, report_stage
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
 from umim_core.config.recipe import DEFAULT_TASK, ClusterConfig
@@ -42,21 +42,6 @@ def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
             {**asked, "merge": "none"},
             {**not_asked, "checkpoint": "the base model has no module; the backbone is one"},
         ),
-        "task-score of a baseline": StageCall(
-            task_score_stage, {**asked, "merge": "prompt", "method": "truncation"}, not_asked
-        ),
-        "baseline": StageCall(
-            baseline_stage,
-            {
-                "lease": inputs.lease,
-                **measured,
-                "name": "truncation",
-                "config": EvaluateConfig(),
-                "segment_length": 32,
-                **placed,
-            },
-            {**where, "config.task_questions": "of stage task-score"},
-        ),
         "benchmark": StageCall(
             benchmark_stage,
             {
@@ -86,11 +71,6 @@ def page_calls(inputs: Inputs) -> dict[str, StageCall]:
         {name: make("evaluate", "x", changed=name) for name in ("WT", "WT + FT")},
         {(DEFAULT_TASK, of): make("task-score", "x", changed=of) for of in ("WT", "base")},
         make("benchmark", "throughput.json"),
-        {
-            "mean": BaselineResult(
-                make("baseline", "x"), {(DEFAULT_TASK, "WT"): make("task-score", "z")}
-            )
-        },
     )
     score = {(DEFAULT_TASK, "WT"): make("task-score", "x")}
     evaluated, timed = make("evaluate", "x"), make("benchmark", "x")
@@ -125,7 +105,6 @@ def page_calls(inputs: Inputs) -> dict[str, StageCall]:
             {"recipe": inputs.recipe, "results": cells},
             {**{f"results{name}": reason for name, reason in known.items()},
              "results[0].evaluations[WT + FT]": not_shown,
-             "results[0].scores": not_shown, "results[0].benchmark": not_shown,
-             "results[0].baselines": not_shown},
+             "results[0].scores": not_shown, "results[0].benchmark": not_shown},
         ),
     }  # fmt: skip

@@ -36,7 +36,7 @@ NAMES = (
     "task", "tokenize", "count", "count without documents or a sample", "filter", "confidence",
     "confidence-rules", "given-rules", "task-rules", "distill", "with-rules", "sft",
     "sft from random weights", "dpo", "evaluate", "task-score",
-    "task-score of the base model", "task-score of a baseline", "baseline", "benchmark", "report",
+    "task-score of the base model", "benchmark", "report",
     "ablation", "questions", "questions of generated answers", "shards",
     "shards of generated answers", "text", "table", "choices", "start", "control",
     "choice-scores", "adaptation",
