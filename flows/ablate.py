@@ -5,8 +5,8 @@ from __future__ import annotations
 from prefect import flow
 
 from flows import parts
-from tasks.report.announce import announce_ablation
 from tasks.report.compare import comparison_rows, record_comparison
+from tasks.report.publish_run import announce_ablation
 from tasks.run.pipeline import open_pipeline
 from tasks.stages.publish import ablation_stage, ablation_summary
 

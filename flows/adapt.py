@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows import parts
 from flows.adaptation_curves import measure_adaptation
-from tasks.report.announce import announce_adaptation
+from tasks.report.publish_run import announce_adaptation
 from tasks.run.pipeline import open_pipeline
 from tasks.run.recipes import find_recipe
 from tasks.stages.adaptation_result import RESULT
@@ -29,7 +29,7 @@ def adapt(recipe: str = "embedded") -> list[dict[str, str]]:
         sources = parts.prepare(run)
         results = parts.mine(run, sources)
         parts.distill(run, results)
-        run.together(parts.adaptations(run, sources, results))
+        run.run_parallel(parts.adaptations(run, sources, results))
         return [
             {name: str(artifact.path / "checkpoint") for name, artifact in result.settings.items()}
             for result in results

@@ -22,7 +22,7 @@ from tasks.stages.adaptation import (
 from tasks.stages.adaptation_result import Curve, ScoredPoint, adaptation_stage
 from tasks.stages.corpus import corpus_stage, task_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps
-from umim_core.checkpoint.own_checkpoints import own_name
+from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.adaptation_recipe import AdaptationRecipe, DocstringQuestions
 from umim_core.config.corpus import DocstringCorpus
 from umim_core.config.recipe import DEFAULT_TASK, Cell, Recipe
@@ -65,7 +65,7 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
         for control in recipe.controls
         for seed in recipe.seeds
     ]
-    found = run.together(parts)
+    found = run.run_parallel(parts)
     return Curve(checkpoint, start, base, [point for points in found for point in points])
 
 

@@ -162,7 +162,7 @@ def report(
 def _report_tables(as_json: bool) -> None:
     from tasks.cluster.ray_cluster import CHECKOUT
     from tasks.paper.paper_page import paper_page
-    from umim_core.checkpoint.own_checkpoints import artifact_root
+    from umim_core.checkpoint.checkpoint_index import artifact_root
     from umim_core.store.disk import write_bytes
 
     page, folder = paper_page(CHECKOUT / "docs" / "results"), artifact_root() / "paper-tables"

@@ -18,7 +18,7 @@ def evaluate(recipe: str = "embedded") -> str:
         sources = parts.prepare(run)
         results = parts.mine(run, sources)
         parts.distill(run, results)
-        run.together(parts.adaptations(run, sources, results))
+        run.run_parallel(parts.adaptations(run, sources, results))
         parts.evaluate(run, sources, results)
         rows = comparison_rows(results, [], run.recipe.seed)
         record_comparison(run, rows)

@@ -111,8 +111,8 @@ def launch(
 
 def _checkpoint_lines(recipe: str) -> list[str]:
     """Return the names and directories of what the recipe trained, and how to use the first."""
+    from umim_core.checkpoint.checkpoint_index import own_checkpoints, own_name
     from umim_core.checkpoint.next_steps import after_training
-    from umim_core.checkpoint.own_checkpoints import own_checkpoints, own_name
 
     prefix = own_name(recipe) + "/"
     found = {name: path for name, path in own_checkpoints().items() if name.startswith(prefix)}

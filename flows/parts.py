@@ -49,7 +49,9 @@ def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResu
     results = mine(run, sources)
     shipped = find_shipped(run, sources.corpus)
     distill(run, results)
-    run.together([*adaptations(run, sources, results), *measurements(run, sources.tasks, shipped)])
+    run.run_parallel(
+        [*adaptations(run, sources, results), *measurements(run, sources.tasks, shipped)]
+    )
     evaluate(run, sources, results)
     benchmark(run, results)
     return results, benchmark_shipped(run, shipped)
@@ -179,7 +181,7 @@ def _confident_spans(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artif
 
 def distill(run: PipelineRun, results: list[CellResult]) -> None:
     """Distill each cell; whichever ends first, they are registered in the order of the recipe."""
-    trained = run.together([partial(_distilled, run, result) for result in results])
+    trained = run.run_parallel([partial(_distilled, run, result) for result in results])
     for result, artifact in zip(results, trained, strict=True):
         result.distilled = result.settings[WT] = artifact
         run.register(result.cell.backbone, artifact)
@@ -231,7 +233,7 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
         if result.distilled is not None:
             parts.append(partial(_compared, run, sources, result, result.distilled))
     # The driver only waits for workers, so there may be a setting for each of them.
-    run.together(parts, max(run.recipe.cluster.parallel_stages, run.recipe.cluster.workers))
+    run.run_parallel(parts, max(run.recipe.cluster.parallel_stages, run.recipe.cluster.workers))
     for result in results:  # whichever was measured first, rows stand in the order of settings
         found, scores = result.evaluations, result.scores
         result.evaluations = {name: found[name] for name in result.settings if name in found}

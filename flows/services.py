@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from umim_core.checkpoint.own_checkpoints import artifact_root
+from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.cli.console_output import JsonFlag, emit
 
 if TYPE_CHECKING:

@@ -85,7 +85,7 @@ def fetch(
 ) -> None:
     """Bring a named checkpoint here; print its directory."""
     from tasks.run.store_commands import stored_root
-    from umim_core.checkpoint.own_checkpoints import artifact_root, own_checkpoint
+    from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint
     from umim_core.errors import did_you_mean
     from umim_core.store.locking import directory_lock
 

@@ -36,6 +36,6 @@ class Planner:
     def register(self, backbone: str, trained: Artifact) -> None:
         """Register nothing."""
 
-    def together(self, parts: Sequence[Callable[[], T]], _: int | None = None) -> list[T]:
+    def run_parallel(self, parts: Sequence[Callable[[], T]], _: int | None = None) -> list[T]:
         """Note the stages of independent parts, one part after the other."""
         return [part() for part in parts]

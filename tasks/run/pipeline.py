@@ -41,7 +41,7 @@ from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, LiveMetrics, Pages, 
 from tasks.tracking.tracking_values import RunInput, Status, redact
 from umim_core.backbone.devices import release_memory
 from umim_core.checkpoint.checkpoint_files import read_config
-from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
+from umim_core.checkpoint.checkpoint_index import artifact_root, own_name, record_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Recipe, RunRecipe
 from umim_core.distill.train_run import CURVE, read_curve
@@ -130,7 +130,7 @@ class PipelineRun(Generic[R]):
             self.tracker.register_checkpoint(backbone, checkpoint, artifact.key, alias=False)
         return artifact
 
-    def together(self, parts: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
+    def run_parallel(self, parts: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
         """Run parts of the flow that do not depend on each other.
 
         Returns:

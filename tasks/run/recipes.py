@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from umim_core.adaptation.settings import adaptation_steps
-from umim_core.checkpoint.own_checkpoints import artifact_root
+from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.any_recipe import AnyRecipe, load_any_recipe
 from umim_core.config.corpus import corpus_kinds

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from umim_core.checkpoint.own_checkpoints import artifact_root, remote_address
+from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
 from umim_core.distill.train_state import last_step
 from umim_core.errors import ArtifactError, MissingExtraError
 from umim_core.store.artifacts import MANIFEST, payload_files, sha256_file

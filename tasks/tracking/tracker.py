@@ -42,7 +42,7 @@ from tasks.tracking.tracking_values import (
     redact,
     require_key,
 )
-from umim_core.checkpoint.own_checkpoints import artifact_root
+from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ArtifactError, TrackingError
 from umim_core.store.artifacts import directory_digest
 

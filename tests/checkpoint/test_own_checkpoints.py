@@ -9,7 +9,7 @@ import pytest
 
 from support.command_line import Umim, console
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
-from umim_core.checkpoint.own_checkpoints import (
+from umim_core.checkpoint.checkpoint_index import (
     artifact_root,
     own_checkpoint,
     own_checkpoints,

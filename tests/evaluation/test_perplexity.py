@@ -16,8 +16,8 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging import likelihood
-from umim_core.merging.branches import BranchLayout, branch_layout
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher

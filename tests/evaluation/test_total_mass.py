@@ -16,8 +16,8 @@ from umim_core.config.form import Merge, UnitPositions
 from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer
 from umim_core.merging import likelihood
-from umim_core.merging.branches import branch_layout
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.decode_states import branch_layout
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams

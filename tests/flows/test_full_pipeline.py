@@ -19,7 +19,7 @@ from support.shared_services import PrefectServer
 from support.traces import CANARIES, Descendants, traces
 from tasks.cluster.private_cluster import require_loopback
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
-from umim_core.checkpoint.own_checkpoints import own_checkpoints
+from umim_core.checkpoint.checkpoint_index import own_checkpoints
 from umim_core.store.artifacts import read_manifest
 
 _OPTIMISE = {

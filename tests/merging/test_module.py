@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.merge_modules import FORMS, module_of, spans_of
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError
-from umim_core.merging.forms.merge_form import ANCHORS
+from umim_core.merging.forms.span_ops import ANCHORS
 from umim_core.merging.module import MergeModule
 
 EVERY = pytest.mark.parametrize("form", FORMS)

@@ -19,7 +19,7 @@ METHOD = (
         "umim_core/rules/trie.py",
         "for place in range(length - 1):",
         "for place in range(length - 2):",
-        ("tests/rules/test_suffix.py",),
+        ("tests/rules/test_incremental_matcher.py",),
     ),
     SeededBug(
         "the teacher's mask is shifted by one token",
@@ -32,10 +32,10 @@ METHOD = (
     SeededBug(
         "a branch has the position of its span",
         "method",
-        "umim_core/merging/branches.py",
+        "umim_core/merging/decode_states.py",
         "compact = unit + within.units[span, offset]",
         "compact = unit",
-        ("tests/merging/test_branches.py", "tests/merging/test_likelihood.py"),
+        ("tests/merging/test_decode_states.py", "tests/merging/test_likelihood.py"),
     ),
     SeededBug(
         "ties in the overlap filter go to larger ids",
@@ -101,7 +101,7 @@ METHOD = (
         "umim_core/rules/trie.py",
         "        if not running[row]:\n            continue\n",
         "",
-        ("tests/rules/test_suffix.py", "tests/inference/test_engine.py"),
+        ("tests/rules/test_incremental_matcher.py", "tests/inference/test_engine.py"),
     ),
     SeededBug(
         "rules reach from the prompt into generated tokens",

@@ -134,7 +134,7 @@ class Walk:
         self.calls.append(Call(function, args, artifact))
         return artifact
 
-    def together(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
+    def run_parallel(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
         """Run independent parts, one after the other."""
         return [part() for part in parts]
 
@@ -166,7 +166,7 @@ def walk(root: Path, recipe: Recipe) -> Walk:
 class _SideBySide(Walk):
     """A run of all stages, independent parts at the same time."""
 
-    def together(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
+    def run_parallel(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
         """Run independent parts."""
         return side_by_side(parts, max(1, len(parts)))
 

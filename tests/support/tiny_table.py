@@ -110,7 +110,7 @@ class TableRun:
         self.artifacts.append(function(self.root, *args))
         return self.artifacts[-1]
 
-    def together(self, parts: Any, _: int | None = None) -> list[Artifact]:
+    def run_parallel(self, parts: Any, _: int | None = None) -> list[Artifact]:
         """Run parts one after the other."""
         return [part() for part in parts]
 

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation
-from umim_core.merging.branches import ReadingStates
+from umim_core.merging.decode_states import DecodeStates
 from umim_core.merging.packing import Segmenter, SpanMerger
 from umim_core.registry import Registry
 from umim_core.rules.matcher import Matcher
@@ -180,7 +180,7 @@ class EvictedColumns:
     side: ClassVar[Side] = "cache"
     model: ClassVar[None] = None
     new_policy: Callable[[Ints], CachePolicy]
-    states: ReadingStates | None = None
+    states: DecodeStates | None = None
 
 
 Method = ReducedTokens | MergedSpans | EvictedColumns

@@ -30,9 +30,9 @@ from umim_core.errors import ConfigError, EvaluationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
+from umim_core.rules.incremental_matcher import Advance, SuffixMatcher
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.suffix import Advance, SuffixMatcher
 from umim_core.rules.trie import LONGEST
 
 Sizes = tuple[int, int, int]

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from umim_core.checkpoint.own_checkpoints import own_checkpoint, own_checkpoints
+from umim_core.checkpoint.checkpoint_index import own_checkpoint, own_checkpoints
 from umim_core.config.form import (
     SAFE_MERGE,
     SAFE_RAW_TAIL,
@@ -26,7 +26,7 @@ from umim_core.config.form import (
     ModuleForm,
     check_raw_tail,
 )
-from umim_core.config.model_base import LATER
+from umim_core.config.model_base import OMIT_DEFAULT
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import (
     ArtifactError,
@@ -103,10 +103,10 @@ class CheckpointConfig(ModuleForm):
     backbone_fingerprint: str
     tokenizer_fingerprint: str
     training: dict[str, str | int | float | None] = Field(default_factory=dict)
-    backbone_model: Annotated[BackboneRecord | None, LATER] = None
-    decode_max_damage: Annotated[float | None, LATER, Field(allow_inf_nan=False)] = None
-    merge: Annotated[Merge, LATER] = SAFE_MERGE
-    raw_tail: Annotated[int, LATER, Field(ge=0)] = SAFE_RAW_TAIL
+    backbone_model: Annotated[BackboneRecord | None, OMIT_DEFAULT] = None
+    decode_max_damage: Annotated[float | None, OMIT_DEFAULT, Field(allow_inf_nan=False)] = None
+    merge: Annotated[Merge, OMIT_DEFAULT] = SAFE_MERGE
+    raw_tail: Annotated[int, OMIT_DEFAULT, Field(ge=0)] = SAFE_RAW_TAIL
 
     @model_validator(mode="before")
     @classmethod

@@ -44,7 +44,7 @@ def init(
 ) -> None:
     """Make a checkpoint without training; umim train with the same residual starts from there."""
     given_rules(rules)
-    from umim_core.checkpoint.own_checkpoints import (
+    from umim_core.checkpoint.checkpoint_index import (
         artifact_root,
         local_root,
         own_name,

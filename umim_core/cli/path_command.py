@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint, own_checkpoints
 from umim_core.checkpoint.next_steps import TASKS_FOLDER
-from umim_core.checkpoint.own_checkpoints import artifact_root, own_checkpoint, own_checkpoints
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.embedded.assets import Part, embedded_names, embedded_path
 from umim_core.errors import ConfigError, did_you_mean

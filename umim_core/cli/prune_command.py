@@ -176,7 +176,7 @@ def prune(
     One pass over the text measures every rule. The damage table that it writes serves further calls
     with other targets. The checkpoint carries the price of every rule that stays.
     """
-    from umim_core.checkpoint.own_checkpoints import (
+    from umim_core.checkpoint.checkpoint_index import (
         artifact_root,
         local_root,
         own_name,

@@ -94,7 +94,7 @@ def train(
     named = (*(files or ()), *(text or ()))
     if not named:
         raise ConfigError("text to train on must be given", "none", "Name files after the model.")
-    from umim_core.checkpoint.own_checkpoints import (
+    from umim_core.checkpoint.checkpoint_index import (
         artifact_root,
         local_root,
         own_name,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from umim_core.config.model_base import LATER, Model, StableDump
+from umim_core.config.model_base import OMIT_DEFAULT, Model, StableDump
 
 Segments = Literal["first", "spread"]
 MergedPart = Literal["context", "sequence"]
@@ -30,10 +30,10 @@ class BenchmarkConfig(Model, StableDump):
     new_tokens: Annotated[int, Field(ge=2)] = 32
     warmup: Annotated[int, Field(ge=0, description="Untimed runs of each side.")] = 2
     pairs: Annotated[int, Field(ge=1, description="Alternating base/UMIM pairs.")] = 10
-    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), LATER] = (
-        Field((1,), description="Rows generated side by side.")
-    )
-    token_reductions: Annotated[tuple[Reduction, ...], LATER] = Field(
+    batch_sizes: Annotated[
+        tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), OMIT_DEFAULT
+    ] = Field((1,), description="Rows generated side by side.")
+    token_reductions: Annotated[tuple[Reduction, ...], OMIT_DEFAULT] = Field(
         (0.5,),
         description="Token reductions of fixed pairs; several make a break-even table, none times "
         "the checkpoint's rules alone.",
@@ -47,7 +47,7 @@ class EvaluateConfig(Model, StableDump):
     perplexity_rows: Annotated[int, Field(ge=1, description="Test segments for perplexity.")] = 24
     task_questions: Annotated[int, Field(ge=1, description="Test questions of the task.")] = 200
     batch_size: Annotated[int, Field(ge=1)] = 8
-    segments: Annotated[Segments, LATER] = Field(
+    segments: Annotated[Segments, OMIT_DEFAULT] = Field(
         default="first",
         description="Which test segments: the first of a split, or at even distances.",
     )

@@ -50,7 +50,7 @@ from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
-from umim_core.config.model_base import LATER, StableDump
+from umim_core.config.model_base import OMIT_DEFAULT, StableDump
 from umim_core.errors import ConfigError, did_you_mean
 from umim_core.registry import Registry
 
@@ -169,25 +169,25 @@ class ModuleForm(StableDump):
         serialization_alias="positions",
         description="What the module sees of a token's offset in its span.",
     )
-    depth: Annotated[Depth, LATER] = Field(
+    depth: Annotated[Depth, OMIT_DEFAULT] = Field(
         1, description="Layers over a span before it is pooled, projection too."
     )
-    kind: Annotated[str, LATER] = Field(
+    kind: Annotated[str, OMIT_DEFAULT] = Field(
         PAPER, description="How the module makes one embedding of a span: `attention`, `linear`."
     )
-    residual: Annotated[Residual, LATER] = Field(
+    residual: Annotated[Residual, OMIT_DEFAULT] = Field(
         "none", description="What the module adds to; `none`: it makes the embedding alone."
     )
-    rule_rows: Annotated[int, Field(ge=0), LATER] = Field(
+    rule_rows: Annotated[int, Field(ge=0), OMIT_DEFAULT] = Field(
         0, description="Most frequent rules that have a learned vector each, added to the module's."
     )
-    unit_positions: Annotated[UnitPositions, LATER] = Field(
+    unit_positions: Annotated[UnitPositions, OMIT_DEFAULT] = Field(
         "compact", description="Which positions units have in the backbone."
     )
-    merge_depth: Annotated[int, Field(ge=0), LATER] = Field(
+    merge_depth: Annotated[int, Field(ge=0), OMIT_DEFAULT] = Field(
         0, description="Layers that read every token before spans merge; 0: embeddings merge."
     )
-    adapter_rank: Annotated[int, Field(ge=0, le=256), LATER] = Field(
+    adapter_rank: Annotated[int, Field(ge=0, le=256), OMIT_DEFAULT] = Field(
         0, description="Rank of the adapters that act on merged units alone; 0: none."
     )
 

@@ -1,7 +1,7 @@
 """Base of configuration models: bounded numbers, and later fields that defaults leave out.
 
-A dump goes into stage keys, digests and saved files. A field marked ``LATER`` is left out of it
-where it has its default, so whatever never heard of the field keeps its bytes.
+A dump goes into stage keys, digests and saved files. A field marked ``OMIT_DEFAULT`` is left out of
+it where it has its default, so whatever never heard of the field keeps its bytes.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Model(BaseModel):
 
 
 class _Mark(Enum):
-    LATER = "later"
+    OMIT_DEFAULT = "later"
 
 
-LATER: Final = _Mark.LATER
-"""Put into a field's annotation: ``depth: Annotated[Depth, LATER] = 1``."""
+OMIT_DEFAULT: Final = _Mark.OMIT_DEFAULT
+"""Put into a field's annotation: ``depth: Annotated[Depth, OMIT_DEFAULT] = 1``."""
 
 
 class StableDump(BaseModel):
-    """A model whose ``LATER`` fields are dumped only where they deviate from their default."""
+    """A model whose ``OMIT_DEFAULT`` fields are dumped only where they deviate from it."""
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         dumped: dict[str, object] = handler(self)
         for name, field in type(self).model_fields.items():
-            if LATER in field.metadata and getattr(self, name) == field.default:
+            if OMIT_DEFAULT in field.metadata and getattr(self, name) == field.default:
                 dumped.pop(name, None)
         return dumped

@@ -15,7 +15,7 @@ from umim_core.config.corpus import Corpus
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, HeadlineConfig, TaskSizes
 from umim_core.config.form import ModuleForm, check_row_rate
 from umim_core.config.model_base import (
-    LATER,
+    OMIT_DEFAULT,
     Fraction,
     Model,
     PositiveFloat,
@@ -105,17 +105,17 @@ class DistillConfig(TrainConfig, StableDump):
         default=True,
         description="Products in bfloat16, where a device computes it; on GPUs weights are, too.",
     )
-    micro_batch: Annotated[int | None, Field(ge=1), LATER] = Field(
+    micro_batch: Annotated[int | None, Field(ge=1), OMIT_DEFAULT] = Field(
         None, description="Rows at most whose activations a worker holds; null: 4, on a GPU all."
     )
-    row_rate: Annotated[PositiveFloat, LATER] = Field(
+    row_rate: Annotated[PositiveFloat, OMIT_DEFAULT] = Field(
         1.0, description="Learning rate of rule rows, as a multiple of the module's."
     )
 
-    prompt_rows: Annotated[Fraction, LATER] = Field(
+    prompt_rows: Annotated[Fraction, OMIT_DEFAULT] = Field(
         0.0, description="Share of rows with a merged start, whose raw rest has the loss."
     )
-    copy_rows: Annotated[Fraction, LATER] = Field(
+    copy_rows: Annotated[Fraction, OMIT_DEFAULT] = Field(
         0.0,
         description="Share of rows that repeat their merged first half raw, with the loss there.",
     )
@@ -144,7 +144,7 @@ class PreferenceConfig(TrainConfig, StableDump):
 
     beta: PositiveFloat = 0.1
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-4
-    micro_batch: Annotated[int | None, Field(ge=1), LATER] = Field(
+    micro_batch: Annotated[int | None, Field(ge=1), OMIT_DEFAULT] = Field(
         None, description="Questions at most whose activations a worker holds; null: all."
     )
 
@@ -156,7 +156,7 @@ class PreferenceConfig(TrainConfig, StableDump):
 class AdaptConfig(Model, StableDump):
     """Task adaptation: task rules, distillation-based SFT, then DPO."""
 
-    settings: Annotated[tuple[str, ...], Field(min_length=1), LATER] = Field(
+    settings: Annotated[tuple[str, ...], Field(min_length=1), OMIT_DEFAULT] = Field(
         ("WT + Rules", "WT + FT", "Task-Adapted"),
         description="Settings compared, of the table in umim_core/adaptation/settings.py.",
     )
@@ -181,12 +181,14 @@ class ClusterConfig(Model, StableDump):
     strategy: Literal["ddp", "deepspeed"] = "ddp"
     max_restarts: Annotated[int, Field(ge=0, description="Restarts of lost workers.")] = 2
     object_store_gib: Annotated[
-        float, Field(ge=0.1, le=4096, description="Shared memory of a local cluster, GiB."), LATER
+        float,
+        Field(ge=0.1, le=4096, description="Shared memory of a local cluster, GiB."),
+        OMIT_DEFAULT,
     ] = 1.0
     parallel_stages: Annotated[
         int,
         Field(ge=1, le=64, description="Independent stages at a time, sharing cores or GPUs."),
-        LATER,
+        OMIT_DEFAULT,
     ] = 1
 
     @property
@@ -238,7 +240,7 @@ class Recipe(RunRecipe, StableDump):
     cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
     distill: DistillConfig
     task: TaskSizes | None = TaskSizes()
-    tasks: Annotated[tuple[str, ...], Field(min_length=1), LATER] = Field(
+    tasks: Annotated[tuple[str, ...], Field(min_length=1), OMIT_DEFAULT] = Field(
         (DEFAULT_TASK,),
         description="Tasks scored, of umim_core/task_sets; cells adapt to the first.",
     )
@@ -248,12 +250,12 @@ class Recipe(RunRecipe, StableDump):
     shipped: tuple[str, ...] = Field(
         default=(), description="Trained checkpoints shown as extra rows."
     )
-    headline: Annotated[HeadlineConfig | None, LATER] = Field(
+    headline: Annotated[HeadlineConfig | None, OMIT_DEFAULT] = Field(
         None,
         description="A shipped checkpoint of a larger model, shown first; it is left out where "
         "its backbone is not to be had.",
     )
-    hardware: Annotated[HardwareConfig | None, LATER] = Field(
+    hardware: Annotated[HardwareConfig | None, OMIT_DEFAULT] = Field(
         None, description="GPUs it is meant for; --dry-run tells whether the training fits."
     )
 

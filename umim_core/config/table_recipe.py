@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from umim_core.config.form import Merge
-from umim_core.config.model_base import LATER, Model, StableDump
+from umim_core.config.model_base import OMIT_DEFAULT, Model, StableDump
 from umim_core.config.recipe import BackboneDtype, RunRecipe
 from umim_core.text.sources import DocumentSource
 
@@ -24,10 +24,10 @@ class TableSetting(Model, StableDump):
     merge: Merge
     raw_tail: Annotated[int, Field(ge=0, description="Last tokens of contexts left raw.")] = 0
     method: str | None = Field(None, description="A baseline in the merge module's place.")
-    target_tr: Annotated[float | None, Field(gt=0.0, lt=1.0), LATER] = Field(
+    target_tr: Annotated[float | None, Field(gt=0.0, lt=1.0), OMIT_DEFAULT] = Field(
         None, description="Share of a context's tokens that a baseline drops; null: as the rules."
     )
-    protect: Annotated[tuple[str, ...], LATER] = Field(
+    protect: Annotated[tuple[str, ...], OMIT_DEFAULT] = Field(
         (), description="Patterns of tokens that are never merged: digits, capitals, newlines, ..."
     )
 
@@ -52,7 +52,7 @@ class TableText(Model, StableDump):
     source: Annotated[DocumentSource, Field(discriminator="kind")]
     rows: Annotated[int, Field(ge=1, description="Rows at most.")] = 32
     segment_length: Annotated[int, Field(ge=2, description="Tokens of a row.")] = 512
-    methods: Annotated[tuple[str, ...], LATER] = Field(
+    methods: Annotated[tuple[str, ...], OMIT_DEFAULT] = Field(
         (), description="Baselines that shorten first halves of rows; second halves are scored."
     )
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.checkpoint.own_checkpoints import own_name
+from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DistillConfig
 from umim_core.distill.optimizer import AdamWStrategy

@@ -9,8 +9,8 @@ Two sets of rows, out of the same forwards. With the ids a b c d e and the rules
 
 The paper's rows are the unit ends of the whole text. Decoding passes through each of them, but
 which of a text's states are among them depends on what follows, and rule sets differ in it. The
-states are all that decoding passes through (``merging.branches``), one per raw token, those within
-a later span included: rule sets are compared over them.
+states are all that decoding passes through (``merging.decode_states``), one per raw token, those
+within a later span included: rule sets are compared over them.
 
 Source: paper, "Alignment Metrics".
 """
@@ -31,8 +31,8 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.distill.alignment_metrics import METRICS, AlignmentSums, row_metrics
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.paired_differences import ratio_error
-from umim_core.merging.branches import MERGED, BranchLayout, ReadingStates
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.decode_states import MERGED, BranchLayout, DecodeStates
 from umim_core.merging.likelihood import state_hidden
 from umim_core.merging.packing import PackedUnits
 
@@ -91,7 +91,7 @@ def evaluate_alignment(
     rows: Sequence[NDArray[np.integer]],
     compressed: Compressed,
     batch_size: int = 8,
-    states: ReadingStates = MERGED,
+    states: DecodeStates = MERGED,
     base: Backbone | None = None,
 ) -> AlignmentResult:
     """Compare next-token distributions on raw and on merged input, or on an evicted cache.
@@ -164,7 +164,7 @@ def _state_pairs(
     rows: Sequence[NDArray[np.integer]],
     packed: PackedUnits,
     compressed: Compressed,
-    states: ReadingStates,
+    states: DecodeStates,
     base: Backbone,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield logits after the states from the first merge on, as :func:`logit_pairs`.

@@ -45,8 +45,8 @@ from umim_core.evaluation.scored_requests import (
     Tally,
 )
 from umim_core.evaluation.scoring import Scorer
-from umim_core.merging.branches import ReadingStates
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.decode_states import DecodeStates
 from umim_core.merging.likelihood import finite_sum
 from umim_core.rules.matcher import Parts
 from umim_core.store.artifacts import sha256_bytes
@@ -183,7 +183,7 @@ class EvictedScorer(_BaselineScorer):
 
     new_policy: Callable[[Ints], CachePolicy]
     target: TargetReduction | None = None
-    states: ReadingStates | None = None
+    states: DecodeStates | None = None
     columns: Tally = field(default_factory=Tally, kw_only=True)
 
     def budget(self, context: Ints, generated: int = 0, parts: Parts | None = None) -> int:

@@ -18,8 +18,8 @@ from umim_core.errors import EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer
 from umim_core.evaluation.paired_differences import increase_with_error, ratio_error
 from umim_core.evaluation.scored_requests import Request
-from umim_core.merging.branches import MERGED, ReadingStates
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.decode_states import MERGED, DecodeStates
 from umim_core.merging.likelihood import finite_sum, score_rows
 
 Ints = NDArray[np.integer]
@@ -63,7 +63,7 @@ def perplexity(
     segments: Sequence[Ints],
     compressed: Compressed,
     batch_size: int = 8,
-    states: ReadingStates = MERGED,
+    states: DecodeStates = MERGED,
     given: Sequence[int] | None = None,
 ) -> PerplexityResult:
     """Compute token-level perplexity.

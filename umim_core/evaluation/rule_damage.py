@@ -1,7 +1,7 @@
 """Measurement of each rule's damage: the divergence from the base model that follows its merges.
 
-Every state that decoding passes through (``merging.branches``) is compared with the base model's
-after the same raw tokens. Its KL goes, undivided, to the last merged unit of the state, if that is
+Every state that decoding passes through (``merging.decode_states``) is compared with the base
+model's after the same raw tokens. Its KL goes, undivided, to the last merged unit of the state, if that is
 among its last W units; a state without one there goes to no rule. With the ids a b c d e f g h, the
 rules (b, c) and (f, g) and W = 3::
 
@@ -30,8 +30,8 @@ from torch import Tensor
 from umim_core.distill.alignment_metrics import row_divergence
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.alignment import logit_pairs
-from umim_core.merging.branches import BranchLayout, branch_layout
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.rules.damage_table import DamageOrigin, DamageTable
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet

@@ -54,9 +54,9 @@ from umim_core.inference.sampling import TokenChooser
 from umim_core.inference.stopping import Stopper
 from umim_core.inference.unit_cache import UnitCache, UnitInputs, new_cache, run_layers
 from umim_core.merging.compressed import Compressed
+from umim_core.rules.incremental_matcher import Advance
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.pruning import rules_under
-from umim_core.rules.suffix import Advance
 
 _PLAIN: Final = Request()
 Steps = Generator[NDArray[np.int64], None, EngineOutput]

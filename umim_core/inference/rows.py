@@ -1,7 +1,7 @@
 """Rows in progress: their generated tokens, cut into units token by token, and their record.
 
 The rules see generated tokens only, unless the border to the prompt is opened; the token that ends
-a row is never fed. What merges is decided by ``rules.suffix``; here it is written down::
+a row is never fed. What merges is decided by ``incremental_matcher``; here it is noted::
 
     rule (p2, g1)   prompt p1 p2, border open, then g1 g2 are fed
 
@@ -27,8 +27,8 @@ from umim_core.inference.prompts import Prompts
 from umim_core.inference.sampling import TokenChooser, log_probs
 from umim_core.inference.stopping import Stopper, StopReason
 from umim_core.merging.packing import Segmentation
+from umim_core.rules.incremental_matcher import Advance, SuffixMatcher
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.suffix import Advance, SuffixMatcher
 from umim_core.rules.trie import LONGEST, Ints
 
 _FIRST_CAPACITY: Final = 64

@@ -35,8 +35,8 @@ from torch import Tensor
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
-from umim_core.merging.branches import MERGED, BranchLayout, ReadingStates
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.decode_states import MERGED, BranchLayout, DecodeStates
 from umim_core.rules.matcher import Parts
 
 Ints = NDArray[np.integer]
@@ -61,7 +61,7 @@ def score_rows(
     rows: Sequence[Ints],
     compressed: Compressed,
     given: Sequence[int] | None = None,
-    states: ReadingStates = MERGED,
+    states: DecodeStates = MERGED,
     parts: Sequence[Parts | None] | None = None,
 ) -> list[TokenScores]:
     """Score x_{t+1} given the compressed x_0 .. x_t for the targets of every row, in one forward.
@@ -91,7 +91,7 @@ def score_rows(
 
 
 def token_log_probs(
-    rows: Sequence[Ints], compressed: Compressed, states: ReadingStates = MERGED
+    rows: Sequence[Ints], compressed: Compressed, states: DecodeStates = MERGED
 ) -> list[Tensor]:
     """Return log p(x_{t+1} | compressed x_0 .. x_t) for every target; see ``score_rows``.
 

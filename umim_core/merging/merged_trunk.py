@@ -28,7 +28,7 @@ from torch import Tensor
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import split_backbone
 from umim_core.merging.adapters import SpanAdapters, adapted, merged_rows
-from umim_core.merging.forms.merge_form import inside_spans
+from umim_core.merging.forms.span_ops import inside_spans
 from umim_core.merging.module import MergeModule
 from umim_core.rules.grams import ORDERS
 

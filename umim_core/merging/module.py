@@ -22,7 +22,7 @@ import copy
 from umim_core.merging.forms.attention_form import MergeModule
 from umim_core.merging.forms.contextual_form import ContextualPooling
 from umim_core.merging.forms.linear_form import LinearMerge
-from umim_core.merging.forms.merge_form import MAX_SPAN
+from umim_core.merging.forms.span_ops import MAX_SPAN
 from umim_core.rules.ruleset import RuleSet
 
 __all__ = [

@@ -38,8 +38,8 @@ from torch import Tensor
 
 from umim_core.backbone.attention_masks import additive_mask
 from umim_core.errors import ConfigError
-from umim_core.merging.branches import BranchLayout, branch_layout
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.packing import PackedUnits, Segmentation
 from umim_core.rules.grams import ORDERS
 
@@ -116,7 +116,7 @@ class EvictionLayout(BranchLayout):
 
 @dataclass(frozen=True)
 class EvictedStates:
-    """States of a text whose old spans are evicted while it is read; see ``ReadingStates``.
+    """States of a text whose old spans are evicted while it is read; see ``DecodeStates``.
 
     Attributes:
         age: Tokens W that are read behind a span before it gives up its columns.

@@ -21,7 +21,7 @@ from umim_core.checkpoint.checkpoint_files import (
     read_config,
     resolve_checkpoint,
 )
-from umim_core.checkpoint.own_checkpoints import own_checkpoint
+from umim_core.checkpoint.checkpoint_index import own_checkpoint
 from umim_core.errors import BackboneError, CheckpointError
 from umim_core.rules.pruning import (
     at_reduction,

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError
 from umim_core.rules.grams import ORDERS
+from umim_core.rules.incremental_matcher import SuffixMatcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.suffix import SuffixMatcher
 from umim_core.rules.trie import is_rule, segment
 from umim_core.text.token_ids import MAX_TOKEN_ID, check_offsets, read_ids
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support.merge_modules import spans_of
-from umim_core.merging.forms.merge_form import ANCHORS, exponential_embedding, last_embedding
+from umim_core.merging.forms.span_ops import ANCHORS, exponential_embedding, last_embedding
 from umim_core.merging.module import MergeModule
 
 LENGTHS = torch.tensor([1, 2, 3, 4])

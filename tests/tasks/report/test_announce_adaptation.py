@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tasks.cluster.lease import ClusterLease
-from tasks.report.announce import announce_adaptation
+from tasks.report.publish_run import announce_adaptation
 from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact, StageSpec, run_stage

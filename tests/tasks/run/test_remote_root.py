@@ -19,7 +19,7 @@ from tasks.run import remote_root as module
 from tasks.run.remote_root import RemoteRoot, remote_root
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.run.store_commands import collect, listed, remove, verify
-from umim_core.checkpoint.own_checkpoints import artifact_root, record_checkpoint
+from umim_core.checkpoint.checkpoint_index import artifact_root, record_checkpoint
 from umim_core.errors import ArtifactError
 
 SPEC = StageSpec("count", 1, {"tau": 5}, {"tokens": "a" * 64})
@@ -32,7 +32,7 @@ import os, signal, sys, time
 from pathlib import Path
 from tasks.run import remote_root as module
 from tasks.run.stage import StageSpec, run_stage
-from umim_core.checkpoint.own_checkpoints import artifact_root
+from umim_core.checkpoint.checkpoint_index import artifact_root
 
 how = sys.argv[1]
 module._STATE_SECONDS = 0.1

@@ -35,7 +35,7 @@ import torch
 from torch import nn
 
 from umim_core.merging.forms.attention_form import MergeModule
-from umim_core.merging.forms.merge_form import inside_spans, reset_norm
+from umim_core.merging.forms.span_ops import inside_spans, reset_norm
 
 
 class NormedMean(MergeModule, kind="normed-mean"):

@@ -14,7 +14,7 @@ from tasks.report.comparison import COMPARISON_PARAMS, Measured
 from tasks.tracking.mlflow_store import Store
 from tasks.tracking.tracker import PREFECT_TAG, Tracker
 from tasks.tracking.tracking_values import RunInput, flatten, redact
-from umim_core.checkpoint.own_checkpoints import artifact_root
+from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.errors import TrackingError
 

@@ -27,7 +27,7 @@ from torch.nn.functional import cosine_similarity
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.embedding.whole_texts import WholeTextSegmenter
 from umim_core.baselines.methods import BASELINES, Ints, MergedSpans
-from umim_core.merging.forms.merge_form import inside_spans, last_embedding
+from umim_core.merging.forms.span_ops import inside_spans, last_embedding
 from umim_core.merging.module import MAX_SPAN
 from umim_core.rules.matcher import Matcher
 

@@ -33,14 +33,14 @@ from umim_core.config.form import (
 )
 from umim_core.errors import ConfigError
 from umim_core.merging.adapters import SpanAdapters
-from umim_core.merging.forms.merge_form import (
+from umim_core.merging.forms.rule_rows import RuleRows
+from umim_core.merging.forms.span_ops import (
     ANCHORS,
     MAX_SPAN,
     draw_linear,
     inside_spans,
     reset_norm,
 )
-from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.store.artifacts import canonical_json
 
 
@@ -63,7 +63,7 @@ class MergeModule(nn.Module):
         positions: ``none`` or ``learned``.
         depth: 1 or 3.
         kind: ``attention``, or another kind of ``MERGE_FORMS``.
-        residual: ``none``, or an anchor of ``umim_core.merging.forms.merge_form``.
+        residual: ``none``, or an anchor of ``umim_core.merging.forms.span_ops``.
 
     Attributes:
         norm_o: The last layer of every form, at the scale of the backbone's embeddings.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from umim_core.errors import ConfigError
 from umim_core.merging.forms.attention_form import MergeModule
-from umim_core.merging.forms.merge_form import draw_linear, inside_spans, reset_norm
+from umim_core.merging.forms.span_ops import draw_linear, inside_spans, reset_norm
 
 
 class SpanAttention(nn.Module):

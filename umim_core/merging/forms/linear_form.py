@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from umim_core.merging.forms.attention_form import MergeModule
-from umim_core.merging.forms.merge_form import MAX_SPAN, draw_linear, inside_spans
+from umim_core.merging.forms.span_ops import MAX_SPAN, draw_linear, inside_spans
 
 
 class LinearMerge(MergeModule, kind="linear"):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from umim_core.errors import ConfigError
-from umim_core.merging.forms.merge_form import MAX_SPAN, inside_spans
+from umim_core.merging.forms.span_ops import MAX_SPAN, inside_spans
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS

@@ -193,7 +193,7 @@ def _span_keys(spans: Ints, row: Ints, last: Ints, sizes: Ints) -> Ints:
     return keys
 
 
-class ReadingStates(Protocol):
+class DecodeStates(Protocol):
     """The states of rows that are read token by token."""
 
     def layout(self, packed: PackedUnits, compressed: Compressed) -> BranchLayout:

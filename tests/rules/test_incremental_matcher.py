@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umim_core.errors import ConfigError
+from umim_core.rules.incremental_matcher import SuffixMatcher
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.suffix import SuffixMatcher
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
 Spans = set[tuple[int, ...]]

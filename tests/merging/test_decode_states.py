@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from umim_core.merging.branches import BranchLayout, branch_layout
+from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.packing import pack_rows
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
