@@ -122,15 +122,7 @@ class Benchmark:
 def parse(
     doc: str, options: Mapping[str, object], arguments: list[str] | None = None
 ) -> argparse.Namespace:
-    """Read a command line.
-
-    Args:
-        doc: Its first line describes the command.
-        options: By name with underscores: a type (no default), a default, a list (several values,
-            with those as default), a tuple (several of these names, all by default), or what
-            ``add_argument`` takes.
-        arguments: The words; those of this process if None.
-    """
+    """Read a command line."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     for name, value in options.items():
         given: dict[str, Any] = {"type": type(value), "default": value}

@@ -50,12 +50,7 @@ JOINT, DDP, ZERO2 = "one process", "DDP, 2 workers", "ZeRO-2, 2 workers"
 
 @dataclass(frozen=True)
 class Side:
-    """One way to train.
-
-    Attributes:
-        strategy: How gradients are exchanged.
-        workers: Ranks on Ray Train; 0: a process without a group.
-    """
+    """One way to train."""
 
     strategy: Literal["ddp", "deepspeed"]
     workers: int

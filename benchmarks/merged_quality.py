@@ -70,17 +70,6 @@ def read_rows(
 ) -> RowText:
     """Read a text and choose rows of it.
 
-    Args:
-        use: ``train`` or ``test``, also the split of docstrings where no file is named.
-        sources: Flat arrays of ids (.npy), or text as ``umim mine`` takes it, with ``NAME=`` before
-            a file to call it so; none for docstrings.
-        tokenizer: Of text; it must have the ids.
-        rows: How many.
-        length: Tokens of a row.
-        tokens: Read only the first so many of each array, or of the text.
-        cache: Folder of the docstring corpus.
-        others: Texts whose rows are left out.
-
     Raises:
         SystemExit: If the text is too short.
         CorpusError: If it cannot be read, or holds ids that the tokenizer does not have.

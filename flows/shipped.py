@@ -26,18 +26,7 @@ Tasks = dict[str, Artifact]
 
 @dataclass
 class Shipped:
-    """A shipped checkpoint that is being measured: how much, and what was found so far.
-
-    Attributes:
-        name: Embedded name, directory or hub repository.
-        setting: That it notes: WT, or what it was adapted by.
-        tokenized: The corpus in the ids of its tokenizer.
-        evaluate: Amounts of held-out data.
-        benchmark: What is timed; None for nothing.
-        leads: Whether it is the headline of the comparison.
-        evaluation: Alignment and perplexity.
-        scores: What was measured on tasks.
-    """
+    """A shipped checkpoint that is being measured: how much, and what was found so far."""
 
     name: str
     setting: str

@@ -14,14 +14,7 @@ RESULTS: Final = ROOT / "docs" / "results"
 
 @dataclass(frozen=True)
 class Document:
-    """A file that is made of others.
-
-    Attributes:
-        path: Where it lies.
-        make: Returns its text.
-        mark: End of the text that says what it was made of; with one, a file is current if it ends
-            so. For figures: another version of the drawing library may give other bytes.
-    """
+    """A file that is made of others."""
 
     path: Path
     make: Callable[[], str]

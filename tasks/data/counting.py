@@ -73,15 +73,6 @@ def count_distributed(
 ) -> NgramCounts:
     """Count all 2-, 3- and 4-grams on the running Ray cluster.
 
-    Args:
-        corpus: What is counted.
-        tau: Least count.
-        block_tokens: Tokens that one task counts, about; None takes a task per core, or more where
-            its tables would pass about 1 GB.
-        known: Returns the keys and support of an order that an earlier run has finished, or None.
-        finished: Receives those of each order that this run finishes.
-        progress: Receives bytes read, bytes in all and what is being counted.
-
     Returns:
         The same as :func:`umim_core.mining.counting.count_ngrams`, whatever blocks and workers.
 
@@ -273,15 +264,7 @@ def _added(
 
 @dataclass(frozen=True)
 class ClusterCounter:
-    """Count on the running cluster; see :func:`count_distributed` for the fields.
-
-    Attributes:
-        corpus: What is counted.
-        block_tokens: Tokens that one task counts.
-        known: Gives the orders that an earlier run has finished.
-        finished: Receives those that this run finishes.
-        progress: Receives the bytes read.
-    """
+    """Count on the running cluster; see :func:`count_distributed` for the fields."""
 
     corpus: Corpus
     block_tokens: int | None = None

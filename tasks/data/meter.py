@@ -43,13 +43,6 @@ class _Sum:
 def metered(total: int, text: str, progress: Progress | None) -> Iterator[ByteMeter]:
     """Give a meter to hand to tasks, and report it every half second while the block runs.
 
-    Args:
-        total: Bytes there are to read.
-        text: What is being read.
-        progress: Receives bytes read (at most ``total``: a restarted task reads again), ``total``
-            and ``text``; None for no reports. A meter that is lost, or reports that the disk
-            refuses, end the reports and nothing else.
-
     Yields:
         The meter.
     """

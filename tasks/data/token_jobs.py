@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizerRef:
-    """A tokenizer by name, and what it must be wherever it is loaded.
-
-    Attributes:
-        name: Embedded name, directory or hub repository.
-        revision: Hub revision.
-        fingerprint: SHA-256 of what decides its ids.
-    """
+    """A tokenizer by name, and what it must be wherever it is loaded."""
 
     name: str
     revision: str | None
@@ -42,20 +36,7 @@ class TokenizerRef:
 
 @dataclass(frozen=True)
 class TokenJob:
-    """One file of one split.
-
-    Attributes:
-        split: Name of the split.
-        part: Number of the file in its split, in canonical order.
-        source: The file, or a data set, or ready ids.
-        directory: Folder of the split's shards.
-        tokenizer: What the text goes through.
-        limit: Tokens after which the job stops.
-        shard_tokens: Tokens per shard.
-        threads: Threads of the tokenizer; None leaves them alone.
-        mark: Number of the mark in ``directory`` that a worker must see before it writes; None
-            where the process that began the stage writes itself.
-    """
+    """One file of one split."""
 
     split: str
     part: int

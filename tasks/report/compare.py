@@ -36,18 +36,7 @@ Scores = dict[tuple[str, str], Artifact]
 
 @dataclass
 class CellResult:
-    """Everything one cell led to.
-
-    Attributes:
-        cell: Backbone, rules and module variant.
-        tokenized: Token ids.
-        filtered: Rules.
-        distilled: Trained checkpoint; None before training.
-        settings: Artifact with a ``checkpoint`` per adaptation setting.
-        evaluations: Alignment and perplexity per setting.
-        scores: What was measured on tasks.
-        benchmark: Throughput.
-    """
+    """Everything one cell led to."""
 
     cell: Cell
     tokenized: Artifact

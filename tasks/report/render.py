@@ -44,12 +44,6 @@ def formatted(value: Any, spec: str = "", per: float = 1.0, none: str | None = N
 
     Quartiles become ``1.00 s (0.90-1.10)``, a mean with its deviation or standard error
     ``9.0 ± 1.4``, other mappings their values as ``10 / 20 / 30``.
-
-    Args:
-        value: A number, text or mapping.
-        spec: Format of Python, a unit behind a space.
-        per: What the value is divided by.
-        none: Text for a value that is absent; a missing field is an error without it.
     """
     if isinstance(value, Undefined) and none is None:
         return str(value)  # raises
@@ -79,14 +73,7 @@ def formatted(value: Any, spec: str = "", per: float = 1.0, none: str | None = N
 
 
 def walk(values: Any, path: str, fields: Mapping[str, Any] | None = None) -> Iterator[Report]:
-    """Yield what lies at a path, each entry's fields over those of what contains it.
-
-    Args:
-        values: Results.
-        path: Names with dots between them; ``*side`` stands for every entry of a mapping or list,
-            whose key or number becomes field ``side``.
-        fields: Fields of what contains the values; the values themselves if None.
-    """
+    """Yield what lies at a path, each entry's fields over those of what contains it."""
     fields = values if fields is None else fields
     name, _, rest = path.partition(".")
     every = name.startswith("*")
@@ -103,14 +90,7 @@ def walk(values: Any, path: str, fields: Mapping[str, Any] | None = None) -> Ite
 def columns_table(
     rows: Iterable[Any], caller: Callable[[Any], str], *, measured: bool = False
 ) -> Table:
-    """Return rows under columns that the body of a template's ``call`` block lists.
-
-    Args:
-        rows: What the body's argument stands for, row by row.
-        caller: Renders the body for a row: a line per column, heading and cell with ``|`` between.
-            The first column is one of text unless ``>`` stands before its heading.
-        measured: Whether columns that no row has a value for are left out.
-    """
+    """Return rows under columns that the body of a template's ``call`` block lists."""
     lines = [
         [line.partition("|")[::2] for line in caller(row).splitlines() if line.strip()]
         for row in rows

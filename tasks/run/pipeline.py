@@ -88,12 +88,6 @@ class PipelineRun(Generic[R]):
     ) -> Artifact:
         """Run one stage as a Prefect task and record it in MLflow.
 
-        Args:
-            function: A stage function; it gets the artifact root first.
-            args: Its further arguments.
-            label: Cell, model or corpus of the stage, for the pages people look at.
-            setting: Setting whose ``checkpoint`` the artifact holds, which is recorded by name.
-
         Returns:
             The stage's artifact, built or found.
         """

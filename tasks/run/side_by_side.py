@@ -25,10 +25,6 @@ Part = Callable[[], object]
 def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
     """Call independent functions, at most so many at a time.
 
-    Args:
-        parts: The functions. They begin in order; put the longest first.
-        most: How many at a time; 1 calls them one after the other in this thread.
-
     Returns:
         What each of them returned, in order.
 

@@ -132,12 +132,6 @@ def verifying_once() -> Iterator[None]:
 def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
     """Return the artifact of a stage, building it if it does not exist.
 
-    Args:
-        root: Root of all artifacts.
-        spec: What the stage is made from.
-        build: Fills the directory it is handed and returns the stage's metrics. A resumable
-            stage's ``state`` folder is not published; it is kept until the artifact is.
-
     Returns:
         The artifact. A second launch of the same stage waits for the first and then finds it.
 

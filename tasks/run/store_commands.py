@@ -27,13 +27,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Collected:
-    """Result of a collection.
-
-    Attributes:
-        stages: Stages whose manifests were removed.
-        objects: Files that were removed.
-        size: Their bytes.
-    """
+    """Result of a collection."""
 
     stages: tuple[str, ...]
     objects: int

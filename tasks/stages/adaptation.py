@@ -146,15 +146,7 @@ def control_stage(
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """A way to use a backbone, whose accuracy is measured.
-
-    Attributes:
-        setting: As comparisons call it: ``base``, a setting or a control.
-        artifact: Holds its ``checkpoint``; that of the base is its curve's start.
-        control: Holds its ``control``, for controls.
-        tau: Threshold of its rules; None for other rules, or none.
-        seed: Of its training; None without one.
-    """
+    """A way to use a backbone, whose accuracy is measured."""
 
     setting: str
     artifact: Artifact

@@ -29,14 +29,7 @@ _DESCRIBED: Final = ("n-shot", "n-samples", "versions", "lm_eval_version", "chat
 
 @dataclass(frozen=True)
 class HarnessResults:
-    """A results file of lm-eval.
-
-    Attributes:
-        path: The file; it is kept with the run as it is, secrets among its settings, too.
-        key: SHA-256 of the file.
-        content: What it holds.
-        samples: File of the logged samples by task; empty without ``--log_samples``.
-    """
+    """A results file of lm-eval."""
 
     path: Path
     key: str

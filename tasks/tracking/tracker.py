@@ -62,13 +62,7 @@ _WORK: Final = "workflowType=machine_learning"
 
 @dataclass(frozen=True)
 class Pages:
-    """Addresses of a pipeline's pages in MLflow.
-
-    Attributes:
-        run: Address of the pipeline's run.
-        compare: Address of the comparison of all runs.
-        command: What starts the pages at those addresses; None where a server shows them.
-    """
+    """Addresses of a pipeline's pages in MLflow."""
 
     run: str
     compare: str
@@ -87,13 +81,6 @@ class Tracker:
     """Write runs to one MLflow experiment.
 
     A store that is away is no error. Threads may share a tracker.
-
-    Args:
-        uri: Tracking store; None means ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` (sqlite) in the
-            checkout.
-        root: Artifact root, ``artifact_root()`` if None. MLflow's files go to its ``mlruns``
-            folder unless a server decides.
-        experiment: Name of the experiment.
     """
 
     def __init__(
@@ -174,19 +161,7 @@ class Tracker:
         *,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Record a finished stage under its pipeline; a stage recorded before is left alone.
-
-        Args:
-            pipeline: Key of the pipeline.
-            stage: Name of the stage.
-            artifact_key: Key of the stage's artifact, and of the run.
-            params: Its configuration.
-            metrics: Final values; None is skipped.
-            curves: (step, value) points by metric name.
-            artifacts: Files and folders to keep with the run; they are sent at its end.
-            inputs: Data sets the stage read.
-            tags: Extra tags.
-        """
+        """Record a finished stage under its pipeline; a stage recorded before is left alone."""
         curve_points = [(n, s, v) for n, curve in (curves or {}).items() for s, v in curve]
         key, time_ms = require_key(artifact_key), _now()
 
@@ -240,13 +215,7 @@ class Tracker:
         self._write(write)
 
     def attach(self, pipeline: str, paths: Sequence[Path], *, replace: bool = True) -> None:
-        """Send files or folders to keep with a pipeline at its end.
-
-        Args:
-            pipeline: Key of the pipeline.
-            paths: The files and folders.
-            replace: Whether one takes the place of another of its name.
-        """
+        """Send files or folders to keep with a pipeline at its end."""
         time_ms = _now()
         self._files.append(
             lambda store: store.log_files(

@@ -25,14 +25,7 @@ HIDDEN: Final = "***"
 
 @dataclass(frozen=True)
 class RunInput:
-    """A data set that a run read.
-
-    Attributes:
-        name: What it is called, e.g. ``tokens``.
-        digest: SHA-256 of its content.
-        source: Where it lies or what it was made from.
-        context: What it was read for: training, validation or test.
-    """
+    """A data set that a run read."""
 
     name: str
     digest: str

@@ -36,14 +36,7 @@ The backbone is a twin that they may change; its weights, which it shares, they 
 
 @dataclass(frozen=True)
 class Control:
-    """A control and its weights.
-
-    Attributes:
-        kind: Its name.
-        module: What is trained, and nothing else.
-        compressed: The base model, which reads through ``module``. Its backbone has the identity of
-            the backbone that it was made of: the control is no part of the fingerprint.
-    """
+    """A control and its weights."""
 
     kind: str
     module: nn.Module = field(repr=False)

@@ -280,12 +280,6 @@ def _fitting(rng: Random, room: int, backbone: Backbone) -> Iterator[str]:
 class EHPC:
     """Keep the tokens that evaluator heads look at from the end of the text.
 
-    Attributes:
-        scorer: The language model; it has the tokenizer of the text.
-        heads: Its evaluator heads. Layers behind theirs are not run.
-        queries: Last tokens W whose attention counts.
-        kernel: Tokens that a score is averaged over.
-
     Raises:
         ConfigError: If queries or kernel are below 1.
     """

@@ -63,12 +63,7 @@ class _Written:
 
 
 class PolicyCache:
-    """The KV cache of one text, whose columns a policy chooses whenever tokens were read.
-
-    Attributes:
-        backbone: The model.
-        tokens: Tokens read so far.
-    """
+    """The KV cache of one text, whose columns a policy chooses whenever tokens were read."""
 
     def __init__(self, backbone: Backbone, policy: CachePolicy) -> None:
         self.backbone, self._policy = backbone, policy

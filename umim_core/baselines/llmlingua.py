@@ -107,12 +107,6 @@ def _sizes(tokens: int, segment: int) -> Iterator[int]:
 class LLMLingua:
     """Keep the tokens that surprise a language model after what was kept before them.
 
-    Attributes:
-        scorer: The language model; it has the tokenizer of the text.
-        segment: Tokens that are read, and reduced, together.
-        granularity: Budgets (k) that the passages may hold which the first stage leaves.
-        form: ``paper``, or ``published``: the choice of its package, without passages.
-
     Raises:
         ConfigError: If the segment or the granularity is below 1.
     """

@@ -180,13 +180,7 @@ def load_token_classifier(
 
 @dataclass(frozen=True)
 class LLMLingua2:
-    """Keep the words that a token classifier would preserve.
-
-    Attributes:
-        classifier: Gives the probabilities.
-        tokenizer: The tokenizer of the text.
-        forced: Tokens of the text that stay before all others, white space around them aside.
-    """
+    """Keep the words that a token classifier would preserve."""
 
     exact: ClassVar[bool] = True
     classifier: TokenClassifier

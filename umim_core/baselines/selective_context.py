@@ -27,12 +27,7 @@ from umim_core.rules.matcher import Matcher
 
 @dataclass(frozen=True)
 class SelectiveContext:
-    """Keep the units with the most self-information.
-
-    Attributes:
-        scorer: The language model; it has the tokenizer of the text.
-        unit: What is kept or deleted together.
-    """
+    """Keep the units with the most self-information."""
 
     exact: ClassVar[bool] = True
     scorer: Backbone

@@ -85,13 +85,7 @@ class BackboneEncoder:
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """A model with a tokenizer of its own; a text beyond its positions is read in parts.
-
-    Attributes:
-        model: Gives hidden states.
-        tokenizer: Its tokenizer, a fast one.
-        text_tokenizer: The tokenizer of the ids.
-    """
+    """A model with a tokenizer of its own; a text beyond its positions is read in parts."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -137,12 +131,7 @@ def _summed(states: Tensor, sentence_of: Ints, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class SentenceCosine:
-    """Keep the sentences whose embeddings are the most like the question's.
-
-    Attributes:
-        encoder: An embedding is the mean of the last hidden states of a sentence, in its context.
-        tokenizer: The tokenizer of the text.
-    """
+    """Keep the sentences whose embeddings are the most like the question's."""
 
     exact: ClassVar[bool] = True
     encoder: SentenceEncoder

@@ -31,17 +31,7 @@ _REPEATS: Final = 4
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model that the cost of a forward depends on.
-
-    Attributes:
-        matrix_weights: Weights P in the blocks' matrices, embeddings and head left out.
-        layers: Attention layers l.
-        query_width: Width d of all query heads together.
-        kv_width: Width of all key heads together.
-        head_weights: Weights of the output projection.
-        weight_bytes: Bytes per weight and per cached number.
-        raw_layers: Layers k of them that read raw tokens whatever is merged (the merge depth).
-    """
+    """Sizes of a model that the cost of a forward depends on."""
 
     matrix_weights: int
     layers: int

@@ -30,30 +30,7 @@ _NOTABLE: Final = 1.1  # times the token reduction that was asked for
 
 @dataclass(frozen=True)
 class Pruning:
-    """Figures of a pruning.
-
-    Attributes:
-        checkpoint: Directory of the pruned checkpoint.
-        damage: Directory of the damage table.
-        name: Of the checkpoint, as umim path lists it.
-        rules_before: Rules that were measured.
-        rules: Rules that stay.
-        rules_met: Rules that occur in the text.
-        measured_tokens: Tokens of the text.
-        heldout_tokens: Tokens that the token reduction is measured on.
-        token_reduction_before: With all rules.
-        token_reduction: With those that stay.
-        max_damage: Price of the dearest rule that stays: estimated nats per occurrence, over the
-            tokens that one saves.
-        damage_dropped: Share of the measured divergence that the other rules held.
-        savings_dropped: Share of the saved tokens that they held.
-        protect: Patterns of tokens that no rule holds.
-        decode_target: Token reduction that was asked of the rules that generated tokens merge by;
-            None where none was.
-        decode_max_damage: Most price of the rules that generated tokens merge by; None for all.
-        decode_rules: How many these are.
-        decode_token_reduction: With these alone.
-    """
+    """Figures of a pruning."""
 
     checkpoint: str
     damage: str

@@ -68,12 +68,7 @@ _DEEPER: Final = " of depth "
 
 @dataclass(frozen=True)
 class MergeForm:
-    """A form of the merge module.
-
-    Attributes:
-        module: Its class, of ``umim_core.merging.forms``.
-        positions: The positions that it takes.
-    """
+    """A form of the merge module."""
 
     module: type[object]
     positions: tuple[Positions, ...]

@@ -78,11 +78,6 @@ class BatchLoss(NamedTuple):
 
     It is a tuple because DeepSpeed looks for the outputs that carry a gradient in tuples, lists
     and mappings only.
-
-    Attributes:
-        total: Loss sum; carries the gradient.
-        weight: Number of units summed.
-        kl: Sum of KL(teacher || student) where the objective has one, else the loss sum.
     """
 
     total: Tensor

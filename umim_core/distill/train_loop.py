@@ -131,12 +131,7 @@ def _read(target: Path, rank: int, world: int) -> tuple[dict[str, Tensor], Progr
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Result of a training run.
-
-    Attributes:
-        weights: The best module's parameters by validation score.
-        progress: Steps, selection and curve.
-    """
+    """Result of a training run."""
 
     weights: dict[str, Tensor]
     progress: Progress

@@ -43,20 +43,7 @@ _HEAD_IDS: Final = 8192  # vocabulary entries whose weights are widened at once
 
 @dataclass(frozen=True)
 class AlignmentResult:
-    """Alignment of UMIM with its base model.
-
-    Attributes:
-        means: Means of ``alignment_metrics.METRICS`` over the paper's aligned rows.
-        aligned_rows: Number of aligned rows.
-        state_means: The same over every state that decoding passes through, from the first merge
-            of its row on.
-        state_rows: Number of those states.
-        token_reduction: (raw tokens - units) / raw tokens; of the cache's columns where the states
-            are not of merging.
-        spans_per_row: Merged spans per row of text.
-        row_sums: Sums of the metrics over the paper's aligned rows of each row of text.
-        row_counts: Aligned rows of each row of text.
-    """
+    """Alignment of UMIM with its base model."""
 
     means: dict[str, float]
     aligned_rows: int

@@ -62,13 +62,7 @@ class GeneratedText(str):
 
 @dataclass(frozen=True)
 class GeneratedRow:
-    """A generated text.
-
-    Attributes:
-        output: The engine's own account of the row.
-        ids: Generated raw ids, at most as many as were wanted.
-        sizes: Raw tokens and units of prompt and text.
-    """
+    """A generated text."""
 
     output: RowOutput
     ids: tuple[int, ...]

@@ -54,13 +54,7 @@ from umim_core.store.artifacts import sha256_bytes
 
 @dataclass(frozen=True)
 class Shortened:
-    """A context whose tokens were reduced.
-
-    Attributes:
-        ids: Those that stay.
-        tokens: Tokens of the whole.
-        shortfall: Tokens that stay beyond the budget.
-    """
+    """A context whose tokens were reduced."""
 
     ids: Ints
     tokens: int
@@ -176,9 +170,6 @@ class EvictedScorer(_BaselineScorer):
         new_policy: Makes the policy of a context, given its raw ids.
         target: Share of each context's columns that go; None for the token reduction of the rules.
         states: States of a text whose columns go while it is read, where that is defined.
-
-    Attributes:
-        columns: Tokens of the contexts, and columns of a layer's cache that stayed.
     """
 
     new_policy: Callable[[Ints], CachePolicy]

@@ -26,25 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """Accuracies of one evaluation. Standard errors are those of a mean.
-
-    Attributes:
-        task: lm-eval task name.
-        merge: ``prompt``, ``all`` or ``none``.
-        backbone: Name of the backbone.
-        questions: Questions scored.
-        acc: Accuracy by summed log-probability.
-        acc_stderr: Its standard error.
-        acc_norm: Accuracy per character; NaN if the task does not report it.
-        acc_norm_stderr: Its standard error.
-        acc_tok: Accuracy per answer token.
-        acc_tok_stderr: Its standard error.
-        token_reduction: Realised over contexts and answers.
-        context_token_reduction: Realised over contexts alone; NaN for ``merge=all``, which
-            matches across their end.
-        acc_seq: Accuracy per token of prompt and answer; NaN if the task does not report it.
-        acc_seq_stderr: Its standard error.
-    """
+    """Accuracies of one evaluation. Standard errors are those of a mean."""
 
     task: str
     merge: str

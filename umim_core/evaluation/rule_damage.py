@@ -1,9 +1,9 @@
 """Measurement of each rule's damage: the divergence from the base model that follows its merges.
 
 Every state that decoding passes through (``merging.decode_states``) is compared with the base
-model's after the same raw tokens. Its KL goes, undivided, to the last merged unit of the state, if that is
-among its last W units; a state without one there goes to no rule. With the ids a b c d e f g h, the
-rules (b, c) and (f, g) and W = 3::
+model's after the same raw tokens. Its KL goes, undivided, to the last merged unit of the state, if
+that is among its last W units; a state without one there goes to no rule. With the ids a b c d e f
+g h, the rules (b, c) and (f, g) and W = 3::
 
     state after      a   a b   a bc   a bc d   a bc d e   a bc d e f   a bc d e fg   ... fg h
     goes to          -   -     bc     bc       bc         -            fg            fg

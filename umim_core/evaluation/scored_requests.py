@@ -19,12 +19,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Asked:
-    """Question and cue of a context, word for word as they stand in it.
-
-    Attributes:
-        question: The question; empty where none is known.
-        cue: The template's words behind it, such as "Answer:"; empty where there are none.
-    """
+    """Question and cue of a context, word for word as they stand in it."""
 
     question: str = ""
     cue: str = ""

@@ -47,10 +47,6 @@ class _Row:
 class Scorer(RequestScorer):
     """Score requests with a merge module and its rules, longest first.
 
-    Attributes:
-        contexts: Tokens and units of the contexts alone (filled where ``merge`` is ``prompt``).
-        inputs: Tokens and units of contexts and continuations together.
-
     Raises:
         ConfigError: If ``merge`` is neither.
     """

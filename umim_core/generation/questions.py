@@ -56,14 +56,7 @@ class Prompter:
 
 @dataclass
 class Selection:
-    """The questions that are asked, and what became of the others.
-
-    Attributes:
-        texts: The questions in the order of their sources.
-        too_long: Left out, with more tokens than allowed or no room for an answer.
-        duplicates: Left out, for they were there before.
-        bad_rows: Rows of the sources without a usable text.
-    """
+    """The questions that are asked, and what became of the others."""
 
     texts: list[str] = field(default_factory=list)
     too_long: int = 0

@@ -25,12 +25,7 @@ Ended = Literal["eos", "length"]
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One continuation of a prompt.
-
-    Attributes:
-        ids: Its tokens, without the end of text.
-        ended: ``eos`` if the model ended it, ``length`` if it was cut.
-    """
+    """One continuation of a prompt."""
 
     ids: list[int]
     ended: Ended

@@ -19,15 +19,7 @@ _QUESTIONS: Final = "questions.json"
 
 @dataclass(frozen=True)
 class Row:
-    """One document of a generated corpus.
-
-    Attributes:
-        question: Number of its question.
-        trajectory: Number among the question's trajectories.
-        ended: ``eos`` if the model ended it, ``length`` if it was cut.
-        tokens: Tokens of prompt and answer, without the end of text.
-        text: Both of them, special tokens left out.
-    """
+    """One document of a generated corpus."""
 
     question: int
     trajectory: int

@@ -28,10 +28,6 @@ class GenerationState:
     The last token of a row was chosen but never fed; the next turn feeds it first. A state holds
     its cache's memory until it is continued, released or forgotten. A turn that fails or is
     abandoned gives the state back as it was. One thread at a time may continue it.
-
-    Attributes:
-        raw_ids: Prompt and generated raw ids of each row, the unfed last token included.
-        all_fed: Whether the last tokens were fed, too, as those of a prefix.
     """
 
     raw_ids: tuple[tuple[int, ...], ...]
@@ -108,10 +104,6 @@ class Prefix:
 
     A request takes it for all of its prompts. It copies the cache when it writes first, and never
     writes into this one, so several threads may continue a prefix at once.
-
-    Attributes:
-        raw_ids: The text's ids.
-        spans: Its merged spans as (start, length) in raw tokens.
     """
 
     raw_ids: tuple[int, ...] = field(repr=False)
@@ -140,11 +132,7 @@ class Prefix:
 
 
 class LapClock:
-    """Seconds in laps, the first of which begins at once.
-
-    Attributes:
-        laps: Seconds of each lap that has ended.
-    """
+    """Seconds in laps, the first of which begins at once."""
 
     def __init__(self) -> None:
         self.laps: list[float] = []
@@ -226,13 +214,7 @@ class RowOutput:
 
 @dataclass(frozen=True)
 class Timings:
-    """Time of a request by phase.
-
-    Attributes:
-        first_token: Seconds from the ids to the first token chosen: matching, merging, prefill.
-        decode: Seconds from there to the last token chosen, without what a consumer of the stream
-            did in between.
-    """
+    """Time of a request by phase."""
 
     first_token: float
     decode: float

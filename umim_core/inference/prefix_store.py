@@ -25,13 +25,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """Columns that a prompt need not evaluate.
-
-    Attributes:
-        cache: A copy of them, one row.
-        units: How many units they are.
-        tokens: How many raw tokens those hold.
-    """
+    """Columns that a prompt need not evaluate."""
 
     cache: UnitCache
     units: int

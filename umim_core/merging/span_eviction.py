@@ -118,9 +118,6 @@ class EvictionLayout(BranchLayout):
 class EvictedStates:
     """States of a text whose old spans are evicted while it is read; see ``DecodeStates``.
 
-    Attributes:
-        age: Tokens W that are read behind a span before it gives up its columns.
-
     Raises:
         ConfigError: If the age is not an integer of at least 0.
     """

@@ -36,12 +36,7 @@ _COPIES: Final = 6  # of the frequent (key, count) pairs, while they are selecte
 
 
 class Shares(NamedTuple):
-    """N-grams per token of a corpus, in the order that has most.
-
-    Attributes:
-        distinct: Different ones that are counted.
-        frequent: Those that reach the threshold.
-    """
+    """N-grams per token of a corpus, in the order that has most."""
 
     distinct: float
     frequent: float

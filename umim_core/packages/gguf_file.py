@@ -80,13 +80,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file.
-
-    Attributes:
-        path: Where it lies.
-        metadata: Its entries by key, in the file's order.
-        tensors: Its tensors by name, in the file's order.
-    """
+    """A GGUF file."""
 
     path: Path
     metadata: dict[str, Value]

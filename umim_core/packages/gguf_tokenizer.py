@@ -86,15 +86,7 @@ PRE_TOKENIZERS: Final = {
 
 @dataclass(frozen=True)
 class GgufTokenizer:
-    """The tokenizer of a GGUF file.
-
-    Attributes:
-        pipeline: Its ``tokenizer.json``.
-        settings: Its ``tokenizer_config.json``.
-        roles: Ids of ``bos_token_id``, ``eos_token_id`` and ``pad_token_id``, where it has them.
-        stops: Ids that end a text or a turn of a chat, ascending.
-        chat_template: Its template, "" without one.
-    """
+    """The tokenizer of a GGUF file."""
 
     pipeline: dict[str, Any]
     settings: dict[str, Any]

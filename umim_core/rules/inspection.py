@@ -81,13 +81,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class CoveragePoint:
-    """A part of a rule set and the token reduction it gives.
-
-    Attributes:
-        tau: Least count of the rules used.
-        rules: Number of these rules.
-        token_reduction: (raw tokens - units) / raw tokens with these rules alone.
-    """
+    """A part of a rule set and the token reduction it gives."""
 
     tau: int
     rules: int

@@ -71,14 +71,7 @@ _COUNTING: Final = " ".join(2 * run for run in ("0123456789", "123456789", "1234
 
 @dataclass(frozen=True)
 class Leak:
-    """A rule that spells out private text.
-
-    Attributes:
-        span: Its token ids.
-        text: What they decode to, with what other rules add.
-        kind: What the text looks like.
-        count: The rule's count.
-    """
+    """A rule that spells out private text."""
 
     span: tuple[int, ...]
     text: str

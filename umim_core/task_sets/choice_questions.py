@@ -51,12 +51,6 @@ def _object(line: str, place: str) -> dict[str, Any]:
 class Question:
     """One multiple-choice question.
 
-    Attributes:
-        context: What comes before the answer.
-        choices: At least two answers.
-        gold: Index of the correct one.
-        id: Name of the question in its data; empty where that has none.
-
     Raises:
         CorpusError: If a text is blank or no Unicode text, or the index points at no choice.
     """

@@ -50,12 +50,7 @@ _NAME_PART: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 @dataclass(frozen=True)
 class TaskReport:
-    """Counts of one call of `build_task`.
-
-    Attributes:
-        questions: Questions written per split.
-        dropped: Documents per split that make no question, by reason.
-    """
+    """Counts of one call of `build_task`."""
 
     questions: Mapping[TaskSplit, int]
     dropped: Mapping[TaskSplit, Mapping[str, int]]

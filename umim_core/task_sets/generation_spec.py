@@ -18,13 +18,7 @@ from umim_core.task_sets.spec import TaskSplit
 
 @dataclass(frozen=True)
 class GenerationQuestion:
-    """One question.
-
-    Attributes:
-        id: Its name within the task.
-        fields: Texts of the prompt's fields, and further ones that metrics read.
-        references: Right answers, at least one; what they mean is the metric's matter.
-    """
+    """One question."""
 
     id: str
     fields: Mapping[str, str]
@@ -33,17 +27,7 @@ class GenerationQuestion:
 
 @dataclass(frozen=True)
 class Wish:
-    """Questions that a generator is asked for.
-
-    Attributes:
-        task: Name of the task.
-        questions: So many.
-        room: Most tokens of a whole prompt.
-        size: Tokens of the whole prompt that fields make.
-        count: Tokens of a text, without special ones.
-        seed: Seed of everything drawn.
-        split: ``test`` is scored; texts of ``train`` are drawn anew, for mining and training.
-    """
+    """Questions that a generator is asked for."""
 
     task: str
     questions: int
@@ -57,20 +41,6 @@ class Wish:
 @dataclass(frozen=True)
 class GenerationSet:
     """A generation task whose questions the package makes.
-
-    Attributes:
-        name: As lm-eval names it; begins with ``umim_``.
-        prompt: Format string of the questions' fields.
-        make: Make the questions of a wish; the same wish gives the same questions.
-        version: Raised whenever the questions of a wish change.
-        metrics: Names of ``umim_core.evaluation.text_metrics``.
-        max_new_tokens: Most tokens of an answer.
-        length: Tokens of prompt and answer together.
-        licence: Licence of the questions.
-        answer_prefix: Format string that the answer begins with; given, not generated.
-        question: Format string of what the prompt asks, as it stands there; empty if it is no
-            question.
-        until: Strings that end an answer, beside the end of a text.
 
     Raises:
         ConfigError: If the name, a template or a number is out of bounds.

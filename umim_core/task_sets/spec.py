@@ -31,12 +31,6 @@ CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 class QuestionForm:
     """Text that is made of a question, and the part of it that rules merge.
 
-    Attributes:
-        prompt: Format string with the field ``{context}`` and no other.
-        delimiter: Text between prompt and answer.
-        part: The prompt alone (``context``, as the paper does for ARC), or prompt and answer
-            (``sequence``, HellaSwag).
-
     Raises:
         ConfigError: If the prompt has other fields, or lacks its own.
     """

@@ -38,11 +38,7 @@ _CHUNK: Final = 1 << 20
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """One file of a corpus; shown as its path, or its address without credentials and options.
-
-    Attributes:
-        location: Local path, or address with its options and credentials.
-    """
+    """One file of a corpus; shown as its path, or its address without credentials and options."""
 
     location: str = field(repr=False)
 

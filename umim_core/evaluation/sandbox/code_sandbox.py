@@ -82,13 +82,7 @@ class SandboxLimits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """End of one program.
-
-    Attributes:
-        passed: Whether it came to its end without an exception.
-        reason: ``passed``, the name of a built-in exception, ``exception`` for one of another name
-            (the program chooses it), ``timed out``, or ``died (signal or code)``.
-    """
+    """End of one program."""
 
     passed: bool
     reason: str

@@ -60,11 +60,7 @@ TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 class ChatContexts:
-    """Contexts by text.
-
-    Attributes:
-        applied: Whether an evaluation writes its contexts by the chat template.
-    """
+    """Contexts by text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.applied = False

@@ -26,12 +26,7 @@ from umim_core.evaluation.text_metrics.text_features import TextFeatures
 
 @dataclass(frozen=True)
 class References:
-    """Held-out continuations that several sets of texts are compared with.
-
-    Attributes:
-        texts: The continuations, one per prompt.
-        features: Features of BERTScore and MAUVE.
-    """
+    """Held-out continuations that several sets of texts are compared with."""
 
     texts: tuple[str, ...]
     features: TextFeatures

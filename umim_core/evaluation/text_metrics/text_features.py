@@ -22,11 +22,7 @@ from umim_core.backbone.backbone import Backbone, load_backbone
 
 @dataclass(frozen=True)
 class TextFeatures:
-    """Features of texts, each read alone.
-
-    Attributes:
-        backbone: The model; its tokenizer cuts the texts, without special tokens.
-    """
+    """Features of texts, each read alone."""
 
     backbone: Backbone
 

@@ -18,16 +18,7 @@ Score = Callable[[Sequence[str], Mapping[str, Any]], Figures]
 
 @dataclass(frozen=True)
 class TextMetric:
-    """A metric.
-
-    Attributes:
-        figures: Names of its figures; larger is better.
-        score: Compute them from all answers to a question, at least one, and the question's row
-            (``references`` and the fields of its task).
-        runs_code: Whether answers are run; lm-eval then asks for ``--confirm_run_unsafe_code``.
-        needs_features: Whether it reads ``features`` of the row, the name of a model whose states
-            it compares; it is left out where none is named.
-    """
+    """A metric."""
 
     figures: tuple[str, ...]
     score: Score
