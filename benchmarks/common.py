@@ -139,11 +139,7 @@ def parse(
 
 
 def named(words: Sequence[str]) -> dict[str, str]:
-    """Return checkpoints by name, of NAME=WHERE or WHERE alone, which is named by its last part.
-
-    Raises:
-        SystemExit: If two have the same name.
-    """
+    """Return checkpoints by name, of NAME=WHERE or WHERE alone, which is named by its last part."""
     pairs = [word.rpartition("=") for word in words]
     found = {name or Path(where).name: where for name, _, where in pairs}
     if len(found) < len(words):
@@ -152,11 +148,7 @@ def named(words: Sequence[str]) -> dict[str, str]:
 
 
 def fresh(module: str, **options: object) -> Any:
-    """Run a module of this folder in a new process and return the JSON of its last line.
-
-    Raises:
-        RuntimeError: If it fails.
-    """
+    """Run a module of this folder in a new process and return the JSON of its last line."""
     command = [sys.executable, "-m", f"benchmarks.{module}"]
     for name, value in options.items():
         if value is not None:

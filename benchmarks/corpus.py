@@ -49,11 +49,7 @@ def ids_file(options: argparse.Namespace) -> Path:
 
 
 def open_ids(path: Path, tokens: int | None = None) -> Ids:
-    """Map the first ``tokens`` ids of a file into memory.
-
-    Raises:
-        SystemExit: If the file holds no flat array of integers.
-    """
+    """Map the first ``tokens`` ids of a file into memory."""
     ids = np.load(path, mmap_mode="r", allow_pickle=False)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise SystemExit(f"{path.name} must hold one flat array of integers")

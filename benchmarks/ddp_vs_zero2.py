@@ -72,9 +72,6 @@ def prepare(ids: Ids, folder: Path, options: argparse.Namespace) -> Report:
         ids: Token ids [T]; the first segments train, the next ones validate.
         folder: Receives ``rules``, ``train`` and ``valid``.
         options: Sizes.
-
-    Raises:
-        SystemExit: If the ids hold fewer segments.
     """
     length, wanted = options.length, options.segments + options.valid_segments
     whole = len(ids) // length

@@ -111,11 +111,7 @@ def _sizes(batch: Batch) -> Report:
 
 
 def smollm2_batch(checkpoint: str, rows: int) -> Batch:
-    """Return rows of held-out text under a checkpoint's rules, and a fresh module.
-
-    Raises:
-        SystemExit: If the checkpoint is not there.
-    """
+    """Return rows of held-out text under a checkpoint's rules, and a fresh module."""
     try:
         resolve_checkpoint(checkpoint)
     except UmimError as error:

@@ -102,11 +102,7 @@ class Subject:
 
 
 def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) -> list[Ids]:
-    """Return the beginnings of documents that are spread evenly over the corpus.
-
-    Raises:
-        SystemExit: If fewer documents are long enough.
-    """
+    """Return the beginnings of documents that are spread evenly over the corpus."""
     tokenizer = umim.backbone.require_tokenizer()
     long = [ids for ids in tokenize_documents(texts, tokenizer) if len(ids) >= length]
     if len(long) < count:
@@ -152,12 +148,7 @@ def differences(own: Report, base: Report) -> dict[str, dict[str, float | None]]
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure every checkpoint; every row is written at once.
-
-    Raises:
-        MissingExtraError: If a library that compares texts is not installed.
-        RuleSetError: If there is a bound on damage and a checkpoint's rules have no prices.
-    """
+    """Measure every checkpoint; every row is written at once."""
     require_libraries(options.prompts)  # before minutes of generating
     features = None if options.features is None else features_of(options.features)
     names = ("prompt_tokens", "new_tokens", "seeds", "max_damage")

@@ -68,12 +68,7 @@ def read_rows(
     cache: Path,
     others: Iterable[RowText] = (),
 ) -> RowText:
-    """Read a text and choose rows of it.
-
-    Raises:
-        SystemExit: If the text is too short.
-        CorpusError: If it cannot be read, or holds ids that the tokenizer does not have.
-    """
+    """Read a text and choose rows of it."""
     pairs = [source.rpartition("=") for source in sources]
     name = ", ".join(dict.fromkeys(given or Path(file).name for given, _, file in pairs))
     files = [file for _, _, file in pairs]
@@ -96,11 +91,7 @@ def spread_rows(
     length: int,
     taken: Iterable[NDArray[np.int32]] = (),
 ) -> list[NDArray[np.int32]]:
-    """Return rows that are evenly spaced over the whole segments of several arrays of ids.
-
-    Raises:
-        SystemExit: If there are fewer segments than rows.
-    """
+    """Return rows that are evenly spaced over the whole segments of several arrays of ids."""
     used = {row.tobytes() for row in taken}
     places = [
         (part, start)

@@ -43,11 +43,7 @@ Result = tuple[float, tuple[Tensor, ...]]  # loss, gradient by every weight
 
 
 def questions_of(ids: Ids, shape: argparse.Namespace) -> Questions:
-    """Cut text [T] into questions of one context and several answers each.
-
-    Raises:
-        CorpusError: If the text is shorter than they are together.
-    """
+    """Cut text [T] into questions of one context and several answers each."""
     size = shape.context + shape.answers * shape.ending
     if len(ids) < shape.questions * size:
         raise CorpusError(

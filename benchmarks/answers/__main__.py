@@ -106,11 +106,7 @@ class Prompt:
 def answer_shortened(
     method: Method, prompt: Prompt, saving: float, umim: UMIM, new_tokens: int
 ) -> tuple[str, float]:
-    """Return the greedy answer of the base model under a method, and the realised saving.
-
-    Raises:
-        ConfigError: If the method merges spans, which would save another share of the layers.
-    """
+    """Return the greedy answer of the base model under a method, and the realised saving."""
     gone = round(saving * len(prompt.ids))
     stays = len(prompt.ids) - gone
     if isinstance(method, ReducedTokens):

@@ -56,11 +56,7 @@ class Prompt:
 
 
 def read_chats(count: int, kinds: Sequence[str] = ("wiki", "web")) -> Iterator[Chat]:
-    """Give chats of one question about one held-out document each, kinds in turn.
-
-    Raises:
-        SystemExit: If the folder of texts is absent, or has too few long documents.
-    """
+    """Give chats of one question about one held-out document each, kinds in turn."""
     if not GENERAL.is_dir():
         raise SystemExit(f"the chats are of {GENERAL}, which is absent")
     files = [GENERAL / f"{kind}-test.jsonl.gz" for kind in kinds]
@@ -165,11 +161,7 @@ def _version(name: str) -> str:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure every engine that is installed.
-
-    Raises:
-        SystemExit: If none is, OpenVINO's export is not named, or there is no text of chats.
-    """
+    """Measure every engine that is installed."""
     servers = {n: e for n, e in SERVERS.items() if n in options.only and e.program.exists()}
     openvino = "openvino" in options.only and OPENVINO.exists()
     if not servers and not openvino:

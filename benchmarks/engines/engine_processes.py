@@ -93,11 +93,7 @@ class Running:
         return total
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request.
-
-        Raises:
-            httpx.HTTPStatusError: If it is an error.
-        """
+        """Return the answer to a request."""
         answer = httpx.post(self.url + path, json=body, timeout=_SECONDS)
         answer.raise_for_status()
         document = answer.json()
@@ -113,11 +109,7 @@ class Running:
 
 @contextmanager
 def running(engine: Engine, directory: Path, log: IO[bytes]) -> Iterator[Running]:
-    """Run an engine's server on an exported model until the block ends.
-
-    Raises:
-        RuntimeError: If it ends, or does not answer in time.
-    """
+    """Run an engine's server on an exported model until the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -43,11 +43,7 @@ _GROUP_SEMI: Final = (
 
 
 def id_bits(largest_id: int) -> int:
-    """Return the bits of an id.
-
-    Raises:
-        SystemExit: If four ids do not fit into a key.
-    """
+    """Return the bits of an id."""
     bits = max(1, int(largest_id).bit_length())
     if bits > MAX_BITS:
         raise SystemExit(f"the peers' keys hold ids below {1 << MAX_BITS}, not {largest_id}")

@@ -142,11 +142,7 @@ def _origin(rules: RuleSet) -> str:
 
 
 def adapted_card(name: str, results: Path) -> str:
-    """Return the card of an adapted checkpoint.
-
-    Raises:
-        ConfigError: If its results hold no point of its setting, threshold and seed.
-    """
+    """Return the card of an adapted checkpoint."""
     checkpoint = Checkpoint.load(name)
     noted, tau = checkpoint.config.training, checkpoint.rules.origin.tau
     file = results / f"{noted['results']}.json"

@@ -31,11 +31,7 @@ _SIDE: Final = "umim, raw tail 16"
 
 
 def readme_table(folder: Path = RESULTS) -> str:
-    """Return the table in Markdown, six rows of six cells.
-
-    Raises:
-        KeyError: If a result file lacks what the table shows.
-    """
+    """Return the table in Markdown, six rows of six cells."""
     rows = [_answers(model, _read(folder, name), lists) for model, name, lists in _ANSWERS]
     for model, name, checkpoint in _QUALITY:
         rows.append(_quality(model, _read(folder, name)["subjects"][checkpoint]))

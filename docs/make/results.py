@@ -54,12 +54,7 @@ def documents_of(results: Path) -> list[Document]:
 
 
 def benchmark_page(report: Report) -> str:
-    """Return the page of a benchmark's results, its gates and its machine at the end.
-
-    Raises:
-        jinja2.TemplateNotFound: If there is no page for the benchmark.
-        jinja2.UndefinedError: If the results lack a field.
-    """
+    """Return the page of a benchmark's results, its gates and its machine at the end."""
     name = report["benchmark"]
     rows = ROWS[name](report) if name in ROWS else {}
     parts = (

@@ -75,9 +75,6 @@ def count_distributed(
 
     Returns:
         The same as :func:`umim_core.mining.counting.count_ngrams`, whatever blocks and workers.
-
-    Raises:
-        ClusterError: If workers were lost more often than Ray restarts them, or rows with them.
     """
     prepare_ray_data()
     counts = NgramCounts({}, {}, tau)
@@ -197,9 +194,6 @@ def recount_distributed(
 
     Returns:
         Support and documents [R_n] per order; documents are empty where they are not counted.
-
-    Raises:
-        ClusterError: If workers were lost more often than Ray restarts them.
     """
     prepare_ray_data()
     total = int(corpus.offsets[-1])

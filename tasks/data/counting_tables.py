@@ -72,12 +72,7 @@ def prepare_ray_data() -> None:
 
 
 def result_tables(dataset: ray.data.Dataset) -> Iterable[pa.Table]:
-    """Run a plan and yield its blocks.
-
-    Raises:
-        ClusterError: If workers were lost more often than Ray restarts them.
-        UmimError: What a task raised on purpose.
-    """
+    """Run a plan and yield its blocks."""
     try:
         for reference in dataset.to_arrow_refs():
             yield ray.get(reference)

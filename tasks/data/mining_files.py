@@ -81,11 +81,7 @@ def write_corpus_digest(folder: Path, digest: str) -> None:
 
 
 def corpus_digest(folder: Path) -> str:
-    """Return the digest of the tokens that counts were made from.
-
-    Raises:
-        ArtifactError: If it is missing or malformed.
-    """
+    """Return the digest of the tokens that counts were made from."""
     raw = read_json(folder / _CORPUS)
     if not isinstance(raw, dict) or not isinstance(raw.get("digest"), str):
         raise ArtifactError(

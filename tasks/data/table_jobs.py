@@ -65,9 +65,6 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
         Mean and standard error (``stderr``) of every metric, and of its difference where the first
         setting has it: token reductions of generated answers are of merging alone. ``shortfall`` is
         the part of contexts that a baseline should have dropped and could not.
-
-    Raises:
-        EvaluationError: If the prompts of the two differ.
     """
     if own.prompts != base.prompts:
         raise EvaluationError(
@@ -170,11 +167,7 @@ def find_questions(source: QuestionSource) -> QuestionSet:
 
 
 def score_shard(job: ShardJob) -> ShardScores:
-    """Score one shard; see ``score_questions``.
-
-    Raises:
-        BackboneError: If this machine has a baseline's own model at another commit.
-    """
+    """Score one shard; see ``score_questions``."""
     _ask_no_network(job.source)
     from umim_core.evaluation.harness import UmimLM
     from umim_core.evaluation.method_scoring import named_method

@@ -37,9 +37,6 @@ def data_digests(recipe: TableRecipe, task: str) -> dict[str, str]:
     """Return the digests of all that decides a task's questions, by what it is.
 
     Prompts of a task that the package generates are measured in the backbone's tokens.
-
-    Raises:
-        CorpusError: If a folder that the recipe names is missing.
     """
     folders = {"hub": recipe.hub, "task_data": recipe.task_data}
     digests = {name: _content(name, Path(at)) for name, at in folders.items() if at is not None}
@@ -80,11 +77,7 @@ def generation_task(task: str) -> GenerationSet | None:
 
 
 def check_data(recipe: TableRecipe) -> None:
-    """Refuse data that no task of a table reads.
-
-    Raises:
-        ConfigError: If a task that is none of ``task_sets`` has ``task_data``.
-    """
+    """Refuse data that no task of a table reads."""
     for task in recipe.tasks:
         if recipe.task_data is not None and task not in TASKS.names():
             raise ConfigError(
@@ -95,11 +88,7 @@ def check_data(recipe: TableRecipe) -> None:
 
 
 def check_limits(recipe: TableRecipe) -> None:
-    """Refuse limits and permissions of a recipe that apply to none of its tasks.
-
-    Raises:
-        ConfigError: If there is one; it would be ignored.
-    """
+    """Refuse limits and permissions of a recipe that apply to none of its tasks."""
     unknown = any(task not in TASKS.names() for task in recipe.tasks)  # lm-eval knows them
     answers = "a task whose answers are generated"
     programs = any(task not in TASKS.names() and not generation_task(task) for task in recipe.tasks)

@@ -70,11 +70,7 @@ def split_jobs(
     limit: int | None = None,
     shard_tokens: int = SHARD_TOKENS,
 ) -> list[TokenJob]:
-    """Return the jobs of a split: one per file, in canonical order; see `TokenJob`.
-
-    Raises:
-        CorpusError: If a file is missing or named twice.
-    """
+    """Return the jobs of a split: one per file, in canonical order; see `TokenJob`."""
     sources: list[Source] = [source]
     if not isinstance(source, HubDataset | TokenIds):
         names = [file.location for file in expand(source.paths)]
@@ -87,14 +83,7 @@ def split_jobs(
 
 
 def tokenize_file(job: TokenJob) -> Tokenized:
-    """Tokenise one file into shards.
-
-    Raises:
-        CorpusError: If the file cannot be used.
-        ArtifactError: If the disk refuses a write.
-        ClusterError: If this machine does not share the folder of the stage.
-        TokenizerMismatchError: If the tokenizer loaded here is not the one the stage loaded.
-    """
+    """Tokenise one file into shards."""
     if job.mark is not None and not sees_mark(job.directory, job.mark):
         raise not_shared(job.directory, socket.gethostname())
     if job.threads is not None:

@@ -43,12 +43,6 @@ def tokenize_splits(
 
     Returns:
         Shards and bad rows per split; the same whatever the workers.
-
-    Raises:
-        CorpusError: If a file cannot be used, or a split has more bad rows than it may.
-        ArtifactError: If the disk refuses a write.
-        ClusterError: If workers were lost more often than Ray restarts them, or do not share the
-            folders of the splits.
     """
     run = _run_here if max(map(len, splits.values())) == 1 else _on_ray(lease)
     outcomes: dict[str, list[Outcome]] = {split: [] for split in splits}
@@ -93,11 +87,7 @@ def _run_here(jobs: Sequence[TokenJob]) -> Iterator[Outcome]:
 
 
 def threads_per_job(share: int, sizes: Sequence[int]) -> int:
-    """Return the threads of a job: no task may ask for more than one machine has, or it waits.
-
-    Raises:
-        ClusterError: If no living node has a core.
-    """
+    """Return the threads of a job: no task may ask for more than one machine has, or it waits."""
     smallest = min((size for size in sizes if size), default=None)
     if smallest is None:
         raise ClusterError(

@@ -125,11 +125,7 @@ def number_compared(report: Report) -> int:
 
 
 def adaptation_page(report: Report, figure: str = "adaptation.svg") -> str:
-    """Return the page in Markdown.
-
-    Raises:
-        jinja2.UndefinedError: If the content lacks a field that the page shows.
-    """
+    """Return the page in Markdown."""
     places = [place | {"rows": adaptation_rows(place)} for place in report["backbones"]]
     rows = [row | {"backbone": place["backbone"]} for place in places for row in place["rows"]]
     points = [point for place in places for point in place["points"]]

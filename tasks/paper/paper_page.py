@@ -27,12 +27,7 @@ class PaperPage:
 
 
 def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
-    """Return the page.
-
-    Raises:
-        ConfigError: If a table's data breaks a rule, or a result file is missing.
-        jinja2.UndefinedError: If a result file lacks a field that a table shows.
-    """
+    """Return the page."""
     tables = paper_tables() if folder is None else paper_tables(folder)
     overview = _overview(tables, results)
     shown_tables = [_section(table, results) for table in tables]

@@ -72,22 +72,13 @@ class Measured(Model):
         return re.sub(r" \([^)]*\)", "", self.model).removeprefix("the embedded ")
 
     def table(self, folder: Path) -> Table:
-        """Return the figures as a table; a task that was not run has no row next to others.
-
-        Raises:
-            ConfigError: If the file is missing, or no row is left.
-            jinja2.UndefinedError: If it lacks a field that a column shows.
-        """
+        """Return the figures as a table; a task that was not run has no row next to others."""
         _, rows = self._read(folder)
         run = [row for row in rows if "not_run" not in row]
         return data_table(self.columns, run or rows)
 
     def limits(self, folder: Path) -> list[str]:
-        """Return paragraphs on what a recipe's figures are of, and on tasks not run.
-
-        Raises:
-            ConfigError: As :meth:`table`.
-        """
+        """Return paragraphs on what a recipe's figures are of, and on tasks not run."""
         results, rows = self._read(folder)
         if results.get("kind") == "adaptation":
             test, train, valid = (results["questions"][x] for x in ("test", "train", "valid"))
@@ -302,11 +293,7 @@ class PaperTable(Model):
 
 
 def paper_tables(folder: Path = PAPER_TABLES) -> list[PaperTable]:
-    """Return all tables, in the paper's order.
-
-    Raises:
-        ConfigError: If a file breaks a rule, or two have the same label.
-    """
+    """Return all tables, in the paper's order."""
     tables: dict[str, PaperTable] = {}
     for path in sorted(folder.glob("*.yaml")):
         table = validated(PaperTable, read_recipe_file(path), path.name)

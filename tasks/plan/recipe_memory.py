@@ -56,11 +56,7 @@ class CellMemory:
         return [f"  {name:22}{value}" for name, value in rows.items()]
 
     def check(self) -> None:
-        """Refuse a training that may not fit.
-
-        Raises:
-            ResourceLimitError: If it may not.
-        """
+        """Refuse a training that may not fit."""
         if not self.fits:
             raise ResourceLimitError(
                 f"distillation of {self.label} must take at most "
@@ -71,11 +67,7 @@ class CellMemory:
 
 
 def memory_of_cells(recipe: RunRecipe) -> list[CellMemory]:
-    """Return what each cell's distillation takes of the recipe's GPUs; nothing without hardware.
-
-    Raises:
-        ConfigError: If the shape of a backbone is not known, or not the one of its configuration.
-    """
+    """Return what each cell's distillation takes of the recipe's GPUs; nothing without hardware."""
     if not isinstance(recipe, Recipe) or recipe.hardware is None:
         return []
     hardware, config, read = recipe.hardware, recipe.distill, recipe.corpus.train_tokens

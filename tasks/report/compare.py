@@ -89,11 +89,7 @@ def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
 
 
 def setting_of(config: CheckpointConfig) -> str:
-    """Return the setting that a shipped checkpoint notes; WT where it notes none.
-
-    Raises:
-        ConfigError: If it notes one that is not known.
-    """
+    """Return the setting that a shipped checkpoint notes; WT where it notes none."""
     return find_setting(str(config.training.get("setting", WT))).name
 
 

@@ -132,11 +132,7 @@ def environment(folder: Path = TEMPLATES, *, html: bool = False) -> Environment:
 
 
 def page(template: str, report: Mapping[str, Any], folder: Path = TEMPLATES) -> str:
-    """Return a Markdown page.
-
-    Raises:
-        jinja2.UndefinedError: If the page shows a field that the report lacks.
-    """
+    """Return a Markdown page."""
     return tidy(environment(folder).get_template(template).render(report, report=report))
 
 

@@ -32,11 +32,7 @@ _MINING: Final = "umim-mine"  # it needs no device
 
 
 def check_device(device: Device) -> None:
-    """Refuse a recipe's GPU on a machine without one.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """Refuse a recipe's GPU on a machine without one."""
     if not has_device(device):
         raise ConfigError(
             "cluster.use_gpu needs a CUDA device", "none", "Set it to false, or use another node."
@@ -48,9 +44,6 @@ def check_machine(recipe: RunRecipe, flow_name: str) -> None:
 
     Without workers, or with workers of this machine, training and all measurements are here.
     Workers of a cluster that runs already have GPUs of their own. Mining needs none.
-
-    Raises:
-        ConfigError: If this machine has none, or fewer than the workers that it would start.
     """
     cluster, on_workers = recipe.cluster, flow_name != _MINING
     if isinstance(recipe, Recipe):
@@ -68,11 +61,7 @@ def check_machine(recipe: RunRecipe, flow_name: str) -> None:
 
 
 def check_settings(recipe: TableRecipe) -> None:
-    """Refuse baselines of a table that do not exist, or budgets that are none of theirs.
-
-    Raises:
-        ConfigError: If there is one.
-    """
+    """Refuse baselines of a table that do not exist, or budgets that are none of theirs."""
     for text in recipe.texts.values():
         for name in text.methods:
             BASELINES.find(name)
@@ -83,13 +72,7 @@ def check_settings(recipe: TableRecipe) -> None:
 
 
 def check_positions(recipe: Recipe) -> None:
-    """Refuse rows longer than a backbone's positions; reads configurations only, no weights.
-
-    Raises:
-        ConfigError: If a segment, a task sequence, a timed prompt or a generated trajectory is too
-            long for a backbone, that of a shipped checkpoint or of the headline included.
-        BackboneError: If a configuration cannot be read.
-    """
+    """Refuse rows longer than a backbone's positions; reads configurations only, no weights."""
     wanted = {"segment_length": recipe.segment_length}
     if recipe.adapt is not None and any(cell.adapt for cell in recipe.cells):
         wanted["adapt.max_tokens"] = recipe.adapt.max_tokens
@@ -113,9 +96,6 @@ def check_backbones(recipe: Recipe) -> list[str]:
 
     Returns:
         The hub repositories that cannot be looked up: neither on this machine nor within reach.
-
-    Raises:
-        BackboneError: If a name is neither a known one, a directory nor a repository.
     """
     named = [(cell.backbone, cell.revision) for cell in recipe.cells]
     if isinstance(recipe.corpus, GeneratedCorpus):
@@ -139,10 +119,6 @@ def check_adaptation(recipe: AdaptationRecipe) -> None:
     """Refuse question files that are absent, and more ``max_tokens`` than a backbone's positions.
 
     Configurations alone are read; of a checkpoint whose backbone is not on this machine, nothing.
-
-    Raises:
-        ConfigError: If so, or if the prompt lacks its field.
-        BackboneError: If a configuration cannot be read.
     """
     asked = recipe.questions
     if isinstance(asked, QuestionFiles):
@@ -161,11 +137,7 @@ def check_adaptation(recipe: AdaptationRecipe) -> None:
 
 
 def check_headline_positions(recipe: Recipe, headline: HeadlineConfig) -> None:
-    """Refuse rows longer than the positions of the headline's backbone, which is on this machine.
-
-    Raises:
-        ConfigError: If a segment or a timed prompt is too long for it.
-    """
+    """Refuse rows longer than the positions of the headline's backbone, which is on this machine."""
     timed = _timed("headline.benchmark", headline.benchmark)
     _check_checkpoint(headline.checkpoint, {"segment_length": recipe.segment_length, **timed})
 

@@ -29,9 +29,6 @@ def deploy() -> None:
     """Register everything with the server of ``PREFECT_API_URL``; again, it is brought up to date.
 
     A work pool that is there stays as it is: its concurrency limit is the operator's.
-
-    Raises:
-        ClusterError: If the server does not answer or refuses.
     """
     if _prefect(["work-pool", "inspect", POOL]).returncode:
         _require(["work-pool", "create", POOL, "--type", "process"])

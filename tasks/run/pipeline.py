@@ -189,10 +189,6 @@ def open_pipeline(
 
     Yields:
         The run; it is closed as finished or failed at the end.
-
-    Raises:
-        ConfigError: If the recipe is missing, malformed or of another kind, or needs a GPU that
-            this machine lacks.
     """
     with in_the_checkout(), logs_on_the_run_page(), _opened(recipe_name, flow_name, kind) as run:
         yield run

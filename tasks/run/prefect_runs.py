@@ -35,11 +35,7 @@ _CONNECTION_LIBRARIES: Final = ("anyio", "asyncio", "httpcore", "httpx", "prefec
 
 
 def require_own_checkout() -> None:
-    """Refuse a deployed flow run whose worker was started in another checkout.
-
-    Raises:
-        ConfigError: If the process that started this one stands in another checkout.
-    """
+    """Refuse a deployed flow run whose worker was started in another checkout."""
     try:
         worker = psutil.Process().parent()
         place = None if worker is None else Path(worker.cwd())
@@ -86,12 +82,7 @@ def prefect_may_be_away() -> Iterator[None]:
 
 @contextmanager
 def prefect_must_answer() -> Iterator[None]:
-    """Say in one line that a flow run could not be begun or ended because its server is away.
-
-    Raises:
-        ClusterError: If so. The stages of a flow need no server, so they are finished.
-        UmimError: What ended the flow, if it failed before the server was missed.
-    """
+    """Say in one line that a flow run could not be begun or ended because its server is away."""
     try:
         yield
         return
@@ -135,9 +126,6 @@ def in_the_checkout() -> Iterator[None]:
     """Make relative paths of a deployed flow run those of the checkout.
 
     A worker starts it in an empty folder of its own. Any other run stays where it was started.
-
-    Raises:
-        ConfigError: If the worker was started in another checkout.
     """
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run

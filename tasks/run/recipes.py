@@ -43,11 +43,7 @@ def _in_folder(name: str) -> list[str]:
 
 
 def find_recipe(name: str) -> AnyRecipe:
-    """Load a recipe by name, or by path when it ends in ``.yaml``.
-
-    Raises:
-        ConfigError: If there is none of that name, or it breaks a rule.
-    """
+    """Load a recipe by name, or by path when it ends in ``.yaml``."""
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
             raise ConfigError(
@@ -106,11 +102,7 @@ def _checked(recipe: AnyRecipe) -> AnyRecipe:
 
 
 def refuse_part(recipe: AnyRecipe, flow: str) -> None:
-    """Refuse a part of the pipeline that is asked of a recipe without parts.
-
-    Raises:
-        ConfigError: If it is; all of the recipe would be run.
-    """
+    """Refuse a part of the pipeline that is asked of a recipe without parts."""
     if flow != "full" and not isinstance(recipe, Recipe):
         raise ConfigError(
             "--flow names a part of the pipeline, and other recipes have none",
@@ -120,11 +112,7 @@ def refuse_part(recipe: AnyRecipe, flow: str) -> None:
 
 
 def confirmed(recipe: AnyRecipe) -> TableRecipe:
-    """Return a table's recipe that may run programs of a model.
-
-    Raises:
-        ConfigError: If it is another recipe, which would ignore the permission.
-    """
+    """Return a table's recipe that may run programs of a model."""
     if not isinstance(recipe, TableRecipe):
         raise ConfigError(
             "--confirm-run-unsafe-code is for tables with a task that runs programs of a model",
@@ -135,11 +123,7 @@ def confirmed(recipe: AnyRecipe) -> TableRecipe:
 
 
 def newest_report() -> Path:
-    """Return the newest report page under the artifact root.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """Return the newest report page under the artifact root."""
     finished = (artifact_root() / "report").glob("*/manifest.json")  # written last
     pages = [path.with_name("report.html") for path in finished if path.parent.suffix == ""]
     if not pages:

@@ -52,11 +52,7 @@ _STATE_SECONDS: Final = 30.0  # between two looks for a new training state
 
 
 def remote_root() -> RemoteRoot | None:
-    """Return the place that ``UMIM_ROOT`` gives the address of; None for a local root.
-
-    Raises:
-        MissingExtraError: If the package that speaks the address's protocol is not installed.
-    """
+    """Return the place that ``UMIM_ROOT`` gives the address of; None for a local root."""
     address = remote_address()
     return None if address is None else _opened(address)
 
@@ -101,9 +97,6 @@ class RemoteRoot:
 
         Returns:
             Whether the storage holds the stage.
-
-        Raises:
-            ArtifactError: If a file is missing in the storage or altered.
         """
         data = self._read(f"stages/{name}.json")
         if data is None:

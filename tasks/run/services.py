@@ -110,12 +110,7 @@ def local_services(folder: Path, prefect_port: int, mlflow_port: int) -> list[Se
 
 
 def up(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
-    """Start what does not run, one after the other, and wait until each answers.
-
-    Raises:
-        ClusterError: If a port is taken, or a service ends or does not answer in time; its log is
-            named, and those that were started stay.
-    """
+    """Start what does not run, one after the other, and wait until each answers."""
     folder.mkdir(parents=True, exist_ok=True)
     with directory_lock(folder, wait_seconds=START_SECONDS):
         for service in services:

@@ -27,10 +27,6 @@ def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
 
     Returns:
         What each of them returned, in order.
-
-    Raises:
-        BaseException: What the first failed one raised, in order, with a note of each other one's
-            error. Those under way end first, the others do not begin.
     """
     if most == 1 or len(parts) < 2:
         return [part() for part in parts]

@@ -78,11 +78,7 @@ class Artifact:
         return str(self.manifest()["files"][name]["sha256"])
 
     def folder_digest(self, name: str) -> str:
-        """Return the SHA-256 of one folder, for stages that depend on that folder alone.
-
-        Raises:
-            ArtifactError: If the artifact holds no such folder.
-        """
+        """Return the SHA-256 of one folder, for stages that depend on that folder alone."""
         files = self.manifest()["files"].items()
         prefix = f"{name}/"
         sums = {
@@ -134,9 +130,6 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
 
     Returns:
         The artifact. A second launch of the same stage waits for the first and then finds it.
-
-    Raises:
-        ArtifactError: If the root refuses a write or a finished stage was altered.
     """
     final = safe_join(root, f"{spec.name}/{spec.key}")
     remote = remote_root() if root.resolve() == artifact_root() else None

@@ -35,11 +35,7 @@ class Collected:
 
 
 def stored_root() -> RemoteRoot:
-    """Return the storage that ``UMIM_ROOT`` names.
-
-    Raises:
-        ConfigError: If it names a directory, or nothing.
-    """
+    """Return the storage that ``UMIM_ROOT`` names."""
     remote = remote_root()
     if remote is None:
         raise ConfigError(
@@ -86,9 +82,6 @@ def remove(remote: RemoteRoot, prefix: str) -> str:
 
     Returns:
         Its whole name.
-
-    Raises:
-        ArtifactError: If no stage, or more than one, begins so, or a named checkpoint is in it.
     """
     names = [name for name in remote.names("stages") if name.startswith(prefix)]
     if len(names) != 1 or "/" not in prefix:
@@ -109,11 +102,7 @@ def remove(remote: RemoteRoot, prefix: str) -> str:
 
 
 def collect(remote: RemoteRoot, older_than_days: float) -> Collected:
-    """Remove old stages that no named checkpoint was made from, and files that nothing names.
-
-    Raises:
-        ConfigError: If the days are negative.
-    """
+    """Remove old stages that no named checkpoint was made from, and files that nothing names."""
     if older_than_days < 0:
         raise ConfigError("--older-than must be at least 0 days", older_than_days)
     ages = remote.names("stages")

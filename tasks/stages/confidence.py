@@ -62,11 +62,7 @@ def confidence_stage(
     device: Device = "cpu",
     dtype: BackboneDtype = "float32",
 ) -> Artifact:
-    """Count the maximal runs of 2 to 4 tokens that the backbone is confident about.
-
-    Raises:
-        EvaluationError: If a segment exceeds the backbone's positions.
-    """
+    """Count the maximal runs of 2 to 4 tokens that the backbone is confident about."""
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     excluded = excluded_ids(tokenizer, config.protect)
     spec = StageSpec(

@@ -297,10 +297,6 @@ def mixture_stage(root: Path, corpus: MixtureCorpus, docstrings: Artifact | None
 
     A part's own split holds its test documents whole and in order. ``mixture.json`` records the
     SHA-256 of every file that was read, the licences and the sizes.
-
-    Raises:
-        CorpusError: If a file of a part is missing or unreadable; part, file and remedy are named.
-            If one changes while it is read.
     """
     digests = _file_digests(corpus)
     corpora = {} if docstrings is None else {"docstrings": docstrings.digest}

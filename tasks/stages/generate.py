@@ -49,13 +49,6 @@ def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> 
     """Sample trajectories for the questions of a corpus.
 
     The artifact holds ``questions.json`` and ``shards/*.jsonl``.
-
-    Raises:
-        CorpusError: If the questions cannot be used, or too few of them.
-        BackboneError: If the model cannot be loaded.
-        ConfigError: If the model has no chat template, or there is no such device.
-        GenerationError: If the model's positions or the device's memory do not suffice.
-        ClusterError: If workers were lost more often than Ray restarts them.
     """
     tokenizer = load_tokenizer(corpus.model, revision=corpus.revision)
     prompter = Prompter(tokenizer, corpus)

@@ -65,10 +65,6 @@ def count_stage(
 
     An order that is counted is kept under ``state`` until the stage is finished, so a run that
     dies resumes with the next one.
-
-    Raises:
-        ResourceLimitError: If a worker may take more memory than ``config`` allows.
-        ClusterError: If workers were lost more often than Ray restarts them.
     """
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     excluded = excluded_ids(tokenizer, config.protect)
@@ -130,11 +126,7 @@ def filter_stage(
     segment_length: int,
     config: MiningConfig,
 ) -> Artifact:
-    """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``.
-
-    Raises:
-        CorpusError: If the corpus has fewer documents than a rule must occur in.
-    """
+    """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``."""
     fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
     options = _options(cell, config, segment_length)
     spec = StageSpec(
@@ -210,14 +202,7 @@ def _read_counts(folder: Path, tau: int) -> NgramCounts:
 
 
 def given_rules_stage(root: Path, cell: Cell) -> Artifact:
-    """Take over a rule directory; the artifact holds ``rules``.
-
-    Raises:
-        ConfigError: If the cell names no rule directory.
-        ArtifactError: If the directory is missing, torn or altered.
-        TokenizerMismatchError: If the rules belong to another tokenizer than the cell's.
-        RuleSetError: If a rule holds a special token.
-    """
+    """Take over a rule directory; the artifact holds ``rules``."""
     if cell.rules is None:
         raise ConfigError("a cell must name its rule directory", None, "Set rules.")
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)

@@ -77,9 +77,6 @@ def shards_stage(
     """Score a task under a setting: ``shards/<first>-<last>.json`` with a value per question.
 
     A task that is not run has no shard.
-
-    Raises:
-        BackboneError: If a baseline's own model is not known here.
     """
     place = _place(recipe)
     base = setting.merge == "none"

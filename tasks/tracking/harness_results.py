@@ -66,9 +66,6 @@ class HarnessResults:
         """Return the logged samples of a task by column, nested values as JSON.
 
         ``prompt`` is the text of a question's first request, ``arguments`` holds all of them.
-
-        Raises:
-            EvaluationError: If a line of the file is no sample.
         """
         path, rows = self.samples[task], []
         with path.open(encoding="utf-8") as file:
@@ -95,11 +92,7 @@ class LoggedResults:
 
 
 def find_results(path: Path) -> list[HarnessResults]:
-    """Read a results file, or all that lm_eval wrote to an ``--output_path``, oldest first.
-
-    Raises:
-        EvaluationError: If there is none, or a file is not as lm-eval writes it.
-    """
+    """Read a results file, or all that lm_eval wrote to an ``--output_path``, oldest first."""
     named = path.suffix == ".json" and not path.is_dir()
     found = path.parent.glob(f"{path.stem}_*.json") if named else path.rglob("*.json")
     paths = [path] if path.is_file() else sorted(filter(_date, found), key=_date)
@@ -109,13 +102,7 @@ def find_results(path: Path) -> list[HarnessResults]:
 
 
 def log_results(store: Store, results: HarnessResults, owner: Owner) -> LoggedResults:
-    """Write settings, figures, samples and the file itself as one run; a finished one stays.
-
-    Raises:
-        StoreAwayError: If the store does not answer.
-        TrackingError: If it refuses something.
-        EvaluationError: If the logged samples cannot be read.
-    """
+    """Write settings, figures, samples and the file itself as one run; a finished one stays."""
     tables = {task: results.table(task) for task in results.samples}
     time_ms = int(1000 * float(results.content["date"]))
     with store.session(CREATION_SECONDS, _CONNECT_SECONDS, UPLOAD_SECONDS):

@@ -48,11 +48,7 @@ Owner = dict[str, str]
 
 
 def owner_of(folder: Path) -> Owner:
-    """Return the tags by which runs of this user and an artifact root are found.
-
-    Raises:
-        ArtifactError: If the disk refuses a new id.
-    """
+    """Return the tags by which runs of this user and an artifact root are found."""
     return {ROOT_TAG: _root_id(folder / _ROOT_ID), USER_TAG: _user()}
 
 
@@ -109,10 +105,6 @@ class Store:
 
         Yields:
             This store, connected.
-
-        Raises:
-            StoreAwayError: If the store does not answer; the next session connects anew.
-            TrackingError: If it refuses a call for good.
         """
         for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"):
             os.environ.setdefault(name, "true")
@@ -204,11 +196,7 @@ class Store:
             self._client.log_inputs(run_id, entries)
 
     def log_files(self, run_id: str, paths: Sequence[Path], *, replace: bool = False) -> None:
-        """Keep files, and folders under their own name, with a run.
-
-        Raises:
-            TrackingError: If one is gone.
-        """
+        """Keep files, and folders under their own name, with a run."""
         if missing := [str(path) for path in paths if not path.exists()]:
             raise TrackingError("files to be kept with a run must still be there", missing[0])
         held = set() if replace else {file.path for file in self._client.list_artifacts(run_id)}

@@ -28,22 +28,14 @@ class StoreAwayError(TrackingError):
 
 @contextmanager
 def writing(uri: str, root: Path, seconds: int) -> Iterator[None]:
-    """Hold a store for a few writes.
-
-    Raises:
-        StoreAwayError: If another process still holds it then.
-    """
+    """Hold a store for a few writes."""
     with _held(_place(uri, root), "lock", seconds):
         yield
 
 
 @contextmanager
 def connecting(uri: str, root: Path, seconds: int) -> Iterator[None]:
-    """Connect to a store as the only process that does so; take it before ``writing``.
-
-    Raises:
-        StoreAwayError: If another process still does so then.
-    """
+    """Connect to a store as the only process that does so; take it before ``writing``."""
     with _held(_place(uri, root), "connecting.lock", seconds):
         yield
 

@@ -99,11 +99,7 @@ class Tracker:
 
     @property
     def owner(self) -> Owner:
-        """Tags of the runs of this root and user: others of equal keys are left alone.
-
-        Raises:
-            ArtifactError: If the disk refuses the root's id.
-        """
+        """Tags of the runs of this root and user: others of equal keys are left alone."""
         return owner_of(self.root / _OWNER_FOLDER)
 
     def reconnected(self) -> Tracker:
@@ -119,11 +115,7 @@ class Tracker:
         name: str | None = None,
         description: str | None = None,
     ) -> None:
-        """Open the run of a pipeline, or open it again unless it is finished.
-
-        Raises:
-            TrackingError: If the key has signs that a query cannot hold.
-        """
+        """Open the run of a pipeline, or open it again unless it is finished."""
         note = {} if description is None else {"mlflow.note.content": description}
         if tags and RECIPE_TAG in tags:
             self._recipes[key] = tags[RECIPE_TAG]

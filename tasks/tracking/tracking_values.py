@@ -43,11 +43,7 @@ class StoredRun:
 
 
 def require_key(key: str) -> str:
-    """Return the key of a run if a query can hold it.
-
-    Raises:
-        TrackingError: If it has other signs than letters, digits and ``. : _ -``.
-    """
+    """Return the key of a run if a query can hold it."""
     if not _KEY.match(key):
         raise TrackingError("a run key must be letters, digits and . : _ -", key)
     return key

@@ -30,11 +30,7 @@ ZERO2_CONFIG: Final = Path(__file__).resolve().parents[2] / "infra/deepspeed/zer
 
 
 def make_strategy(name: str, objective: nn.Module, config: TrainConfig) -> Strategy:
-    """Return the strategy of that name ("ddp" or "deepspeed").
-
-    Raises:
-        ConfigError: If DeepSpeed is asked for outside a process group.
-    """
+    """Return the strategy of that name ("ddp" or "deepspeed")."""
     if name == "deepspeed":
         if not dist.is_initialized():
             raise ConfigError(

@@ -98,10 +98,6 @@ def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
 
     Returns:
         Steps taken, best step and score, skipped steps.
-
-    Raises:
-        ClusterError: If workers died more often than allowed, or do not share the artifact root.
-        UmimError: What a worker raised on purpose.
     """
     return launch_worker(run_worker, asdict(job), Path(job.out), lease)
 
@@ -109,12 +105,7 @@ def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
 def launch_worker(
     worker: Worker, fields: Fields, out: Path, lease: ClusterLease
 ) -> dict[str, float]:
-    """Call a worker function on every rank, and return the numbers of the summary it left.
-
-    Raises:
-        ClusterError: If workers died more often than allowed, or do not share the artifact root.
-        UmimError: What a worker raised on purpose.
-    """
+    """Call a worker function on every rank, and return the numbers of the summary it left."""
     state = out / STATE
     with resuming_at(partial(last_step, state)), followed(state):
         if lease.config.workers == 0:

@@ -51,11 +51,7 @@ AdapterRankOption = Annotated[
 
 
 def given_rules(rules: Path) -> None:
-    """Refuse what is no rule directory, before anything heavy is imported.
-
-    Raises:
-        ConfigError: If it holds no rules.
-    """
+    """Refuse what is no rule directory, before anything heavy is imported."""
     if not (rules / "rules.parquet").is_file():
         raise ConfigError(
             "--rules must be a rule directory",

@@ -91,12 +91,7 @@ DtypeOption = Annotated[
 
 
 def given_text(argument: str | None) -> str:
-    """Return the argument, or stdin for "-" or nothing.
-
-    Raises:
-        ConfigError: If nothing is given.
-        CorpusError: If it is not UTF-8.
-    """
+    """Return the argument, or stdin for "-" or nothing."""
     if argument is not None and argument != "-":
         if (error := encoding_error(argument)) is not None:  # so Python marks other bytes
             raise CorpusError("a text must be UTF-8", str(error), "Convert the text.") from error
