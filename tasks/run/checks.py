@@ -137,7 +137,7 @@ def check_adaptation(recipe: AdaptationRecipe) -> None:
 
 
 def check_headline_positions(recipe: Recipe, headline: HeadlineConfig) -> None:
-    """Refuse rows longer than the positions of the headline's backbone, which is on this machine."""
+    """Refuse rows longer than the positions of the backbone of the headline."""
     timed = _timed("headline.benchmark", headline.benchmark)
     _check_checkpoint(headline.checkpoint, {"segment_length": recipe.segment_length, **timed})
 

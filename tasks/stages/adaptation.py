@@ -23,7 +23,7 @@ from tasks.stages.corpus import form_key, form_of
 from tasks.stages.distill import cell_job, dtype_key, training_key
 from tasks.training.train_worker import launch
 from umim_core.adaptation.choices import encode_questions, split_questions
-from umim_core.adaptation.control_files import load_control
+from umim_core.adaptation.control import load_control
 from umim_core.adaptation.preference import ChoiceScores, score_choices
 from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer

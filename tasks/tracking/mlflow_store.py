@@ -15,11 +15,12 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tasks.tracking.store_lock import StoreAwayError, connecting, writing
+from filelock import FileLock, Timeout
+
 from tasks.tracking.tracking_values import Kind, RunInput, Status, StoredRun, batches, redact
 from umim_core.errors import TrackingError
 from umim_core.store.artifacts import canonical_json
@@ -45,6 +46,57 @@ USER_TAG: Final = "mlflow.user"  # MLflow's pages have a column for it
 _ROOT_ID: Final = "root-id"
 _UNFIT: Final = re.compile(r"[^\w.\-@]+")  # what a query cannot hold
 Owner = dict[str, str]
+
+
+logger = logging.getLogger("umim.tracking")
+_SQLITE: Final = "sqlite:///"
+_SILENT_SECONDS: Final = 2
+
+
+class StoreAwayError(TrackingError):
+    """The store does not answer or cannot be used now; later it may."""
+
+
+@contextmanager
+def writing(uri: str, root: Path, seconds: int) -> Iterator[None]:
+    """Hold a store for a few writes."""
+    with _held(_place(uri, root), "lock", seconds):
+        yield
+
+
+@contextmanager
+def connecting(uri: str, root: Path, seconds: int) -> Iterator[None]:
+    """Connect to a store as the only process that does so; take it before ``writing``."""
+    with _held(_place(uri, root), "connecting.lock", seconds):
+        yield
+
+
+def _place(uri: str, root: Path) -> Path:
+    file = uri.removeprefix(_SQLITE).partition("?")[0]
+    return Path(file) if uri.startswith(_SQLITE) and file else root / "mlflow"
+
+
+@contextmanager
+def _held(place: Path, ending: str, seconds: int) -> Iterator[None]:
+    lock = FileLock(place.with_name(f"{place.name}.{ending}"))
+    try:
+        with suppress(Timeout):
+            lock.acquire(timeout=min(seconds, _SILENT_SECONDS))
+        if not lock.is_locked:
+            left = max(0, seconds - _SILENT_SECONDS)
+            if left:
+                logger.info("waiting for another run that uses %s", place)
+            lock.acquire(timeout=left)
+    except Timeout as error:
+        raise StoreAwayError(
+            f"the tracking store must be free within {seconds} s",
+            str(place),
+            "End the process that holds it, or use a server (MLFLOW_TRACKING_URI).",
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def owner_of(folder: Path) -> Owner:

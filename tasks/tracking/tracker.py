@@ -29,9 +29,9 @@ from tasks.tracking.mlflow_store import (
     UPLOAD_SECONDS,
     Owner,
     Store,
+    StoreAwayError,
     owner_of,
 )
-from tasks.tracking.store_lock import StoreAwayError
 from tasks.tracking.tracking_values import (
     Curve,
     RunInput,

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from support.tiny_models import random_model, tiny_config
 from support.trained_controls import KINDS, disturb, scores
-from umim_core.adaptation.control import fresh_control
-from umim_core.adaptation.control_files import (
+from umim_core.adaptation.control import (
     KIND,
     SCHEMA,
+    fresh_control,
     load_control,
     read_record,
     write_control,

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is part of the `eval` extra")
 
-from umim_core.evaluation.text_metrics.chrf import chrf
+from umim_core.evaluation.text_metrics.reference_similarity import chrf
 
 
 def test_it_is_one_for_the_reference_and_the_best_of_several_counts() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.text_metrics.mauve import FEWEST_TEXTS, mauve
+from umim_core.evaluation.text_metrics.reference_similarity import FEWEST_TEXTS, mauve
 
 
 def drawn(count: int, seed: int) -> np.ndarray:

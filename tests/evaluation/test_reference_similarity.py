@@ -15,9 +15,13 @@ from tests.evaluation.conftest import TEXT
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.text_metrics.bertscore import BERTSCORE, greedy_bertscore
-from umim_core.evaluation.text_metrics.chrf import chrf
-from umim_core.evaluation.text_metrics.mauve import MAUVE, mauve
-from umim_core.evaluation.text_metrics.reference_similarity import References, reference_similarity
+from umim_core.evaluation.text_metrics.reference_similarity import (
+    MAUVE,
+    References,
+    chrf,
+    mauve,
+    reference_similarity,
+)
 from umim_core.evaluation.text_metrics.rouge import KINDS, rouge
 from umim_core.evaluation.text_metrics.text_features import TextFeatures
 

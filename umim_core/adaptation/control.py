@@ -12,19 +12,25 @@ A control is a file of ``umim_core/adaptation/controls``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import nn
 from transformers import PreTrainedModel
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import forked_generators
 from umim_core.backbone.model_files import frozen_twin
+from umim_core.checkpoint.checkpoint_files import BackboneRecord
+from umim_core.checkpoint.module_weights import WEIGHTS, read_weights, write_module
+from umim_core.errors import BackboneMismatchError, CheckpointError, TokenizerMismatchError
 from umim_core.merging.compressed import Compressed
 from umim_core.registry import Registry
+from umim_core.store.artifacts import read_json, read_manifest, write_json, write_manifest
 
 Install = Callable[[Backbone], nn.Module]
 CONTROLS: Final = Registry[Install]("umim_core.adaptation.controls", "control of adaptation")
@@ -79,3 +85,109 @@ def _with_model(backbone: Backbone, model: PreTrainedModel) -> Backbone:
         trunk=model.base_model,
         projection=head,
     )
+
+
+KIND: Final = "control"
+SCHEMA: Final = 1
+_CONFIG: Final = "config.json"
+
+
+class ControlRecord(BaseModel):
+    """Content of a control's ``config.json``.
+
+    Attributes:
+        kind: Name of the control.
+        size: Number of trained parameters.
+        backbone: Name of the backbone that it was trained on.
+        backbone_revision: Hub revision, or None.
+        backbone_fingerprint: SHA-256 of its architecture and weights.
+        backbone_model: Parts of that fingerprint.
+        tokenizer_fingerprint: SHA-256 of its tokenizer.
+        training: How it was trained (steps, seed, best score).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: str
+    size: int
+    backbone: str
+    backbone_revision: str | None
+    backbone_fingerprint: str
+    backbone_model: BackboneRecord
+    tokenizer_fingerprint: str
+    training: dict[str, str | int | float | None]
+
+
+def write_control(
+    control: Control, training: Mapping[str, str | int | float | None], directory: Path
+) -> None:
+    """Write a control's files into an existing, empty directory."""
+    backbone = control.compressed.backbone
+    record = ControlRecord(
+        kind=control.kind,
+        size=control.size,
+        backbone=backbone.name,
+        backbone_revision=backbone.revision,
+        backbone_fingerprint=backbone.fingerprint,
+        backbone_model=BackboneRecord.of(backbone),
+        tokenizer_fingerprint=backbone.tokenizer_fingerprint,
+        training=dict(training),
+    )
+    write_json(directory / _CONFIG, record.model_dump(mode="json"))
+    write_module(control.module, directory / WEIGHTS)
+    write_manifest(directory, kind=KIND, schema=SCHEMA, body={})
+
+
+def load_control(directory: Path, backbone: Backbone) -> Compressed:
+    """Return the base model that reads through a trained control.
+
+    Raises:
+        ArtifactError: If the directory is torn, altered or of an unknown schema.
+        BackboneMismatchError: If the backbone is another one.
+        CheckpointError: If configuration or weights do not fit the control.
+        ConfigError: If there is no control of that kind.
+        MissingExtraError: If a library that it needs is not installed.
+        TokenizerMismatchError: If the tokenizer differs.
+    """
+    read_manifest(directory, kind=KIND, schema=SCHEMA)
+    record = read_record(directory)
+    _check_backbone(record, backbone)
+    control = fresh_control(record.kind, backbone, seed=0)
+    wanted = {name: tuple(value.shape) for name, value in control.module.state_dict().items()}
+    control.module.load_state_dict(read_weights(directory / WEIGHTS, wanted))
+    control.module.requires_grad_(False)
+    return control.compressed
+
+
+def read_record(directory: Path) -> ControlRecord:
+    """Read what a control's directory says about itself.
+
+    Raises:
+        ArtifactError: If it is missing or not JSON.
+        CheckpointError: If it describes no control.
+    """
+    try:
+        return ControlRecord.model_validate(read_json(directory / _CONFIG))
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{directory / _CONFIG} must describe a control",
+            str(error.errors(include_url=False)[0]),
+            "Train it again with this version.",
+        ) from error
+
+
+def _check_backbone(record: ControlRecord, backbone: Backbone) -> None:
+    known, wanted = record.backbone_model, record.tokenizer_fingerprint
+    found = backbone.identity.differences(known.model_type, known.config, known.weights)
+    if found:
+        raise BackboneMismatchError(
+            f"this control belongs to {record.backbone} ({record.backbone_fingerprint[:12]})",
+            f"{backbone.name} ({backbone.fingerprint[:12]}), which differs in: {'; '.join(found)}",
+            "Load the backbone it was trained on, or train a control for this one.",
+        )
+    if wanted and not backbone.has_tokenizer(wanted):
+        raise TokenizerMismatchError(
+            f"{record.backbone} must have the tokenizer {wanted[:12]}",
+            backbone.tokenizer_fingerprint[:12],
+            "Load the tokenizer of the backbone it was trained on.",
+        )

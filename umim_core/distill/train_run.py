@@ -15,8 +15,7 @@ from typing import Final
 from torch import distributed as dist
 from torch import nn
 
-from umim_core.adaptation.control import Control
-from umim_core.adaptation.control_files import write_control
+from umim_core.adaptation.control import Control, write_control
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.model_identity import weight_lines
 from umim_core.checkpoint.checkpoint import Checkpoint

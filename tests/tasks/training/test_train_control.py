@@ -16,7 +16,7 @@ from support.trained_controls import KINDS, scores
 from support.training_processes import run_ranks
 from tasks.training.strategies import make_strategy
 from tasks.training.train_worker import run_worker
-from umim_core.adaptation.control_files import load_control, read_record
+from umim_core.adaptation.control import load_control, read_record
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.config.recipe import PreferenceConfig
 from umim_core.distill import train_run

@@ -12,16 +12,98 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, MissingExtraError
 from umim_core.evaluation.text_metrics.bertscore import BERTSCORE, greedy_bertscore
-from umim_core.evaluation.text_metrics.chrf import chrf
-from umim_core.evaluation.text_metrics.mauve import FEWEST_TEXTS, MAUVE, mauve, require_mauve
 from umim_core.evaluation.text_metrics.rouge import rouge
 from umim_core.evaluation.text_metrics.text_features import TextFeatures
+from umim_core.evaluation.text_metrics.text_metric import add_text_metric, mean_figures
+
+MAUVE: Final = "mauve_stand_in_features"
+FEWEST_TEXTS: Final = 20  # two clusters of ten, the library's own least
+_SEED: Final = 25  # of the clusters' first centres; the library's own
+
+Features = NDArray[np.floating]
+
+
+def mauve_buckets(references: int) -> int:
+    """Return the number of clusters: a tenth of the references, however many texts are empty.
+
+    The library's own choice is a tenth of the smaller set, which would differ between sets of texts
+    that are compared with the same references.
+    """
+    return max(2, round(references / 10))
+
+
+def mauve(texts: Features, references: Features) -> float:
+    """Return MAUVE of two sets of texts, 0..1; larger is nearer. The same sets give the same value.
+
+    Args:
+        texts: A feature vector per text [n, d]; MAUVE's own are the last token's.
+        references: A feature vector per reference [m, d], which decide the number of clusters.
+
+    Raises:
+        EvaluationError: If there are fewer than `FEWEST_TEXTS` of either.
+        MissingExtraError: If mauve-text is not installed.
+    """
+    if min(len(texts), len(references)) < FEWEST_TEXTS:
+        raise EvaluationError(
+            f"MAUVE needs at least {FEWEST_TEXTS} texts and as many references",
+            f"{len(texts)} and {len(references)}",
+            "Generate from more prompts.",
+        )
+    result = _compute_mauve()(
+        p_features=references,
+        q_features=texts,
+        num_buckets=mauve_buckets(len(references)),
+        seed=_SEED,
+    )
+    return float(result.mauve)
+
+
+def require_mauve() -> None:
+    """Make sure that mauve-text is installed.
+
+    Raises:
+        MissingExtraError: If it is not.
+    """
+    _compute_mauve()
+
+
+def _compute_mauve() -> Any:
+    try:
+        from mauve import compute_mauve
+    except ImportError as error:
+        raise MissingExtraError(
+            "MAUVE needs mauve-text", str(error), "pip install 'umim[metrics]'"
+        ) from error
+    return compute_mauve
+
+
+@add_text_metric("chrf")
+def chrf(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
+    """Return chrF, 0..1; of several references the best counts.
+
+    Raises:
+        MissingExtraError: If sacrebleu is not installed.
+
+    Source: Popovic, 2015; paper, "Generation Quality".
+    """
+    try:
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError as error:
+        raise MissingExtraError(
+            "chrF needs sacrebleu", str(error), "pip install 'umim[eval]'"
+        ) from error
+    scorer, references = CHRF(), list(row["references"])
+    scores = [scorer.sentence_score(text, references).score for text in texts]
+    return mean_figures([{"chrf": float(score) / 100} for score in scores])
 
 
 @dataclass(frozen=True)
