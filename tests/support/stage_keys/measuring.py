@@ -19,6 +19,7 @@ def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
     where = {"lease": NO_MATTER_HOW}
     measured = {"tokenized": inputs.tokenized(), "checkpoint": inputs.checkpoint}
     asked = {"lease": inputs.lease, "task": inputs.task(), "checkpoint": inputs.checkpoint,
+             "config": EvaluateConfig(), **placed}  # fmt: skip
     not_asked = where | {
         f"config.{name}": "of stage evaluate"
         for name in ("alignment_rows", "perplexity_rows", "batch_size", "segments")
