@@ -88,3 +88,10 @@ def held(uri: str) -> dict[str, Any]:
     versions = client.search_model_versions("name = 'umim'")
     found["versions"] = sorted((names[v.run_id], sorted(v.aliases)) for v in versions)
     return json.loads(json.dumps(found))
+
+
+def of_run(uri: str, pipeline: str) -> dict[str, Any]:
+    """Everything that a store holds of a pipeline of five letters, under names for any."""
+    found = {name: run for name, run in held(uri).items() if f" {pipeline}" in name}
+    renamed: dict[str, Any] = json.loads(json.dumps(found).replace(pipeline, "its-5"))
+    return renamed

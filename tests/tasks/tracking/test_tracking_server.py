@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from support.harness_files import PROMPT, write_results
-from support.tracked_runs import STAGES, held, record_end, record_pipeline, record_stage
+from support.tracked_runs import STAGES, of_run, record_end, record_pipeline, record_stage
 from tasks.tracking.harness_results import find_results
 from tasks.tracking.tracker import Tracker
 
@@ -85,14 +85,7 @@ def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dic
     """What the server holds of a run that it was there for."""
     base = tmp_path_factory.mktemp("undisturbed")
     record_pipeline(Tracker(server.uri, base), "plain", base / "files")
-    return of_run(server, "plain")
-
-
-def of_run(server: Server, pipeline: str) -> dict[str, object]:
-    """Everything that the server holds of a pipeline of five letters, under names for any."""
-    found = {name: run for name, run in held(server.uri).items() if f" {pipeline}" in name}
-    renamed: dict[str, object] = json.loads(json.dumps(found).replace(pipeline, "its-5"))
-    return renamed
+    return of_run(server.uri, "plain")
 
 
 def open_pipeline(tracker: Tracker, pipeline: str) -> None:
@@ -107,7 +100,7 @@ def test_two_clients_share_runs_and_checkpoints_over_a_server(
     assert client.get_model_version_by_alias("umim", "model-plain").tags["umim.backbone"]
     for _ in range(2):
         record_pipeline(Tracker(server.uri, tmp_path), "share", tmp_path / "files")
-    again = of_run(server, "share")
+    again = of_run(server.uri, "share")
     live = "pipeline its-5"  # trained again, so its live numbers are there of both times
     assert again.pop(live)
     assert again == {name: run for name, run in undisturbed.items() if name != live}
@@ -133,7 +126,7 @@ def test_a_server_that_hangs_in_mid_run_has_everything_once_the_run_is_repeated(
         record_stage(again, "hangs", stage)
     record_end(again, "hangs", tmp_path / "files")
     live = "pipeline its-5"  # live numbers are those of both times
-    recorded = of_run(server, "hangs")
+    recorded = of_run(server.uri, "hangs")
     assert recorded.pop(live)
     assert recorded == {name: run for name, run in undisturbed.items() if name != live}
 
