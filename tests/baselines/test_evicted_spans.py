@@ -10,7 +10,6 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.evicted_spans import AGES, evicted_spans
 from umim_core.baselines.eviction import score_evicted
 from umim_core.baselines.methods import BASELINES, EvictedColumns
-from umim_core.merging.span_eviction import EvictedStates
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -41,4 +40,4 @@ def test_columns_of_old_spans_are_gone_after_the_context(
 def test_every_age_has_a_name(age: int, tiny_llama: Backbone) -> None:
     method = BASELINES.find(f"span-eviction-{age}")(tiny_llama, MATCHER)
     assert isinstance(method, EvictedColumns)
-    assert method.states == EvictedStates(age)
+    assert method.age == age

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import BASELINES, EvictedColumns, HeldColumns, Ints
-from umim_core.merging.span_eviction import EvictedStates, last_queries
+from umim_core.merging.span_eviction import check_age, last_queries
 from umim_core.rules.matcher import Matcher
 
 AGES: Final = (0, 16, 64)
@@ -44,12 +44,13 @@ def evicted_spans(matcher: Matcher, age: int) -> EvictedColumns:
     Raises:
         ConfigError: If the age is not an integer of at least 0.
     """
+    check_age(age)
 
     def policy(ids: Ints) -> OldSpansGone:
         last = last_queries(matcher.segment(ids), age, certain=0)
         return OldSpansGone(np.flatnonzero(last >= len(ids)))
 
-    return EvictedColumns(policy, EvictedStates(age))
+    return EvictedColumns(policy, age)
 
 
 def _add(age: int) -> None:

@@ -38,7 +38,6 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation
-from umim_core.merging.decode_states import DecodeStates
 from umim_core.merging.packing import Segmenter, SpanMerger
 from umim_core.registry import Registry
 from umim_core.rules.matcher import Matcher
@@ -173,14 +172,13 @@ class EvictedColumns:
 
     Attributes:
         new_policy: Makes the policy of a text, given its raw ids [T].
-        states: States of a text that the method shortens token by token in one masked forward; None
-            where it reads a context whole and drops columns behind it.
+        age: Tokens after which spans leave the cache (span eviction); None of other policies.
     """
 
     side: ClassVar[Side] = "cache"
     model: ClassVar[None] = None
     new_policy: Callable[[Ints], CachePolicy]
-    states: DecodeStates | None = None
+    age: int | None = None
 
 
 Method = ReducedTokens | MergedSpans | EvictedColumns

@@ -32,7 +32,7 @@ from umim_core.distill.alignment_metrics import METRICS, AlignmentSums, row_metr
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.decode_states import MERGED, BranchLayout, DecodeStates
+from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.likelihood import state_hidden
 from umim_core.merging.packing import PackedUnits
 
@@ -78,7 +78,6 @@ def evaluate_alignment(
     rows: Sequence[NDArray[np.integer]],
     compressed: Compressed,
     batch_size: int = 8,
-    states: DecodeStates = MERGED,
     base: Backbone | None = None,
 ) -> AlignmentResult:
     """Compare next-token distributions on raw and on merged input, or on an evicted cache.
@@ -87,7 +86,6 @@ def evaluate_alignment(
         rows: Raw ids per row [T_b].
         compressed: The model.
         batch_size: Rows per forward.
-        states: States that reading passes through.
         base: What reads the raw input; the model's own backbone if None.
 
     Raises:
@@ -109,7 +107,7 @@ def evaluate_alignment(
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
         packed = compressed.pack(part)
-        pairs = _state_pairs(part, packed, compressed, states, base or compressed.backbone)
+        pairs = _state_pairs(part, packed, compressed, base or compressed.backbone)
         for teacher, student, unit_end, of_row in pairs:
             values = row_metrics(teacher, student)
             everywhere.add(values)
@@ -121,7 +119,7 @@ def evaluate_alignment(
             counts = of_row[unit_end].bincount(minlength=len(part))
             row_counts[first : first + len(part)] += counts.cpu().numpy()
         raw += int(packed.lengths.sum())
-        units += int(states.columns(packed).sum())
+        units += int(packed.unit_counts.sum())
         spans += int((packed.lengths > 1).sum())
     if not aligned.rows:
         raise EvaluationError(
@@ -151,14 +149,13 @@ def _state_pairs(
     rows: Sequence[NDArray[np.integer]],
     packed: PackedUnits,
     compressed: Compressed,
-    states: DecodeStates,
     base: Backbone,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield logits after the states from the first merge on, as :func:`logit_pairs`.
 
     With them, whether each state is a unit's end [C], and the row of text that it is of [C].
     """
-    layout = states.layout(packed, compressed)
+    layout = branch_layout(packed, compressed.matcher, compressed.unit_positions)
     merged = (layout.lengths > 1).cumsum(dim=1) > 0
     wanted = merged & (layout.lengths > 0)
     if not bool(wanted.any()):

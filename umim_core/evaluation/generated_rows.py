@@ -29,7 +29,6 @@ from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.prompts import PromptIds
 from umim_core.inference.request import Request
-from umim_core.merging.span_eviction import EvictedStates
 from umim_core.rules.matcher import Parts, parts_behind
 
 REDUCTIONS: Final = ("prompt_tr", "gen_kv_tr", "cumulative_kv_tr")
@@ -88,9 +87,7 @@ class RowWriter:
         """Return the writer of a scorer."""
         if isinstance(scorer, Scorer):
             return cls(scorer, merge)
-        if isinstance(scorer, EvictedScorer) and isinstance(scorer.states, EvictedStates):
-            return cls(scorer, "none", scorer.states.age)
-        return cls(scorer, "none")
+        return cls(scorer, "none", scorer.age if isinstance(scorer, EvictedScorer) else None)
 
     @cached_property
     def engine(self) -> Engine:

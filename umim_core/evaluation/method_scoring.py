@@ -46,7 +46,6 @@ from umim_core.evaluation.scored_requests import (
 )
 from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.decode_states import DecodeStates
 from umim_core.merging.likelihood import finite_sum
 from umim_core.rules.matcher import Parts
 from umim_core.store.artifacts import sha256_bytes
@@ -169,12 +168,12 @@ class EvictedScorer(_BaselineScorer):
         umim: Gives the backbone, and the budget where no target does.
         new_policy: Makes the policy of a context, given its raw ids.
         target: Share of each context's columns that go; None for the token reduction of the rules.
-        states: States of a text whose columns go while it is read, where that is defined.
+        age: Age at which spans leave the cache; None of other policies.
     """
 
     new_policy: Callable[[Ints], CachePolicy]
     target: TargetReduction | None = None
-    states: DecodeStates | None = None
+    age: int | None = None
     columns: Tally = field(default_factory=Tally, kw_only=True)
 
     def budget(self, context: Ints, generated: int = 0, parts: Parts | None = None) -> int:
@@ -251,7 +250,7 @@ def method_scorer(
     umim = Scorer(compressed, "prompt", max_units)
     if isinstance(method, ReducedTokens):
         return ReducedScorer(umim, method.reducer, target)
-    return EvictedScorer(umim, method.new_policy, target, method.states)
+    return EvictedScorer(umim, method.new_policy, target, method.age)
 
 
 def merged_by(method: MergedSpans, compressed: Compressed) -> Compressed:

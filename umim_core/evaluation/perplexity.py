@@ -19,7 +19,6 @@ from umim_core.evaluation.method_scoring import AnyScorer
 from umim_core.evaluation.paired_differences import increase_with_error, ratio_error
 from umim_core.evaluation.scored_requests import Request
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.decode_states import MERGED, DecodeStates
 from umim_core.merging.likelihood import finite_sum, score_rows
 
 Ints = NDArray[np.integer]
@@ -63,7 +62,6 @@ def perplexity(
     segments: Sequence[Ints],
     compressed: Compressed,
     batch_size: int = 8,
-    states: DecodeStates = MERGED,
     given: Sequence[int] | None = None,
 ) -> PerplexityResult:
     """Compute token-level perplexity.
@@ -72,7 +70,6 @@ def perplexity(
         segments: Raw ids per window [T_b]; each is scored on its own.
         compressed: The model.
         batch_size: Windows per forward.
-        states: States that reading passes through.
         given: Leading tokens per window that are not scored, at least 1; 1 if None.
 
     Returns:
@@ -92,11 +89,11 @@ def perplexity(
     for first in range(0, len(segments), batch_size):
         rows = segments[first : first + batch_size]
         leading = None if given is None else given[first : first + batch_size]
-        for scores in score_rows(rows, compressed, leading, states):
+        for scores in score_rows(rows, compressed, leading):
             sums.append(-finite_sum(scores.log_probs))
             targets.append(len(scores.log_probs))
         raw += sum(map(len, rows))
-        units += int(states.columns(compressed.pack(rows)).sum())
+        units += int(compressed.pack(rows).unit_counts.sum())
     return _result(sums, targets, (raw - units) / raw if raw else 0.0)
 
 

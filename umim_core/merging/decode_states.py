@@ -25,7 +25,7 @@ Shapes: B rows, T raw tokens of the longest, M different spans, N tokens of the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from torch import Tensor
 
 from umim_core.backbone.attention_masks import additive_mask
 from umim_core.config.form import UnitPositions
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.packing import PackedUnits, Segmenter
 from umim_core.rules.grams import ORDERS
 
@@ -191,30 +190,3 @@ def _span_keys(spans: Ints, row: Ints, last: Ints, sizes: Ints) -> Ints:
         inside = np.flatnonzero(sizes > place)
         keys[inside, 1 + place] = spans[row[inside], last[inside] - sizes[inside] + 1 + place]
     return keys
-
-
-class DecodeStates(Protocol):
-    """The states of rows that are read token by token."""
-
-    def layout(self, packed: PackedUnits, compressed: Compressed) -> BranchLayout:
-        """Lay the states of rows out for one forward."""
-        ...
-
-    def columns(self, packed: PackedUnits) -> Tensor:
-        """Return the columns of a layer's KV cache once each row was read [B] (int64)."""
-        ...
-
-
-class MergedStates:
-    """States of merging: one column per unit."""
-
-    def layout(self, packed: PackedUnits, compressed: Compressed) -> BranchLayout:
-        """Lay the states out; see ``branch_layout``."""
-        return branch_layout(packed, compressed.matcher, compressed.unit_positions)
-
-    def columns(self, packed: PackedUnits) -> Tensor:
-        """Return the units of each row [B]."""
-        return packed.unit_counts
-
-
-MERGED: Final = MergedStates()

@@ -36,7 +36,7 @@ from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.decode_states import MERGED, BranchLayout, DecodeStates
+from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.rules.matcher import Parts
 
 Ints = NDArray[np.integer]
@@ -61,7 +61,6 @@ def score_rows(
     rows: Sequence[Ints],
     compressed: Compressed,
     given: Sequence[int] | None = None,
-    states: DecodeStates = MERGED,
     parts: Sequence[Parts | None] | None = None,
 ) -> list[TokenScores]:
     """Score x_{t+1} given the compressed x_0 .. x_t for the targets of every row, in one forward.
@@ -70,7 +69,6 @@ def score_rows(
         rows: Raw ids per row [T_b], at least one token each.
         compressed: The model.
         given: Leading tokens per row that are not scored, at least 1; 1 if None.
-        states: States that reading passes through.
         parts: Where rules may apply to each row but its last token; None for everywhere.
 
     Returns:
@@ -86,19 +84,18 @@ def score_rows(
         nothing = TokenScores(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
         return [nothing for _ in rows]
     inputs = [np.asarray(row)[:-1] for row in rows]
-    layout = states.layout(compressed.pack(inputs, parts), compressed)
+    packed = compressed.pack(inputs, parts)
+    layout = branch_layout(packed, compressed.matcher, compressed.unit_positions)
     return _score_layout(rows, given or [1] * len(rows), layout, compressed)
 
 
-def token_log_probs(
-    rows: Sequence[Ints], compressed: Compressed, states: DecodeStates = MERGED
-) -> list[Tensor]:
+def token_log_probs(rows: Sequence[Ints], compressed: Compressed) -> list[Tensor]:
     """Return log p(x_{t+1} | compressed x_0 .. x_t) for every target; see ``score_rows``.
 
     Returns:
         Per row the T_b - 1 log-probabilities (float64, CPU); entry t belongs to raw token t + 1.
     """
-    scored = score_rows(rows, compressed, states=states)
+    scored = score_rows(rows, compressed)
     return [scores.log_probs.cpu().double() for scores in scored]
 
 

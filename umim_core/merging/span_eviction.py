@@ -28,19 +28,13 @@ Shapes: B rows, T raw tokens, S units.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from umim_core.backbone.attention_masks import additive_mask
 from umim_core.errors import ConfigError
-from umim_core.merging.compressed import Compressed
-from umim_core.merging.decode_states import BranchLayout, branch_layout
-from umim_core.merging.packing import PackedUnits, Segmentation
+from umim_core.merging.packing import Segmentation
 from umim_core.rules.grams import ORDERS
 
 Ints = NDArray[np.int64]
@@ -83,71 +77,3 @@ def check_age(age: object) -> None:
             age,
             "Give the number of tokens behind a span, 16 for example.",
         )
-
-
-@dataclass(frozen=True)
-class EvictionLayout(BranchLayout):
-    """Raw tokens of a batch of rows, each with the last column that sees it.
-
-    ``lengths`` and ``trunk`` say what merging would have made of a column, so that both ways to
-    shorten the cache are measured over the same states.
-
-    Attributes:
-        last_query: Last column that sees a column [B, T] (int64).
-    """
-
-    last_query: Tensor
-
-    @property
-    def plain(self) -> bool:
-        """Whether every column sees all before it."""
-        return bool((self.last_query >= self.last_query.shape[1] - 1).all())
-
-    def mask(self, dtype: torch.dtype) -> Tensor:
-        """Build the additive mask [B, 1, T, T]: 0 where query i sees key j; see ``BranchLayout``.
-
-        Args:
-            dtype: The backbone's floating dtype.
-        """
-        columns = torch.arange(self.last_query.shape[1], device=self.last_query.device)
-        causal = columns[None, :] <= columns[:, None]
-        return additive_mask(causal & (columns[:, None] <= self.last_query[:, None, :]), dtype)
-
-
-@dataclass(frozen=True)
-class EvictedStates:
-    """States of a text whose old spans are evicted while it is read; see ``DecodeStates``.
-
-    Raises:
-        ConfigError: If the age is not an integer of at least 0.
-    """
-
-    age: int
-
-    def __post_init__(self) -> None:
-        check_age(self.age)
-
-    def layout(self, packed: PackedUnits, compressed: Compressed) -> BranchLayout:
-        """Lay raw tokens out at their own positions."""
-        merged = branch_layout(packed, compressed.matcher, "preserved")
-        parts = {field.name: getattr(merged, field.name) for field in fields(merged)}
-        parts["surrogate"] = torch.full_like(merged.surrogate, -1)
-        parts["span_ids"], parts["span_lengths"] = merged.span_ids[:0], merged.span_lengths[:0]
-        last = torch.from_numpy(self._last_queries(packed)).to(merged.lengths.device)
-        return EvictionLayout(**parts, last_query=last)
-
-    def columns(self, packed: PackedUnits) -> Tensor:
-        """Return the columns that the token behind each row would see, but for its own [B]."""
-        raw = packed.raw_counts.cpu()
-        last = torch.from_numpy(self._last_queries(packed))
-        real = torch.arange(last.shape[1]) < raw[:, None]
-        return (real & (last >= raw[:, None])).sum(dim=1)
-
-    def _last_queries(self, packed: PackedUnits) -> Ints:
-        """Return ``last_queries`` of rows, right-padded [B, T]."""
-        counts, raw = packed.unit_counts.tolist(), packed.raw_counts.tolist()
-        starts, lengths = packed.starts.cpu().numpy(), packed.lengths.cpu().numpy()
-        last = np.full((len(raw), max(raw)), _NEVER)
-        for b, (units, tokens) in enumerate(zip(counts, raw, strict=True)):
-            last[b, :tokens] = last_queries((starts[b, :units], lengths[b, :units]), self.age)
-        return last
