@@ -60,7 +60,6 @@ def evaluate_task(
     batch_size: int = 16,
     dtype: str = "float32",
     device: str | None = None,
-    method: str | None = None,
 ) -> TaskResult:
     """Run one multiple-choice task through lm-eval.
 
@@ -75,7 +74,6 @@ def evaluate_task(
         batch_size: Answers per forward.
         dtype: As in ``UmimLM``.
         device: As in ``UmimLM``.
-        method: As in ``UmimLM``.
 
     Returns:
         Accuracies, standard errors and realised token reduction.
@@ -103,7 +101,6 @@ def evaluate_task(
         dtype=dtype,
         device=device,
         batch_size=batch_size,
-        method=method,
         raw_tail=0,
     )
     for each in loaded.values():
