@@ -1,4 +1,4 @@
-"""Which token is the last to see the column of an old span."""
+"""The last token that sees the column of an old span."""
 
 from __future__ import annotations
 
