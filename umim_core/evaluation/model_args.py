@@ -23,7 +23,8 @@ from umim_core.checkpoint.checkpoint_files import (
 from umim_core.config.form import Merge, check_merge, check_raw_tail
 from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
-from umim_core.model.loading import LoadOptions, fetch_checkpoint, find_backbone, find_checkpoint
+from umim_core.model.hub import fetch_checkpoint
+from umim_core.model.loading import LoadOptions, find_backbone, find_checkpoint
 from umim_core.model.umim import UMIM
 
 CHECKPOINT_VARIABLE: Final = "UMIM_CHECKPOINT"

@@ -13,7 +13,7 @@ from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config, resolve_checkpoint
 from umim_core.config.form import check_raw_tail
-from umim_core.model.loading import fetch_checkpoint
+from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.showing import Decode, Piece, View, unit_texts
 from umim_core.rules.matcher import Matcher, segment_prefix
 from umim_core.rules.protect import check_vocabulary

@@ -26,6 +26,7 @@ from umim_core.merging.likelihood import finite_sum, token_log_probs
 from umim_core.merging.module import MergeModule
 from umim_core.model.compression import Compression
 from umim_core.model.generation_output import GenerationOutput, TextPieces
+from umim_core.model.hub import upload_checkpoint
 from umim_core.model.inputs import (
     PromptInput,
     encode_prefix,
@@ -33,7 +34,7 @@ from umim_core.model.inputs import (
     prompt_items,
     warn_of_padding,
 )
-from umim_core.model.loading import LoadOptions, check_load_options, find_both, upload_checkpoint
+from umim_core.model.loading import LoadOptions, check_load_options, find_both
 from umim_core.model.options import (
     GenerateOptions,
     check_options,

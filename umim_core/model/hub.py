@@ -1,0 +1,92 @@
+"""Merge checkpoints on the Hugging Face hub; everything else of the package works offline.
+
+It imports no torch: `umim compress` reads a checkpoint without it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_index import own_checkpoint
+from umim_core.errors import CheckpointError
+
+_FILES: Final = ["config.json", "model.safetensors", "manifest.json", "rules/**"]
+_REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def fetch_checkpoint(
+    name: str | Path, revision: str | None = None, *, local_files_only: bool = False
+) -> str | Path:
+    """Return a local name or directory unchanged; download what looks like a hub repository.
+
+    Args:
+        name: An embedded name, a directory or ``owner/name``.
+        revision: Revision of the repository to pin.
+        local_files_only: Whether the network must not be asked.
+
+    Returns:
+        ``name``, or the directory of the downloaded files. They are checked on loading.
+
+    Raises:
+        CheckpointError: If the repository does not exist or cannot be reached.
+    """
+    if own_checkpoint(str(name)) or Path(name).exists() or not _REPOSITORY.fullmatch(str(name)):
+        return name
+    try:
+        return snapshot_download(
+            str(name),
+            revision=revision,
+            allow_patterns=_FILES,
+            local_files_only=local_files_only,
+        )
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise _hub_error(str(name), error) from error
+
+
+def upload_checkpoint(directory: Path, repo_id: str, private: bool, commit_message: str) -> str:
+    """Upload a checkpoint directory.
+
+    Args:
+        directory: A saved checkpoint.
+        repo_id: ``owner/name``; made if it does not exist.
+        private: Whether a new repository is private.
+        commit_message: Message of the commit.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        CheckpointError: If the backbone is named by a path of this machine, or the hub refuses or
+            cannot be reached.
+    """
+    backbone = read_config(resolve_checkpoint(directory)).backbone
+    if Path(backbone).is_absolute() or Path(backbone).exists():
+        raise CheckpointError(
+            "a published checkpoint must name its backbone so that others can load it",
+            backbone,
+            "Publish the backbone first, then distil with its repository's name.",
+        )
+    api = HfApi()
+    try:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repo_id, folder_path=directory, commit_message=commit_message
+        )
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise _hub_error(repo_id, error) from error
+    return str(commit)
+
+
+def _hub_error(repo_id: str, error: Exception) -> CheckpointError:
+    reason = str(error).strip().splitlines()
+    return CheckpointError(
+        "a checkpoint must be an embedded name, a directory, or a hub repository within reach",
+        f"{repo_id!r}: {reason[0] if reason else type(error).__name__}",
+        "Check the name; offline machines need a directory.",
+    )
