@@ -17,8 +17,8 @@ COMPARISON_VIEW: Final = "umim-comparison"
 SOURCE_TAG: Final = "umim.source"  # every row has it: MLflow drops rows without it from ``!=``
 ADAPTATION_SOURCE: Final = "adaptation"  # tag of a row that is a point of an adaptation's curves
 _PARAMS: Final = ("model", "tau", "setting")  # model is short enough for the plot's labels
-_AXES: Final = ("recipe", *_PARAMS, "method", "form")
-_COLUMNS: Final = (*_AXES, "kind")
+_AXES: Final = ("recipe", *_PARAMS, "method", "kind")  # a form is too long for a label
+_COLUMNS: Final = (*_AXES, "form")
 _AGREEMENT: Final = ("token_reduction", "top1", "kl")
 _ACCURACY: Final = "accuracy_umim"  # missing where a recipe has no task
 _CURVE: Final = ("token_reduction", "difference")

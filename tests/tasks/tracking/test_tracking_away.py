@@ -200,8 +200,8 @@ def test_the_comparison_is_shown_without_a_click(
     assert experiment is not None
     state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
     (chart,) = state["compareRunCharts"]
-    assert chart["selectedParams"] == ["recipe", "model", "tau", "setting", "method", "form"]
-    assert "params.`kind`" in state["selectedColumns"]
+    assert chart["selectedParams"] == ["recipe", "model", "tau", "setting", "method", "kind"]
+    assert "params.`form`" in state["selectedColumns"]
     assert chart["selectedMetrics"] == shown
     assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
     point = {"token_reduction": 0.1, "difference": 0.0}
