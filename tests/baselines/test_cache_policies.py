@@ -25,6 +25,8 @@ ENDINGS = [np.array(ids, dtype=np.int64) for ids in ([5, 8, 9, 7], [9, 3])]
 CASES = (
     ("h2o", "llama"),
     ("h2o", "gpt2"),
+    ("h2o-masked-prompt", "llama"),  # generates as h2o does
+    ("h2o-masked-prompt", "gpt2"),
     ("streaming-llm", "llama"),  # learned positions are refused: test_streaming_llm.py
     ("streaming-llm-kept-positions", "llama"),
     ("streaming-llm-kept-positions", "gpt2"),

@@ -12,6 +12,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.eviction import PolicyCache
 from umim_core.baselines.h2o import HeavyHitters
 from umim_core.baselines.methods import HeldColumns
+from umim_core.baselines.published.h2o_masked import heavy_hitter_mask
 
 # The weights of one head over the tokens a b c d, as in the docstring of ``baselines.h2o``.
 WEIGHTS = [[1, 0, 0, 0], [0.6, 0.4, 0, 0], [0.1, 0.5, 0.4, 0], [0.1, 0.2, 0.3, 0.4]]
@@ -98,3 +99,35 @@ def test_the_first_layer_keeps_what_an_account_in_lists_keeps(backbone: Backbone
         if end < len(CONTEXT):
             cache.read(CONTEXT[end : end + 1], budget)
     assert any(held != list(range(5, 10)) for held in policy.stayed[0])
+
+
+def seen_by(weights: list[list[float]], heavy: int, newest: int) -> list[set[int]]:
+    """Columns that each query of one head sees, as H2O's code for lm-eval has it, in lists."""
+    tokens, scores, found = len(weights), [0.0] * len(weights), []
+    for query in range(tokens):
+        if query < heavy:
+            hitters = set(range(query + 1))
+        else:
+            best = sorted(range(tokens), key=lambda column: -scores[column])[: heavy - 1]
+            hitters = {*best, query}
+        scores = [score + weight for score, weight in zip(scores, weights[query], strict=True)]
+        if query >= heavy:
+            scores = [score if column in hitters else 0.0 for column, score in enumerate(scores)]
+        found.append(
+            {c for c in hitters if c <= query} | {*range(max(0, query - newest), query + 1)}
+        )
+    return found
+
+
+@pytest.mark.parametrize(("heavy", "newest"), [(0, 2), (1, 1), (3, 0), (4, 2)])
+def test_masked_queries_see_hitters_and_the_newest(heavy: int, newest: int) -> None:
+    torch.manual_seed(5)
+    logits = torch.randn(2, 12, 12).masked_fill(torch.ones(12, 12).triu(1).bool(), -torch.inf)
+    weights = logits.softmax(-1)
+    mask = heavy_hitter_mask(weights, heavy, newest)
+    for head in range(2):
+        if heavy:
+            expected = seen_by(weights[head].tolist(), heavy, newest)
+        else:
+            expected = [set(range(max(0, query - newest), query + 1)) for query in range(12)]
+        assert [set(row.nonzero().view(-1).tolist()) for row in mask[head]] == expected

@@ -27,7 +27,7 @@ forward, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
 from typing import ClassVar, Final, Literal, Protocol, get_type_hints
@@ -38,11 +38,13 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation
+from umim_core.merging.likelihood import TokenScores
 from umim_core.merging.packing import Segmenter, SpanMerger
 from umim_core.registry import Registry
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.int64]
+ScoreEndings = Callable[[Ints, Sequence[Ints], Backbone, int], list[TokenScores]]
 Side = Literal["prompt", "cache"]
 
 
@@ -173,12 +175,15 @@ class EvictedColumns:
     Attributes:
         new_policy: Makes the policy of a text, given its raw ids [T].
         age: Tokens after which spans leave the cache (span eviction); None of other policies.
+        score: Scores continuations of a context [T] under a budget of its columns while columns go
+            before the prompt is read to its end; None where they go behind it.
     """
 
     side: ClassVar[Side] = "cache"
     model: ClassVar[None] = None
     new_policy: Callable[[Ints], CachePolicy]
     age: int | None = None
+    score: ScoreEndings | None = None
 
 
 Method = ReducedTokens | MergedSpans | EvictedColumns

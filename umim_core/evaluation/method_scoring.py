@@ -29,6 +29,7 @@ from umim_core.baselines.methods import (
     MergedSpans,
     Method,
     ReducedTokens,
+    ScoreEndings,
     Text,
     TokenReducer,
 )
@@ -169,11 +170,13 @@ class EvictedScorer(_BaselineScorer):
         new_policy: Makes the policy of a context, given its raw ids.
         target: Share of each context's columns that go; None for the token reduction of the rules.
         age: Age at which spans leave the cache; None of other policies.
+        score_endings: Scores likelihoods in another way; None: columns go behind the context.
     """
 
     new_policy: Callable[[Ints], CachePolicy]
     target: TargetReduction | None = None
     age: int | None = None
+    score_endings: ScoreEndings | None = None
     columns: Tally = field(default_factory=Tally, kw_only=True)
 
     def budget(self, context: Ints, generated: int = 0, parts: Parts | None = None) -> int:
@@ -207,7 +210,11 @@ class EvictedScorer(_BaselineScorer):
             endings = [requests[index].continuation for index in members]
             budget = self.budget(context, parts=key[1])
             backbone = self.compressed.backbone
-            scores, columns = score_evicted(context, endings, backbone, self.new_policy, budget)
+            if self.score_endings is None:
+                scores, columns = score_evicted(context, endings, backbone, self.new_policy, budget)
+            else:
+                scores = self.score_endings(context, endings, backbone, budget)
+                columns = budget
             done: dict[int, Likelihood] = {}
             for index, score in zip(members, scores, strict=True):
                 new, over = len(requests[index].continuation), max(0, columns - budget)
@@ -250,7 +257,7 @@ def method_scorer(
     umim = Scorer(compressed, "prompt", max_units)
     if isinstance(method, ReducedTokens):
         return ReducedScorer(umim, method.reducer, target)
-    return EvictedScorer(umim, method.new_policy, target, method.age)
+    return EvictedScorer(umim, method.new_policy, target, method.age, method.score)
 
 
 def merged_by(method: MergedSpans, compressed: Compressed) -> Compressed:
