@@ -17,7 +17,7 @@ from umim_core.model.compression import compress_text
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
 
 _TABLED: Final = (ROOT / "README.md", ROOT / "docs" / "results.md")
-_PICTURED: Final = "umim-smollm2-135m-inside"
+_PICTURED: Final = "umim-smollm2-135m-adapters"
 _TEXT: Final = (
     "The University of California was one of the first in the United States to offer a course on "
     "the history of science. In order to be able to take part, students had to read a number of "

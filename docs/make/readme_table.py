@@ -16,17 +16,16 @@ _SMALL: Final = "SmolLM2-135M"
 _LARGE: Final = "Qwen2.5-Coder-0.5B"
 # Model, result file, lists of questions whose answers are counted.
 _ANSWERS: Final = (
-    (_SMALL, "answers-smollm2", ("chats", "documents")),
+    (_SMALL, "answers-smollm2", ("chats",)),
+    (_SMALL, "answers-smollm2", ("documents",)),
     (_LARGE, "answers-qwen-coder-0.5b", ("chats",)),
     (_LARGE, "answers-qwen-coder-0.5b", ("documents",)),
 )
 # Model, result file, checkpoint as the file names it.
 _QUALITY: Final = (
-    (_SMALL, "merged_quality-smollm2", "inside"),
+    (_SMALL, "merged_quality-smollm2", "adapters"),
     (_LARGE, "merged_quality-qwen", "qwen"),
 )
-_HALVES: Final = "second_half-smollm2"
-_TARGET: Final = 0.2
 _SIDE: Final = "umim, raw tail 16"
 
 
@@ -35,7 +34,6 @@ def readme_table(folder: Path = RESULTS) -> str:
     rows = [_answers(model, _read(folder, name), lists) for model, name, lists in _ANSWERS]
     for model, name, checkpoint in _QUALITY:
         rows.append(_quality(model, _read(folder, name)["subjects"][checkpoint]))
-    rows.append(_second_halves(_read(folder, _HALVES)))
     return table_markdown(Table("", _HEADINGS, tuple(rows), "")) + "\n"
 
 
@@ -76,23 +74,6 @@ def _quality(model: str, figures: Report) -> tuple[str, ...]:
     )
     saving = f"{figures['prompt_saving'] * 100:.0f} %"
     return f"{model}: perplexity behind the prompt", "1", umim, truncation, DASH, saving
-
-
-def _second_halves(report: Report) -> tuple[str, ...]:
-    """Return the same of the paper's form, next to the best method of the comparison."""
-    points = [point for point in report["points"] if point["target"] == _TARGET]
-    (umim,) = (point for point in points if point["method"] == "umim" and point["tail"])
-    (truncation,) = (point for point in points if point["method"] == "truncation")
-    others = [point for point in points if point not in (umim, truncation)]
-    best = min(others, key=lambda point: float(point["ppl_ratio"]["mean"]))
-    return (
-        f"{_SMALL}, paper's form: the same",
-        "1",
-        _ratio(umim["ppl_ratio"]),
-        _ratio(truncation["ppl_ratio"]),
-        f"{_shown(best['method'])} {best['ppl_ratio']['mean']:.3f}{_place(best['side'])}",
-        f"{umim['cache_reduction'] * 100:.0f} %",
-    )
 
 
 def _ratio(error: dict[str, float]) -> str:

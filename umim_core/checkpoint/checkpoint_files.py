@@ -228,7 +228,7 @@ def _no_checkpoint(path: Path) -> CheckpointError:
 def default_checkpoint(*, local_files_only: bool = False) -> str:
     """Return the checkpoint of commands and calls that name none.
 
-    It is ``umim-smollm2-135m-inside``, whose backbone is fetched if need be. Where that is
+    It is ``umim-smollm2-135m-adapters``, whose backbone is fetched if need be. Where that is
     impossible it is ``umim-docs-llama``, which needs no network, and a line on stderr says so.
 
     Args:
@@ -255,6 +255,6 @@ def default_checkpoint(*, local_files_only: bool = False) -> str:
     return DEFAULT_CHECKPOINT
 
 
-DEFAULT_CHECKPOINT: Final = "umim-smollm2-135m-inside"
+DEFAULT_CHECKPOINT: Final = "umim-smollm2-135m-adapters"
 FALLBACK_CHECKPOINT: Final = "umim-docs-llama"
 _log: Final = logging.getLogger("umim")

@@ -17,7 +17,7 @@ CheckpointOption = Annotated[
         "--checkpoint",
         "-c",
         help="A name that umim path lists, a directory or a hub repository; by default "
-        "umim-smollm2-135m-inside, or umim-docs-llama where its model cannot be fetched.",
+        "umim-smollm2-135m-adapters, or umim-docs-llama where its model cannot be fetched.",
     ),
 ]
 DeviceOption = Annotated[

@@ -61,7 +61,7 @@ def serve(
         str | None,
         typer.Argument(
             help="A name that umim path lists, a directory or a hub repository; by default "
-            "umim-smollm2-135m-inside."
+            "umim-smollm2-135m-adapters."
         ),
     ] = None,
     upstream: Annotated[

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _VALIDATIONS = 4  # of a short run; a long one is validated every 50 steps
 _VALIDATION_ROWS = 32  # at most: more would take a short run longer than its training
 _PATIENCE = 8  # validations without improvement
+_FORM = {"positions": "learned", "residual": "last", "rule_rows": 2048, "adapter_rank": 8}
 _SAVED = 10  # steps at most between two states to go on from
 _ROW = 512  # tokens, where the rules do not say
 
@@ -55,26 +56,26 @@ def train(
     segment_length: Annotated[
         int | None, typer.Option(min=8, help="Tokens per row; as many as the rules were mined on.")
     ] = None,
-    learning_rate: Annotated[float, typer.Option(help="Of the schedule's top.")] = 8e-4,
+    learning_rate: Annotated[float, typer.Option(help="Of the schedule's top.")] = 2e-3,
     positions: Annotated[
         Literal["none", "learned"],
         typer.Option(help="What the module sees of a token's place in its span; none: the paper."),
     ] = "learned",
-    residual: ResidualOption = "none",
-    rule_rows: RuleRowsOption = 0,
+    residual: ResidualOption = "last",
+    rule_rows: RuleRowsOption = 2048,
     unit_positions: UnitPositionsOption = "compact",
     merge_depth: MergeDepthOption = 0,
-    adapter_rank: AdapterRankOption = 0,
+    adapter_rank: AdapterRankOption = 8,
     prompt_rows: Annotated[
         float,
         typer.Option(min=0.0, help="Share of rows with a merged start and the loss on the rest."),
-    ] = 0.0,
+    ] = 0.25,
     copy_rows: Annotated[
         float,
         typer.Option(
             min=0.0, help="Share of rows that repeat their merged half, with the loss there."
         ),
-    ] = 0.0,
+    ] = 0.25,
     start: Annotated[
         str | None,
         typer.Option(help="Checkpoint of this model that is trained further, in its own form."),
@@ -199,7 +200,7 @@ def _form_of(checkpoint: Path, asked: ModuleForm) -> ModuleForm:
     from umim_core.config.form import ModuleForm
 
     own = ModuleForm.model_validate(read_config(checkpoint).form())
-    if asked not in (own, ModuleForm.model_validate({"positions": "learned"})):
+    if asked not in (own, ModuleForm.model_validate(_FORM)):
         raise ConfigError(
             "a module that is trained further keeps its form",
             ", ".join(asked.deviations()),
