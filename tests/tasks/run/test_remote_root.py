@@ -72,9 +72,9 @@ print(artifact.digest, artifact.executed, artifact.metrics, flush=True)
 """
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[dict[str, str]]:
-    with s3_server() as settings:
+@pytest.fixture(scope="module", params=["moto", pytest.param("seaweedfs", marks=pytest.mark.full)])
+def server(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    with s3_server(request.param) as settings:
         yield settings
 
 
