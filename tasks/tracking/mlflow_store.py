@@ -248,17 +248,21 @@ class Store:
             self._client.log_inputs(run_id, entries)
 
     def log_files(self, run_id: str, paths: Sequence[Path], *, replace: bool = False) -> None:
-        """Keep files, and folders under their own name, with a run."""
+        """Keep files, and folders under their own name, with a run; what it has whole stays."""
         if missing := [str(path) for path in paths if not path.exists()]:
             raise TrackingError("files to be kept with a run must still be there", missing[0])
-        held = set() if replace else {file.path for file in self._client.list_artifacts(run_id)}
+        held: dict[str | None, set[tuple[str, int]]] = {}
         for path in paths:
-            if path.name in held:
-                continue
-            if path.is_dir():
-                self._client.log_artifacts(run_id, str(path), path.name)
-            else:
-                self._client.log_artifact(run_id, str(path))
+            for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                if file.is_dir():
+                    continue
+                name = file.relative_to(path.parent)
+                folder = None if file == path else name.parent.as_posix()
+                if folder not in held:
+                    known = [] if replace else self._client.list_artifacts(run_id, folder)
+                    held[folder] = {(one.path, one.file_size) for one in known}
+                if (name.as_posix(), file.stat().st_size) not in held[folder]:
+                    self._client.log_artifact(run_id, str(file), folder)
 
     def log_table(self, run_id: str, columns: Mapping[str, Sequence[object]], file: str) -> None:
         """Keep a table with a run, by column, and list it among the run's tables.

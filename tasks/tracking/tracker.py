@@ -1,9 +1,10 @@
 """Records of a pipeline: its run, its stages, the comparison, its checkpoints.
 
-Numbers go to the store at once, files at the end of a run. A store that is away costs a run ten
-seconds in all; what it misses is written when the same command runs again, since finished stages
-are found and every record may be written twice: runs are found by their key, points carry step and
-time.
+Numbers go to the store at once, files at the end of a run, behind all numbers. What a store that is
+away misses waits in memory and is written as soon as it answers; such a store costs a run ten
+seconds in all. What is missing at the end is written when the same command runs again, since
+finished stages are found and every record may be written twice: runs are found by their key, points
+carry step and time.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import re
 import shlex
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.stopping import park_if_stopping, stop_deferred
@@ -49,11 +51,11 @@ from umim_core.store.artifacts import directory_digest
 logger = logging.getLogger("umim.tracking")
 RECIPE_TAG: Final = "umim.recipe"
 PREFECT_TAG: Final = "umim.prefect_flow_run"
-T = TypeVar("T")
 _PATIENCE_SECONDS: Final = 10.0  # that a run may lose to a server that does not answer
 _LOCKED_SECONDS: Final = 60  # that another process may hold a store without a server
 _REST_SECONDS: Final = 30.0  # before it is asked again
-_HURRY_SECONDS: Final = 2.0  # that a run which is being stopped may lose
+_HURRY_SECONDS: Final = 2.0  # that a run which is being stopped, or asks again, may lose
+_UPLOADS: Final = 2  # tries of each file
 _OWNER_FOLDER: Final = "tracking-spool"  # former versions kept more in it
 _UNFIT: Final = re.compile(r"[^\w.\-:]+")  # what MLflow refuses in the name of a metric, and spaces
 _LOCAL_UI: Final = "http://127.0.0.1:5000"
@@ -91,11 +93,12 @@ class Tracker:
         self.root = (root or artifact_root()).resolve()
         self._store = Store(self.uri, self.root, experiment)
         self._recipes: dict[str, str] = {}  # by key of a pipeline that was opened here
+        self._waiting: deque[Callable[[Store], None]] = deque()  # numbers not yet written
         self._files: list[Callable[[Store], None]] = []  # uploads for the end of a run
         self._busy = threading.Lock()
         self._longest = CALL_SECONDS if self._store.served else _LOCKED_SECONDS
         self._left, self._rests_until = max(_PATIENCE_SECONDS, self._longest), 0.0
-        self._missed = ""  # why the store lacks a record
+        self._away, self._reason = False, ""  # whether the last call failed; why one did
 
     @property
     def owner(self) -> Owner:
@@ -242,7 +245,6 @@ class Tracker:
     def finish(self, pipeline: str, status: Status = "FINISHED") -> None:
         """Close a pipeline, send its files unless it was stopped, and warn of what is missing."""
         stopped, time_ms = status == "KILLED", _now()
-        self._rests_until = 0.0
         if stopped:
             self._left = min(self._left, _HURRY_SECONDS)
 
@@ -251,29 +253,34 @@ class Tracker:
             if run.status != "FINISHED":  # a later try of the same pipeline only found what it made
                 store.set_status(run.run_id, status, time_ms)
 
-        self._write(close)
-        files, self._files = self._files, []
-        for send in () if stopped else files:
-            park_if_stopping()
-            self._write(send, UPLOAD_SECONDS)
-        if self._missed:
+        self._rests_until = 0.0
+        self._write(close, last=True)
+        if stopped:
+            return
+        for _ in range(0 if self._waiting else _UPLOADS):
+            self._files = [send for send in self._files if not self._upload(send)]
+        if self._waiting or self._files:
             logger.warning(
-                "MLflow lacks a part of this run (%s). Run the same command again once it answers: "
-                "finished stages are found and recorded",
-                self._missed,
+                "MLflow lacks a part of this run: %d records, files of %d stages or checkpoints "
+                "(%s). Run the same command again once it answers: it records what is missing",
+                len(self._waiting),
+                len(self._files),
+                self._reason,
             )
 
     def pages(self, pipeline: str, view: str = COMPARISON_VIEW) -> Pages | None:
         """Return where a pipeline and a view of its rows are shown; None if that is not known."""
+        found: list[tuple[str, str]] = []
 
-        def places(store: Store) -> tuple[str, str] | None:
+        def look(store: Store) -> None:
             run = store.find("pipeline", pipeline, self.owner)
-            return None if run is None else (store.experiment_id, run.run_id)
+            if run is not None:
+                found.append((store.experiment_id, run.run_id))
 
-        found = self._write(places)
-        if found is None:
-            return None
-        experiment, run_id = found
+        with stop_deferred(), self._busy:
+            if self._resting() or not self._done(look, CALL_SECONDS) or not found:
+                return None
+        [(experiment, run_id)] = found
         ui = self.uri if self._store.served else _LOCAL_UI
         place = f"{redact(ui).rstrip('/')}/#/experiments/{experiment}/runs"
         start = f"mlflow ui --backend-store-uri {shlex.quote(redact(self.uri))}"
@@ -296,27 +303,47 @@ class Tracker:
             raise TrackingError("files must belong to a stage that is recorded", key)
         return run
 
-    def _write(self, call: Callable[[Store], T], seconds: int = CALL_SECONDS) -> T | None:
-        """Return what a call of the store returns; None, and a warning, if it does not answer."""
-        owner = self.owner  # a disk that refuses it is an error of its own
+    def _write(self, call: Callable[[Store], None], *, last: bool = False) -> None:
+        """Write a record behind those that wait, as far as the store answers."""
+        _ = self.owner  # a disk that refuses it is an error of its own
         with stop_deferred(), self._busy:
-            began = time.monotonic()
-            if began < self._rests_until or self._left < 1:
-                return None
-            first = max(1, int(min(self._longest, self._left)))
-            creation = first if self._missed or first < self._longest else CREATION_SECONDS
-            try:
-                with self._store.session(creation, first, min(seconds, UPLOAD_SECONDS)) as store:
-                    return call(store)
-            except StoreAwayError as error:
-                if not self._missed:
-                    logger.warning("MLflow is away, the run goes on: %s", error)
-                self._missed = str(error.value)
-                self._left -= time.monotonic() - began
-                self._rests_until = time.monotonic() + _REST_SECONDS
-            except TrackingError as error:
-                logger.warning("MLflow refuses a record of %s: %s", owner, error)
-        return None
+            self._waiting.append(call)
+            while self._waiting and not self._resting(last=last):
+                seconds = max(1, int(min(CALL_SECONDS, self._left)))
+                if not self._done(self._waiting[0], seconds):
+                    return
+                self._waiting.popleft()
+
+    def _upload(self, send: Callable[[Store], None]) -> bool:
+        """Return whether files need no other try. A stop does not wait for them."""
+        park_if_stopping()
+        with self._busy:
+            return self._left >= 1 and self._done(send, UPLOAD_SECONDS)
+
+    def _resting(self, *, last: bool = False) -> bool:
+        """Return whether the store is not asked now; the end of a run has a try of its own."""
+        least = 1.0 if last else 1.0 + _HURRY_SECONDS
+        return time.monotonic() < self._rests_until or self._left < least
+
+    def _done(self, call: Callable[[Store], None], seconds: int) -> bool:
+        """Return whether a call needs no other try: the store took it, or refuses it for ever."""
+        began = time.monotonic()
+        first = min(self._longest, self._left, _HURRY_SECONDS if self._away else self._longest)
+        creation = first if first < self._longest else CREATION_SECONDS
+        try:
+            with self._store.session(int(creation), max(1, int(first)), seconds) as store:
+                call(store)
+        except StoreAwayError as error:
+            if not self._away:
+                logger.warning("MLflow is away, the run goes on: %s", error)
+            self._away, self._reason = True, str(error.value)
+            self._left -= time.monotonic() - began
+            self._rests_until = time.monotonic() + _REST_SECONDS
+            return False
+        except TrackingError as error:
+            logger.warning("MLflow refuses a record of %s: %s", self.owner, error)
+        self._away = False
+        return True
 
 
 def _now() -> int:
