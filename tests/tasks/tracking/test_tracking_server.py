@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -70,6 +73,44 @@ class Server:
             self.process.wait(timeout=30)
 
 
+class Proxy(ThreadingHTTPServer):
+    """Hands requests on to a server on loopback, files (PUT) after a delay."""
+
+    def __init__(self, port: int, seconds: float) -> None:
+        super().__init__(("127.0.0.1", 0), Forwarding)
+        self.port, self.seconds = port, seconds
+        self.uri = f"http://127.0.0.1:{self.server_address[1]}"
+        self.methods: list[str] = []  # of requests that write, and of uploads
+
+
+class Forwarding(BaseHTTPRequestHandler):
+    server: Proxy
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.command == "PUT" or self.path.endswith("/log-batch"):
+            self.server.methods.append(self.command)
+        if self.command == "PUT":
+            time.sleep(self.server.seconds)
+        behind = http.client.HTTPConnection("127.0.0.1", self.server.port)
+        kept = ("Content-Type", "Accept")
+        headers = {name: self.headers[name] for name in kept if name in self.headers}
+        behind.request(self.command, self.path, body, headers)
+        answer = behind.getresponse()
+        content = answer.read()
+        behind.close()
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.headers.get("Content-Type", "text/plain"))
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server"))
@@ -104,6 +145,25 @@ def test_two_clients_share_runs_and_checkpoints_over_a_server(
     live = "pipeline its-5"  # trained again, so its live numbers are there of both times
     assert again.pop(live)
     assert again == {name: run for name, run in undisturbed.items() if name != live}
+
+
+@pytest.mark.parametrize("seconds", [6, 30])  # a number may take 5
+def test_a_proxy_that_delays_files_gets_everything_numbers_first(
+    server: Server,
+    undisturbed: dict[str, object],
+    tmp_path: Path,
+    seconds: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pipeline = f"slow{seconds // 6}"
+    with Proxy(server.port, seconds) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        record_pipeline(Tracker(proxy.uri, tmp_path), pipeline, tmp_path / "files")
+        proxy.shutdown()
+    assert of_run(server.uri, pipeline) == undisturbed
+    assert not [line for line in caplog.messages if "MLflow" in line]
+    files = proxy.methods.count("PUT")
+    assert files == 2 and proxy.methods[-files:] == ["PUT"] * files
 
 
 def test_a_server_that_hangs_in_mid_run_has_everything_once_the_run_is_repeated(
