@@ -76,7 +76,7 @@ def test_bad_options_are_refused_before_anything_is_loaded(
         raise AssertionError("nothing may be loaded")
 
     monkeypatch.setattr(UMIM, "from_pretrained", loaded)
-    monkeypatch.setattr("umim_core.checkpoint.checkpoint_index.default_checkpoint", loaded)
+    monkeypatch.setattr("umim_core.checkpoint.checkpoint_files.default_checkpoint", loaded)
     given = () if command == "bench" else (TEXT,)
     found = console(monkeypatch, capsys)(command, *given, option, value)
     assert (found.code, message in found.err) == (code, True), found.err
