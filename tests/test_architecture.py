@@ -128,6 +128,13 @@ def import_time_graph(sources: dict[str, str]) -> dict[str, set[str]]:
     return graph
 
 
+def sources_in(*folders: str) -> dict[str, str]:
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
+        for path in python_files(*folders)
+    }
+
+
 def cycle(graph: dict[str, set[str]]) -> list[str]:
     try:
         TopologicalSorter(graph).prepare()
@@ -137,13 +144,20 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def test_modules_of_umim_core_have_no_import_cycle() -> None:
-    sources = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
-        for path in python_files("umim_core")
-    }
-    graph = import_time_graph(sources)
+    graph = import_time_graph(sources_in("umim_core"))
     assert graph["umim_core.merging.packing"]
     assert cycle(graph) == []
+
+
+def test_flows_are_loaded_without_lm_eval() -> None:
+    graph = import_time_graph(sources_in("umim_core", "tasks", "flows") | {"lm_eval": ""})
+    assert "lm_eval" in graph["umim_core.evaluation.harness"]
+    reached, left = set[str](), {"flows.parts"}
+    while left:
+        reached |= left
+        left = {needed for name in left for needed in graph[name]} - reached
+    assert "tasks.data.table_jobs" in reached
+    assert "lm_eval" not in reached
 
 
 def test_no_file_is_longer_than_the_limit() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.config.table_recipe import TableSetting, TableText
 from umim_core.errors import BackboneError, CheckpointError, EvaluationError
-from umim_core.evaluation.tasks.question_shards import QuestionSet, QuestionSource, ShardScores
+from umim_core.evaluation.tasks.question_records import QuestionSet, QuestionSource, ShardScores
 from umim_core.store.artifacts import directory_digest
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from umim_core.baselines.methods import own_model
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import MissingExtraError
-from umim_core.evaluation.tasks.question_shards import QuestionSet, ShardScores
+from umim_core.evaluation.tasks.question_records import QuestionSet, ShardScores
 from umim_core.store.artifacts import directory_digest, write_json
 from umim_core.text.files import is_address
 from umim_core.text.sources import HubDataset, source_digests

@@ -2,9 +2,9 @@
 
 Numbers go to the store at once, files at the end of a run, behind all numbers. What a store that is
 away misses waits in memory and is written as soon as it answers; such a store costs a run ten
-seconds in all. What is missing at the end is written when the same command runs again, since
-finished stages are found and every record may be written twice: runs are found by their key, points
-carry step and time.
+seconds in all, slow files aside. What is missing at the end is written when the same command runs
+again, since finished stages are found and every record may be written twice: runs are found by
+their key, points carry step and time.
 """
 
 from __future__ import annotations
@@ -318,26 +318,28 @@ class Tracker:
         """Return whether files need no other try. A stop does not wait for them."""
         park_if_stopping()
         with self._busy:
-            return self._left >= 1 and self._done(send, UPLOAD_SECONDS)
+            return self._left >= 1 and self._done(send, UPLOAD_SECONDS, upload=True)
 
     def _resting(self, *, last: bool = False) -> bool:
         """Return whether the store is not asked now; the end of a run has a try of its own."""
         least = 1.0 if last else 1.0 + _HURRY_SECONDS
         return time.monotonic() < self._rests_until or self._left < least
 
-    def _done(self, call: Callable[[Store], None], seconds: int) -> bool:
+    def _done(self, call: Callable[[Store], None], seconds: int, *, upload: bool = False) -> bool:
         """Return whether a call needs no other try: the store took it, or refuses it for ever."""
-        began = time.monotonic()
+        began, connected = time.monotonic(), False
         first = min(self._longest, self._left, _HURRY_SECONDS if self._away else self._longest)
         creation = first if first < self._longest else CREATION_SECONDS
         try:
             with self._store.session(int(creation), max(1, int(first)), seconds) as store:
+                connected = True
                 call(store)
         except StoreAwayError as error:
             if not self._away:
                 logger.warning("MLflow is away, the run goes on: %s", error)
             self._away, self._reason = True, str(error.value)
-            self._left -= time.monotonic() - began
+            if not (upload and connected):  # a file may take its time, and another may land
+                self._left -= time.monotonic() - began
             self._rests_until = time.monotonic() + _REST_SECONDS
             return False
         except TrackingError as error:

@@ -180,6 +180,16 @@ def test_adapters_are_written_for_the_one_engine_that_applies_them(
         read_adapters(out)
 
 
+def test_the_command_names_the_one_engine_that_applies_adapters(
+    umim: Umim, tiny_umim: UMIM, tmp_path: Path
+) -> None:
+    merge, out = tmp_path / "merge", tmp_path / "model"
+    checkpoint_of(tiny_umim.backbone, ModuleForm(adapter_rank=2)).checkpoint.save(merge)
+    shown = umim("export", merge, "--out", out).out
+    assert f"Only vLLM with the plugin runs it: vllm serve {out} --tokenizer-mode umim" in shown
+    assert "transformers" not in shown
+
+
 def test_other_spans_are_refused(tiny_umim: UMIM, tmp_path: Path) -> None:
     out, own = tmp_path / "model", tiny_umim.backbone.tokenizer_fingerprint
     with pytest.raises(TokenizerMismatchError):

@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from transformers import AutoConfig
 
-from umim_core.backbone.tokenizer_files import resolve_backbone
 from umim_core.errors import BackboneError, ConfigError
 
 if TYPE_CHECKING:
@@ -162,6 +160,10 @@ def trained_context(name: str, revision: str | None = None) -> int | None:
         BackboneError: If a packaged backbone is not here and cannot be fetched, or a GGUF file
             cannot be converted.
     """
+    from transformers import AutoConfig
+
+    from umim_core.backbone.tokenizer_files import resolve_backbone
+
     try:
         config = AutoConfig.from_pretrained(
             resolve_backbone(name), revision=revision, trust_remote_code=False

@@ -62,7 +62,10 @@ def export(
         typer.Option(help="Data type of the weights."),
     ] = "published",
     gguf: Annotated[
-        bool, typer.Option("--gguf", help="Write model.gguf, too: for llama.cpp and OpenVINO.")
+        bool,
+        typer.Option(
+            "--gguf", help="Write model.gguf, too: for llama.cpp and OpenVINO; not with adapters."
+        ),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -115,10 +118,12 @@ def export(
         "vocab_size": rows,
         "rows": rows + count,
     }
-    lines = [
-        f"{rows:,} rows of the model and {count:,} of spans written to {out}",
-        "",
-        f"Engines must never write the ids from {rows} on: transformers reads suppress_tokens, and",
-        "docs/engines.md says how to mask them elsewhere.",
-    ]
+    lines = [f"{rows:,} rows of the model and {count:,} of spans written to {out}", ""]
+    if umim.checkpoint.config.adapter_rank:
+        lines.append(f"Only vLLM with the plugin runs it: vllm serve {out} --tokenizer-mode umim")
+    else:
+        lines += [
+            f"Engines must never write the ids from {rows} on: transformers reads suppress_tokens,",
+            "and docs/engines.md says how to mask them elsewhere.",
+        ]
     emit(document, lines, as_json)

@@ -78,7 +78,10 @@ def train(
     ] = 0.25,
     start: Annotated[
         str | None,
-        typer.Option(help="Checkpoint of this model that is trained further, in its own form."),
+        typer.Option(
+            help="Checkpoint of this model that is trained further, in its own form; the rows and "
+            "the learning rate are those of this command."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights and data order.")] = 0,
     device: Annotated[

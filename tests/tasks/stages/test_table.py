@@ -34,7 +34,7 @@ from tasks.run.stage import Artifact
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.evaluation.tasks.question_shards import ShardScores
+from umim_core.evaluation.tasks.question_records import ShardScores
 from umim_core.model.umim import UMIM
 from umim_core.text.sources import source_of
 from umim_core.text.tokens import first_ids

@@ -14,7 +14,7 @@ from tasks.data.table_jobs import (
 )
 from umim_core.config.table_recipe import TableText
 from umim_core.errors import CheckpointError, EvaluationError
-from umim_core.evaluation.tasks.question_shards import ShardScores
+from umim_core.evaluation.tasks.question_records import ShardScores
 from umim_core.text.sources import source_of
 
 

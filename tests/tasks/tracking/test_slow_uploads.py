@@ -14,6 +14,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from tasks.tracking import tracker as tracker_module
 from tasks.tracking.mlflow_store import UPLOAD_SECONDS
 from tasks.tracking.tracker import Tracker
 
@@ -21,12 +22,13 @@ from tasks.tracking.tracker import Tracker
 class Files(ThreadingHTTPServer):
     """Keeps files that are put, each after a delay; the first ``failing`` of a name get no answer.
 
+    Of those, the connection is closed at once, or by the client where the server is ``silent``.
     MLflow's own client sends to it: it is the artifact location of the experiment.
     """
 
-    def __init__(self, seconds: float, failing: dict[str, int]) -> None:
+    def __init__(self, seconds: float, silent: bool, failing: dict[str, int]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.seconds, self.failing = seconds, failing
+        self.seconds, self.silent, self.failing = seconds, silent, failing
         self.asked: list[str] = []
         self.kept: dict[str, bytes] = {}
 
@@ -40,6 +42,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append(name)
         if self.server.failing.get(name, 0):
             self.server.failing[name] -= 1
+            if self.server.silent:
+                self.rfile.read(1)
             self.close_connection = True
             return
         time.sleep(self.server.seconds)
@@ -53,9 +57,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def files_of(store: str, seconds: float = 0.0, **failing: int) -> Iterator[Files]:
+def files_of(
+    store: str, seconds: float = 0.0, *, silent: bool = False, **failing: int
+) -> Iterator[Files]:
     """Let a new store's experiment keep its files on a server of this process."""
-    server = Files(seconds, failing)
+    server = Files(seconds, silent, failing)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         place = f"http://127.0.0.1:{server.server_address[1]}/files"
@@ -111,6 +117,20 @@ def test_a_file_that_fails_goes_behind_the_others_and_is_tried_again(
         assert sorted(server.kept) == ["a", "b", "c"]
     assert only_run(store).info.status == "FINISHED"
     assert "MLflow lacks" not in caplog.text
+
+
+def test_a_file_that_takes_too_long_costs_the_others_no_patience(
+    tmp_path: Path, store: str, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("UPLOAD_SECONDS", "_PATIENCE_SECONDS", "_LOCKED_SECONDS"):
+        monkeypatch.setattr(tracker_module, name, 2)
+    with files_of(store, silent=True, a=1) as server:
+        tracker = Tracker(store, tmp_path / "root")
+        for path in files:
+            tracker.attach("p", [path])
+        tracker.finish("p")
+        assert server.asked == ["a", "b", "c", "a"]
+        assert sorted(server.kept) == ["a", "b", "c"]
 
 
 def test_files_that_failed_are_named_and_the_same_command_sends_them(
