@@ -16,7 +16,6 @@ from umim_core.cli.console_output import emit
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.any_recipe import AnyRecipe
 from umim_core.config.table_recipe import TableRecipe
-from umim_core.evaluation.generated_rows import REDUCTIONS
 
 _DIFFERENCE: Final = "_difference"
 Row = Mapping[str, Any]
@@ -32,11 +31,13 @@ def score_lines(table: Mapping[str, Any]) -> list[str]:
     contexts that a baseline should have dropped and could not. Tasks with other metrics stand in a
     table of their own; tasks that were not run and the figures of texts have lines of their own.
     """
+    from umim_core.evaluation.generated_rows import REDUCTIONS  # it loads the engine
+
     scores: Sequence[Row] = table["scores"]
     template = environment().get_template("score_columns.txt")
     shared = {"first": next(iter(table.get("settings") or ()), None), "reductions": REDUCTIONS}
     lines: list[str] = []
-    for metrics, rows in _by_metrics(scores).items():
+    for metrics, rows in _by_metrics(scores, REDUCTIONS).items():
         own = shared | {"metrics": metrics}
         columns = columns_table(
             rows, lambda row, own=own: template.render(own, r=row), measured=True
@@ -50,12 +51,14 @@ def score_lines(table: Mapping[str, Any]) -> list[str]:
     return lines[1:] if lines[:1] == [""] else lines
 
 
-def _by_metrics(scores: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
+def _by_metrics(
+    scores: Sequence[Row], reductions: Sequence[str]
+) -> dict[tuple[str, ...], list[Row]]:
     """Return the rows of tasks that were run by the metrics of a task, reductions aside."""
     of_tasks: dict[str, dict[str, None]] = {}
     for row in scores:
         names = [name for name, value in row.items() if isinstance(value, dict)]
-        own = [name for name in names if not name.endswith(_DIFFERENCE) and name not in REDUCTIONS]
+        own = [name for name in names if not name.endswith(_DIFFERENCE) and name not in reductions]
         of_tasks.setdefault(row["task"], {}).update(dict.fromkeys(own))
     grouped: dict[tuple[str, ...], list[Row]] = {}
     for row in scores:

@@ -85,8 +85,8 @@ class ComparisonRow(BaseModel):
 
     Attributes:
         cell: What was compared. The rules of a checkpoint that is shipped are given ones.
-        rules: Rules of the row; None for a method that has none.
-        method: ``umim``, or the name of a baseline.
+        rules: Rules of the row, if it has any.
+        method: ``umim``.
         setting: Which checkpoint and rules were used (``umim_core.adaptation.settings``).
         seed: Seed of the training run; None where unknown.
         source: Whether this run made the checkpoint or it is shipped with the package.

@@ -43,7 +43,7 @@ def shared_view(measured: Collection[str], params: Mapping[str, object]) -> tupl
     change of accuracy against token reduction, of one task.
 
     Returns:
-        None if the row lacks what the plots are about, such as that of a baseline.
+        None if the row lacks what the plots are about.
     """
     if set(_AGREEMENT) <= set(measured):
         metrics = [*_AGREEMENT, *([_ACCURACY] if _ACCURACY in measured else [])]

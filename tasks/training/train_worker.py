@@ -73,6 +73,7 @@ class _MeetingBackend(_TorchBackend):
         if backend is None:
             gpus = worker_group.get_resources_per_worker().get("GPU", 0)
             backend = "nccl" if gpus > 0 else "gloo"
+        # A TCP store's rank 0 listens on every interface, so workers of one machine meet in a file.
         # A new file per start: a store left by a killed group would be taken for this one.
         handle, path = tempfile.mkstemp(prefix="meet-", dir=folder)
         os.close(handle)
@@ -98,6 +99,10 @@ def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
 
     Returns:
         Steps taken, best step and score, skipped steps.
+
+    Raises:
+        ClusterError: If workers died more often than allowed, or do not share the artifact root.
+        UmimError: What a worker raised on purpose.
     """
     return launch_worker(run_worker, asdict(job), Path(job.out), lease)
 

@@ -7,7 +7,7 @@ A worked example, with segments of 4 tokens, a budget of 5 of 8 and no blank lin
     keeps       2 of 4: a d         3 of 4: e f h      the most surprising tokens of the segment
 
 This is the paper's form. ``llmlingua-published`` is that of its package, which chooses otherwise
-(``published/llmlingua_form.py``), and keeps about as many tokens as the budget.
+(``form="published"``), and keeps about as many tokens as the budget.
 
 Source: Jiang et al., "LLMLingua: Compressing Prompts for Accelerated Inference of Large Language
 Models" (EMNLP 2023). Differences: docs/baselines.md.

@@ -30,7 +30,19 @@ _NOTABLE: Final = 1.1  # times the token reduction that was asked for
 
 @dataclass(frozen=True)
 class Pruning:
-    """Figures of a pruning."""
+    """Figures of a pruning.
+
+    Token reductions are (raw tokens - units) / raw tokens of the held-out text.
+
+    Attributes:
+        max_damage: Price of the dearest rule that stays: estimated nats per occurrence, over the
+            tokens that one saves.
+        damage_dropped: Share of the measured divergence that the other rules held, 0..1.
+        savings_dropped: Share of the saved tokens that they held, 0..1.
+        decode_target: Token reduction that was asked of the rules that generated tokens merge by;
+            None where none was.
+        decode_max_damage: Most price of these rules, as ``max_damage``; None for all.
+    """
 
     checkpoint: str
     damage: str

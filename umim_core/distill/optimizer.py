@@ -174,7 +174,7 @@ def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 
 
 class AdamWStrategy:
-    """AdamW in this process; rule rows have one of their own (``row_optimizer``).
+    """AdamW in this process; rule rows have one of their own (``RowAdamW``).
 
     Args:
         objective: What is trained.

@@ -2,7 +2,7 @@
 
 The paper's two-stage accounting runs one forward per token hidden in a span. Here column t of a
 single forward holds what decoding would have fed after x_0 .. x_t, and predicts x_{t+1}; see
-``branches``. With the ids a b c d e and the rule (b, c, d)::
+``decode_states``. With the ids a b c d e and the rule (b, c, d)::
 
     column t       0    1    2    3          (the last token is never an input)
     embedding      a    b    c    z(bcd)

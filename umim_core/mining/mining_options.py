@@ -20,8 +20,8 @@ class MiningOptions:
         overlap: Overlap policy.
         containment: Containment policy.
         rule_budget: Most rules; tau is raised until they fit. None for no limit.
-        spans: Keep so many n-grams by the tokens that they save (``rules.span_choice``); they pass
-            no filter. None keeps all rules.
+        spans: Keep so many n-grams by the tokens that they save (``choose_spans``); they pass no
+            filter. None keeps all rules.
         min_documents: Least number of documents that a rule occurs in.
         protect: Regular expressions of tokens that no rule may contain, or names such as "digits".
         threads: Threads; None takes one per core.

@@ -1,8 +1,8 @@
 """Exact occurrence and document counts of given n-grams, in one read-only pass.
 
 Where ``counting`` finds the frequent n-grams of a corpus, this counts those of a list: the tables
-never grow, nothing is shuffled, and workers only add up vectors. It serves candidates found on a
-sample, and the number of documents an n-gram occurs in.
+never grow, nothing is shuffled, and workers only add up vectors. It serves the least number of
+documents that a rule must occur in.
 
 An n-gram belongs to the document of its first token. Ranges of tokens are cut at document borders
 when documents are counted, so that no document is counted twice.

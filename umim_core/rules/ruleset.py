@@ -2,7 +2,7 @@
 
 A rule directory holds ``rules.parquet`` (columns ``n`` int8, ``ids`` list<int32>, ``count`` int64,
 sorted by (n, ids)), ``matcher/tables.npy`` (derived; where it is absent it is built in memory),
-``manifest.json`` and, where they were measured, ``prices.npy`` (``rule_prices``).
+``manifest.json`` and, where they were measured, ``prices.npy`` (float32 [R]).
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
 
 Nothing else uses the renderer, so stop strings, bad words and grammars keep the tokenizer's ids.
 The mask needs no option: with this package installed, vLLM gives the ids of spans a logit of -inf
-in every model of a local directory that has some. Nor do models with adapters (see vllm_adapters).
+in every model of a local directory that has some. Models with adapters need none, either (see
+``vllm_adapters``).
 
 vLLM finds :func:`register` by the entry point ``umim`` of ``vllm.general_plugins``. This module
 must not load numba: vLLM 0.32's workers on CPU fail where it is loaded before they start.
