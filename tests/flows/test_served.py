@@ -227,13 +227,15 @@ def _launch(served: Served, recipe: Path) -> str:
     return str(number)
 
 
-def _wait_for_state(served: Served, number: str, name: str, seconds: float) -> None:
+def _wait_for_state(served: Served, number: str, name: str, seconds: float) -> str:
+    """Return the state of a flow run once it is the wanted one."""
     deadline, seen = time.monotonic() + seconds, ""
     while seen != name:
         assert time.monotonic() < deadline, f"{seen}, not {name}: {_worker_log(served.base)}"
         time.sleep(0.5)
         run = httpx.get(f"{served.environment['PREFECT_API_URL']}/flow_runs/{number}", timeout=60)
         seen = run.json()["state"]["name"]
+    return seen
 
 
 def test_a_run_killed_with_its_worker_is_crashed_and_the_one_that_waited_goes_on(
@@ -251,4 +253,4 @@ def test_a_run_killed_with_its_worker_is_crashed_and_the_one_that_waited_goes_on
             process.kill()
     _wait_for_state(served, number, "Crashed", SILENCE.total_seconds() + 60)
     with _service(WORKER, served.environment, served.base / "worker.log"):
-        _wait_for_state(served, waiting, "Completed", 900)
+        assert _wait_for_state(served, waiting, "Completed", 900) == "Completed"
