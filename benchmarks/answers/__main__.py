@@ -36,7 +36,7 @@ from umim_core.errors import ConfigError
 from umim_core.inference.prompts import PromptIds
 from umim_core.inference.request import Request
 from umim_core.model.inputs import encode_prompts
-from umim_core.model.options import generation_config
+from umim_core.model.options import GenerateOptions, generation_config
 
 HERE: Final = Path(__file__).parent
 LISTS: Final = ("chats", "documents")
@@ -107,21 +107,18 @@ def answer_shortened(
     method: Method, prompt: Prompt, saving: float, umim: UMIM, new_tokens: int
 ) -> tuple[str, float]:
     """Return the greedy answer of the base model under a method, and the realised saving."""
+    greedy: GenerateOptions = {"max_new_tokens": new_tokens, "do_sample": False}
     gone = round(saving * len(prompt.ids))
     stays = len(prompt.ids) - gone
     if isinstance(method, ReducedTokens):
         text = Text(prompt.ids, prompt.protected, prompt.question)
         kept = reduce_tokens(method.reducer, text, stays).kept
-        options = {"max_new_tokens": new_tokens, "do_sample": False, "merge": "none"}
-        out = umim.generate(prompt.ids[kept], **options)
+        out = umim.generate(prompt.ids[kept], merge="none", **greedy)
         return out.text[0], 1 - len(kept) / len(prompt.ids)
     if isinstance(method, EvictedColumns):
-        config = generation_config(
-            {"max_new_tokens": new_tokens, "do_sample": False}, umim.backbone
-        )
         row = generate_evicted(
             [prompt.ids],
-            config,
+            generation_config(greedy, umim.backbone),
             Request(merge="none"),
             umim.backbone,
             method.new_policy,

@@ -157,15 +157,12 @@ class MergedSpans:
     Attributes:
         segmenter: Cuts a text into units.
         merger: Merges spans; None for the module of the checkpoint in whose place it stands.
-        whole_texts: Whether where a unit ends may depend on what stands behind it. Prompts can be
-            cut so; a text that is scored token by token cannot.
     """
 
     side: ClassVar[Side] = "prompt"
     model: ClassVar[None] = None
     segmenter: Segmenter
     merger: SpanMerger | None
-    whole_texts: bool = False
 
 
 @dataclass(frozen=True)

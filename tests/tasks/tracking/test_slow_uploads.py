@@ -105,14 +105,17 @@ def only_run(store: str) -> Run:
     return run
 
 
+def send(tracker: Tracker, files: list[Path]) -> None:
+    for path in files:
+        tracker.attach("p", [path])
+    tracker.finish("p")
+
+
 def test_a_file_that_fails_goes_behind_the_others_and_is_tried_again(
     tmp_path: Path, store: str, files: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with files_of(store, a=1) as server:
-        tracker = Tracker(store, tmp_path / "root")
-        for path in files:
-            tracker.attach("p", [path])
-        tracker.finish("p")
+        send(Tracker(store, tmp_path / "root"), files)
         assert server.asked == ["a", "b", "c", "a"]
         assert sorted(server.kept) == ["a", "b", "c"]
     assert only_run(store).info.status == "FINISHED"
@@ -125,10 +128,7 @@ def test_a_file_that_takes_too_long_costs_the_others_no_patience(
     for name in ("UPLOAD_SECONDS", "_PATIENCE_SECONDS", "_LOCKED_SECONDS"):
         monkeypatch.setattr(tracker_module, name, 2)
     with files_of(store, silent=True, a=1) as server:
-        tracker = Tracker(store, tmp_path / "root")
-        for path in files:
-            tracker.attach("p", [path])
-        tracker.finish("p")
+        send(Tracker(store, tmp_path / "root"), files)
         assert server.asked == ["a", "b", "c", "a"]
         assert sorted(server.kept) == ["a", "b", "c"]
 

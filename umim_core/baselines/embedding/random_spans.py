@@ -33,4 +33,4 @@ class RandomSpans(WholeTextSegmenter):
 @BASELINES.add("random-spans")
 def random_spans(backbone: Backbone, matcher: Matcher) -> MergedSpans:
     """Merge random spans, as many and as long as those of the rules, by the checkpoint's module."""
-    return MergedSpans(RandomSpans(backbone, matcher), None, whole_texts=True)
+    return MergedSpans(RandomSpans(backbone, matcher), None)

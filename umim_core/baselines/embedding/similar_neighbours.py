@@ -95,4 +95,4 @@ class SimilarNeighbours(WholeTextSegmenter):
 @BASELINES.add("similar-neighbours")
 def similar_neighbours(backbone: Backbone, matcher: Matcher) -> MergedSpans:
     """Replace neighbouring tokens of the most similar embeddings by their mean."""
-    return MergedSpans(SimilarNeighbours(backbone, matcher), mean_embedding, whole_texts=True)
+    return MergedSpans(SimilarNeighbours(backbone, matcher), mean_embedding)
