@@ -7,6 +7,7 @@ from functools import partial
 from prefect import flow
 
 from tasks.data.table_sources import check_data, check_limits
+from tasks.run.checks import check_backbone_place
 from tasks.run.pipeline import PipelineRun, open_pipeline
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE, questions_stage, shards_stage, table_stage, text_stage
@@ -25,6 +26,7 @@ def table(
     with open_pipeline(recipe, "umim-table", TableRecipe) as run:
         if confirm_run_unsafe_code:
             run.recipe = run.recipe.model_copy(update={"confirm_run_unsafe_code": True})
+        check_backbone_place(run.recipe)
         return str(measure_table(run).path / TABLE)
 
 

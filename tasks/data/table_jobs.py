@@ -135,6 +135,7 @@ class ModelPlace:
     device: Device
     dtype: BackboneDtype
     batch_size: int
+    backbone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,9 @@ def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
             "Copy the one of the machine that runs the flow, or put it into a shared folder.",
         )
     checkpoint = Checkpoint.load(Path(place.checkpoint))
-    opened = open_model_args(checkpoint, "prompt", None, None, place.dtype, place.device)
+    opened = open_model_args(
+        checkpoint, "prompt", place.backbone, None, place.dtype, place.device
+    )
     return checkpoint, opened.backbone
 
 

@@ -25,12 +25,19 @@ def question_source(recipe: TableRecipe, task: str, digests: Mapping[str, str]) 
         *places,
         digest=" ".join(digests.values()),
         checkpoint=str(resolve_checkpoint(recipe.checkpoint).resolve()),
+        backbone=named_backbone(recipe),
         options=() if own is None else tuple(_options(recipe, own).items()),
         new_tokens=None if chosen else recipe.new_tokens,
         answers=None if chosen else recipe.answers,
         seed=recipe.seed,
         confirm_run_unsafe_code=recipe.confirm_run_unsafe_code,
     )
+
+
+def named_backbone(recipe: TableRecipe) -> str | None:
+    """Return the backbone that a recipe names, a file or directory by its absolute path."""
+    name = recipe.backbone
+    return str(Path(name).resolve()) if name is not None and Path(name).exists() else name
 
 
 def data_digests(recipe: TableRecipe, task: str) -> dict[str, str]:

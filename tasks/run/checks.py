@@ -71,6 +71,12 @@ def check_settings(recipe: TableRecipe) -> None:
             target_of(setting.method, None, setting.target_tr, setting.raw_tail)
 
 
+def check_backbone_place(recipe: TableRecipe) -> None:
+    """Refuse a backbone that a table names and that is neither here nor within reach."""
+    if recipe.backbone is not None:
+        check_place("backbone", recipe.backbone, CONFIG_NAME, None)
+
+
 def check_positions(recipe: Recipe) -> None:
     """Refuse rows longer than a backbone's positions; reads configurations only, no weights."""
     wanted = {"segment_length": recipe.segment_length}

@@ -33,6 +33,7 @@ from tasks.data.table_jobs import (
 )
 from tasks.data.table_sources import (
     data_digests,
+    named_backbone,
     question_source,
     source_facts,
 )
@@ -235,4 +236,5 @@ def _place(recipe: TableRecipe) -> ModelPlace:
         recipe.cluster.device,
         recipe.dtype,
         recipe.batch_size,
+        named_backbone(recipe),
     )

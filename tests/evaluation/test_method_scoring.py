@@ -63,6 +63,18 @@ def test_truncated_contexts_have_as_many_tokens_as_umim_has_units(
     assert found == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_budget_is_of_equal_saving_where_layers_below_the_depth_read_every_token(
+    umim: Scorer, tiny_llama: Backbone
+) -> None:
+    inside = replace(umim.compressed, unit_positions="preserved", merge_depth=1)
+    assert tiny_llama.num_layers == 2
+    reduced = ReducedScorer(Scorer(inside, "prompt", 64), Truncation())
+    assert reduced.fit(CONTEXT, 64)[1] == 7  # 9 tokens, 5 units: 4 saved by one layer of two
+    assert reduced.fit(CONTEXT, 6)[1] <= 6
+    evicted = EvictedScorer(Scorer(inside, "prompt", 64), lambda ids: FullCache())
+    assert evicted.budget(CONTEXT, 3) == 10
+
+
 def test_the_full_cache_scores_like_the_model(umim: Scorer, tiny_llama: Backbone) -> None:
     scorer = EvictedScorer(umim, lambda ids: FullCache())
     found = [score.log_prob for score in scorer.score(REQUESTS, 1)]

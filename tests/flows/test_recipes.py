@@ -144,9 +144,7 @@ def test_a_backbone_of_unknown_shape_is_refused() -> None:
 def test_a_setting_of_a_table_that_no_worker_could_score_is_refused(
     tmp_path: Path, setting: dict[str, object], message: str
 ) -> None:
-    recipe = yaml.safe_load(
-        (RECIPES / "tables/baselines-reasoning-smollm2.yaml").read_text("utf-8")
-    )
+    recipe = yaml.safe_load((RECIPES / "tables/humaneval-qwen.yaml").read_text("utf-8"))
     recipe["settings"].append({"name": "another", "merge": "prompt", **setting})
     path = tmp_path / "table.yaml"
     path.write_text(yaml.safe_dump(recipe), "utf-8")

@@ -63,6 +63,10 @@ class TableRecipe(RunRecipe, StableDump):
     kind: Literal["table"]
     table: Annotated[str, Field(pattern=r"^(tab|fig):", description="Label in the paper.")]
     checkpoint: str = Field(description="Embedded name, own name (umim path), or directory.")
+    backbone: Annotated[str | None, OMIT_DEFAULT] = Field(
+        None,
+        description="Directory or GGUF file of the checkpoint's backbone; null: the name in it.",
+    )
     settings: tuple[TableSetting, ...] = ()
     tasks: tuple[str, ...] = Field(
         (), description="Tasks that come with the package, or tasks that lm-eval ships."

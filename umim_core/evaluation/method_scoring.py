@@ -82,13 +82,23 @@ class _BaselineScorer(RequestScorer):
         """Longest sequence that the model takes."""
         return self.umim.max_units
 
+    def equal_saving(self, tokens: int, units: int) -> int:
+        """Return how many of so many tokens stay where so many units stand for them.
+
+        Layers below the merge depth k read every token, so merging saves (tokens - units) (L - k)
+        of the tokens L layer-tokens; a method that drops a token saves all L of them.
+        """
+        layers = self.compressed.backbone.num_layers
+        merging = layers - self.compressed.merge_depth
+        return tokens - round((tokens - units) * merging / layers)
+
 
 @dataclass
 class ReducedScorer(_BaselineScorer):
     """Score requests whose contexts a token reducer has cut down.
 
     Args:
-        umim: Gives the backbone, and the budget where no target does.
+        umim: Gives the backbone, and the saving where no target does.
         reducer: Chooses the tokens that stay; a BOS in front, the cue and the raw tail are
             protected.
         target: Token reduction of each context; None for that of the rules.
@@ -127,9 +137,10 @@ class ReducedScorer(_BaselineScorer):
         Raises:
             EvaluationError: If there is no room for a single token.
         """
-        return (
-            self.umim.fit(ids, room, parts) if self.target is None else self.target.fit(ids, room)
-        )
+        if self.target is not None:
+            return self.target.fit(ids, room)
+        fitting, units = self.umim.fit(ids, room, parts)
+        return fitting, min(room, self.equal_saving(len(fitting), units))
 
     def shorten(self, ids: Ints, budget: int, asked: Asked = UNKNOWN) -> Shortened:
         """Reduce the tokens of a context to a budget.
@@ -166,7 +177,7 @@ class EvictedScorer(_BaselineScorer):
     """Score requests on a KV cache whose columns a policy chooses, one context after the other.
 
     Args:
-        umim: Gives the backbone, and the budget where no target does.
+        umim: Gives the backbone, and the saving where no target does.
         new_policy: Makes the policy of a context, given its raw ids.
         target: Share of each context's columns that go; None for the token reduction of the rules.
         age: Age at which spans leave the cache; None of other policies.
@@ -182,12 +193,13 @@ class EvictedScorer(_BaselineScorer):
     def budget(self, context: Ints, generated: int = 0, parts: Parts | None = None) -> int:
         """Return how many columns may stay of a context and of generated tokens behind it.
 
-        A target is one of all these tokens together. The rules leave the units of the context, and
-        generated tokens stay raw: UMIM's cache with ``merge=prompt``.
+        A target is one of all these tokens together. The rules leave the columns of the context
+        that merging leaves at its saving, and generated tokens stay raw.
         """
         if self.target is not None:
             return self.target.stays(len(context) + generated)
-        return len(self.compressed.segment_prompt(context, parts)[0]) + generated
+        units = len(self.compressed.segment_prompt(context, parts)[0])
+        return self.equal_saving(len(context), units) + generated
 
     def forwards(
         self, requests: Sequence[Request], batch_size: int

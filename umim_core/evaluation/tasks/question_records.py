@@ -17,6 +17,7 @@ class QuestionSource:
         folder: Folder of the questions of a task of ``task_sets``; None: its own source.
         digest: Digest of the folder that is named; what is kept of its content is kept by it.
         checkpoint: Directory of the checkpoint; the tokens of its backbone measure prompts.
+        backbone: Where that backbone lies; None for the name in the checkpoint.
         options: Name and value of options of a task that the package generates (``TaskOptions``).
         new_tokens: Most tokens of an answer; None for the task's number, which is no more.
         answers: Most answers per question, likewise.
@@ -29,6 +30,7 @@ class QuestionSource:
     folder: str | None = None
     digest: str = ""
     checkpoint: str | None = None
+    backbone: str | None = None
     options: tuple[tuple[str, int], ...] = ()
     new_tokens: int | None = None
     answers: int | None = None

@@ -225,7 +225,8 @@ def _loaded(source: QuestionSource) -> tuple[Task, str]:
     if source.folder is not None:
         options = {"task_data": source.folder}
     elif source.options:
-        options = {"checkpoint": source.checkpoint, **dict(source.options)}
+        places = {"checkpoint": source.checkpoint, "backbone": source.backbone}
+        options = {**places, **dict(source.options)}
     with standing_for_the_hub(source.hub, source.digest):
         task = load_tasks([source.task], options)[source.task]
     if _generates(task):
