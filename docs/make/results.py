@@ -17,7 +17,10 @@ from docs.make.benchmark_rows import ROWS
 from docs.make.document import RESULTS, Document
 from tasks.paper.adaptation_page import adaptation_page, adaptation_svg
 from tasks.report.ablation_page import FIGURES, AblationData, ablation_page, figure_svg
+from tasks.report.charts import svg_file
 from tasks.report.render import Report, page
+from tasks.report.report_data import AttentionExample
+from tasks.report.report_figures import ATTENTION, attention_figure
 from umim_core.store.artifacts import sha256_bytes
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -45,12 +48,19 @@ def documents_of(results: Path) -> list[Document]:
         figures = {results.stem: partial(adaptation_svg, found)}
     elif (TEMPLATES / f"{found.get('benchmark')}.md").is_file():
         made = partial(benchmark_page, found)
+        if example := found.get("attention"):
+            figures = {f"{results.stem}-attention": partial(_attention_svg, example)}
     else:
         return []
     return [
         Document(results.with_suffix(".md"), made),
         *(Document(results.with_name(f"{s}.svg"), draw, mark) for s, draw in figures.items()),
     ]
+
+
+def _attention_svg(example: Report) -> str:
+    drawn = attention_figure(AttentionExample.model_validate(example))
+    return svg_file(drawn, "attention", ATTENTION)
 
 
 def benchmark_page(report: Report) -> str:

@@ -258,9 +258,7 @@ def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
             "Copy the one of the machine that runs the flow, or put it into a shared folder.",
         )
     checkpoint = Checkpoint.load(Path(place.checkpoint))
-    opened = open_model_args(
-        checkpoint, "prompt", place.backbone, None, place.dtype, place.device
-    )
+    opened = open_model_args(checkpoint, "prompt", place.backbone, None, place.dtype, place.device)
     return checkpoint, opened.backbone
 
 

@@ -22,6 +22,7 @@ from tasks.report.row_labels import shown_name
 from umim_core.adaptation.settings import BASE
 from umim_core.config.recipe import DEFAULT_TASK
 
+ATTENTION: Final = "Attention before and after merging"
 FIRST: Final = "saving"  # the figure that leads the report
 _LABEL_CHARACTERS: Final = 14
 _FEWEST_LENGTHS: Final = 3  # a line through two points shows nothing that the table does not
@@ -249,20 +250,23 @@ def _attention(example: AttentionExample | None) -> ReportFigure | None:
     """Draw attention before and after merging side by side, on one scale; nothing for None."""
     if example is None or not example.units:
         return None
+    caption = (
+        f"{example.label}. Orange: merged spans. The row of a span is that of its last token; each "
+        "row adds up to 1. A column that stays dark after merging is a surrogate that later units "
+        "go on attending to."
+    )
+    return ReportFigure("attention", ATTENTION, caption, attention_figure(example), True)
+
+
+def attention_figure(example: AttentionExample) -> Figure:
+    """Draw attention over raw tokens and over units side by side, on one scale."""
     names = [_unit_name(*unit) for unit in zip(example.units, example.tokens, strict=True)]
     grids = {
         "before: raw tokens, added up by unit": example.before,
         "after: units": example.after,
     }
     merged = [place for place, tokens in enumerate(example.tokens) if tokens > 1]
-    axes = ("Attended unit", "Attending unit", "Attention weight")
-    caption = (
-        f"{example.label}. Orange: merged spans. The row of a span is that of its last token; each "
-        "row adds up to 1. A column that stays dark after merging is a surrogate that later units "
-        "go on attending to."
-    )
-    figure = heatmaps(grids, names, merged, axes)
-    return ReportFigure("attention", "Attention before and after merging", caption, figure, True)
+    return heatmaps(grids, names, merged, ("Attended unit", "Attending unit", "Attention weight"))
 
 
 def _similarity(rows: Sequence[SimilarityRow]) -> ReportFigure | None:

@@ -1,0 +1,37 @@
+"""The benchmark of example texts: spans in brackets, attention, and a page of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.examples import PROMPTS, bracketed, main
+from docs.make.results import documents_of
+from umim_core import UMIM
+
+
+def test_merged_spans_stand_in_brackets_and_nothing_else_changes() -> None:
+    umim = UMIM.from_pretrained("umim-docs-llama")
+    ids = umim.backbone.encode("return the value of the key")
+    shown = bracketed(ids, ((-1, 3), (1, 2)), umim)
+    assert re.fullmatch(r"[^\[\]]*\[[^\[\]]+\][^\[\]]*", shown)
+    assert re.sub(r"[\[\] ]", "", shown) == umim.backbone.decode(ids).replace(" ", "")
+
+
+def test_a_run_holds_texts_attention_and_cosines_and_has_a_page(tmp_path: Path) -> None:
+    out = tmp_path / "examples-tiny.json"
+    assert main(["--checkpoint", "umim-docs-llama", "--new-tokens", "3", "--out", str(out)]) == 0
+    report = json.loads(out.read_text("utf-8"))
+    assert [len(report["greedy"]), len(report["sampled"])] == [len(PROMPTS), 3]
+    assert any("[" in row["prompt"] for row in report["greedy"])
+    assert not any("[" in row["base"] for row in report["greedy"])
+    for side in ("before", "after"):
+        assert [sum(row) for row in report["attention"][side]] == pytest.approx(
+            [1.0] * len(report["attention"]["units"]), abs=1e-3
+        )
+    assert all(len(row["by_offset"]) == row["order"] for row in report["similarity"])
+    page, figure = documents_of(out)
+    assert "umim-docs-llama" in page.make() and "<svg" in figure.make()
