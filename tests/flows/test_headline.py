@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flows import parts
-from support.flow_plans import Recorder
+from support.recorder import Recorder
 from tasks.report.compare import ShippedResult, comparison_rows
 from tasks.run import checks
 from tasks.run.stage import Artifact, StageSpec, run_stage

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows import parts
-from support.flow_plans import Recorder
+from support.recorder import Recorder
 from tasks.cluster.lease import ClusterLease
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows import parts
-from support.flow_plans import Recorder
+from support.recorder import Recorder
 from umim_core.config.recipe import Recipe
 
 MEASURING = {"confidence_stage", "evaluate_stage", "task_score_stage", "benchmark_stage"}

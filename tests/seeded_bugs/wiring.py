@@ -11,7 +11,7 @@ WIRING = (
         "flows/parts.py",
         'checkpoint = result.settings[setting].path / "checkpoint"',
         'checkpoint = result.settings["WT"].path / "checkpoint"',
-        ("tests/flows/test_plans.py",),
+        ("tests/flows/test_recipe_keys.py",),
     ),
     SeededBug(
         "DPO does not start from SFT",
@@ -19,7 +19,7 @@ WIRING = (
         "umim_core/adaptation/settings.py",
         'Setting(ADAPTED, "WT + FT", "task", "dpo")',
         'Setting(ADAPTED, "WT + Rules", "task", "dpo")',
-        ("tests/flows/test_plans.py",),
+        ("tests/flows/test_recipe_keys.py",),
     ),
     SeededBug(
         "perplexity out of domain is measured in domain",
