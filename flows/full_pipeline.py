@@ -13,11 +13,7 @@ from tasks.stages.publish import report_stage
 
 @flow(name="umim", flow_run_name="{recipe}")
 def full_pipeline(recipe: str = "embedded") -> str:
-    """Run a whole recipe: corpus, rules, distillation, adaptation, evaluation, timing, report.
-
-    Returns:
-        The directory of the report.
-    """
+    """Run a whole recipe: corpus, rules, distillation, adaptation, evaluation, timing, report."""
     with open_pipeline(recipe, "umim") as run:
         results, shipped = parts.run_everything(run)
         rows = comparison_rows(results, shipped, run.recipe.seed)

@@ -18,11 +18,7 @@ from umim_core.config.table_recipe import TableRecipe, TableSetting
 def table(
     recipe: str = "tables/multiple-choice-smollm2", confirm_run_unsafe_code: bool = False
 ) -> str:
-    """Measure one table of the paper.
-
-    Returns:
-        The result file.
-    """
+    """Measure one table of the paper."""
     with open_pipeline(recipe, "umim-table", TableRecipe) as run:
         if confirm_run_unsafe_code:
             run.recipe = run.recipe.model_copy(update={"confirm_run_unsafe_code": True})

@@ -46,8 +46,7 @@ TAU = (
     ("umim_core/mining/mining_options.py", "MiningOptions", None),
     ("tasks/stages/mine.py", "count_stage", "find_ngrams"),
     ("umim_core/mining/finding.py", "find_ngrams", "count"),
-    ("tasks/data/counting.py", "ClusterCounter.count", "count_distributed"),
-    ("tasks/data/counting.py", "count_distributed", "_count_order"),
+    ("tasks/data/counting.py", "ClusterCounter.count", "_count_order"),
     ("tasks/data/counting.py", "_count_order", "items"),
     ("umim_core/mining/hashing.py", "PartitionedCounts.items", None),
 )

@@ -59,7 +59,7 @@ def ray_pairs(ids: Ids, offsets: UniformOffsets, options: argparse.Namespace) ->
     The start of the cluster and the first count of each side are left out.
     """
     from tasks.cluster.ray_cluster import ray_cluster
-    from tasks.data.counting import count_distributed
+    from tasks.data.counting import ClusterCounter
     from tasks.data.counting_tables import Corpus
 
     results: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def ray_pairs(ids: Ids, offsets: UniformOffsets, options: argparse.Namespace) ->
         shards = corpus.open()
         sides = {
             "kernel": lambda: count_ngrams(shards, offsets, options.tau, threads=THREADS),
-            "ray": lambda: count_distributed(corpus, options.tau),
+            "ray": lambda: ClusterCounter(corpus).count(options.tau),
         }
         seconds = alternate(sides, options.rounds, results.__setitem__)
     return {

@@ -71,9 +71,6 @@ class ClusterLease:
         Args:
             needed: GPUs where the configuration has them, else cores.
 
-        Yields:
-            The running cluster.
-
         Raises:
             ClusterError: If a cluster of this machine can never hold the workers.
         """
@@ -161,10 +158,6 @@ class ClusterLease:
 
 def keep_logs(logs: Path, place: Path) -> Path | None:
     """Copy Ray's logs, which go with their folder, to a place that stays.
-
-    Args:
-        logs: Folder of the log files.
-        place: Receives a folder that is named by time and process.
 
     Returns:
         That folder, or None if nothing could be copied.

@@ -50,9 +50,6 @@ def _check(folder: Path | None) -> None:
 def require_same_code(nodes: Mapping[str, CodeIdentity]) -> None:
     """Refuse nodes that run other code than this process.
 
-    Args:
-        nodes: What each runs, by its address.
-
     Raises:
         ClusterError: If one does; the message names its checkout and commit, and ours.
     """

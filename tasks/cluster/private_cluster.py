@@ -57,9 +57,6 @@ def listening_addresses() -> list[tuple[str, str, int]]:
 def require_loopback(sockets: Iterable[tuple[str, str, int]]) -> None:
     """Check that sockets listen on this machine only.
 
-    Args:
-        sockets: Entries of ``listening_addresses``.
-
     Raises:
         ClusterError: If one can be reached from another machine.
     """

@@ -61,8 +61,6 @@ def ray_cluster(
     address: str | None = None,
     *,
     object_store_bytes: int = 1024 * _MIB,
-    threads: int | None = None,
-    log_to_driver: bool = False,
 ) -> Iterator[Cluster]:
     """Connect to Ray for the length of a ``with`` block.
 
@@ -74,19 +72,13 @@ def ray_cluster(
         address: ``host:port``, ``ray://host:port`` or ``auto`` of a running cluster; "local"
             starts one. None means the environment's ``RAY_ADDRESS``, else "local".
         object_store_bytes: Shared memory of a cluster started here, in bytes.
-        threads: OpenMP threads of every worker; None leaves Ray's rule (the CPUs a task asked
-            for).
-        log_to_driver: Whether the output of workers is repeated here.
-
-    Yields:
-        What the connection offers.
 
     Raises:
         ClusterError: If an argument is out of bounds, the cluster does not answer, a named
             cluster is used without an explicit ``RAY_AUTH_MODE``, or a socket of a local cluster
             is open to other machines.
     """
-    _check_arguments(cpus, object_store_bytes, threads)
+    _check_arguments(cpus, object_store_bytes)
     import ray
 
     if ray.is_initialized():
@@ -94,11 +86,8 @@ def ray_cluster(
         return
     target = cluster_address(address)
     with contextlib.ExitStack() as stack:
-        options: dict[str, object] = {
-            "log_to_driver": log_to_driver,
-            "logging_level": "ERROR",
-        }
-        environment = worker_environment(local=target == LOCAL, threads=threads)
+        options: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
+        environment = worker_environment(local=target == LOCAL)
         sockets_before = set(listening_addresses())
         if target == LOCAL:
             folder = stack.enter_context(cluster_folder())
@@ -129,13 +118,12 @@ def cluster_address(address: str | None) -> str:
     return address or os.environ.get("RAY_ADDRESS") or LOCAL
 
 
-def worker_environment(*, local: bool, threads: int | None = None) -> dict[str, str]:
+def worker_environment(*, local: bool) -> dict[str, str]:
     """Return the environment variables that every worker gets.
 
     Args:
         local: Whether the workers run on this machine, so that this checkout's path means
             something to them and its accelerators are theirs.
-        threads: OpenMP threads of every worker, or None for Ray's rule.
 
     Returns:
         Names and values. ``OMP_WAIT_POLICY=PASSIVE`` because two spinning thread teams on few
@@ -148,8 +136,6 @@ def worker_environment(*, local: bool, threads: int | None = None) -> dict[str, 
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "1",
     }
-    if threads is not None:
-        env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(threads)
     if local:
         old = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
         paths = [str(CHECKOUT), *(p for p in old if p != str(CHECKOUT))]
@@ -163,11 +149,9 @@ def worker_environment(*, local: bool, threads: int | None = None) -> dict[str, 
     return env
 
 
-def _check_arguments(cpus: int | None, object_store_bytes: int, threads: int | None) -> None:
+def _check_arguments(cpus: int | None, object_store_bytes: int) -> None:
     if cpus is not None and cpus < 1:
         raise ClusterError("cpus must be at least 1", cpus)
-    if threads is not None and threads < 1:
-        raise ClusterError("threads must be at least 1", threads)
     if object_store_bytes < _MIN_OBJECT_STORE:
         raise ClusterError(
             f"object_store_bytes must be at least {_MIN_OBJECT_STORE}", object_store_bytes

@@ -50,11 +50,6 @@ def _is_a_consequence(error: BaseException) -> bool:
 def cluster_error(rule: str, error: BaseException, again: str) -> UmimError:
     """Return the typed error of a failed call of Ray.
 
-    Args:
-        rule: What must hold.
-        error: What Ray raised.
-        again: Remedy where workers were lost. An error of their code comes back at every try.
-
     Returns:
         The cause itself if it is typed. A cause that the message cannot hold whole is its note.
     """

@@ -129,13 +129,7 @@ def _listen_on_loopback() -> None:
 
 
 class ReplicatedEngine:
-    """The replicas as one model; see ``AnswerEngine``.
-
-    Args:
-        handle: Ray Serve's handle of the deployment.
-        name: How requests call the model.
-        positions: Most tokens of a prompt and its answer; None for no bound.
-    """
+    """The replicas as one model; see ``AnswerEngine``."""
 
     def __init__(self, handle: DeploymentHandle[Any], name: str, positions: int | None) -> None:
         self._handle = handle.options(stream=True)

@@ -1,7 +1,7 @@
 """Calls of functions on the workers of a cluster, with declared resources.
 
-``run_on_workers`` makes many calls of one function; ``call_on_worker`` makes one, of a stage that
-may stand beside trainings. Ray keeps a worker for the next call, so torch and transformers are
+``run_on_workers`` makes many calls; ``call_on_worker`` makes one, of a stage that may stand beside
+trainings. Ray keeps a worker for the next call, so torch and transformers are
 imported once per worker and not once per stage.
 """
 
@@ -19,7 +19,6 @@ from umim_core.backbone.devices import release_memory
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError, UmimError
 
-J = TypeVar("J")
 K = TypeVar("K")
 R = TypeVar("R")
 _WAIT_SECONDS = 1.0
@@ -29,22 +28,20 @@ _here: Final = threading.Lock()  # for calls in this process: what they load and
 
 def run_on_workers(
     lease: ClusterLease,
-    function: Callable[[J], R],
-    jobs: Mapping[K, J],
+    jobs: Mapping[K, Callable[[], R]],
     finished: Callable[[K, R], None],
     cores: int = 1,
 ) -> None:
-    """Call a function once per job and hand on each result as it comes, in this thread.
+    """Make calls and hand on each result as it comes, in this thread.
 
-    ``workers: 0`` in the cluster's configuration calls it here, one job after the other; threads of
+    ``workers: 0`` in the cluster's configuration makes them here, one after the other; threads of
     this process take turns. Otherwise every call is a task of the cluster with so many cores, and a
     GPU where the configuration has them; as many run at a time as the cluster has room for. A
     call's threads are its cores, so its numbers do not depend on how many others run.
 
     Args:
         lease: The cluster, started at the first need.
-        function: A function of a module; workers import it.
-        jobs: Its arguments, by key.
+        jobs: Calls by key: functions of a module, which workers import, with their arguments.
         finished: Receives key and result of each call.
         cores: CPU cores of a call.
 
@@ -59,7 +56,7 @@ def run_on_workers(
         for key, job in jobs.items():
             with _here:
                 park_if_stopping()
-                result = function(job)
+                result = job()
             finished(key, result)
         return
     cluster = lease.ensure()
@@ -75,7 +72,7 @@ def run_on_workers(
             )
     # Ray ends a worker after each task with a GPU by default; it would load its model every time.
     remote = ray.remote(num_cpus=cores, num_gpus=gpus, max_calls=0, max_retries=_RESTARTS)(_call)
-    waiting = {remote.remote(function, job, cores): key for key, job in jobs.items()}
+    waiting = {remote.remote(job, cores): key for key, job in jobs.items()}
     try:
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=_WAIT_SECONDS)
@@ -90,19 +87,16 @@ def run_on_workers(
             ray.cancel(reference, force=True)
 
 
-def call_on_worker(
-    lease: ClusterLease, function: Callable[[J], R], job: J, *, alone: bool = False
-) -> R:
-    """Call a function once and return its result: on a worker, or here where that gains nothing.
+def call_on_worker(lease: ClusterLease, job: Callable[[], R], *, alone: bool = False) -> R:
+    """Make one call and return its result: on a worker, or here where that gains nothing.
 
-    It is called here, in the caller's thread, with ``workers: 0``, and where the only worker would
+    It is made here, in the caller's thread, with ``workers: 0``, and where the only worker would
     be a second process on the same cores. Otherwise it is a task of the cluster with the cores of
     ``cores_of_a_call``, which waits until workers of other stages leave room for it.
 
     Args:
         lease: The cluster, started at the first need.
-        function: A function of a module; workers import it.
-        job: Its argument. Paths in it are absolute, on a disk that the workers share.
+        job: As of `run_on_workers`. Paths in it are absolute, on a disk that the workers share.
         alone: Whether it has all cores of a machine instead, and all GPUs of this one, so that no
             other call of the cluster runs beside it.
 
@@ -111,12 +105,12 @@ def call_on_worker(
         UmimError: What the call raised.
     """
     if not calls_leave_this_process(lease.config):
-        return function(job)
+        return job()
     config, cluster, found = lease.config, lease.ensure(), list[R]()
     cores = cores_of_a_machine(config) if alone else cores_of_a_call(config, cluster)
     gpus = cluster.gpus if alone else 1
     with lease.room(gpus if config.use_gpu else cores):
-        run_on_workers(lease, function, {"": job}, lambda _, result: found.append(result), cores)
+        run_on_workers(lease, {"": job}, lambda _, result: found.append(result), cores)
     return found[0]
 
 
@@ -158,15 +152,13 @@ def cores_of_a_machine(config: ClusterConfig) -> int:
     return max(1, *cores)
 
 
-def _call(
-    function: Callable[[J], R], job: J, threads: int
-) -> tuple[R | None, dict[str, object] | None]:
+def _call(job: Callable[[], R], threads: int) -> tuple[R | None, dict[str, object] | None]:
     """Return a result, or a typed error as data: Ray would lose its parts."""
     import torch
 
     torch.set_num_threads(threads)  # a call before this one may have had other cores
     try:
-        return function(job), None
+        return job(), None
     except UmimError as error:
         return None, as_data(error)
     finally:

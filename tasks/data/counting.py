@@ -54,43 +54,6 @@ def default_block_tokens(tokens: int, workers: int) -> int:
     return min(max(math.ceil(tokens / workers), _MIN_BLOCK_TOKENS), _MAX_BLOCK_TOKENS)
 
 
-def nothing_known(order: int) -> None:
-    """Know no finished order."""
-
-
-def ignore(order: int, keys: np.ndarray, support: np.ndarray) -> None:
-    """Keep no finished order."""
-
-
-def count_distributed(
-    corpus: Corpus,
-    tau: int,
-    *,
-    block_tokens: int | None = None,
-    known: Known = nothing_known,
-    finished: Finished = ignore,
-    progress: Progress | None = None,
-) -> NgramCounts:
-    """Count all 2-, 3- and 4-grams on the running Ray cluster.
-
-    Returns:
-        The same as :func:`umim_core.mining.counting.count_ngrams`, whatever blocks and workers.
-    """
-    prepare_ray_data()
-    counts = NgramCounts({}, {}, tau)
-    reference = ray.put(corpus)
-    for order in ORDERS:
-        counted = known(order)
-        if counted is None:
-            with metered(
-                int(corpus.offsets[-1]) * TOKEN_BYTES, f"{order}-grams", progress
-            ) as meter:
-                counted = _count_order(corpus, reference, order, counts, block_tokens, meter)
-            finished(order, *counted)
-        counts.keys[order], counts.support[order] = counted
-    return counts
-
-
 def _count_order(
     corpus: Corpus,
     reference: ray.ObjectRef,
@@ -178,55 +141,6 @@ def _collect(dataset: ray.data.Dataset, blocks: int) -> tuple[np.ndarray, np.nda
     return sort_pairs(np.concatenate(keys), np.concatenate(support))
 
 
-def recount_distributed(
-    corpus: Corpus,
-    keys: dict[int, np.ndarray],
-    document_ends: np.ndarray | None = None,
-    progress: Progress | None = None,
-) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-    """Count given n-grams exactly, and the documents they occur in, in one pass without a shuffle.
-
-    Args:
-        corpus: What is counted.
-        keys: Sorted packed keys [R_n] per order.
-        document_ends: End positions of all documents [D] to count documents; else None.
-        progress: As for :func:`count_distributed`.
-
-    Returns:
-        Support and documents [R_n] per order; documents are empty where they are not counted.
-    """
-    prepare_ray_data()
-    total = int(corpus.offsets[-1])
-    ranges = recount_ranges(total, document_ends, cluster_cpus())
-    reference, tables = ray.put(corpus), ray.put((keys, document_ends))
-    with metered(total * TOKEN_BYTES, "documents", progress) as meter:
-
-        def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
-            opened = ray.get(reference)
-            wanted, ends = ray.get(tables)
-            for number, low, high in zip(batch["range"], batch["low"], batch["high"], strict=True):
-                recount = Recount(wanted, count_documents=ends is not None)
-                ends_or_none = NO_DOCUMENTS if ends is None else ends
-                recount.add(opened.open(), opened.offsets, int(low), int(high), ends_or_none)
-                meter.add(int(high - low) * TOKEN_BYTES)
-                for order in ORDERS:
-                    yield packed_row(
-                        {"order": order},
-                        ranges=np.array([number], np.int64),
-                        support=recount.support[order],
-                        documents=recount.documents[order],
-                    )
-
-        dataset = ray.data.from_items(
-            [{"range": number, "low": a, "high": b} for number, (a, b) in enumerate(ranges)],
-            override_num_blocks=max(1, len(ranges)),
-        ).map_batches(local, batch_size=None, max_retries=TASK_RESTARTS)
-        sizes = {n: len(keys[n]) for n in ORDERS}
-        return _added(
-            result_tables(dataset), sizes, sizes if document_ends is not None else {}, len(ranges)
-        )
-
-
 def _added(
     tables: Iterable[pa.Table], sizes: dict[int, int], spread: dict[int, int], ranges: int
 ) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
@@ -258,27 +172,80 @@ def _added(
 
 @dataclass(frozen=True)
 class ClusterCounter:
-    """Count on the running cluster; see :func:`count_distributed` for the fields."""
+    """Count on the running Ray cluster.
+
+    Attributes:
+        corpus: What is counted.
+        block_tokens: Tokens of a task; None takes ``default_block_tokens``.
+        known: Gives the keys and counts of an order that is finished, or None.
+        finished: Receives those of each order that is counted.
+        progress: Receives bytes read, bytes in all, and what is counted.
+    """
 
     corpus: Corpus
     block_tokens: int | None = None
-    known: Known = nothing_known
-    finished: Finished = ignore
+    known: Known = lambda _: None
+    finished: Finished = lambda *_: None
     progress: Progress | None = None
 
     def count(self, tau: int) -> NgramCounts:
-        """Count everything that occurs at least ``tau`` times."""
-        return count_distributed(
-            self.corpus,
-            tau,
-            block_tokens=self.block_tokens,
-            known=self.known,
-            finished=self.finished,
-            progress=self.progress,
-        )
+        """Count everything that occurs at least ``tau`` times.
+
+        Returns:
+            The same as :func:`umim_core.mining.counting.count_ngrams`, whatever blocks and workers.
+        """
+        prepare_ray_data()
+        counts = NgramCounts({}, {}, tau)
+        reference, size = ray.put(self.corpus), int(self.corpus.offsets[-1]) * TOKEN_BYTES
+        for order in ORDERS:
+            counted = self.known(order)
+            if counted is None:
+                with metered(size, f"{order}-grams", self.progress) as meter:
+                    of = (order, counts, self.block_tokens, meter)
+                    counted = _count_order(self.corpus, reference, *of)
+                self.finished(order, *counted)
+            counts.keys[order], counts.support[order] = counted
+        return counts
 
     def recount(
         self, keys: dict[int, np.ndarray], document_ends: np.ndarray | None
     ) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-        """Count given n-grams, and their documents where ends are given."""
-        return recount_distributed(self.corpus, keys, document_ends, self.progress)
+        """Count given n-grams, and their documents where ends are given, without a shuffle.
+
+        Args:
+            keys: Sorted packed keys [R_n] per order.
+            document_ends: End positions of all documents [D], or None.
+
+        Returns:
+            Support and documents [R_n] per order; documents are empty where they are not counted.
+        """
+        prepare_ray_data()
+        total = int(self.corpus.offsets[-1])
+        ranges = recount_ranges(total, document_ends, cluster_cpus())
+        reference, tables = ray.put(self.corpus), ray.put((keys, document_ends))
+        with metered(total * TOKEN_BYTES, "documents", self.progress) as meter:
+
+            def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
+                opened = ray.get(reference)
+                wanted, ends = ray.get(tables)
+                numbered = zip(batch["range"], batch["low"], batch["high"], strict=True)
+                for number, low, high in numbered:
+                    recount = Recount(wanted, count_documents=ends is not None)
+                    ends_or_none = NO_DOCUMENTS if ends is None else ends
+                    recount.add(opened.open(), opened.offsets, int(low), int(high), ends_or_none)
+                    meter.add(int(high - low) * TOKEN_BYTES)
+                    for order in ORDERS:
+                        yield packed_row(
+                            {"order": order},
+                            ranges=np.array([number], np.int64),
+                            support=recount.support[order],
+                            documents=recount.documents[order],
+                        )
+
+            dataset = ray.data.from_items(
+                [{"range": number, "low": a, "high": b} for number, (a, b) in enumerate(ranges)],
+                override_num_blocks=max(1, len(ranges)),
+            ).map_batches(local, batch_size=None, max_retries=TASK_RESTARTS)
+            sizes = {n: len(keys[n]) for n in ORDERS}
+            spread = sizes if document_ends is not None else {}
+            return _added(result_tables(dataset), sizes, spread, len(ranges))

@@ -41,11 +41,7 @@ class _Sum:
 
 @contextmanager
 def metered(total: int, text: str, progress: Progress | None) -> Iterator[ByteMeter]:
-    """Give a meter to hand to tasks, and report it every half second while the block runs.
-
-    Yields:
-        The meter.
-    """
+    """Give a meter to hand to tasks, and report it every half second while the block runs."""
     if progress is None:
         yield ByteMeter(None)
         return

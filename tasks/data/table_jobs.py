@@ -138,27 +138,6 @@ class ModelPlace:
     backbone: str | None = None
 
 
-@dataclass(frozen=True)
-class ShardJob:
-    """Questions ``first`` to ``last`` - 1 of a task under a setting."""
-
-    place: ModelPlace
-    setting: TableSetting
-    source: QuestionSource
-    questions: QuestionSet
-    first: int
-    last: int
-    own_model: str | None = None
-
-
-@dataclass(frozen=True)
-class TextJob:
-    """A text on a checkpoint and its base model."""
-
-    place: ModelPlace
-    text: TableText
-
-
 def find_questions(source: QuestionSource) -> QuestionSet:
     """Return what a task's questions are; see ``question_set``."""
     _ask_no_network(source)
@@ -167,41 +146,47 @@ def find_questions(source: QuestionSource) -> QuestionSet:
     return question_set(source)
 
 
-def score_shard(job: ShardJob) -> ShardScores:
-    """Score one shard; see ``score_questions``."""
-    _ask_no_network(job.source)
+def score_shard(
+    place: ModelPlace,
+    setting: TableSetting,
+    source: QuestionSource,
+    questions: QuestionSet,
+    first: int,
+    last: int,
+    own_model: str | None = None,
+) -> ShardScores:
+    """Score questions ``first`` to ``last`` - 1 under a setting; see ``score_questions``."""
+    _ask_no_network(source)
     from umim_core.evaluation.harness import UmimLM
     from umim_core.evaluation.method_scoring import named_method
     from umim_core.evaluation.tasks.question_shards import score_questions
 
-    checkpoint, backbone = _opened(job.place)
+    checkpoint, backbone = _opened(place)
     model = UmimLM(
         checkpoint,
-        job.setting.merge,
+        setting.merge,
         backbone,
-        batch_size=job.place.batch_size,
-        method=job.setting.method,
-        target_tr=job.setting.target_tr,
-        raw_tail=job.setting.raw_tail,
-        protect=job.setting.protect,
+        batch_size=place.batch_size,
+        method=setting.method,
+        target_tr=setting.target_tr,
+        raw_tail=setting.raw_tail,
+        protect=setting.protect,
     )
-    if model.method != (wanted := named_method(job.setting.method, job.own_model)):
+    if model.method != (wanted := named_method(setting.method, own_model)):
         raise BackboneError(
             f"every machine must have the same model of the baseline {wanted}",
             model.method,
             "Load that commit there, or clear the hub's cache and let it load again.",
         )
-    return score_questions(model, job.source, job.questions, job.first, job.last)
+    return score_questions(model, source, questions, first, last)
 
 
-def measure_text(job: TextJob) -> dict[str, float]:
+def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     """Return alignment, and perplexity of base and checkpoint, on rows at even distances.
 
     With baselines also the perplexity of raw second halves, behind first halves that base,
     checkpoint and every baseline read: ``ppl_half_NAME``, and the reduction ``tr_half_NAME``.
     """
-    import numpy as np
-
     from umim_core.baselines.methods import BASELINES
     from umim_core.evaluation.alignment import evaluate_alignment
     from umim_core.evaluation.method_scoring import AnyScorer, method_scorer
@@ -211,24 +196,23 @@ def measure_text(job: TextJob) -> dict[str, float]:
     from umim_core.text.token_ids import cut_segments
     from umim_core.text.tokens import iter_token_pieces
 
-    checkpoint, backbone = _opened(job.place)
+    checkpoint, backbone = _opened(place)
     compressed = UMIM(backbone, checkpoint).compressed
-    pieces = [ids for ids, _ in iter_token_pieces(job.text.source, backbone.tokenizer)]
-    length = job.text.segment_length
+    pieces = [ids for ids, _ in iter_token_pieces(text.source, backbone.tokenizer)]
+    length, batch = text.segment_length, place.batch_size
     cut = cut_segments(np.concatenate(pieces), length)[0].reshape(-1, length)
-    count = min(job.text.rows, len(cut))
+    count = min(text.rows, len(cut))
     rows = [cut[index * len(cut) // count] for index in range(count)]
-    batch = job.place.batch_size
     base = perplexity(rows, compressed.base(), batch)
     ours = perplexity(rows, compressed, batch)
     increase, error = ours.increase_over(base)
     halves: dict[str, float] = {}
-    if job.text.methods:
+    if text.methods:
         scorers: dict[str, AnyScorer] = {
             "base": Scorer(compressed.base(), "prompt", length),
             "umim": Scorer(compressed, "prompt", length),
         }
-        for name in job.text.methods:
+        for name in text.methods:
             method = BASELINES.find(name)(backbone, compressed.require_matcher())
             scorers[name] = method_scorer(method, compressed, length)
         for name, scorer in scorers.items():

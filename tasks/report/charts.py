@@ -231,12 +231,12 @@ def _svg(figure: Figure, name: str, title: str) -> str:
     return text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
 
 
-def png(figure: Figure, dpi: int = 150) -> bytes:
+def png(figure: Figure) -> bytes:
     """Return a drawing as a PNG file on white."""
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+        figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
     return buffer.getvalue()
 
 

@@ -45,14 +45,14 @@ _VARIANTS: Final = (
     Column("rules by", lambda row: _of_rules(row, lambda rules: rules.made_by), left=True),
     Column("overlap", lambda row: _of_rules(row, lambda rules: rules.overlap), left=True),
     Column("containment", lambda row: _of_rules(row, lambda rules: rules.containment), left=True),
-    number_column("most rules", lambda row: row.cell.rule_budget, 0),
-    number_column("tokens asked", lambda row: row.cell.confidence_tokens, 0),
+    number_column("most rules", lambda row: row.cell.rule_budget),
+    number_column("tokens asked", lambda row: row.cell.confidence_tokens),
     Column("revision", lambda row: row.cell.revision or DASH, left=True),
     Column("positions", lambda row: row.cell.module_positions, left=True),
     Column("depth", lambda row: str(row.cell.depth)),
     Column("kind", lambda row: row.cell.kind, left=True),
     Column("residual", lambda row: row.cell.residual, left=True),
-    number_column("rule rows", lambda row: row.cell.rule_rows, 0),
+    number_column("rule rows", lambda row: row.cell.rule_rows),
     Column("unit positions", lambda row: row.cell.unit_positions, left=True),
 )
 

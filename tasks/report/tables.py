@@ -32,11 +32,9 @@ class Column:
     left: bool = False
 
 
-def number_column(
-    heading: str, value: Callable[[Any], float | None], digits: int, scale: float = 1.0
-) -> Column:
-    """Return a column of numbers, as :func:`shown` formats them."""
-    return Column(heading, lambda row: shown(value(row), digits, scale=scale))
+def number_column(heading: str, value: Callable[[Any], float | None]) -> Column:
+    """Return a column of whole numbers."""
+    return Column(heading, lambda row: shown(value(row), 0))
 
 
 def shown(value: float | None, digits: int, *, scale: float = 1.0) -> str:

@@ -86,11 +86,7 @@ class PipelineRun(Generic[R]):
         label: str = "",
         setting: str = "",
     ) -> Artifact:
-        """Run one stage as a Prefect task and record it in MLflow.
-
-        Returns:
-            The stage's artifact, built or found.
-        """
+        """Run one stage as a Prefect task and record it in MLflow."""
         park_if_stopping()
         name = function.__name__.removesuffix("_stage").replace("_", "-")
         shown = " ".join(part for part in (name, label, setting) if part)
@@ -125,11 +121,7 @@ class PipelineRun(Generic[R]):
         return artifact
 
     def run_parallel(self, parts: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
-        """Run parts of the flow that do not depend on each other.
-
-        Returns:
-            What each part returned, in order.
-        """
+        """Run parts of the flow that do not depend on each other."""
         most = most or self.recipe.cluster.parallel_stages
         self.at_a_time = max(self.at_a_time, min(most, len(parts)))
         return side_by_side(parts, most)
@@ -185,11 +177,7 @@ class PipelineRun(Generic[R]):
 def open_pipeline(
     recipe_name: str, flow_name: str, kind: type[R] = Recipe
 ) -> Iterator[PipelineRun[R]]:
-    """Open a pipeline run: recipe, root, cluster lease and MLflow parent run.
-
-    Yields:
-        The run; it is closed as finished or failed at the end.
-    """
+    """Open a pipeline run: recipe, root, cluster lease and MLflow parent run."""
     with in_the_checkout(), logs_on_the_run_page(), _opened(recipe_name, flow_name, kind) as run:
         yield run
 

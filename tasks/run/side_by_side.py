@@ -23,11 +23,7 @@ Part = Callable[[], object]
 
 
 def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
-    """Call independent functions, at most so many at a time.
-
-    Returns:
-        What each of them returned, in order.
-    """
+    """Call independent functions, at most so many at a time."""
     if most == 1 or len(parts) < 2:
         return [part() for part in parts]
     threads, failed = torch.get_num_threads(), threading.Event()

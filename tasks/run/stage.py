@@ -292,9 +292,6 @@ def _version(name: str) -> str:
         return "absent"
 
 
-_HEADINGS = "stage", "built", "seconds"
-
-
 def time_lines(artifacts: Sequence[Artifact], elapsed: float, at_a_time: int) -> list[str]:
     """Return a table of what was built in a run, the longest first; nothing if nothing was."""
     seconds = defaultdict[str, list[float]](list)
@@ -304,11 +301,12 @@ def time_lines(artifacts: Sequence[Artifact], elapsed: float, at_a_time: int) ->
     if not seconds:
         return []
     ordered = sorted(seconds.items(), key=lambda item: -sum(item[1]))
-    rows = [(name, str(len(own)), f"{sum(own):.0f}") for name, own in ordered]
-    widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows, strict=True)]
     lines = [
-        f"{name:<{widths[0]}}  {built:>{widths[1]}}  {took:>{widths[2]}}"
-        for name, built, took in (_HEADINGS, *rows)
+        f"{name:<18}{built:>5}{took:>9}"
+        for name, built, took in (
+            ("stage", "built", "seconds"),
+            *((name, len(own), f"{sum(own):.0f}") for name, own in ordered),
+        )
     ]
     total = sum(map(sum, seconds.values()))
     side_by_side = f"; up to {at_a_time} stages at a time, together {total:.0f} s"

@@ -78,11 +78,7 @@ def verify(
 
 
 def remove(remote: RemoteRoot, prefix: str) -> str:
-    """Remove one stage by ``<stage>/<first digits of its key>``; its files go with ``collect``.
-
-    Returns:
-        Its whole name.
-    """
+    """Remove one stage by ``<stage>/<first digits of its key>``; its files go with ``collect``."""
     names = [name for name in remote.names("stages") if name.startswith(prefix)]
     if len(names) != 1 or "/" not in prefix:
         raise ArtifactError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -155,21 +156,6 @@ class ScoredModel:
     seed: int | None = None
 
 
-@dataclass(frozen=True)
-class ChoicesJob:
-    """The test questions of a task, and a model to score; paths are absolute."""
-
-    checkpoint: str
-    control: str | None
-    merged: bool
-    questions: str
-    form: QuestionForm
-    max_tokens: int
-    batch_size: int
-    dtype: str
-    device: str
-
-
 def choice_scores_stage(
     root: Path,
     lease: ClusterLease,
@@ -202,35 +188,32 @@ def choice_scores_stage(
     )
 
     def build(out: Path) -> Metrics:
-        job = ChoicesJob(
-            checkpoint=str(checkpoint),
-            control=None if model.control is None else str(model.control.path / "control"),
-            merged=base is not None and model.control is None,
-            questions=str(task.path / "test.jsonl"),
-            form=form_of(task),
-            max_tokens=recipe.max_tokens,
-            batch_size=recipe.batch_size,
-            dtype=recipe.dtype,
-            device=recipe.cluster.device,
-        )
-        found = call_on_worker(lease, score_task_choices, job)
-        write_json(out / SCORES, asdict(found))
-        return compared(found, None if base is None else read_scores(base))
+        scored = partial(score_task_choices, model, task, recipe, merged=base is not None)
+        scores = call_on_worker(lease, scored)
+        write_json(out / SCORES, asdict(scores))
+        return compared(scores, None if base is None else read_scores(base))
 
     return run_stage(root, spec, build)
 
 
-def score_task_choices(job: ChoicesJob) -> ChoiceScores:
-    """Load a model and score the questions of a job."""
-    compressed = UMIM.from_pretrained(job.checkpoint, dtype=job.dtype, device=job.device).compressed
-    if job.control is not None:
-        compressed = load_control(Path(job.control), compressed.backbone)
-    elif not job.merged:
+def score_task_choices(
+    model: ScoredModel, task: Artifact, recipe: AdaptationRecipe, *, merged: bool
+) -> ChoiceScores:
+    """Load a model and score the test questions of a task."""
+    compressed = UMIM.from_pretrained(
+        model.artifact.path / "checkpoint", dtype=recipe.dtype, device=recipe.cluster.device
+    ).compressed
+    if model.control is not None:
+        compressed = load_control(model.control.path / "control", compressed.backbone)
+    elif not merged:
         compressed = compressed.base()
     questions = encode_questions(
-        read_questions(job.questions), compressed.backbone.encode, job.form, job.max_tokens
+        read_questions(task.path / "test.jsonl"),
+        compressed.backbone.encode,
+        form_of(task),
+        recipe.max_tokens,
     )
-    return score_choices(questions, compressed, job.batch_size)
+    return score_choices(questions, compressed, recipe.batch_size)
 
 
 def read_scores(artifact: Artifact) -> ChoiceScores:

@@ -10,7 +10,8 @@ import json
 import os
 import platform
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +68,8 @@ def benchmark_stage(
     )
 
     def build(out: Path) -> Metrics:
-        job = TimingJob(tokenized, directory, config, device, dtype)
-        rows, place = call_on_worker(lease, time_checkpoint, job, alone=True)
+        timed = partial(time_checkpoint, tokenized, directory, config, device, dtype)
+        rows, place = call_on_worker(lease, timed, alone=True)
         _write(out / _MACHINE, place)
         _write(out / _FILE, [asdict(row) for row in rows])
         _write(out / f"{_BREAK_EVEN}.json", [asdict(crossing) for crossing in break_even(rows)])
@@ -78,27 +79,21 @@ def benchmark_stage(
     return run_stage(root, spec, build)
 
 
-@dataclass(frozen=True)
-class TimingJob:
-    """A checkpoint, the text it is timed on, and how."""
-
-    tokenized: Artifact
-    checkpoint: Path
-    config: BenchmarkConfig
-    device: Device
-    dtype: BackboneDtype
-
-
-def time_checkpoint(job: TimingJob) -> tuple[list[ThroughputRow], str]:
+def time_checkpoint(
+    tokenized: Artifact,
+    checkpoint: Path,
+    config: BenchmarkConfig,
+    device: Device,
+    dtype: BackboneDtype,
+) -> tuple[list[ThroughputRow], str]:
     """Return the rows of a checkpoint, and what they were measured on: see ``machine.json``."""
-    config = job.config
-    umim = UMIM.from_pretrained(job.checkpoint, dtype=job.dtype, device=job.device)
-    test = tokens(job.tokenized, "test")
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
+    test = tokens(tokenized, "test")
     # Each pair of runs begins one continuation further on, then round again.
     text = test[: tokens_needed(config) + config.pairs * config.new_tokens]
     rows = measure_throughput(umim.compressed, np.asarray(text, dtype=np.int64), config)
     place = machine(torch.get_num_threads())
-    return rows, place if job.device == "cpu" else f"{place}, {torch.cuda.get_device_name()}"
+    return rows, place if device == "cpu" else f"{place}, {torch.cuda.get_device_name()}"
 
 
 def expected_place(config: ClusterConfig) -> str:

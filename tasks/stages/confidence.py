@@ -9,7 +9,6 @@ artifact is laid out as that of ``filter``.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -84,39 +83,31 @@ def confidence_stage(
     )
 
     def build(out: Path) -> Metrics:
-        job = SpansJob(out, tokenized, cell, segment_length, excluded, device, dtype)
+        asked = (tokenized, cell, segment_length, excluded, device, dtype)
         with followed(out / STATE):
-            return call_on_worker(lease, count_spans, job)
+            return call_on_worker(lease, partial(count_spans, out, *asked))
 
     return run_stage(root, spec, build)
 
 
-@dataclass(frozen=True)
-class SpansJob:
-    """A backbone, the tokens that it is asked about, and the directory that receives the counts."""
-
-    out: Path
-    tokenized: Artifact
-    cell: Cell
-    segment_length: int
-    excluded: tuple[int, ...]
-    device: Device
-    dtype: BackboneDtype
-
-
-def count_spans(job: SpansJob) -> Metrics:
+def count_spans(
+    out: Path,
+    tokenized: Artifact,
+    cell: Cell,
+    length: int,
+    excluded: tuple[int, ...],
+    device: Device,
+    dtype: BackboneDtype,
+) -> Metrics:
     """Ask a backbone piece by piece; pieces that a run before has left are not asked again."""
-    out, cell, length = job.out, job.cell, job.segment_length
     state = out / STATE
     clear_leftovers(out)  # of an earlier run, or of a worker that was lost
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
-    shards = tokens(job.tokenized, "train")
+    shards = tokens(tokenized, "train")
     whole = whole_segments(shards, tokenizer, length)
     most = int(whole[-1]) if cell.confidence_tokens is None else cell.confidence_tokens
     offsets = UniformOffsets(length, min(whole.count, most // length))
-    backbone = load_backbone(
-        cell.backbone, revision=cell.revision, dtype=job.dtype, device=job.device
-    )
+    backbone = load_backbone(cell.backbone, revision=cell.revision, dtype=dtype, device=device)
     check_segment(backbone, length)
     pieces = _pieces(offsets)
     parts: list[SpanCounts] = []
@@ -129,7 +120,7 @@ def count_spans(job: SpansJob) -> Metrics:
                 UniformOffsets(length, (last - first) // length),
                 min_probability=cell.min_probability,
                 batch_size=_BATCH,
-                excluded=job.excluded,
+                excluded=excluded,
             )
             save = partial(save_orders, spans=spans, support=support)
             save_part(piece, "piece", body, save)

@@ -5,7 +5,7 @@ The model runs on a worker of the cluster or in this process; see ``cluster/work
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,28 +54,23 @@ def evaluate_stage(
     )
 
     def build(_: Path) -> Metrics:
-        job = TextsJob(tokenized, directory, config, segment_length, device, dtype)
-        return call_on_worker(lease, measure_texts, job)
+        measured = (tokenized, directory, config, segment_length, device, dtype)
+        return call_on_worker(lease, partial(measure_texts, *measured))
 
     return run_stage(root, spec, build)
 
 
-@dataclass(frozen=True)
-class TextsJob:
-    """A checkpoint, and the test splits that it is measured on; see ``evaluate_stage``."""
-
-    tokenized: Artifact
-    checkpoint: Path
-    config: EvaluateConfig
-    segment_length: int
-    device: Device
-    dtype: BackboneDtype
-
-
-def measure_texts(job: TextsJob) -> Metrics:
+def measure_texts(
+    tokenized: Artifact,
+    checkpoint: Path,
+    config: EvaluateConfig,
+    segment_length: int,
+    device: Device,
+    dtype: BackboneDtype,
+) -> Metrics:
     """Load a checkpoint and return its ``text_metrics``."""
-    umim = UMIM.from_pretrained(job.checkpoint, dtype=job.dtype, device=job.device)
-    return text_metrics(job.tokenized, umim.compressed, job.config, job.segment_length)
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
+    return text_metrics(tokenized, umim.compressed, config, segment_length)
 
 
 def text_metrics(
@@ -176,34 +171,16 @@ def task_score_stage(
     )
 
     def build(_: Path) -> Metrics:
-        limit = config.task_questions
-        job = TaskJob(directory, merge, of.name, task.path, limit, device, dtype)
-        return call_on_worker(lease, score_task, job)
+        asked = partial(
+            evaluate_task,
+            directory,
+            merge=merge,
+            task=of.name,
+            data=task.path,
+            limit=config.task_questions,
+            dtype=dtype,
+            device=device,
+        )
+        return call_on_worker(lease, asked).metrics()
 
     return run_stage(root, spec, build)
-
-
-@dataclass(frozen=True)
-class TaskJob:
-    """A checkpoint, and the questions that it is asked; see ``evaluate_task``."""
-
-    checkpoint: Path
-    merge: Merge
-    task: str
-    data: Path
-    limit: int
-    device: Device
-    dtype: BackboneDtype
-
-
-def score_task(job: TaskJob) -> Metrics:
-    """Load a checkpoint and return its accuracies on a task."""
-    return evaluate_task(
-        job.checkpoint,
-        merge=job.merge,
-        task=job.task,
-        data=job.data,
-        limit=job.limit,
-        dtype=job.dtype,
-        device=job.device,
-    ).metrics()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from tasks.report.report_data import (
     SpanExample,
     SpeedRow,
 )
-from tasks.report.report_page import write_report
+from tasks.report.report_page import agreement, write_report
 from tasks.report.row_labels import shown_name
 from tasks.report.tables import table_text
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
@@ -183,31 +183,21 @@ def _examples(
     )
     places = [*leading, *trained, *others]
     merged = [pair for pair in zip(rows, places, strict=True) if pair[0].setting == WT]
-    best, (source, tokenized) = max(merged, key=lambda of: _agreement(of[0]))
+    best, (source, tokenized) = max(merged, key=lambda of: agreement(of[0]))
     label = f"{best.label} on held-out text"
     if len(merged) > 1:
         label += f" (highest Top-1 of {len(merged)} checkpoints)"
     ids = np.array(tokens(tokenized, "test")[:_SIMILARITY_TOKENS], np.int64)
-    job = ExampleJob(source, label, ids, *placement)
-    here = lease is None or has_device(job.device)
-    return draw_examples(job) if here else call_on_worker(lease, draw_examples, job)
+    drawn = partial(draw_examples, source, label, ids, *placement)
+    here = lease is None or has_device(placement[0])
+    return drawn() if here else call_on_worker(lease, drawn)
 
 
-@dataclass(frozen=True)
-class ExampleJob:
-    """A checkpoint, its label, the text [T] that it is shown on, and where."""
-
-    checkpoint: str
-    label: str
-    ids: NDArray[np.int64]
-    device: Device
-    dtype: BackboneDtype
-
-
-def draw_examples(job: ExampleJob) -> dict[str, Any]:
+def draw_examples(
+    checkpoint: str, label: str, ids: NDArray[np.int64], device: Device, dtype: BackboneDtype
+) -> dict[str, Any]:
     """Return spans, attention and similarities of a checkpoint, as fields of the report."""
-    umim = UMIM.from_pretrained(job.checkpoint, device=job.device, dtype=job.dtype)
-    ids, label = job.ids, job.label
+    umim = UMIM.from_pretrained(checkpoint, device=device, dtype=dtype)
     cut = umim.compress(umim.backbone.decode(ids[:_EXAMPLE_TOKENS].tolist()))
     maps = attention_maps(ids[:_ATTENTION_TOKENS], umim.compressed)
     units = unit_texts(ids[:_ATTENTION_TOKENS].tolist(), maps.lengths, umim.backbone.decode)
@@ -228,11 +218,6 @@ def draw_examples(job: ExampleJob) -> dict[str, Any]:
         ),
         "similarity": [vars(row) for row in similar],
     }
-
-
-def _agreement(row: ComparisonRow) -> float:
-    measured = (row.metric("top1_states"), row.metric("top1"))
-    return next((value for value in measured if value is not None), -1.0)
 
 
 def host() -> dict[str, str]:

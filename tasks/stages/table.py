@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -21,8 +22,6 @@ from tasks.data.table_jobs import (
     SHARDS,
     ModelPlace,
     Report,
-    ShardJob,
-    TextJob,
     find_questions,
     measure_text,
     read_questions,
@@ -62,7 +61,7 @@ def questions_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, task: 
         def keep(_: str, questions: QuestionSet) -> None:
             write_json(out / QUESTIONS, asdict(questions))
 
-        run_on_workers(lease, find_questions, {task: source}, keep)
+        run_on_workers(lease, {task: partial(find_questions, source)}, keep)
         return {"questions": float(read_questions(out).count)}
 
     return run_stage(root, StageSpec("questions", 1, config, inputs), build)
@@ -116,8 +115,9 @@ def shards_stage(
             last = min(first + recipe.shard, count)
             path = out / SHARDS / f"{first:07d}-{last:07d}.json"
             if not path.is_file():
-                jobs[path] = ShardJob(place, setting, data, question_set, first, last, own)
-        run_on_workers(lease, score_shard, jobs, _keep_shard, recipe.cores)
+                asked = (data, question_set, first, last, own)
+                jobs[path] = partial(score_shard, place, setting, *asked)
+        run_on_workers(lease, jobs, _keep_shard, recipe.cores)
         return totals(read_shards(out))
 
     return run_stage(root, spec, build)
@@ -160,10 +160,8 @@ def text_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, text: Table
 
     def build(_: Path) -> Metrics:
         metrics: Metrics = {}
-        jobs = {"text": TextJob(place, _in_place(text))}
-        run_on_workers(
-            lease, measure_text, jobs, lambda _, scores: metrics.update(scores), recipe.cores
-        )
+        jobs = {"text": partial(measure_text, place, _in_place(text))}
+        run_on_workers(lease, jobs, lambda _, scores: metrics.update(scores), recipe.cores)
         return metrics
 
     return run_stage(root, spec, build)

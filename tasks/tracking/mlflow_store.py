@@ -153,11 +153,7 @@ class Store:
     def session(
         self, creation_seconds: int, connect_seconds: int, call_seconds: int
     ) -> Iterator[Store]:
-        """Hold the store for a few writes; without a server, one process at a time.
-
-        Yields:
-            This store, connected.
-        """
+        """Hold the store for a few writes; without a server, one process at a time."""
         for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"):
             os.environ.setdefault(name, "true")
         from mlflow.exceptions import MlflowException

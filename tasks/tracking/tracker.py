@@ -219,13 +219,7 @@ class Tracker:
         )
 
     def register_checkpoint(
-        self,
-        backbone: str,
-        directory: Path,
-        stage_key: str,
-        digest: str | None = None,
-        *,
-        alias: bool = True,
+        self, backbone: str, directory: Path, stage_key: str, *, alias: bool = True
     ) -> None:
         """Put a checkpoint directory into the registry, as it is, and point an alias there.
 
@@ -237,7 +231,7 @@ class Tracker:
 
         def send(store: Store) -> None:
             run = self._stage(store, stage_key)
-            of = digest or directory_digest(directory), backbone
+            of = directory_digest(directory), backbone
             store.register(run.run_id, directory, folder, *of, alias=alias)
 
         self._files.append(send)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from mlflow import MlflowClient
 
 from flows.ablate import ablate
 from support.shared_services import PrefectServer
+from support.tracked_runs import runs_of
 from tasks.report.ablation_page import AblationData
 from tasks.report.comparison import COMPARISON_PARAMS
 
@@ -57,9 +57,6 @@ def test_cells_are_compared_and_a_second_run_finds_everything(
     assert [cell.steps for cell in data.cells] == [2, 2]
     assert all(sum(cell.rules.values()) == cell.row.metrics["rules"] for cell in data.cells)
     assert json.dumps(data.recipe["cells"]).count("confidence_tokens") == 1
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    rows = client.search_runs([experiment.experiment_id], "tags.`umim.kind` = 'comparison'")
+    rows = runs_of(uri, "comparison")
     assert len(rows) == 2
     assert all(set(COMPARISON_PARAMS) <= set(row.data.params) for row in rows)

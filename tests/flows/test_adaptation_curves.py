@@ -10,7 +10,8 @@ import pytest
 
 from flows.adaptation_curves import measure_adaptation
 from flows.parts import plan
-from support.tiny_table import QUESTIONS, TableRun, write_questions
+from support.tiny_pipeline import Walk
+from support.tiny_table import QUESTIONS, write_questions
 from tasks.cluster.lease import ClusterLease
 from tasks.run.recipes import adaptation_names, find_recipe
 from tasks.stages.adaptation import read_scores
@@ -51,9 +52,9 @@ def fields(checkpoint: Path, data: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def measured(root: Path, recipe: AdaptationRecipe) -> tuple[TableRun, dict[str, Any]]:
+def measured(root: Path, recipe: AdaptationRecipe) -> tuple[Walk, dict[str, Any]]:
     with ClusterLease(recipe.cluster) as lease:
-        run: Any = TableRun(root, recipe, lease)
+        run = Walk(root, recipe, lease)
         found = read_json(measure_adaptation(run).path / "adaptation.json")
     assert isinstance(found, dict)
     return run, found
@@ -62,7 +63,7 @@ def measured(root: Path, recipe: AdaptationRecipe) -> tuple[TableRun, dict[str, 
 @pytest.fixture(scope="module")
 def curves(
     tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, AdaptationRecipe, TableRun, dict[str, Any]]:
+) -> tuple[Path, AdaptationRecipe, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("curves")
     recipe = AdaptationRecipe.model_validate(
         fields(tiny_checkpoint, write_questions(folder / "questions"))

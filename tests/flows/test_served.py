@@ -19,11 +19,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from mlflow import MlflowClient
 
 from support.servers import free_port
 from support.small_recipe import write_recipe
 from support.traces import Descendants
+from support.tracked_runs import runs_of
 from tasks.cluster.private_cluster import require_loopback
 from tasks.run.deployments import SILENCE
 
@@ -134,11 +134,8 @@ def test_two_launches_of_one_deployment_share_every_stage(served: Served) -> Non
     assert {"corpus", "count", "distill", "evaluate", "report"} <= set(stages)
     assert stages.count("distill") == 1
     assert not list(base.glob("root/*/*.partial"))
-    client = MlflowClient(environment["MLFLOW_TRACKING_URI"])
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    found = client.search_runs([experiment.experiment_id], max_results=1000)
-    kinds = [run.data.tags["umim.kind"] for run in found]
+    tracked = runs_of(environment["MLFLOW_TRACKING_URI"])
+    kinds = [run.data.tags["umim.kind"] for run in tracked]
     assert kinds.count("pipeline") == 1
     assert kinds.count("stage") == len(artifacts)
     assert kinds.count("comparison") == 1
@@ -191,11 +188,9 @@ def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
     call([str(PREFECT), "flow-run", "cancel", number])
     left = psutil.wait_procs(started, timeout=SECONDS)[1]
     assert left == [], _worker_log(base)
-    client = MlflowClient(environment["MLFLOW_TRACKING_URI"])
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    found = client.search_runs([experiment.experiment_id], "run_name = 'umim cancelled'")
-    assert [run.info.status for run in found] == ["KILLED"]
+    query = "run_name = 'umim cancelled'"
+    tracked = runs_of(environment["MLFLOW_TRACKING_URI"], query=query)
+    assert [run.info.status for run in tracked] == ["KILLED"]
     assert "Cancelled" in call([str(PREFECT), "flow-run", "inspect", number])
     _wait_for_state(served, _launch(served, recipe), "Completed", 900)
     resumed = _digest(base)

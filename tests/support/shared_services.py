@@ -9,7 +9,6 @@ it, so that tests about starting clusters find none.
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -106,11 +105,10 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect
     from prefect.server.api.server import SubprocessASGIServer
     from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    from support.servers import free_port
+
     database = tmp_path_factory.mktemp("prefect") / "prefect.db"
-    server = SubprocessASGIServer(port=port)
+    server = SubprocessASGIServer(port=free_port())
     address = f"sqlite+aiosqlite:///{database}"
     with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: address}):
         server.start(timeout=180)

@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 from transformers import PreTrainedTokenizerBase
 
+from support.token_artifacts import write_documents
 from tasks.cluster.lease import ClusterLease
 from tasks.data.counting import ClusterCounter
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
@@ -18,7 +19,6 @@ from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.finding import LocalCounter
 from umim_core.rules.grams import ORDERS, NgramCounts
-from umim_core.text.shards import ShardWriter
 
 LENGTH, TAU = 20, 3
 EXACT = MiningConfig()
@@ -55,11 +55,8 @@ class TinyCorpus:
         tokenizer.save_pretrained(folder / "tokenizer")
 
         def build(out: Path) -> Metrics:
-            writer = ShardWriter(out / "train", max(999, size // 6))
-            for document in np.split(ids, ends[:-1]):
-                writer.add(document)
-                writer.end_document()
-            writer.close()
+            documents = np.split(ids, ends[:-1])
+            write_documents(out / "train", *documents, shard_tokens=max(999, size // 6))
             return {}
 
         artifact = run_stage(folder, StageSpec("tokenize", 1, {"size": size}, {}), build)

@@ -6,9 +6,6 @@ that a stage can be killed, starved or built two hundred times in a second or tw
 
 from __future__ import annotations
 
-import importlib
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +14,7 @@ from typing import Any
 
 import tasks.stages.mine
 from flows import parts
+from support.dying import die_at
 from support.tiny_mining import InProcess, NoCluster
 from support.tiny_models import random_model, tiny_config
 from tasks.cluster.lease import ClusterLease
@@ -25,7 +23,7 @@ from tasks.run.side_by_side import side_by_side
 from tasks.run.stage import Artifact
 from tasks.stages.publish import report_stage
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.config.recipe import ClusterConfig, Recipe
+from umim_core.config.recipe import ClusterConfig, Recipe, RunRecipe
 
 VOCABULARY_OF = "umim-docs-llama"
 _OPTIMISE = {"max_steps": 2, "batch_size": 2, "learning_rate": 0.002, "checkpoint_every": 1}
@@ -118,8 +116,8 @@ class Walk:
     """
 
     root: Path
-    recipe: Recipe
-    lease: NoCluster = field(default_factory=NoCluster)
+    recipe: RunRecipe
+    lease: ClusterLease = field(default_factory=NoCluster)
     calls: list[Call] = field(default_factory=list)
     results: tuple[list[CellResult], list[ShippedResult]] = ([], [])
 
@@ -140,6 +138,11 @@ class Walk:
 
     def register(self, backbone: str, trained: Artifact) -> None:
         """Register nothing."""
+
+    @property
+    def artifacts(self) -> list[Artifact]:
+        """The artifacts of the stages so far, in order."""
+        return [call.artifact for call in self.calls]
 
     def report(self) -> Artifact:
         """Write the report's pages."""
@@ -195,24 +198,11 @@ def walk_until(rank: int, root: Path, recipe: str, place: str, number: int, when
         rank: Not used: see ``training_processes``.
         root: Artifact root.
         recipe: The recipe as JSON.
-        place: ``module.function``.
-        number: Which of its calls, from 1.
-        when: ``before`` or ``after`` it.
+        place: As of ``die_at``, and so are the others.
+        number: Which of its calls.
+        when: Before or after it.
     """
-    module, _, name = place.rpartition(".")
-    owner, calls = importlib.import_module(module), [0]
-    call = getattr(owner, name)
-
-    def dying(*args: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if (calls[0], when) == (number, "before"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        found = call(*args, **named)
-        if calls[0] == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return found
-
-    setattr(owner, name, dying)
+    die_at(place, number, when)
     walk(root, Recipe.model_validate_json(recipe))
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from flows.table import measure_table
+from support.tiny_pipeline import Walk
 from tasks.cluster.lease import ClusterLease
-from tasks.run.stage import Artifact
-from umim_core.config.recipe import RunRecipe
 from umim_core.config.table_recipe import TableRecipe
 
 QUESTIONS = 7
@@ -98,27 +97,10 @@ def tiny_table(checkpoint: Path, data: Path, **changes: Any) -> TableRecipe:
     )
 
 
-class TableRun:
-    """What a flow needs of a run: a root, a cluster, and the stages it has run."""
-
-    def __init__(self, root: Path, recipe: RunRecipe, lease: ClusterLease) -> None:
-        self.root, self.recipe, self.lease = root, recipe, lease
-        self.artifacts: list[Artifact] = []
-
-    def stage(self, function: Any, *args: Any, label: str = "", setting: str = "") -> Artifact:
-        """Run a stage."""
-        self.artifacts.append(function(self.root, *args))
-        return self.artifacts[-1]
-
-    def run_parallel(self, parts: Any, _: int | None = None) -> list[Artifact]:
-        """Run parts one after the other."""
-        return [part() for part in parts]
-
-
-def run_table(root: Path, recipe: TableRecipe) -> TableRun:
+def run_table(root: Path, recipe: TableRecipe) -> Walk:
     """Measure a table; a cluster is started only for workers."""
     with ClusterLease(recipe.cluster) as lease:
-        run: Any = TableRun(root, recipe, lease)
+        run = Walk(root, recipe, lease)
         measure_table(run)
         return run
 

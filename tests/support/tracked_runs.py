@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from tasks.tracking.tracker import LiveMetrics, Tracker
 from tasks.tracking.tracking_values import RunInput
@@ -50,12 +51,19 @@ def record_pipeline(tracker: Tracker, pipeline: str, files: Path) -> None:
     record_end(tracker, pipeline, files)
 
 
+def runs_of(uri: str, kind: str | None = None, query: str = "") -> list[Run]:
+    """Return the runs of a store, of one kind or all that a query finds."""
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("umim")
+    assert experiment is not None
+    wanted = query if kind is None else f"tags.`umim.kind` = '{kind}'"
+    return list(client.search_runs([experiment.experiment_id], wanted, max_results=1000))
+
+
 def held(uri: str) -> dict[str, Any]:
     """Everything in a store by kind and key, without ids and times; a doubled run fails."""
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    runs = runs_of(uri)
     names = {
         run.info.run_id: f"{run.data.tags['umim.kind']} {run.data.tags['umim.key']}" for run in runs
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import Barrier, BrokenBarrierError
 from typing import Any
 
@@ -24,7 +25,7 @@ def test_calls_of_two_threads_never_overlap_in_one_process() -> None:
     both = Barrier(2)
     met: dict[int, bool] = {}
 
-    def meet(_: int) -> bool:
+    def meet() -> bool:
         try:
             both.wait(timeout=0.3)
         except BrokenBarrierError:
@@ -33,7 +34,7 @@ def test_calls_of_two_threads_never_overlap_in_one_process() -> None:
 
     def score(key: int) -> None:
         with ClusterLease(ClusterConfig(workers=0)) as lease:
-            run_on_workers(lease, meet, {key: key}, met.__setitem__)
+            run_on_workers(lease, {key: meet}, met.__setitem__)
 
     side_by_side([lambda: score(0), lambda: score(1)], 2)
     assert met == {0: False, 1: False}
@@ -43,7 +44,7 @@ def test_calls_of_two_threads_never_overlap_in_one_process() -> None:
 def test_an_error_of_a_worker_that_is_none_of_ours_is_named_with_its_text() -> None:
     lease = ClusterLease(ClusterConfig(workers=1, cpus=1))
     with pytest.raises(ClusterError) as raised, lease:
-        run_on_workers(lease, int, {"the job": "no number"}, lambda *_: None)
+        run_on_workers(lease, {"the job": partial(int, "no number")}, lambda *_: None)
     assert raised.value.rule == "a task of the cluster must end"
     assert str(raised.value.value).startswith("ValueError: invalid literal for int()")
     assert "finished parts are kept" in raised.value.remedy

@@ -1,16 +1,20 @@
-"""The count on Ray against the count in one process, for several block sizes (reliability 35)."""
+"""The count on Ray against the count in one process, for several block sizes (reliability 35).
+
+The quick set counts in blocks in ``tasks/stages/test_mine_stages.py``.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tasks.data.counting import count_distributed
+from tasks.data.counting import ClusterCounter
 from tasks.data.counting_tables import Corpus
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
+pytestmark = pytest.mark.full
 EMPTY = np.zeros(0, dtype=np.int64)
 
 
@@ -31,7 +35,7 @@ def assert_equal(got: NgramCounts, want: NgramCounts) -> None:
         assert got.keys[n].dtype == got.support[n].dtype == np.int64
 
 
-@pytest.mark.parametrize("block_tokens", [90, pytest.param(1 << 21, marks=pytest.mark.full)])
+@pytest.mark.parametrize("block_tokens", [90, 1 << 21])
 def test_equals_the_count_in_one_process_whatever_the_blocks(
     two_cores: None, block_tokens: int
 ) -> None:
@@ -40,12 +44,11 @@ def test_equals_the_count_in_one_process_whatever_the_blocks(
     want = count_ngrams(ids, offsets, 3, excluded.tolist())
     assert all(len(want.keys[n]) > 1 for n in ORDERS)
     corpus = Corpus(ids, offsets, tuple(excluded.tolist()))
-    assert_equal(count_distributed(corpus, 3, block_tokens=block_tokens), want)
+    assert_equal(ClusterCounter(corpus, block_tokens).count(3), want)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("offsets", [[0], [0, 0, 1, 2]], ids=["no-documents", "short-documents"])
 def test_a_corpus_without_ngrams_has_no_counts(two_cores: None, offsets: list[int]) -> None:
     ids = np.full(offsets[-1], 7, dtype=np.int32)
-    got = count_distributed(Corpus(ids, np.array(offsets, dtype=np.int64)), 1)
+    got = ClusterCounter(Corpus(ids, np.array(offsets, dtype=np.int64))).count(1)
     assert_equal(got, NgramCounts(dict.fromkeys(ORDERS, EMPTY), dict.fromkeys(ORDERS, EMPTY), 1))

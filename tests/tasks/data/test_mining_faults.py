@@ -139,8 +139,9 @@ def test_workers_that_always_die_end_in_a_typed_error(
 # The driver
 
 PROGRAM = """
-import importlib, json, os, signal, sys
+import json, sys
 from pathlib import Path
+from support.dying import die_at
 from tasks.cluster.lease import ClusterLease
 from tasks.stages.mine import count_stage
 from tasks.run.stage import Artifact
@@ -148,21 +149,7 @@ from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
 
 root, tokenized, cell, config, point, tau, length = json.loads(sys.argv[1])
 if point is not None:
-    place, number, when = point
-    module, _, name = place.rpartition(".")
-    module = importlib.import_module(module)
-    call, calls = getattr(module, name), []
-
-    def dying(*arguments, **named):
-        calls.append(name)
-        if len(calls) == number and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        found = call(*arguments, **named)
-        if len(calls) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return found
-
-    setattr(module, name, dying)
+    die_at(*point)
 artifact = Artifact(**tokenized | {"path": Path(tokenized["path"])})
 with ClusterLease(ClusterConfig(cpus=2, workers=0)) as lease:
     count_stage(
@@ -199,7 +186,7 @@ def run_until_killed(
     with log.open("w") as stream:
         driver = psutil.Popen(
             command,
-            env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+            env=os.environ | {"PYTHONPATH": f"{CHECKOUT}{os.pathsep}{CHECKOUT / 'tests'}"},
             stdout=stream,
             stderr=stream,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,38 +9,17 @@ import pytest
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.distill import distill_stage
 from tasks.stages.evaluate import evaluate_stage, rows_of
 from umim_core.config.evaluate import EvaluateConfig, Segments
 from umim_core.config.recipe import ClusterConfig, Recipe
 from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import BackboneError
-from umim_core.text.shards import ShardWriter
 
 LENGTH, ROWS = 16, 4
 IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
-Texts = Mapping[str, NDArray[np.int32]]
-
-
-@pytest.fixture
-def tokenized(tmp_path: Path) -> Callable[[Texts], Artifact]:
-    """Make token ids of any splits."""
-
-    def make(texts: Texts) -> Artifact:
-        def save(out: Path) -> Metrics:
-            for split, ids in texts.items():
-                writer = ShardWriter(out / split)
-                writer.add(ids)
-                writer.end_document()
-                writer.close()
-            return {}
-
-        named = {split: ids.tolist() for split, ids in texts.items()}
-        return run_stage(tmp_path, StageSpec("tokenize", 1, named, {}), save)
-
-    return make
 
 
 def text(seed: int) -> NDArray[np.int32]:
@@ -49,13 +27,13 @@ def text(seed: int) -> NDArray[np.int32]:
 
 
 def test_perplexity_out_of_domain_is_that_of_the_text_out_of_domain(
-    tokenized: Callable[[Texts], Artifact], tiny_checkpoint: Path, tmp_path: Path
+    tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     config = EvaluateConfig(alignment_rows=2, perplexity_rows=ROWS, batch_size=ROWS)
     near, far = text(0), text(1)
     both, alone = (
         evaluate_stage(
-            tmp_path, IN_PROCESS, tokenized(texts), tiny_checkpoint, config, LENGTH
+            tmp_path, IN_PROCESS, tokenized(tmp_path, texts), tiny_checkpoint, config, LENGTH
         ).metrics
         for texts in ({"test": near, "ood_far": far}, {"test": far})
     )
@@ -63,13 +41,11 @@ def test_perplexity_out_of_domain_is_that_of_the_text_out_of_domain(
         assert both[f"{name}_ood_far"] == alone[name] != both[name]
 
 
-def test_a_part_is_measured_on_its_own_text(
-    tokenized: Callable[[Texts], Artifact], tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_part_is_measured_on_its_own_text(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = EvaluateConfig(alignment_rows=ROWS, perplexity_rows=ROWS, batch_size=ROWS)
     both, alone = (
         evaluate_stage(
-            tmp_path, IN_PROCESS, tokenized(texts), tiny_checkpoint, config, LENGTH
+            tmp_path, IN_PROCESS, tokenized(tmp_path, texts), tiny_checkpoint, config, LENGTH
         ).metrics
         for texts in ({"test": text(0), "part_notes": text(1)}, {"test": text(1)})
     )
@@ -80,16 +56,14 @@ def test_a_part_is_measured_on_its_own_text(
 
 @pytest.mark.parametrize(("segments", "expected"), [("first", [0, 1, 2]), ("spread", [0, 3, 6])])
 def test_rows_are_the_first_or_lie_at_even_distances(
-    tokenized: Callable[[Texts], Artifact], segments: Segments, expected: list[int]
+    tmp_path: Path, segments: Segments, expected: list[int]
 ) -> None:
-    rows = rows_of(tokenized({"test": np.arange(40, dtype=np.int32)}), "test", 4, 3, segments)
+    rows = rows_of(tokenized(tmp_path, {"test": np.arange(40)}), "test", 4, 3, segments)
     assert [int(row[0]) // 4 for row in rows] == expected
 
 
 def test_training_and_validation_rows_are_those_of_their_splits(
-    tokenized: Callable[[Texts], Artifact],
-    tiny_tokenizer: PreTrainedTokenizerBase,
-    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     tiny_tokenizer.save_pretrained(tmp_path / "backbone")  # no weights: training cannot start
     recipe = Recipe.model_validate(
@@ -103,7 +77,7 @@ def test_training_and_validation_rows_are_those_of_their_splits(
         }
     )
     texts = {"train": text(0), "valid": text(1), "test": text(2)}
-    made = tokenized(texts)
+    made = tokenized(tmp_path, texts)
     with pytest.raises(BackboneError), ClusterLease(recipe.cluster) as lease:
         distill_stage(tmp_path, lease, recipe, recipe.cells[0], made, made)
     (state,) = (tmp_path / "distill").glob("*.partial/state/rows")

@@ -1,15 +1,22 @@
-"""End of a pipeline's run in MLflow, as seen from a process that is not the run's own."""
+"""End of a pipeline's run in MLflow, and what is said of it, with and without a server."""
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
+from support.servers import free_port
+from support.tracked_runs import runs_of
 from tasks.run.pipeline import open_pipeline
 from umim_core.errors import CorpusError
+
+
+@pytest.fixture(autouse=True)
+def _root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
 
 
 class Stopped(BaseException):
@@ -21,19 +28,26 @@ class Stopped(BaseException):
     [(None, "FINISHED"), (CorpusError("no text"), "FAILED"), (Stopped(), "KILLED")],
 )
 def test_a_run_that_was_stopped_is_told_from_one_that_failed(
-    error: BaseException | None,
-    status: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    store: str,
+    error: BaseException | None, status: str, monkeypatch: pytest.MonkeyPatch, store: str
 ) -> None:
-    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     with suppress(CorpusError, Stopped), open_pipeline("embedded", "umim"):
         if error is not None:
             raise error
-    client = MlflowClient(store)
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id])
+    (run,) = runs_of(store)
     assert run.info.status == status
+
+
+def test_a_finished_run_says_where_the_comparison_is(
+    store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    with caplog.at_level(logging.INFO, "umim.pipeline"), open_pipeline("embedded", "umim"):
+        pass
+    assert f"MLflow: mlflow ui --backend-store-uri {store}, then http" in caplog.text
+
+
+def test_a_run_without_a_server_keeps_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(CorpusError), open_pipeline("embedded", "umim"):
+        raise CorpusError("a corpus must have text")

@@ -14,7 +14,7 @@ from support.tiny_table import (
     write_hub,
     write_questions,
 )
-from tasks.data.table_jobs import ModelPlace, ShardJob, read_report, score_shard
+from tasks.data.table_jobs import ModelPlace, read_report, score_shard
 from tasks.stages.table import TABLE
 from umim_core.config.table_recipe import TableRecipe, TableSetting
 from umim_core.errors import BackboneError
@@ -75,9 +75,9 @@ def test_a_worker_with_another_commit_of_a_baselines_own_model_is_refused(
     place = ModelPlace(str(tiny_checkpoint), digest, "cpu", "float32", 4)
     source = QuestionSource("umim_docstrings", folder=str(write_questions(tmp_path)))
     setting = TableSetting(name="a", merge="prompt", method="truncation")
-    job = ShardJob(place, setting, source, QuestionSet(1, "", ("acc",)), 0, 1, "o/c@commit")
+    questions = QuestionSet(1, "", ("acc",))
     with pytest.raises(BackboneError, match=r"truncation \(o/c@commit\); got truncation"):
-        score_shard(job)
+        score_shard(place, setting, source, questions, 0, 1, "o/c@commit")
 
 
 def test_a_target_needs_a_baseline() -> None:

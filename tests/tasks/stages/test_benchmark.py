@@ -8,38 +8,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.stages.benchmark import benchmark_stage, throughput_rows
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.config.recipe import Cell, ClusterConfig
-from umim_core.text.shards import ShardWriter
 
 PROMPTS, BATCHES = (8, 24, 16), (2, 1)
-
-
-def artifact(root: Path, name: str, **splits: np.ndarray) -> Artifact:
-    def save(out: Path) -> Metrics:
-        for split, ids in splits.items():
-            writer = ShardWriter(out / split)
-            writer.add(ids.astype(np.int32))
-            writer.end_document()
-            writer.close()
-        return {"token_reduction": 0.5}
-
-    return run_stage(root, StageSpec(name, 1, {}, {}), save)
 
 
 def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    tokenized = artifact(tmp_path, "tokenize", test=np.arange(400) % 9 + 1)
+    tokens = tokenized(tmp_path, {"test": np.arange(400) % 9 + 1})
     config = BenchmarkConfig(
         prompt_lengths=PROMPTS, batch_sizes=BATCHES, new_tokens=2, warmup=0, pairs=1
     )
     lease = ClusterLease(ClusterConfig(workers=0))
-    timed = benchmark_stage(tmp_path, lease, tokenized, tiny_checkpoint, config)
+    timed = benchmark_stage(tmp_path, lease, tokens, tiny_checkpoint, config)
     place = json.loads((timed.path / "machine.json").read_text("utf-8"))
     assert place == timed.manifest()["config"]["machine"]
     assert place.endswith(f", {torch.get_num_threads()} threads")
@@ -48,10 +36,10 @@ def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
     trained = Artifact("distill", "", tmp_path / "trained", "", executed=True)
     result = CellResult(
         Cell(backbone="tiny"),
-        tokenized,
+        tokens,
         trained,
         settings={"WT": trained},
-        evaluations={"WT": artifact(tmp_path, "evaluate")},
+        evaluations={"WT": run_stage(tmp_path, StageSpec("evaluate", 1, {}, {}), lambda _: {})},
         benchmark=timed,
     )
     (row,) = comparison_rows([result], [], seed=0)

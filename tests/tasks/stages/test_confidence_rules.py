@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tasks.stages.confidence
+from support.token_artifacts import write_documents
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.confidence import confidence_rules_stage, confidence_stage
@@ -18,7 +19,6 @@ from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
 from umim_core.errors import UmimError
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.shards import ShardWriter
 
 LENGTH, SEGMENTS, SURE = 16, 21, 0.02
 IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
@@ -38,10 +38,7 @@ class Setting:
         self.ids = np.random.default_rng(0).integers(0, 8, SEGMENTS * LENGTH + 5).astype(np.int32)
 
         def save(out: Path) -> Metrics:
-            writer = ShardWriter(out / "train", 50)
-            writer.add(self.ids)
-            writer.end_document()
-            writer.close()
+            write_documents(out / "train", self.ids, shard_tokens=50)
             return {}
 
         self.tokenized = run_stage(folder, StageSpec("tokenize", 1, {}, {}), save)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +14,9 @@ import psutil
 import pytest
 
 import tasks.stages.generate
-from support.tiny_generation import SHARDS
+from support.tiny_generation import SHARDS, generate_until
 from support.tiny_mining import titles
+from support.training_processes import exit_codes, start_ranks
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from tasks.stages.generate import generate_stage
@@ -27,7 +25,6 @@ from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError
 from umim_core.generation.trajectory_shards import Row
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 HERE = ClusterLease(ClusterConfig(workers=0))
 
 
@@ -84,33 +81,6 @@ def test_a_full_disk_keeps_the_finished_shards(
     assert {name: after[name] for name in before} == before, "finished shards are not touched"
 
 
-PROGRAM = """
-import importlib, json, os, signal, sys
-from pathlib import Path
-import tasks.stages.generate
-from tasks.cluster.lease import ClusterLease
-from umim_core.config.recipe import ClusterConfig
-from umim_core.config.corpus import GeneratedCorpus
-
-root, corpus, place, number, when = json.loads(sys.argv[1])
-module, _, name = place.rpartition(".")
-module = importlib.import_module(module)
-call, calls = getattr(module, name), []
-
-def dying(*arguments, **named):
-    calls.append(name)
-    if len(calls) == number and when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    found = call(*arguments, **named)
-    if len(calls) == number:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return found
-
-setattr(module, name, dying)
-tasks.stages.generate.generate_stage(
-    Path(root), ClusterLease(ClusterConfig(workers=0)), GeneratedCorpus.model_validate_json(corpus)
-)
-"""
 # Where the process kills itself, and how many shards are whole by then.
 POINTS = {
     "nothing asked": (("tasks.stages.generate.write_selection", 1, "before"), 0),
@@ -130,15 +100,8 @@ def test_a_killed_run_goes_on_with_the_next_shard(
 ) -> None:
     point, whole = POINTS[name]
     root = tmp_path / "root"
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([str(root), corpus.model_dump_json(), *point])],
-        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    run = start_ranks(tmp_path, 1, generate_until, root, corpus.model_dump_json(), *point)
+    assert exit_codes(run) == [-signal.SIGKILL], (tmp_path / "rank-0.log").read_text("utf-8")
     before = shards_in(root)
     assert len(before) == whole
     resumed = generate_stage(root, HERE, corpus)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from support.tiny_pipeline import Walk
 from support.tiny_table import (
     QUESTIONS,
-    TableRun,
     generated_table,
     run_table,
     write_hub,
@@ -33,22 +33,20 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(
-    tiny_checkpoint: Path, problems: Path, tmp_path_factory: pytest.TempPathFactory
-) -> TableRun:
+def whole(tiny_checkpoint: Path, problems: Path, tmp_path_factory: pytest.TempPathFactory) -> Walk:
     recipe = generated_table(tiny_checkpoint, problems)
     return run_table(tmp_path_factory.mktemp("whole"), recipe)
 
 
-def shards(run: TableRun) -> list[Artifact]:
+def shards(run: Walk) -> list[Artifact]:
     return [artifact for artifact in run.artifacts if artifact.stage == "shards"]
 
 
-def table(run: TableRun) -> dict[str, Any]:
+def table(run: Walk) -> dict[str, Any]:
     return read_report(run.artifacts[-1].path / TABLE)
 
 
-def test_answers_and_sizes_are_kept_by_question(whole: TableRun, problems: Path) -> None:
+def test_answers_and_sizes_are_kept_by_question(whole: Walk, problems: Path) -> None:
     base, own = (read_shards(artifact.path) for artifact in shards(whole))
     assert len(own.answers) == len(own.sizes) == len(base.answers) == QUESTIONS
     assert {len(texts) for texts in own.answers} == {2}
@@ -65,7 +63,7 @@ def test_answers_and_sizes_are_kept_by_question(whole: TableRun, problems: Path)
 
 @pytest.mark.parametrize(("number", "merge"), [(0, "none"), (1, "all")])
 def test_a_shard_has_the_answers_and_figures_of_its_questions_run_alone(
-    whole: TableRun, tiny_checkpoint: Path, problems: Path, number: int, merge: Any,
+    whole: Walk, tiny_checkpoint: Path, problems: Path, number: int, merge: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(problems)
@@ -83,7 +81,7 @@ def test_a_shard_has_the_answers_and_figures_of_its_questions_run_alone(
         assert kept.values[name][:2] == [sample[name] for sample in samples]
 
 
-def test_limits_stand_with_the_figures(whole: TableRun) -> None:
+def test_limits_stand_with_the_figures(whole: Walk) -> None:
     body = table(whole)
     assert body["limits"] == {"questions": None, "new_tokens": 6, "answers": 2}
     for row in body["scores"]:

@@ -8,19 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.run.stage import Artifact
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.confidence import confidence_stage
 from tasks.stages.evaluate import evaluate_stage
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
-from umim_core.config.recipe import (
-    BackboneDtype,
-    Cell,
-    ClusterConfig,
-    MiningConfig,
-)
-from umim_core.text.shards import ShardWriter
+from umim_core.config.recipe import BackboneDtype, Cell, ClusterConfig, MiningConfig
 
 LENGTH = 16
 IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
@@ -46,43 +41,28 @@ STAGES = pytest.mark.parametrize("stage", [evaluated, asked, timed])
 
 
 @pytest.fixture(scope="module")
-def tokenized(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    def save(out: Path) -> Metrics:
-        rng = np.random.default_rng(0)
-        for split in ("train", "test"):
-            writer = ShardWriter(out / split)
-            writer.add(rng.integers(1, 4, 8 * LENGTH).astype(np.int32))
-            writer.end_document()
-            writer.close()
-        return {}
-
-    return run_stage(tmp_path_factory.mktemp("tokens"), StageSpec("tokenize", 1, {}, {}), save)
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    rng = np.random.default_rng(0)
+    splits = {split: rng.integers(1, 4, 8 * LENGTH) for split in ("train", "test")}
+    return tokenized(tmp_path_factory.mktemp("tokens"), splits)
 
 
 @STAGES
-def test_float32_adds_nothing_to_a_key(
-    stage: Stage, tokenized: Artifact, tiny_checkpoint: Path, tmp_path: Path
+def test_another_data_type_is_another_result_and_float32_adds_nothing_to_a_key(
+    stage: Stage, tokens: Artifact, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    made = stage(tmp_path, tokenized, tiny_checkpoint, "float32")
-    assert "dtype" not in made.manifest()["config"]
-
-
-@STAGES
-def test_another_data_type_is_another_result(
-    stage: Stage, tokenized: Artifact, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    exact = stage(tmp_path, tokenized, tiny_checkpoint, "float32")
-    rough = stage(tmp_path, tokenized, tiny_checkpoint, "bfloat16")
-    assert rough.executed
-    assert rough.key != exact.key
+    exact = stage(tmp_path, tokens, tiny_checkpoint, "float32")
+    rough = stage(tmp_path, tokens, tiny_checkpoint, "bfloat16")
+    assert rough.executed and rough.key != exact.key
     assert rough.manifest()["config"]["dtype"] == "bfloat16"
+    assert "dtype" not in exact.manifest()["config"]
 
 
 def test_what_is_measured_in_bfloat16_is_near_float32(
-    tokenized: Artifact, tiny_checkpoint: Path, tmp_path: Path
+    tokens: Artifact, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    exact = evaluated(tmp_path, tokenized, tiny_checkpoint, "float32").metrics
-    rough = evaluated(tmp_path, tokenized, tiny_checkpoint, "bfloat16").metrics
+    exact = evaluated(tmp_path, tokens, tiny_checkpoint, "float32").metrics
+    rough = evaluated(tmp_path, tokens, tiny_checkpoint, "bfloat16").metrics
     for name in ("ppl_base", "ppl_umim", "cross_entropy"):
         assert rough[name] == pytest.approx(exact[name], rel=2e-2)
         assert rough[name] != exact[name]

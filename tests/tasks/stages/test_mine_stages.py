@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 import tasks.stages.mine
 from support.tiny_mining import LENGTH, TAU, TinyCorpus, frequent, stored
 from tasks.cluster.lease import ClusterLease
-from tasks.data.counting import count_distributed, recount_distributed
+from tasks.data.counting import ClusterCounter
 from tasks.data.counting_tables import Corpus
 from tasks.run.stage import Artifact
 from umim_core.config.recipe import ClusterConfig, MiningConfig
@@ -48,7 +48,8 @@ def corpus(
 def counted(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path_factory: pytest.TempPathFactory
 ) -> Artifact:
-    return corpus.count(tmp_path_factory.mktemp("counted"), lease)
+    blocks = MiningConfig(block_tokens=1000)  # six tasks an order
+    return corpus.count(tmp_path_factory.mktemp("counted"), lease, blocks)
 
 
 @pytest.fixture
@@ -216,7 +217,8 @@ def test_given_ngrams_and_their_documents_are_counted_exactly(
     ids = corpus.ids[: offsets[-1]]
     counts = count_ngrams(ids, offsets, 2, excluded=(0,))
     tokens = corpus.tokenized.path / "train" if kind == "shards" else ids
-    support, documents = recount_distributed(Corpus(tokens, offsets), counts.keys, corpus.ends)
+    counter = ClusterCounter(Corpus(tokens, offsets))
+    support, documents = counter.recount(counts.keys, corpus.ends)
     grams, spread = corpus.grams(), corpus.documents()
     for n in ORDERS:
         rows = [tuple(row) for row in counts.ids(n).tolist()]
@@ -234,9 +236,9 @@ def test_the_typed_error_of_a_worker_reaches_the_caller(
     keys = {n: np.zeros(0, np.int64) for n in ORDERS}
     with pytest.raises(CorpusError) as caught:
         if recount:
-            recount_distributed(broken, keys)
+            ClusterCounter(broken).recount(keys, None)
         else:
-            count_distributed(broken, TAU, block_tokens=1000)
+            ClusterCounter(broken, block_tokens=1000).count(TAU)
     assert type(caught.value) is CorpusError
     told = r"corpus: token ids must lie in 0\.\.262143; got -3 at position \d+\. Check the t.*"
     assert re.fullmatch(told, str(caught.value)), "one line, without the advice of Ray"

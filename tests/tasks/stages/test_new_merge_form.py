@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from support.tiny_models import save_with_tokenizer
+from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
 from tasks.run.stage import Metrics, StageSpec, run_stage
@@ -25,7 +26,6 @@ from umim_core.config.form import MERGE_FORMS
 from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, Recipe
 from umim_core.merging import forms
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.shards import ShardWriter
 
 LENGTH = 16
 SOURCE = '''
@@ -70,15 +70,6 @@ def new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("umim_core.merging.forms.normed_mean_form", None)
 
 
-def tokens(out: Path) -> Metrics:
-    for split, rows in (("train", 8), ("valid", 2), ("test", 4)):
-        writer = ShardWriter(out / split)
-        writer.add(np.arange(rows * LENGTH, dtype=np.int32) % 7 + 1)
-        writer.end_document()
-        writer.close()
-    return {}
-
-
 @pytest.mark.usefixtures("new_file")
 def test_a_new_form_is_one_file_down_to_its_comparison_row(
     tiny_llama: Backbone, tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
@@ -91,10 +82,9 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
         mined.save(out / "rules")
         return {}
 
-    tokenized, filtered = (
-        run_stage(tmp_path, StageSpec(name, 1, {}, {}), build)
-        for name, build in (("tokens", tokens), ("rules", rules))
-    )
+    sizes = {"train": 8, "valid": 2, "test": 4}
+    tokens = tokenized(tmp_path, {s: np.arange(n * LENGTH) % 7 + 1 for s, n in sizes.items()})
+    filtered = run_stage(tmp_path, StageSpec("rules", 1, {}, {}), rules)
     cell = Cell(backbone=str(tmp_path / "backbone"), kind="normed-mean")
     recipe = Recipe(
         name="tiny",
@@ -105,12 +95,12 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
         cluster=ClusterConfig(workers=0),
     )
     with ClusterLease(recipe.cluster) as lease:
-        distilled = distill_stage(tmp_path, lease, recipe, cell, tokenized, filtered)
+        distilled = distill_stage(tmp_path, lease, recipe, cell, tokens, filtered)
         measured = EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2)
         checkpoint = distilled.path / "checkpoint"
-        evaluated = evaluate_stage(tmp_path, lease, tokenized, checkpoint, measured, LENGTH)
+        evaluated = evaluate_stage(tmp_path, lease, tokens, checkpoint, measured, LENGTH)
     assert type(Checkpoint.load(distilled.path / "checkpoint").module).__name__ == "NormedMean"
-    result = CellResult(cell, tokenized, filtered, distilled)
+    result = CellResult(cell, tokens, filtered, distilled)
     result.settings["WT"], result.evaluations["WT"] = distilled, evaluated
     [row] = comparison_rows([result], [], seed=17)
     assert row.cell.kind == "normed-mean"

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import tasks.stages.table as stage
+from support.tiny_pipeline import Walk
 from support.tiny_table import (
     QUESTIONS,
-    TableRun,
     generated_table,
     run_table,
     run_table_of,
@@ -25,13 +25,9 @@ from support.tiny_table import (
     write_hub,
     write_questions,
 )
-from tasks.data.table_jobs import (
-    SHARDS,
-    ShardJob,
-    read_shards,
-)
+from tasks.data.table_jobs import SHARDS, ModelPlace, read_shards
 from tasks.run.stage import Artifact
-from umim_core.config.table_recipe import TableRecipe
+from umim_core.config.table_recipe import TableRecipe, TableSetting
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.tasks.question_records import ShardScores
@@ -46,23 +42,21 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(
-    tiny_checkpoint: Path, questions: Path, tmp_path_factory: pytest.TempPathFactory
-) -> TableRun:
+def whole(tiny_checkpoint: Path, questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Walk:
     """An undisturbed run."""
     return run_table(tmp_path_factory.mktemp("whole"), tiny_table(tiny_checkpoint, questions))
 
 
-def of(run: TableRun, name: str) -> list[Artifact]:
+def of(run: Walk, name: str) -> list[Artifact]:
     return [artifact for artifact in run.artifacts if artifact.stage == name]
 
 
-def table(run: TableRun) -> dict[str, Any]:
+def table(run: Walk) -> dict[str, Any]:
     (made,) = of(run, "table")
     return json.loads((made.path / stage.TABLE).read_text("utf-8"))
 
 
-def test_shards_have_every_question_once(whole: TableRun) -> None:
+def test_shards_have_every_question_once(whole: Walk) -> None:
     for scores in of(whole, "shards"):
         names = sorted(path.stem for path in (scores.path / SHARDS).iterdir())
         ends = [tuple(map(int, name.split("-"))) for name in names]
@@ -73,7 +67,7 @@ def test_shards_have_every_question_once(whole: TableRun) -> None:
 
 @pytest.mark.parametrize(("number", "merge"), [(0, "none"), (1, "all")])
 def test_means_are_those_of_the_task_scored_at_once(
-    whole: TableRun, tiny_checkpoint: Path, questions: Path, number: int, merge: Any
+    whole: Walk, tiny_checkpoint: Path, questions: Path, number: int, merge: Any
 ) -> None:
     row = table(whole)["scores"][number]
     once = evaluate_task(tiny_checkpoint, merge=merge, data=questions, batch_size=4)
@@ -97,7 +91,7 @@ def test_token_reduction_leaves_out_prompts_that_are_scored_raw(
     assert row["token_reduction"] > 0 and row["acc_seq"]["mean"] == once.acc_seq
 
 
-def test_differences_are_paired_with_the_first_setting(whole: TableRun) -> None:
+def test_differences_are_paired_with_the_first_setting(whole: Walk) -> None:
     base, own = table(whole)["scores"]
     assert base["acc_difference"] == {"mean": 0.0, "stderr": 0.0}
     apart = own["acc"]["mean"] - base["acc"]["mean"]
@@ -106,7 +100,7 @@ def test_differences_are_paired_with_the_first_setting(whole: TableRun) -> None:
 
 
 def test_a_run_cut_off_half_way_scores_the_rest_and_nothing_twice(
-    whole: TableRun,
+    whole: Walk,
     tiny_checkpoint: Path,
     questions: Path,
     tmp_path: Path,
@@ -115,12 +109,12 @@ def test_a_run_cut_off_half_way_scores_the_rest_and_nothing_twice(
     scored: list[tuple[str, int]] = []
     real = stage.score_shard
 
-    def score(job: ShardJob) -> ShardScores:
+    def score(place: ModelPlace, setting: TableSetting, *of: Any) -> ShardScores:
         if len(scored) == 6:  # in the middle of the second setting
             scored.append(("cut", 0))
             raise KeyboardInterrupt
-        scored.append((job.setting.name, job.first))
-        return real(job)
+        scored.append((setting.name, of[2]))
+        return real(place, setting, *of)
 
     monkeypatch.setattr(stage, "score_shard", score)
     recipe = tiny_table(tiny_checkpoint, questions)
@@ -133,7 +127,7 @@ def test_a_run_cut_off_half_way_scores_the_rest_and_nothing_twice(
 
 
 def test_a_finished_table_scores_nothing(
-    whole: TableRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Walk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage, "score_shard", None)
     again = run_table(whole.root, whole.recipe)

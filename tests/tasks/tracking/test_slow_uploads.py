@@ -14,6 +14,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from support.tracked_runs import runs_of
 from tasks.tracking import tracker as tracker_module
 from tasks.tracking.mlflow_store import UPLOAD_SECONDS
 from tasks.tracking.tracker import Tracker
@@ -98,10 +99,7 @@ def test_a_file_that_takes_longer_than_a_number_may_lands_at_the_first_try(
 
 
 def only_run(store: str) -> Run:
-    client = MlflowClient(store)
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id])
+    (run,) = runs_of(store)
     return run
 
 
@@ -136,18 +134,12 @@ def test_a_file_that_takes_too_long_costs_the_others_no_patience(
 def test_files_that_failed_are_named_and_the_same_command_sends_them(
     tmp_path: Path, store: str, files: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def run_command() -> None:
-        tracker = Tracker(store, tmp_path / "root")
-        for path in files:
-            tracker.attach("p", [path])
-        tracker.finish("p")
-
     with files_of(store, a=2) as server, caplog.at_level(logging.WARNING, "umim.tracking"):
-        run_command()
+        send(Tracker(store, tmp_path / "root"), files)
         assert sorted(server.kept) == ["b", "c"]
         assert caplog.messages[-1].startswith("MLflow lacks a part of this run: 0 records, files")
         caplog.clear()
-        run_command()
+        send(Tracker(store, tmp_path / "root"), files)
         assert sorted(server.kept) == ["a", "b", "c"]
         assert not caplog.messages
 

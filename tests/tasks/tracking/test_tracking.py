@@ -9,6 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from support.tracked_runs import runs_of
 from tasks.report.compare import cell_row
 from tasks.report.comparison import COMPARISON_PARAMS, Measured
 from tasks.tracking.mlflow_store import Store
@@ -49,9 +50,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def _runs(client: MlflowClient) -> dict[tuple[str, str], Run]:
     """Every run by kind and key; a second one of a key fails."""
-    found = client.get_experiment_by_name("umim")
-    assert found is not None
-    runs = client.search_runs([found.experiment_id])
+    runs = runs_of(client.tracking_uri)
     keyed = {(run.data.tags["umim.kind"], run.data.tags["umim.key"]): run for run in runs}
     assert len(keyed) == len(runs)
     return keyed

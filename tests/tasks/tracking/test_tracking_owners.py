@@ -5,20 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Run
 
-from support.tracked_runs import record_pipeline
+from support.tracked_runs import record_pipeline, runs_of
 from tasks.cluster.code_identity import code_identity
 from tasks.run.pipeline import open_pipeline
 from tasks.tracking.tracker import Tracker
-
-
-def runs_of(store: str, kind: str) -> list[Run]:
-    client = MlflowClient(store)
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    return list(client.search_runs([experiment.experiment_id], f"tags.`umim.kind` = '{kind}'"))
 
 
 def stopped(tracker: Tracker) -> None:

@@ -6,12 +6,10 @@ import http.client
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -21,56 +19,22 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from support.harness_files import PROMPT, write_results
+from support.servers import free_port
 from support.tracked_runs import STAGES, of_run, record_end, record_pipeline, record_stage
+from tasks.run.services import down, local_services, up
 from tasks.tracking.harness_results import find_results
 from tasks.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.full  # the server takes up to half a minute to start
 
 
+@dataclass(frozen=True)
 class Server:
-    """One store behind one port, started as often as it is killed."""
+    """One store behind one port, and the process group of the server."""
 
-    def __init__(self, folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.folder = folder
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
-        command += ["--port", str(self.port), "--workers", "1"]
-        command += ["--backend-store-uri", f"sqlite:///{self.folder / 'served.db'}"]
-        command += ["--artifacts-destination", str(self.folder / "served")]
-        self.process = subprocess.Popen(
-            command,
-            env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd=self.folder,
-        )
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.5)
-        pytest.fail("mlflow server did not start")
-
-    def signal(self, number: int) -> None:
-        """Signal the server and its workers."""
-        assert self.process is not None
-        os.killpg(self.process.pid, number)
-
-    def kill(self) -> None:
-        """Kill it as a crash would."""
-        if self.process is not None and self.process.poll() is None:
-            self.signal(signal.SIGKILL)
-            self.process.wait(timeout=30)
+    uri: str
+    port: int
+    group: int
 
 
 class Proxy(ThreadingHTTPServer):
@@ -113,12 +77,14 @@ class Forwarding(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    server.start()
+    folder = tmp_path_factory.mktemp("server")
+    mlflow = local_services(folder, free_port(), free_port())[1]
     try:
-        yield server
+        (state,) = up(folder, [mlflow])
+        assert mlflow.url and mlflow.port and state.pid
+        yield Server(mlflow.url, mlflow.port, state.pid)
     finally:
-        server.kill()
+        down(folder, [mlflow])
 
 
 @pytest.fixture(scope="module")
@@ -172,14 +138,14 @@ def test_a_server_that_hangs_in_mid_run_has_everything_once_the_run_is_repeated(
     tracker = Tracker(server.uri, tmp_path)
     open_pipeline(tracker, "hangs")
     record_stage(tracker, "hangs", STAGES[0])
-    server.signal(signal.SIGSTOP)
+    os.killpg(server.group, signal.SIGSTOP)
     try:
         began = time.monotonic()
         for stage in STAGES[1:3]:
             record_stage(tracker, "hangs", stage)
         assert time.monotonic() - began < 10
     finally:
-        server.signal(signal.SIGCONT)
+        os.killpg(server.group, signal.SIGCONT)
     again = Tracker(server.uri, tmp_path)  # as the same command, which finds its stages
     open_pipeline(again, "hangs")
     for stage in STAGES:

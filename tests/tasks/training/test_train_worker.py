@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from support.tiny_models import save_with_tokenizer
+from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.distill import distill_stage
@@ -29,7 +30,6 @@ from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, Recipe
 from umim_core.distill.train_run import read_curve
 from umim_core.errors import ClusterError, CorpusError
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.shards import ShardWriter
 
 LENGTH, STEPS = 16, 40
 
@@ -66,22 +66,16 @@ def inputs(
         rules.save(out / "rules")
         return {}
 
-    def save_tokens(out: Path, least: int) -> Metrics:
+    def tokens(name: str, least: int) -> Artifact:
         rng = np.random.default_rng(0)
-        for split, rows in (("train", 14), ("valid", 4)):
-            writer = ShardWriter(out / split)
-            writer.add(rng.integers(least, least + 7, rows * LENGTH).astype(np.int32))
-            writer.end_document()
-            writer.close()
-        return {}
+        rows = {"train": 14, "valid": 4}
+        ids = {s: rng.integers(least, least + 7, n * LENGTH) for s, n in rows.items()}
+        return tokenized(folder, ids, name)
 
-    builds: dict[str, Callable[[Path], Metrics]] = {
-        "rules": save_rules,
-        "tokens": lambda out: save_tokens(out, least=1),
-        "unmerged": lambda out: save_tokens(out, least=8),  # no rule matches ids from 8 on
-    }
     made = {
-        name: run_stage(folder, StageSpec(name, 1, {}, {}), build) for name, build in builds.items()
+        "rules": run_stage(folder, StageSpec("rules", 1, {}, {}), save_rules),
+        "tokens": tokens("tokens", least=1),
+        "unmerged": tokens("unmerged", least=8),  # no rule matches ids from 8 on
     }
     recipe = Recipe(
         name="tiny",
@@ -188,7 +182,15 @@ def kill_a_worker(root: Path, step: int) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("deepspeed", marks=pytest.mark.full)])
+def test_a_ray_worker_trains_to_the_digest_of_one_process(
+    inputs: Inputs, cluster: ClusterLease, in_process: Artifact, tmp_path: Path
+) -> None:
+    with lease_like(cluster, workers=1) as lease:
+        assert inputs.build(tmp_path, lease).digest == in_process.digest
+
+
+@pytest.mark.full  # what two ranks sum is in the quick test_strategies.py
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
 def test_two_ray_workers_train_to_the_weights_of_one_process(
     inputs: Inputs, cluster: ClusterLease, in_process: Artifact, tmp_path: Path, strategy: str
 ) -> None:
