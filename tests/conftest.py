@@ -8,42 +8,37 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
 
-from support.tiny_models import SIZES, random_model, tiny_config
-from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
-from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.merging.compressed import Compressed
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 from umim_core.store.locking import VARIABLE
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the process that only hands tests to others imports no torch
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
     from support.tiny_pipeline import Walk
+    from umim_core import UMIM
+    from umim_core.backbone.backbone import Backbone
 
 pytest_plugins = ["support.shared_services"]
 # A test on a busy machine is slow, not wrong.
 settings.register_profile("umim", deadline=None, max_examples=50)
 settings.load_profile("umim")
-VOCAB_SIZE = SIZES["vocab_size"]
 FAMILIES = ("gpt2", "llama")
 
 
 def _model(name: str, seed: int) -> PreTrainedModel:
+    from support.tiny_models import random_model, tiny_config
+
     return random_model(tiny_config(name, eos_token_id=0), seed)
 
 
 def _tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
     core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<eos>"))
     core.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -74,6 +69,8 @@ def rng() -> np.random.Generator:
 @pytest.fixture
 def torch_rng() -> torch.Generator:
     """A seeded generator of torch."""
+    import torch
+
     return torch.Generator().manual_seed(20251120)
 
 
@@ -92,7 +89,7 @@ def word_tokenizer() -> Callable[[list[str]], PreTrainedTokenizerFast]:
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """The words w1 .. w31 and the special token ``<eos>`` with id 0."""
-    return _tokenizer(["<eos>", *(f"w{i}" for i in range(1, VOCAB_SIZE))])
+    return _tokenizer(["<eos>", *(f"w{i}" for i in range(1, 32))])
 
 
 @pytest.fixture(scope="session", params=FAMILIES)
@@ -100,12 +97,16 @@ def tiny_backbone(
     request: pytest.FixtureRequest, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> Backbone:
     """Each tiny backbone in turn, float32, with the tiny tokenizer."""
+    from umim_core.backbone.backbone import wrap_backbone
+
     return wrap_backbone(_model(request.param, 0), tiny_tokenizer, name=f"tiny-{request.param}")
 
 
 @pytest.fixture(scope="session")
 def tiny_llama(tiny_tokenizer: PreTrainedTokenizerFast) -> Backbone:
     """The tiny Llama: rotary positions, grouped queries, untied head."""
+    from umim_core.backbone.backbone import wrap_backbone
+
     return wrap_backbone(_model("llama", 0), tiny_tokenizer, name="tiny-llama")
 
 
@@ -117,6 +118,15 @@ def tiny_checkpoint(
 
     It recommends to merge everywhere.
     """
+    import torch
+
+    from umim_core.backbone.backbone import load_backbone
+    from umim_core.checkpoint.checkpoint import Checkpoint
+    from umim_core.merging.compressed import Compressed
+    from umim_core.merging.module import MergeModule
+    from umim_core.rules.matcher import Matcher
+    from umim_core.rules.ruleset import RuleSet
+
     folder = tmp_path_factory.mktemp("checkpoint")
     _model("llama", 0).save_pretrained(folder / "backbone")
     tiny_tokenizer.save_pretrained(folder / "backbone")
@@ -133,6 +143,8 @@ def tiny_checkpoint(
 @pytest.fixture(scope="session")
 def tiny_umim(tiny_checkpoint: Path) -> UMIM:
     """The model of ``tiny_checkpoint``."""
+    from umim_core import UMIM
+
     return UMIM.from_pretrained(tiny_checkpoint, dtype="float32")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.logging.handlers import APILogWorker
@@ -17,6 +18,7 @@ from prefect.logging.handlers import APILogWorker
 from flows.full_pipeline import full_pipeline
 from support.shared_services import PrefectServer
 from support.traces import CANARIES, Descendants, traces
+from support.tracked_runs import runs_of
 from tasks.cluster.private_cluster import require_loopback
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
 from umim_core.checkpoint.checkpoint_index import own_checkpoints
@@ -72,7 +74,7 @@ STAGES = {
 pytestmark = pytest.mark.timeout(900)  # a whole run is in the fixture
 
 
-class Run:
+class Finished:
     """One finished pipeline, and where it left things."""
 
     def __init__(self, base: Path, environment: pytest.MonkeyPatch, prefect: Path) -> None:
@@ -99,38 +101,38 @@ class Run:
             if path.parent.parent.name != "mlruns"
         }
 
-    def runs(self, kind: str) -> list[object]:
+    def runs(self, kind: str) -> list[Run]:
         """Return the MLflow runs of a kind."""
-        client = MlflowClient(self.uri)
-        experiment = client.get_experiment_by_name("umim")
-        assert experiment is not None
-        return list(client.search_runs([experiment.experiment_id], f"tags.`umim.kind` = '{kind}'"))
+        return runs_of(self.uri, kind)
 
 
 @pytest.fixture(scope="module")
 def finished(
-    tmp_path_factory: pytest.TempPathFactory, using_prefect: PrefectServer, empty_store: Path
-) -> Iterator[tuple[Run, Path]]:
+    tmp_path_factory: pytest.TempPathFactory,
+    using_prefect: PrefectServer,
+    two_cores: None,
+    empty_store: Path,
+) -> Iterator[tuple[Finished, Path]]:
     with pytest.MonkeyPatch.context() as environment:
-        run = Run(tmp_path_factory.mktemp("pipeline"), environment, using_prefect.database)
+        run = Finished(tmp_path_factory.mktemp("pipeline"), environment, using_prefect.database)
         shutil.copy(empty_store, run.uri.removeprefix("sqlite:///"))
         yield run, run.launch()
 
 
-def test_every_stage_leaves_one_artifact_per_use(finished: tuple[Run, Path]) -> None:
+def test_every_stage_leaves_one_artifact_per_use(finished: tuple[Finished, Path]) -> None:
     run, _ = finished
     assert {name.split("/")[0] for name in run.artifacts()} == STAGES
     assert not list(run.root.glob("*/*.partial"))
 
 
-def test_every_checkpoint_is_named_by_its_cell_and_setting(finished: tuple[Run, Path]) -> None:
+def test_every_checkpoint_is_named_by_its_cell_and_setting(finished: tuple[Finished, Path]) -> None:
     run, _ = finished
     settings = ("wt", "wt-rules", "wt-ft", "task-adapted")
     names = {f"tiny/docs-llama-tau-5-greedy-drop/{setting}" for setting in settings}
     assert set(own_checkpoints(run.root)) == names | {"tiny/docs-gpt2-tau-5-greedy-drop/wt"}
 
 
-def test_report_page_is_whole_and_offline(finished: tuple[Run, Path]) -> None:
+def test_report_page_is_whole_and_offline(finished: tuple[Finished, Path]) -> None:
     _, report = finished
     page = (report / "report.html").read_text(encoding="utf-8")
     assert "umim-docs-llama" in page
@@ -142,7 +144,7 @@ def test_report_page_is_whole_and_offline(finished: tuple[Run, Path]) -> None:
     assert len(places) == 5 and all(place["path"] in page for place in places)
 
 
-def test_comparison_runs_have_the_names_others_query(finished: tuple[Run, Path]) -> None:
+def test_comparison_runs_have_the_names_others_query(finished: tuple[Finished, Path]) -> None:
     run, _ = finished
     rows = run.runs("comparison")
     assert {row.data.params["setting"] for row in rows} == {
@@ -156,7 +158,7 @@ def test_comparison_runs_have_the_names_others_query(finished: tuple[Run, Path])
     assert set(COMPARISON_METRICS) <= set(first.data.metrics)
 
 
-def test_stage_runs_are_children_of_the_pipeline_run(finished: tuple[Run, Path]) -> None:
+def test_stage_runs_are_children_of_the_pipeline_run(finished: tuple[Finished, Path]) -> None:
     run, _ = finished
     (pipeline,) = run.runs("pipeline")
     stages = run.runs("stage")
@@ -165,7 +167,7 @@ def test_stage_runs_are_children_of_the_pipeline_run(finished: tuple[Run, Path])
     assert pipeline.info.status == "FINISHED"
 
 
-def test_training_curves_are_metrics_with_steps(finished: tuple[Run, Path]) -> None:
+def test_training_curves_are_metrics_with_steps(finished: tuple[Finished, Path]) -> None:
     run, _ = finished
     row = next(r for r in run.runs("stage") if r.data.tags["umim.stage"] == "distill")
     history = MlflowClient(run.uri).get_metric_history(row.info.run_id, "train_kl")
@@ -173,7 +175,7 @@ def test_training_curves_are_metrics_with_steps(finished: tuple[Run, Path]) -> N
 
 
 def test_the_pipeline_run_has_the_numbers_of_trainings_under_way(
-    finished: tuple[Run, Path],
+    finished: tuple[Finished, Path],
 ) -> None:
     run, _ = finished
     (pipeline,) = run.runs("pipeline")
@@ -183,7 +185,7 @@ def test_the_pipeline_run_has_the_numbers_of_trainings_under_way(
 
 
 def test_the_prefect_run_is_named_by_its_recipe_and_shows_our_lines(
-    finished: tuple[Run, Path],
+    finished: tuple[Finished, Path],
 ) -> None:
     run, _ = finished
     APILogWorker.drain_all(timeout=30)
@@ -195,7 +197,7 @@ def test_the_prefect_run_is_named_by_its_recipe_and_shows_our_lines(
         assert any(line.startswith(f"{stage}: built in") for line in lines), stage
 
 
-def test_everything_started_listens_on_loopback_only(finished: tuple[Run, Path]) -> None:
+def test_everything_started_listens_on_loopback_only(finished: tuple[Finished, Path]) -> None:
     run, _ = finished
     require_loopback(run.started.sockets)
     names = {name for name, _, _ in run.started.sockets}
@@ -205,7 +207,7 @@ def test_everything_started_listens_on_loopback_only(finished: tuple[Run, Path])
 
 
 def test_secrets_of_the_environment_reach_no_result_and_no_log(
-    finished: tuple[Run, Path],
+    finished: tuple[Finished, Path],
 ) -> None:
     run, _ = finished
     APILogWorker.drain_all(timeout=30)
@@ -220,7 +222,7 @@ def test_secrets_of_the_environment_reach_no_result_and_no_log(
 
 
 def test_second_run_executes_nothing_adds_no_run_and_reads_nothing_twice(
-    finished: tuple[Run, Path], monkeypatch: pytest.MonkeyPatch
+    finished: tuple[Finished, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, report = finished
     read: list[Path] = []

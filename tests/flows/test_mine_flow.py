@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from flows import parts
 from flows.mine import mine
 from support.shared_services import PrefectServer
+from support.tiny_pipeline import Walk, counting_in_process
+from tasks.run.recipes import find_recipe
 from umim_core import RuleSet
 from umim_core.backbone.tokenizer_files import load_tokenizer
 
@@ -19,43 +22,35 @@ BACKBONE = "umim-docs-llama"
 TEXT = "Return a new array. Return a new view of the array. Return the sum of the array. " * 40
 
 
-@pytest.fixture(scope="module")
-def place(
-    tmp_path_factory: pytest.TempPathFactory,
-    using_prefect: PrefectServer,
-    two_cores: None,
-    empty_store: Path,
-) -> Iterator[Path]:
-    base = tmp_path_factory.mktemp("mine")
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a text per split and a recipe of two thresholds."""
+    source = {}
     for split in ("train", "valid", "test"):
-        (base / f"{split}.txt").write_text(TEXT, encoding="utf-8")
-    source = {s: {"kind": "text", "paths": [str(base / f"{s}.txt")]} for s in ("valid", "test")}
+        (tmp_path / f"{split}.txt").write_text(TEXT, encoding="utf-8")
+        source[split] = {"kind": "text", "paths": [str(tmp_path / f"{split}.txt")]}
     recipe = {
         "name": "files",
-        "corpus": {
-            "kind": "files",
-            "train": {"kind": "text", "paths": [str(base / "train.txt")]},
-            **source,
-        },
+        "corpus": {"kind": "files", **source},
         "segment_length": 16,
         "cells": [{"backbone": BACKBONE, "tau": 5}, {"backbone": BACKBONE, "tau": 50}],
         "distill": {"max_steps": 1},
         "task": None,
     }
-    (base / "files.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("UMIM_ROOT", str(base / "root"))
-        store = shutil.copy(empty_store, base / "mlflow.db")
-        environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}")
-        yield base
+    (tmp_path / "files.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return tmp_path
 
 
-def _stages(base: Path) -> Counter[str]:
-    return Counter(path.parent.parent.name for path in base.glob("root/*/*/manifest.json"))
+def in_process(place: Path) -> list[str]:
+    """Run the flow's stages without Prefect, MLflow and Ray."""
+    run: Any = Walk(place / "root", find_recipe(str(place / "files.yaml")))
+    with counting_in_process():
+        results = parts.mine(run, parts.prepare(run))
+    return [str(result.filtered.path / "rules") for result in results]
 
 
-def test_rules_of_the_flow_equal_a_counter(place: Path) -> None:
-    directories = mine(str(place / "files.yaml"))
+def check_rules(directories: list[str]) -> None:
+    """Hold rules against a counter."""
     ids = load_tokenizer(BACKBONE)(TEXT, add_special_tokens=False)["input_ids"]
     segments = [ids[i : i + 16] for i in range(0, len(ids) // 16 * 16, 16)]
     counts = Counter(tuple(s[i : i + 4]) for s in segments for i in range(13))
@@ -66,20 +61,42 @@ def test_rules_of_the_flow_equal_a_counter(place: Path) -> None:
             assert counts[tuple(int(i) for i in row)] == support >= tau
 
 
+def test_rules_of_the_flow_equal_a_counter(place: Path) -> None:
+    check_rules(in_process(place))
+
+
 @pytest.mark.full
-def test_one_changed_byte_of_the_test_text_counts_nothing_again(place: Path) -> None:
-    mine(str(place / "files.yaml"))
-    before = _stages(place)
-    path = place / "test.txt"
-    path.write_bytes(b"S" + path.read_bytes()[1:])
-    mine(str(place / "files.yaml"))
-    assert _stages(place) - before == {"corpus": 1, "tokenize": 1}
+def test_rules_of_the_whole_flow_equal_a_counter(
+    place: Path,
+    using_prefect: PrefectServer,
+    two_cores: None,
+    empty_store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UMIM_ROOT", str(place / "root"))
+    store = shutil.copy(empty_store, place / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}")
+    directories = mine(str(place / "files.yaml"))
+    check_rules(directories)
+    assert in_process(place) == directories
 
 
-def test_one_changed_byte_runs_exactly_its_dependants(place: Path) -> None:
-    mine(str(place / "files.yaml"))
-    before = _stages(place)
-    path = place / "train.txt"
+@pytest.mark.parametrize(
+    ("split", "dependants"),
+    [
+        ("train", {"corpus": 1, "tokenize": 1, "count": 1, "filter": 2}),
+        ("test", {"corpus": 1, "tokenize": 1}),
+    ],
+)
+def test_one_changed_byte_runs_exactly_its_dependants(
+    place: Path, split: str, dependants: dict[str, int]
+) -> None:
+    def stages() -> Counter[str]:
+        return Counter(path.parent.parent.name for path in place.glob("root/*/*/manifest.json"))
+
+    in_process(place)
+    before = stages()
+    path = place / f"{split}.txt"
     path.write_bytes(b"S" + path.read_bytes()[1:])
-    mine(str(place / "files.yaml"))
-    assert _stages(place) - before == {"corpus": 1, "tokenize": 1, "count": 1, "filter": 2}
+    in_process(place)
+    assert stages() - before == dependants

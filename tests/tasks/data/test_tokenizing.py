@@ -123,7 +123,9 @@ def test_what_a_dead_worker_left_is_replaced_or_removed(
     assert sums(folder / "x") == clean
 
 
-@pytest.mark.parametrize("limit", [None, 1, 60, 100, 10**6])
+@pytest.mark.parametrize(
+    "limit", [None, 60, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 100, 10**6))]
+)
 def test_limits_and_order_of_the_names_leave_the_bytes_alone(
     folder: Path, reference: TokenizerRef, lease: ClusterLease, limit: int | None
 ) -> None:
