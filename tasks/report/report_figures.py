@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from tasks.report.charts import Line, Panel, chart, heatmaps, wrapped
+from tasks.report.charts import Line, Panel, chart, heatmaps, svg, wrapped
 from tasks.report.comparison import TASK_TR, ComparisonRow
 from tasks.report.report_data import (
     AttentionExample,
@@ -42,6 +43,11 @@ class ReportFigure:
     caption: str
     figure: Figure
     wide: bool = False
+
+    @property
+    def svg(self) -> Markup:
+        """The drawing as the HTML page holds it."""
+        return Markup(svg(self.figure, self.name, self.title))  # noqa: S704  # our own drawing
 
 
 def draw_figures(data: ReportData) -> list[ReportFigure]:

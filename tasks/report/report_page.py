@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from markupsafe import Markup
-
-from tasks.report.charts import svg, svg_file
+from tasks.report.charts import svg_file
 from tasks.report.comparison import TASK_TR, ComparisonRow
 from tasks.report.comparison_table import STATES, comparison, with_error
 from tasks.report.render import Report, environment, html, markdown_html, page
@@ -37,17 +34,6 @@ _STEPS: Final = {
 _ALIGNED: Final = ("top1", "top3", "top10", "topp", "mrr", "kl", "top1_states", "kl_states")
 
 
-@dataclass(frozen=True)
-class _Inline:
-    """A figure as the HTML page shows it."""
-
-    name: str
-    title: str
-    caption: str
-    wide: bool
-    svg: Markup
-
-
 def write_report(out: Path, data: ReportData) -> None:
     """Write ``report.html``, ``report.md``, ``report.json`` and ``figures/*.svg``."""
     figures = draw_figures(data)
@@ -55,42 +41,20 @@ def write_report(out: Path, data: ReportData) -> None:
     for drawn in figures:
         text = svg_file(drawn.figure, drawn.name, drawn.title)
         write_bytes(out / "figures" / f"{drawn.name}.svg", text.encode())
-    write_bytes(out / "report.html", report_html(data, figures).encode())
-    write_bytes(out / "report.md", _markdown(data, figures).encode())
+    values = _values(data, figures)
+    write_bytes(out / "report.html", _html(data, values).encode())
+    markdown = environment().get_template("report.md").render(values).strip() + "\n"
+    write_bytes(out / "report.md", markdown.encode())
     write_json(out / "report.json", json.loads(data.model_dump_json()))
 
 
-def report_html(data: ReportData, figures: Sequence[ReportFigure]) -> str:
-    """Return the HTML page."""
-    inline = [
-        _Inline(
-            drawn.name,
-            drawn.title,
-            drawn.caption,
-            drawn.wide,
-            Markup(svg(drawn.figure, drawn.name, drawn.title)),  # noqa: S704  # our own drawing
-        )
-        for drawn in figures
-    ]
-    values = _values(data) | {
-        "title": f"UMIM report: {data.recipe}",
-        "cards": cards(data),
-        "first": [drawn for drawn in inline if drawn.name == FIRST],
-        "figures": [drawn for drawn in inline if drawn.name != FIRST],
-    }
-    values |= {name: markdown_html(values[name]) for name in ("comparison", "tables")}
-    return html("report.html", values)
+def _html(data: ReportData, values: Report) -> str:
+    parts = {name: markdown_html(values[name]) for name in ("comparison", "tables")}
+    own = {"title": f"UMIM report: {data.recipe}", "cards": cards(data)}
+    return html("report.html", values | parts | own)
 
 
-def _markdown(data: ReportData, figures: Sequence[ReportFigure]) -> str:
-    values = _values(data) | {
-        "first": [drawn for drawn in figures if drawn.name == FIRST],
-        "figures": [drawn for drawn in figures if drawn.name != FIRST],
-    }
-    return environment().get_template("report.md").render(values).strip() + "\n"
-
-
-def _values(data: ReportData) -> Report:
+def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
     """Return what both pages show."""
     places = [
         {
@@ -105,6 +69,8 @@ def _values(data: ReportData) -> Report:
     config = json.dumps(data.config, indent=2, ensure_ascii=False, default=str)
     return {
         "data": data,
+        "first": [drawn for drawn in figures if drawn.name == FIRST],
+        "figures": [drawn for drawn in figures if drawn.name != FIRST],
         "links": data.addresses(),
         "comparison": "" if table is None else table_markdown(table),
         "places": places,

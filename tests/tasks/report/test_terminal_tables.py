@@ -10,7 +10,7 @@ from tasks.report.tables import Column, make_table, number_column, table_text
 def test_a_wide_table_is_shown_in_parts_of_a_hundred_columns() -> None:
     columns = [
         Column("backbone", lambda row: f"a-model-with-a-long-name-{row}", left=True),
-        *(number_column(f"metric {n}", lambda row: float(row), 3) for n in range(12)),
+        *(number_column(f"metric {n}", float) for n in range(12)),
     ]
     text = table_text(make_table("Wide", columns, [1, 2], note="What it means. " * 12))
     blocks = text.split("\n\n")
