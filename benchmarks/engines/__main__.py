@@ -19,14 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.common import Benchmark, Gate, Report, at_least, save
 from benchmarks.engine_sides import CHECKPOINT, GENERAL
-from benchmarks.engines.engine_processes import ENGINES, SERVERS, Engine, running
+from benchmarks.engines.engine_processes import ENGINES, SERVERS, Engine, Running, running
 from benchmarks.timing import spread
 from umim_core.model.umim import UMIM
 from umim_core.serving.prompt_merger import PromptMerger
@@ -89,21 +89,26 @@ def prompt_of(chat: Chat, umim: UMIM, merger: PromptMerger) -> Prompt:
     return Prompt(ids.tolist(), merged, [int(token) for token in written.ids[0]])
 
 
+def time_pairs(server: Running, prompts: Sequence[Prompt]) -> list[list[Timed]]:
+    """Time a request for one token behind each prompt, raw and merged, in turn; no cache helps."""
+
+    def timed(ids: list[int], number: int) -> Timed:
+        wall, cpu = time.perf_counter(), server.cpu_seconds()
+        written = server.greedy(ids, 1, **server.engine.cold(number))
+        return written, time.perf_counter() - wall, server.cpu_seconds() - cpu
+
+    for ids in (prompts[0].raw, prompts[0].merged):
+        timed(ids, -1)
+    return _sides(
+        [timed(ids, number) for ids in _in_turn(prompt, number)]
+        for number, prompt in enumerate(prompts)
+    )
+
+
 def measure_server(engine: Engine, export: Path, prompts: Sequence[Prompt]) -> Report:
     """Measure an engine's server."""
     with tempfile.TemporaryFile() as log, running(engine, export, log) as server:
-
-        def timed(ids: list[int], number: int) -> Timed:
-            wall, cpu = time.perf_counter(), server.cpu_seconds()
-            written = server.greedy(ids, 1, **engine.cold(number))
-            return written, time.perf_counter() - wall, server.cpu_seconds() - cpu
-
-        for ids in (prompts[0].raw, prompts[0].merged):
-            timed(ids, -1)
-        pairs = [
-            [timed(ids, number) for ids in _in_turn(prompt, number)]
-            for number, prompt in enumerate(prompts)
-        ]
+        pairs = time_pairs(server, prompts)
         written = [server.greedy(prompt.merged, _TOKENS) for prompt in prompts]
     return _figures(pairs, written, prompts)
 
@@ -124,7 +129,7 @@ def measure_openvino(export: Path, prompts: Sequence[Prompt]) -> Report:
 
     rows = [ids for number, prompt in enumerate(prompts) for ids in _in_turn(prompt, number)]
     times = asked([prompts[0].raw, prompts[0].merged, *rows], 1)[2:]
-    pairs = [times[i : i + 2] for i in range(0, len(times), 2)]
+    pairs = _sides(times[i : i + 2] for i in range(0, len(times), 2))
     written = asked([prompt.merged for prompt in prompts], _TOKENS)
     return _figures(pairs, [ids for ids, _, _ in written], prompts)
 
@@ -134,20 +139,24 @@ def _in_turn(prompt: Prompt, number: int) -> list[list[int]]:
     return [prompt.raw, prompt.merged][:: 1 if number % 2 == 0 else -1]
 
 
+def _sides(pairs: Iterable[list[Timed]]) -> list[list[Timed]]:
+    """Return pairs that were timed in turn, raw first."""
+    return [pair[:: 1 if number % 2 == 0 else -1] for number, pair in enumerate(pairs)]
+
+
 def _figures(
     pairs: Sequence[Sequence[Timed]], written: Sequence[list[int]], prompts: Sequence[Prompt]
 ) -> Report:
     """Return times and ratios by pairs, and how many answers are our engine's."""
-    sides = [pair[:: 1 if number % 2 == 0 else -1] for number, pair in enumerate(pairs)]
     found: Report = {
         "equal": sum(ids == prompt.wanted for ids, prompt in zip(written, prompts, strict=True)),
         "compared": len(prompts),
     }
     for place, name in ((2, "cpu"), (1, "wall")):
         found[name] = {
-            "raw": spread([raw[place] for raw, _ in sides]),
-            "merged": spread([merged[place] for _, merged in sides]),
-            "times": spread([raw[place] / merged[place] for raw, merged in sides]),
+            "raw": spread([raw[place] for raw, _ in pairs]),
+            "merged": spread([merged[place] for _, merged in pairs]),
+            "times": spread([raw[place] / merged[place] for raw, merged in pairs]),
         }
     return found
 

@@ -16,7 +16,13 @@ import logging
 import math
 import secrets
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    ExitStack,
+    aclosing,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -133,7 +139,12 @@ class ReplicatedEngine:
 
     def __init__(self, handle: DeploymentHandle[Any], name: str, positions: int | None) -> None:
         self._handle = handle.options(stream=True)
+        self._ended = False
         self.name, self.positions, self.metrics = name, positions, ServerMetrics()
+
+    def end(self) -> None:
+        """Use Ray no more: a call of it would start a cluster where none runs."""
+        self._ended = True
 
     def life(self) -> AbstractAsyncContextManager[None]:
         """The replicas live longer than the application: see ``replicated``."""
@@ -141,6 +152,8 @@ class ReplicatedEngine:
 
     async def alive(self) -> bool:
         """Return whether a replica runs."""
+        if self._ended:
+            return False
         return await run_in_threadpool(_running, self._handle.app_name)
 
     async def events(
@@ -150,6 +163,9 @@ class ReplicatedEngine:
         from ray.exceptions import RayError
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+        if self._ended:
+            yield Failed(try_later("unavailable", "the replicas must run", "they have ended"))
+            return
         answer = self._handle.events.remote(body, merging, new_tokens)
         try:
             async for event in answer:
@@ -212,6 +228,7 @@ def replicated(
     with (
         ray_cluster(cores, replicas.address, object_store_bytes=200 * _MIB) as cluster,
         _deleted(application),
+        ExitStack() as ends,
     ):
         local = cluster.address.startswith("127.0.0.1:")
         deployment = serve.deployment(EngineReplica, **options)
@@ -219,12 +236,15 @@ def replicated(
             serve.start(proxy_location="Disabled")
             bound = deployment.bind(load, sizes, local)
             handle = serve.run(bound, name=application, route_prefix=None)
+            ends.callback(handle.shutdown)  # or its next report to Ray Serve starts Ray again
             name, positions = handle.described.remote().result()
         except (RuntimeError, RayError, RayServeException) as error:
             raise ClusterError("all replicas must start", _reason(error, application)) from error
         if local:
             require_loopback(listening_addresses())
-        yield ReplicatedEngine(handle, name, positions)
+        engine = ReplicatedEngine(handle, name, positions)
+        ends.callback(engine.end)
+        yield engine
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,14 @@ from typing import Any
 import pytest
 
 from benchmarks.engine_sides import CHECKPOINT, GENERAL
-from benchmarks.engines.__main__ import Prompt, prompt_of, read_chats, with_spans
+from benchmarks.engines.__main__ import (
+    SPEEDUP,
+    Prompt,
+    prompt_of,
+    read_chats,
+    time_pairs,
+    with_spans,
+)
 from benchmarks.engines.engine_processes import COMPLETIONS, SERVERS, Running, running
 from support.servers import CHAT, Served
 from support.source_tree import ROOT
@@ -73,21 +81,41 @@ def server(
         yield process
 
 
+@contextmanager
+def served(*arguments: object) -> Iterator[str]:
+    """Run ``umim serve`` for the length of a block; give its address."""
+    server = Served(*arguments)
+    try:
+        yield server.url
+    finally:
+        server.process.terminate()
+        server.end()
+
+
+def gateway(upstream: str, directory: Path, *more: str) -> AbstractContextManager[str]:
+    return served("--upstream", upstream, "--export", directory, *more)
+
+
 of_vllm = pytest.mark.parametrize("server", ["vllm"], indirect=True)
 
 
-def talk(server: Running, url: str, chat: Chat) -> list[dict[str, Any]]:
-    """Two turns with OpenAI's client; the first reply has 24 tokens."""
+def two_turns(python: Path, url: str, exported: Exported, number: int) -> None:
+    """Chat with OpenAI's client: replies of our engine, and a second turn from the prefix cache."""
+    chat, prompt = exported.chats[number], exported.prompts[number]
     done = subprocess.run(
-        [server.engine.program.with_name("python"), ROOT / "tests/support/openai_chat.py", url],
+        [python, ROOT / "tests/support/openai_chat.py", url],
         input=json.dumps({"messages": list(chat), "then": "And in one word?", "tokens": 24}),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    turns: list[dict[str, Any]] = json.loads(done.stdout)
-    return turns
+    first, second = json.loads(done.stdout)
+    assert first["text"] == exported.umim.backbone.require_tokenizer().decode(prompt.wanted)
+    assert first["usage"]["prompt_tokens"] == len(prompt.merged)
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached > len(prompt.merged) - 32  # vLLM caches blocks of 32
+    assert second["usage"]["prompt_tokens"] - cached < 80
 
 
 def test_merged_ids_get_the_ids_that_our_engine_writes(server: Running, exported: Exported) -> None:
@@ -98,24 +126,34 @@ def test_merged_ids_get_the_ids_that_our_engine_writes(server: Running, exported
         assert server.greedy(prompt.merged, len(prompt.wanted)) == prompt.wanted
 
 
+def test_merged_prompts_take_less_cpu_time(server: Running, exported: Exported) -> None:
+    pairs = time_pairs(server, exported.prompts)
+    raw, merged = (sum(pair[side][2] for pair in pairs) for side in (0, 1))
+    print(f"{server.engine.name}: {raw:.2f} and {merged:.2f} CPU seconds, x{raw / merged:.2f}")
+    assert raw / merged >= SPEEDUP
+
+
 def test_an_unchanged_client_chats_and_the_second_turn_reads_what_is_new(
     server: Running, exported: Exported
 ) -> None:
     plugin = server.engine is SERVERS["vllm"]
     masks = ["--upstream-masks"] if plugin else []
-    gateway = Served("--upstream", server.url, "--export", exported.directory, *masks)
-    try:
-        for url, number in ((gateway.url, 0), *([(server.url, 1)] if plugin else [])):
-            prompt = exported.prompts[number]
-            first, second = talk(server, url, exported.chats[number])
-            assert first["text"] == exported.umim.backbone.require_tokenizer().decode(prompt.wanted)
-            assert first["usage"]["prompt_tokens"] == len(prompt.merged)
-            cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
-            assert cached > len(prompt.merged) - 32  # vLLM caches blocks of 32
-            assert second["usage"]["prompt_tokens"] - cached < 80
-    finally:
-        gateway.process.terminate()
-        gateway.end()
+    python = server.engine.program.with_name("python")
+    with gateway(server.url, exported.directory, *masks) as url:
+        two_turns(python, url, exported, 0)
+    if plugin:
+        two_turns(python, server.url, exported, 1)
+
+
+def test_the_same_client_chats_with_our_own_server(exported: Exported) -> None:
+    engines = [engine.program for engine in SERVERS.values() if engine.program.exists()]
+    if not engines:
+        pytest.skip("needs OpenAI's client, as `tools/engine.sh llama` installs it")
+    with (
+        served(exported.directory, "--base", "--dtype", "float32") as upstream,
+        gateway(upstream, exported.directory, "--upstream-masks") as url,
+    ):
+        two_turns(engines[0].with_name("python"), url, exported, 0)
 
 
 def test_no_span_is_written_at_temperature_1_5(server: Running, exported: Exported) -> None:

@@ -18,13 +18,15 @@ import pytest
 from support.servers import COMPLETIONS, QUESTIONS, in_thread
 from umim_core import UMIM
 from umim_core.errors import ClusterError, ConfigError
+from umim_core.serving.api_bodies import CompletionBody
 from umim_core.serving.api_errors import ApiError
-from umim_core.serving.engine_app import EngineServer
-from umim_core.serving.engine_worker import BatchSizes
+from umim_core.serving.engine_app import AnswerEngine, EngineServer
+from umim_core.serving.engine_worker import BatchSizes, Event, Failed
 from umim_core.serving.guard import Limits
 
 CLIENTS: Final = 12
 NEW: Final = 48
+PUSH_SECONDS: Final = 10.0  # between what a handle tells Ray Serve's controller
 LOAD: Final = {"checkpoint": "umim-docs-llama", "name": "tiny", "dtype": "float64"}
 SIZES: Final = BatchSizes(max_rows=4, max_waiting=2, kept_bytes=0)
 
@@ -87,6 +89,11 @@ async def killed_under_load(url: str, own: list[str]) -> Counter[str]:
     return ends
 
 
+async def events_of(engine: AnswerEngine) -> list[Event]:
+    body = CompletionBody(prompt="a")
+    return [event async for event in engine.events(body, True, 4)]
+
+
 def replicas() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
     return [one for one in children if one.name().startswith("ray::ServeReplica")]
@@ -95,6 +102,7 @@ def replicas() -> list[psutil.Process]:
 @pytest.mark.full
 def test_a_replica_that_is_killed_ends_its_own_answers_alone(umim: UMIM) -> None:
     pytest.importorskip("grpc", reason="Ray Serve is not installed")
+    import ray
     from ray import serve
 
     from tasks.cluster.ray_cluster import ray_cluster
@@ -131,6 +139,12 @@ def test_a_replica_that_is_killed_ends_its_own_answers_alone(umim: UMIM) -> None
         while serve.status().applications:
             assert time.monotonic() < end
             time.sleep(0.2)
+    (refused,) = asyncio.run(events_of(engine))
+    assert isinstance(refused, Failed) and isinstance(refused.error, ApiError)
+    assert (refused.error.status, refused.error.code) == (503, "unavailable")
+    assert not asyncio.run(engine.alive())
+    time.sleep(PUSH_SECONDS + 1)  # neither the requests above nor the handle itself wakes Ray
+    assert not ray.is_initialized()
 
 
 def test_a_port_that_is_taken_is_refused_before_replicas_start() -> None:
