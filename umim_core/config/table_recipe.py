@@ -25,7 +25,7 @@ class TableSetting(Model, StableDump):
     raw_tail: Annotated[int, Field(ge=0, description="Last tokens of contexts left raw.")] = 0
     method: str | None = Field(None, description="A baseline in the merge module's place.")
     target_tr: Annotated[float | None, Field(gt=0.0, lt=1.0), OMIT_DEFAULT] = Field(
-        None, description="Share of a context's tokens that a baseline drops; null: as the rules."
+        None, description="Share of a context's tokens that a baseline drops; null: UMIM's saving."
     )
     protect: Annotated[tuple[str, ...], OMIT_DEFAULT] = Field(
         (), description="Patterns of tokens that are never merged: digits, capitals, newlines, ..."
