@@ -31,7 +31,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import JsonLines
-from umim_core.text.tokens import iter_token_pieces
+from umim_core.text.tokens import first_ids
 
 OURS, DYNAMIC, STATIC = "ours", "transformers, dynamic cache", "transformers, static cache"
 RANDOM: Final = "random-llama"
@@ -80,23 +80,21 @@ def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
     return Subject(umim.compressed, ids)
 
 
-def general_text(umim: UMIM, tokens: int, folder: Path = GENERAL) -> tuple[str, Ids]:
+def general_text(umim: UMIM, tokens: int) -> tuple[str, Ids]:
     """Return what held-out text this is, and its ids: passages of every kind of text in turn."""
-    files = sorted(folder.glob("*-test.jsonl.gz"))
+    files = sorted(GENERAL.glob("*-test.jsonl.gz"))
     if not files:
         ids = np.array(umim.backbone.encode(held_out_text()), dtype=np.int64)
         return "docstrings of the installed packages, test split", ids[:tokens]
     tokenizer = umim.backbone.require_tokenizer()
     passages = -(-tokens // (PASSAGE * len(files)))
-    kinds = []
-    for file in files:
-        pieces, count = [], 0
-        for piece, _ in iter_token_pieces(JsonLines(paths=(str(file),)), tokenizer):
-            pieces.append(piece)
-            count += len(piece)
-            if count >= passages * PASSAGE:
-                break
-        kinds.append(np.resize(np.concatenate(pieces), (passages, PASSAGE)))
+    kinds = [
+        np.resize(
+            first_ids(JsonLines(paths=(str(file),)), tokenizer, passages * PASSAGE)[0],
+            (passages, PASSAGE),
+        )
+        for file in files
+    ]
     names = ", ".join(file.name.removesuffix("-test.jsonl.gz") for file in files)
     ids = np.stack(kinds, axis=1).reshape(-1).astype(np.int64)
     return f"general English ({names}), test split, passages of {PASSAGE} tokens in turn", ids

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -66,7 +66,6 @@ def read_rows(
     length: int,
     tokens: int,
     cache: Path,
-    others: Iterable[RowText] = (),
 ) -> RowText:
     """Read a text and choose rows of it."""
     pairs = [source.rpartition("=") for source in sources]
@@ -80,25 +79,16 @@ def read_rows(
         parts = [open_ids(Path(file), tokens) for file in files]
     else:
         parts = [first_ids(source_of(tuple(files)), tokenizer, tokens)[0]]
-    chosen = spread_rows(parts, rows, length, [row for text in others for row in text.rows])
+    chosen = spread_rows(parts, rows, length)
     check_vocabulary(max(int(row.max()) for row in chosen), tokenizer)
     return RowText(name, chosen)
 
 
 def spread_rows(
-    parts: Sequence[NDArray[np.integer]],
-    rows: int,
-    length: int,
-    taken: Iterable[NDArray[np.int32]] = (),
+    parts: Sequence[NDArray[np.integer]], rows: int, length: int
 ) -> list[NDArray[np.int32]]:
     """Return rows that are evenly spaced over the whole segments of several arrays of ids."""
-    used = {row.tobytes() for row in taken}
-    places = [
-        (part, start)
-        for part in parts
-        for start in range(0, len(part) - length + 1, length)
-        if not used or part[start : start + length].astype(np.int32).tobytes() not in used
-    ]
+    places = [(part, start) for part in parts for start in range(0, len(part) - length + 1, length)]
     if rows < 1 or len(places) < rows:
         raise SystemExit(f"only {len(places)} rows of {length} tokens, {rows} are wanted")
     wanted = (places[index * len(places) // rows] for index in range(rows))

@@ -36,7 +36,7 @@ def test_the_worked_example_of_the_module_docstring() -> None:
     [sequence] = task_sequences([QUESTION], characters, QuestionForm("{context}?"))
     [encoded] = encode_questions([QUESTION], characters, QuestionForm("{context}?"))
     assert text_of(sequence.ids) == "ab? yz"
-    assert (sequence.context_length, sequence.mergeable) == (3, 6)
+    assert sequence.mergeable == 6
     assert text_of(encoded.context) == "ab?"
     assert [text_of(ending) for ending in encoded.endings] == [" x", " yz"]
     assert encoded.gold == 1
@@ -49,7 +49,7 @@ def test_a_sequence_is_the_question_as_it_is_scored(length: int, gold: int) -> N
     [sequence] = task_sequences(questions, characters, CONTEXT, max_length=length)
     [encoded] = encode_questions(questions, characters, CONTEXT, max_length=length)
     assert sequence.ids.tolist() == [*encoded.context, *encoded.endings[gold]]
-    assert sequence.context_length == sequence.mergeable == len(encoded.context)
+    assert sequence.mergeable == len(encoded.context)
 
 
 def test_merging_the_context_only_leaves_the_answer_raw() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umim_core.distill.loss import aligned_rows, alignment_masks
+from umim_core.distill.loss import aligned_rows
 from umim_core.merging.packing import PackedUnits, pack_rows
 
 
@@ -21,6 +21,16 @@ def pack(*rows: list[int]) -> PackedUnits:
     return pack_rows(ids, cuts)
 
 
+def masks(packed: PackedUnits) -> tuple[list[list[int]], list[list[int]]]:
+    """The paper's masks of teacher [B, T] and student [B, S]."""
+    rows = aligned_rows(packed)
+    teacher = np.zeros((len(packed.lengths), int(packed.raw_counts.max())), dtype=int)
+    student = np.zeros(tuple(packed.lengths.shape), dtype=int)
+    teacher[rows.batch, rows.teacher] = 1
+    student[rows.batch, rows.student] = 1
+    return teacher.tolist(), student.tolist()
+
+
 def pairs(packed: PackedUnits) -> list[tuple[int, int, int]]:
     rows = aligned_rows(packed)
     assert len(rows) == len(rows.batch)
@@ -29,9 +39,7 @@ def pairs(packed: PackedUnits) -> list[tuple[int, int, int]]:
 
 def test_the_example_of_the_paper() -> None:
     packed = pack([1, 2, 1, 2])  # x1 | x2 x3 | x4 | x5 x6
-    teacher, student = alignment_masks(packed)
-    assert teacher.int().tolist() == [[0, 0, 1, 1, 0, 1]]
-    assert student.int().tolist() == [[0, 1, 1, 1]]
+    assert masks(packed) == ([[0, 0, 1, 1, 0, 1]], [[0, 1, 1, 1]])
     # (x3, z23), (x4, x4), (x6, z56), counted from 0
     assert pairs(packed) == [(0, 2, 1), (0, 3, 2), (0, 5, 3)]
 
@@ -75,10 +83,8 @@ UNITS = st.lists(st.sampled_from([1, 1, 1, 2, 3, 4]), min_size=1, max_size=12)
 @given(st.lists(UNITS, min_size=1, max_size=5))
 def test_random_spans_and_padding_give_the_masks_of_the_algorithm(rows: list[list[int]]) -> None:
     packed = pack(*rows)
-    teacher, student = alignment_masks(packed)
     masks_t, masks_s, packs = algorithm(rows)
-    assert teacher.int().tolist() == masks_t
-    assert student.int().tolist() == masks_s
+    assert masks(packed) == (masks_t, masks_s)
     assert pairs(packed) == packs
 
 

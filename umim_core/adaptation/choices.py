@@ -3,7 +3,7 @@
 Example (one character per token, prompt ``{context}?``, delimiter " ")::
 
     Question("ab", ("x", "yz"), gold=1)
-    task sequence     a b ? _ y z      context_length 3, mergeable 3 (context) or 6 (sequence)
+    task sequence     a b ? _ y z      mergeable 3 (context) or 6 (sequence)
     encoded question  context a b ?    endings (_ x) (_ y z)    gold 1
 """
 
@@ -34,12 +34,10 @@ class TaskSequence:
 
     Attributes:
         ids: Raw token ids [T], T <= the maximum length.
-        context_length: Leading tokens that belong to the prompt.
         mergeable: Leading tokens that rules may merge: all of them, or the prompt alone.
     """
 
     ids: Ints
-    context_length: int
     mergeable: int
 
     def segment(self, matcher: Matcher) -> tuple[Ints, Ints]:
@@ -91,8 +89,8 @@ def task_sequences(
     sequences = []
     for question in encode_questions(questions, encode, form, max_length):
         ids = np.concatenate([question.context, question.endings[question.gold]])
-        length = len(question.context)
-        sequences.append(TaskSequence(ids, length, length if form.part == "context" else len(ids)))
+        mergeable = len(question.context if form.part == "context" else ids)
+        sequences.append(TaskSequence(ids, mergeable))
     return sequences
 
 
@@ -122,7 +120,8 @@ def encode_questions(
         ConfigError: If ``max_length`` is below 2.
         CorpusError: If an answer leaves no room for a prompt token, or encodes to nothing.
     """
-    _check(max_length)
+    if max_length < 2:
+        raise ConfigError("max_length must be at least 2 tokens", max_length, "Raise it.")
     return [_encode_question(question, encode, form, max_length) for question in questions]
 
 
@@ -143,11 +142,6 @@ def _encode_question(
         )
     context = pairs[0][0][-(max_length - max(sizes)) :]  # every pair has the same prompt
     return EncodedQuestion(context, endings, question.gold)
-
-
-def _check(max_length: int) -> None:
-    if max_length < 2:
-        raise ConfigError("max_length must be at least 2 tokens", max_length, "Raise it.")
 
 
 def split_questions(

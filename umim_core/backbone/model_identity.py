@@ -162,11 +162,6 @@ def model_identity(model: PreTrainedModel, weights: tuple[str, ...] | None = Non
     )
 
 
-def model_fingerprint(model: PreTrainedModel) -> str:
-    """Return the SHA-256 of what a model computes; see ``model_identity``."""
-    return model_identity(model).fingerprint
-
-
 def weight_lines(model: PreTrainedModel) -> tuple[str, ...]:
     """Return a line per tensor with its name, shape and SHA-256.
 

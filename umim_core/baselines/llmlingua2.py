@@ -31,12 +31,12 @@ from typing import ClassVar, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForTokenClassification, PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import token_texts
 from umim_core.baselines.methods import BASELINES, OWN_MODELS, Ints, ReducedTokens, Text
-from umim_core.baselines.published.own_models import hub_commit, load_own_model
+from umim_core.baselines.published.own_models import OwnModel, hub_commit, load_own_model
 from umim_core.baselines.reduction import highest
 from umim_core.errors import BackboneError
 from umim_core.rules.matcher import Matcher
@@ -72,18 +72,8 @@ class Words:
 
 
 @dataclass(frozen=True)
-class TokenClassifier:
-    """A model that gives tokens a probability of being preserved, with its tokenizer.
-
-    Attributes:
-        model: A token classifier of two labels; label 1 is to preserve.
-        tokenizer: Its tokenizer, a fast one.
-        commit: Commit of the hub's repository that it was loaded from; None for a directory.
-    """
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    commit: str | None = None
+class TokenClassifier(OwnModel):
+    """A model of two labels that gives tokens a probability of being preserved, label 1."""
 
     @property
     def chunk(self) -> int:
@@ -163,19 +153,10 @@ def _ints(values: list[int]) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
-def load_token_classifier(
-    name: str, *, revision: str | None = None, local_files_only: bool = False
-) -> TokenClassifier:
+def load_token_classifier(name: str) -> TokenClassifier:
     """Load a token classifier with its tokenizer; see ``load_own_model``."""
-    loaded = load_own_model(
-        _WHAT,
-        name,
-        AutoModelForTokenClassification,
-        _TRAINED,
-        revision=revision,
-        local_files_only=local_files_only,
-    )
-    return TokenClassifier(loaded.model, loaded.tokenizer, loaded.commit)
+    own = load_own_model(_WHAT, name, AutoModelForTokenClassification, _TRAINED)
+    return TokenClassifier(own.model, own.tokenizer, own.commit)
 
 
 @dataclass(frozen=True)
@@ -227,7 +208,7 @@ def published_classifier() -> str:
     Raises:
         BackboneError: If neither the hub nor its cache on this machine knows the commit.
     """
-    commit = hub_commit(PUBLISHED, None)
+    commit = hub_commit(PUBLISHED)
     if commit is None:
         raise BackboneError(
             "the classifier of llmlingua2 must be reachable on the hub, or in its cache here",

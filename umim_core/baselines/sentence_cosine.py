@@ -191,7 +191,7 @@ def trained_encoder() -> str:
     name = _named_encoder()
     if (place := Path(name)).is_dir():
         return f"{place.name}@{directory_digest(place)}"
-    return f"{name}@{hub_commit(name, None) or 'unknown'}"
+    return f"{name}@{hub_commit(name) or 'unknown'}"
 
 
 @BASELINES.add("cpc")

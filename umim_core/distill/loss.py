@@ -52,17 +52,6 @@ class AlignedRows:
         return len(self.batch)
 
 
-def alignment_masks(packed: PackedUnits) -> tuple[Tensor, Tensor]:
-    """Return the paper's masks M^T [B, T] and M^S [B, S] (bool), T the longest raw row."""
-    merged = packed.lengths > 1
-    student = packed.attention_mask & (merged.cumsum(dim=1) > 0)
-    width = int(packed.raw_counts.max()) if len(packed.lengths) else 0
-    teacher = torch.zeros(len(student), width, dtype=torch.bool, device=student.device)
-    rows = _rows(packed, student)
-    teacher[rows.batch, rows.teacher] = True
-    return teacher, student
-
-
 def aligned_rows(packed: PackedUnits, first: Tensor | None = None) -> AlignedRows:
     """Return the aligned (teacher, student) positions of a batch.
 
@@ -74,10 +63,6 @@ def aligned_rows(packed: PackedUnits, first: Tensor | None = None) -> AlignedRow
     student = packed.attention_mask & ((packed.lengths > 1).cumsum(dim=1) > 0)
     if first is not None:
         student &= packed.starts + packed.lengths > first[:, None]
-    return _rows(packed, student)
-
-
-def _rows(packed: PackedUnits, student: Tensor) -> AlignedRows:
     batch, unit = student.nonzero(as_tuple=True)
     last = packed.starts[batch, unit] + packed.lengths[batch, unit] - 1
     return AlignedRows(batch, last, unit)

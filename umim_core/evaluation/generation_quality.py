@@ -148,7 +148,6 @@ def continuation_perplexity(
 def generation_quality(
     rows: Sequence[RowOutput],
     backbone: Backbone,
-    batch_size: int = 16,
     references: References | None = None,
 ) -> GenerationQuality:
     """Measure a set of generated texts.
@@ -164,7 +163,7 @@ def generation_quality(
     return GenerationQuality(
         repetition={n: repetition(texts, n) for n in REPETITION_ORDERS},
         distinct={n: distinct(texts, n) for n in DISTINCT_ORDERS},
-        ppl=continuation_perplexity(prompts, texts, backbone, batch_size),
+        ppl=continuation_perplexity(prompts, texts, backbone),
         tokens=_mean([len(text) for text in texts]),
         token_reduction=_mean([row.token_reduction for row in rows]),
         gen_kv_reduction=_mean([row.gen_kv_reduction for row in rows]),

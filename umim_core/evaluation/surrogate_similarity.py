@@ -41,7 +41,7 @@ class OrderSimilarity:
 
 @torch.no_grad()
 def surrogate_similarity(
-    spans: Sequence[Sequence[int]], compressed: Compressed, seed: int = 0
+    spans: Sequence[Sequence[int]], compressed: Compressed
 ) -> list[OrderSimilarity]:
     """Compare z(span) with the static embeddings of its tokens.
 
@@ -57,7 +57,7 @@ def surrogate_similarity(
             sorted({len(span) for span in spans}),
             "Pass the ids of merged spans.",
         )
-    backbone, generator = compressed.backbone, np.random.default_rng(seed)
+    backbone, generator = compressed.backbone, np.random.default_rng(0)
     similarities = []
     for order in sorted({len(span) for span in spans}):
         own = np.array([span for span in spans if len(span) == order], dtype=np.int64)

@@ -24,6 +24,7 @@ Ints = NDArray[np.int64]
 
 _REPEATED: Final = math.lcm(*ORDERS)
 _PER_KEY: Final = 3  # tokens that fit into one int64
+_POINTS: Final = 8  # of a curve of coverage
 
 
 def collision_rate(rules: RuleSet) -> float:
@@ -152,9 +153,7 @@ def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Cover
     )
 
 
-def coverage_curve(
-    rules: RuleSet, ids: NDArray[np.integer], offsets: Ints, points: int = 8
-) -> list[CoveragePoint]:
+def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> list[CoveragePoint]:
     """Measure token reduction with ever fewer of the rules: those with a count of at least tau'.
 
     These are the rules of this set. Mining again at tau' gives other rules wherever a filter looks
@@ -167,18 +166,16 @@ def coverage_curve(
         rules: The rule set.
         ids: Token ids of all segments, flat [T].
         offsets: Segment borders [num_segments + 1].
-        points: Number of thresholds at most, the least count first, log-spaced over the counts
-            that occur.
 
     Returns:
-        One point per threshold, ascending; none without rules.
+        One point per threshold, ascending, of at most eight; none without rules.
 
     Raises:
         CorpusError: As :func:`coverage`.
     """
     return [
         CoveragePoint(tau, len(part), token_reduction(ids, offsets, Matcher(part)))
-        for tau in thresholds(rules, points)
+        for tau in thresholds(rules, _POINTS)
         for part in [rules_from(rules, tau)]
     ]
 

@@ -144,7 +144,7 @@ def tokenize_documents(
 
 
 def iter_token_pieces(
-    source: Source, tokenizer: PreTrainedTokenizerBase | None, bad: BadRows | None = None
+    source: Source, tokenizer: PreTrainedTokenizerBase | None
 ) -> Iterator[TokenPiece]:
     """Yield a corpus as ids in bounded memory, however long its documents are.
 
@@ -155,7 +155,7 @@ def iter_token_pieces(
         ConfigError: Text is given without a tokenizer.
         CorpusError: The source is unusable or holds no text.
     """
-    yield from not_empty(source, iter_file_token_pieces(source, tokenizer, bad or BadRows()))
+    yield from not_empty(source, iter_file_token_pieces(source, tokenizer, BadRows()))
 
 
 def first_ids(

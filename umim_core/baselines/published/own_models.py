@@ -30,15 +30,7 @@ class OwnModel:
     commit: str | None = None
 
 
-def load_own_model(
-    what: str,
-    name: str,
-    kind: Any,
-    trained: str,
-    *,
-    revision: str | None = None,
-    local_files_only: bool = False,
-) -> OwnModel:
+def load_own_model(what: str, name: str, kind: Any, trained: str) -> OwnModel:
     """Load a model with its tokenizer.
 
     Args:
@@ -46,26 +38,20 @@ def load_own_model(
         name: Directory or hub repository, with safetensors weights.
         kind: Class of transformers that loads it.
         trained: What a complete model would be, for messages.
-        revision: Hub revision to pin.
-        local_files_only: Whether the network must not be asked.
 
     Raises:
         BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
     """
-    check_place(what, name, "config.json", revision, local_files_only)
-    commit = hub_commit(name, revision, local_files_only=local_files_only)
-    revision = commit or revision  # all files of one commit
+    check_place(what, name, "config.json", None, False)
+    commit = hub_commit(name)
     try:
-        config, _ = PreTrainedConfig.get_config_dict(
-            name, revision=revision, local_files_only=local_files_only
-        )
+        config, _ = PreTrainedConfig.get_config_dict(name, revision=commit)
         refuse_code(what, name, config)
         with loading():
             loaded: Any = kind.from_pretrained(
                 name,
-                revision=revision,
+                revision=commit,  # all files of one commit
                 output_loading_info=True,
-                local_files_only=local_files_only,
                 use_safetensors=True,
                 trust_remote_code=False,
             )
@@ -74,11 +60,11 @@ def load_own_model(
     model: PreTrainedModel
     model, report = loaded
     check_complete(what, name, report["missing_keys"], trained)
-    tokenizer = load_tokenizer(name, revision=revision, local_files_only=local_files_only)
+    tokenizer = load_tokenizer(name, revision=commit)
     return OwnModel(freeze(model), tokenizer, commit)
 
 
-def hub_commit(name: str, revision: str | None, *, local_files_only: bool = False) -> str | None:
-    """Return the commit that a revision of a hub's repository is now; None for a directory."""
-    resolved = resolve_revision(name, revision, local_files_only=local_files_only)
+def hub_commit(name: str) -> str | None:
+    """Return the commit that a hub's repository is at now; None for a directory."""
+    resolved = resolve_revision(name, None)
     return resolved.resolved if isinstance(resolved, ResolvedRevision) else None
