@@ -217,7 +217,7 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
             scorers[name] = method_scorer(method, compressed, length)
         for name, scorer in scorers.items():
             halves[f"ppl_half_{name}"] = second_half_perplexity(rows, scorer, batch).ppl
-            halves[f"tr_half_{name}"] = scorer.held.token_reduction
+            halves[f"tr_half_{name}"] = scorer.total.cache_reduction or 0.0
     return halves | {
         **evaluate_alignment(rows, compressed, batch).metrics(),
         "rows": float(count),

@@ -116,6 +116,6 @@ def test_the_context_of_several_answers_is_read_once(load: Load) -> None:
     hook.remove()
     context, _ = model._encode_pair(QUESTIONS[0], ANSWERS[0])
     endings = [model._encode_pair(QUESTIONS[0], answer)[1] for answer in ANSWERS]
-    units = model.scorer.contexts.units // len(ANSWERS)
+    units = model.scorer.total.context_units // len(ANSWERS)
     assert units < len(context)
     assert columns == [units + sum(len(ending) - 1 for ending in endings)]

@@ -200,7 +200,7 @@ def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
     for merge in ("prompt", "all"):
         model = UmimLM(checkpoint, merge, backbone)
         model.generate_until(generation([prompt]))
-        units[merge] = model.scorer.inputs.units
+        units[merge] = model.scorer.total.units
     assert units["all"] < units["prompt"]
 
 

@@ -58,7 +58,7 @@ def test_truncated_contexts_have_as_many_tokens_as_umim_has_units(
 ) -> None:
     scorer = ReducedScorer(umim, Truncation())
     found = [score.log_prob for score in scorer.score(REQUESTS, 2)]
-    assert (scorer.contexts.raw, scorer.contexts.units) == (18, 10)
+    assert (scorer.total.context_tokens, scorer.total.context_units) == (18, 10)
     expected = [model_score(tiny_llama, CONTEXT[-5:].tolist(), e.tolist()) for e in ENDINGS]
     assert found == pytest.approx(expected, abs=1e-4)
 
@@ -80,7 +80,7 @@ def test_the_full_cache_scores_like_the_model(umim: Scorer, tiny_llama: Backbone
     found = [score.log_prob for score in scorer.score(REQUESTS, 1)]
     expected = [model_score(tiny_llama, CONTEXT.tolist(), e.tolist()) for e in ENDINGS]
     assert found == pytest.approx(expected, abs=1e-4)
-    assert (scorer.columns.token_reduction, scorer.contexts.token_reduction) == (0.0, 0.0)
+    assert (scorer.total.cache_reduction, scorer.total.context_token_reduction) == (0.0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -71,19 +71,19 @@ def test_windows_and_positions_bound_what_shares_a_row(family: str, wide: bool) 
 def test_tallies_count_raw_tokens_and_units() -> None:
     model = scorer("prompt")
     model.score([request([1, 2, 3, 4, 5, 10], [1, 2])], 1)
-    assert (model.contexts.raw, model.contexts.units) == (6, 3)
-    assert (model.inputs.raw, model.inputs.units) == (8, 5)  # the continuation stays raw
+    assert (model.total.context_tokens, model.total.context_units) == (6, 3)
+    assert (model.total.tokens, model.total.units) == (8, 5)  # the continuation stays raw
     whole = scorer("all")
     whole.score([request([1, 2, 3, 4, 5, 10], [1, 2])], 1)
-    assert (whole.inputs.raw, whole.inputs.units) == (8, 4)
+    assert (whole.total.tokens, whole.total.units) == (8, 4)
 
 
 @pytest.mark.parametrize(("raw_tail", "units"), [(2, 4), (4, 5), (5, 6), (9, 6)])
 def test_a_raw_tail_counts_as_units(raw_tail: int, units: int) -> None:
     model = scorer("prompt", raw_tail)
     model.score([request([1, 2, 1, 2, 1, 2], [1, 2])], 1)
-    assert (model.contexts.raw, model.contexts.units) == (6, units)
-    assert (model.inputs.raw, model.inputs.units) == (8, units + 2)
+    assert (model.total.context_tokens, model.total.context_units) == (6, units)
+    assert (model.total.tokens, model.total.units) == (8, units + 2)
 
 
 @pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1, LIMIT + 9])

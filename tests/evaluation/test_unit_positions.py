@@ -152,4 +152,4 @@ def test_inputs_beyond_the_positions_lose_leading_units(scope: Merge, length: in
     [found] = model.score([Request(ids, np.array([10, 10]))], 1)
     [short] = model.score([Request(ids[first:], np.array([10, 10]))], 1)
     assert found == short
-    assert model.inputs.raw == 2 * (length - first + 2)
+    assert model.total.tokens == 2 * (length - first + 2)

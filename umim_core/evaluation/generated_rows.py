@@ -23,7 +23,7 @@ from umim_core.evaluation.method_scoring import (
     ReducedScorer,
     evicted_sizes,
 )
-from umim_core.evaluation.scored_requests import UNKNOWN, Asked, Ints, Sizes, count_sizes
+from umim_core.evaluation.scored_requests import UNKNOWN, Asked, Ints, Sizes
 from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
@@ -167,11 +167,11 @@ class RowWriter:
             columns = row.cache_lengths[0]
             over = max(0, columns - self.scorer.budget(_ids(prompt), 0, _parts(prompt)))
             sizes = evicted_sizes(tokens, new, columns, over)
-            count_sizes(sizes, self.scorer.inputs, self.scorer.contexts, self.scorer.columns)
-            return sizes
-        units, saved = row.cache_lengths[0], sum(length - 1 for _, length in row.generated_spans)
-        sizes = Sizes(tokens + new, units + new - saved, tokens, units, shortfall=before.shortfall)
-        count_sizes(sizes, self.scorer.inputs, self.scorer.contexts)
+        else:
+            units = row.cache_lengths[0]
+            left = units + new - sum(length - 1 for _, length in row.generated_spans)
+            sizes = Sizes(tokens + new, left, tokens, units, shortfall=before.shortfall)
+        self.scorer.total += sizes
         return sizes
 
 

@@ -43,7 +43,6 @@ from umim_core.evaluation.scored_requests import (
     Request,
     RequestScorer,
     Sizes,
-    Tally,
 )
 from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.compressed import Compressed
@@ -188,7 +187,7 @@ class EvictedScorer(_BaselineScorer):
     target: TargetReduction | None = None
     age: int | None = None
     score_endings: ScoreEndings | None = None
-    columns: Tally = field(default_factory=Tally, kw_only=True)
+    total: Sizes = field(default_factory=lambda: Sizes(columns=0), kw_only=True)
 
     def budget(self, context: Ints, generated: int = 0, parts: Parts | None = None) -> int:
         """Return how many columns may stay of a context and of generated tokens behind it.

@@ -127,7 +127,7 @@ def second_half_perplexity(
     return _result(
         [-score.log_prob for score in scored],
         [len(second) for _, second in halves],
-        scorer.contexts.token_reduction,
+        scorer.total.context_token_reduction or 0.0,
     )
 
 
@@ -170,11 +170,8 @@ def compare_second_halves(
     for name, scorer in scorers.items():
         read = second_half_perplexity(segments, scorer, batch_size)
         first = first or read
-        held = scorer.held
-        increase = read.increase_over(first)
-        comparisons[name] = HalfComparison(
-            read, held.token_reduction, scorer.contexts.shortfall, *increase
-        )
+        held, missing = scorer.total.cache_reduction or 0.0, scorer.total.shortfall_share
+        comparisons[name] = HalfComparison(read, held, missing, *read.increase_over(first))
     return comparisons
 
 

@@ -84,10 +84,27 @@ class Sizes:
         )
 
     @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens; 0 of nothing."""
+        return (self.tokens - self.units) / self.tokens if self.tokens else 0.0
+
+    @property
     def context_token_reduction(self) -> float | None:
         """(raw tokens - units) / raw tokens of the context; None where it is not matched alone."""
         saved = self.context_tokens - self.context_units
         return saved / self.context_tokens if self.context_tokens else None
+
+    @property
+    def cache_reduction(self) -> float | None:
+        """Share of the context that the KV cache does not hold; None as above."""
+        if self.columns is None or not self.context_tokens:
+            return self.context_token_reduction
+        return (self.context_tokens - self.columns) / self.context_tokens
+
+    @property
+    def shortfall_share(self) -> float:
+        """Token reduction that is missing to what was asked for; 0 of nothing."""
+        return self.shortfall / self.context_tokens if self.context_tokens else 0.0
 
 
 @dataclass(frozen=True)
@@ -113,39 +130,6 @@ def ignore_finished(_: Mapping[int, Likelihood]) -> None:
     """Do nothing with the scores of a forward: they come again when all are there."""
 
 
-@dataclass
-class Tally:
-    """Raw tokens that went in, units that the model saw, and those of them beyond a budget."""
-
-    raw: int = 0
-    units: int = 0
-    over: int = 0
-
-    def add(self, raw: int, units: int, over: int = 0) -> None:
-        """Count one more input."""
-        self.raw += raw
-        self.units += units
-        self.over += over
-
-    @property
-    def token_reduction(self) -> float:
-        """(raw tokens - units) / raw tokens; 0 before anything was counted."""
-        return (self.raw - self.units) / self.raw if self.raw else 0.0
-
-    @property
-    def shortfall(self) -> float:
-        """Token reduction that is missing to what was asked for: units over the budget / tokens."""
-        return self.over / self.raw if self.raw else 0.0
-
-
-def count_sizes(sizes: Sizes, inputs: Tally, contexts: Tally, columns: Tally | None = None) -> None:
-    """Add an input to the tallies of inputs, of contexts and of cache columns, where they count."""
-    inputs.add(sizes.tokens, sizes.units)
-    contexts.add(sizes.context_tokens, sizes.context_units, sizes.shortfall)
-    if columns is not None and sizes.columns is not None:
-        columns.add(sizes.context_tokens, sizes.columns)
-
-
 def counted_sizes(asked: Sequence[tuple[str, Sizes | None]]) -> list[Sizes]:
     """Return the sizes of a question's requests that its token reduction counts.
 
@@ -163,15 +147,10 @@ class RequestScorer(ABC):
     """Scores requests and counts what went in; a subclass says how contexts are shortened.
 
     Attributes:
-        contexts: Tokens of contexts that are shortened alone, and what stayed of them.
-        inputs: The same of contexts and continuations together.
-        columns: Tokens of contexts, and columns of a layer's KV cache that stayed of them; None
-            where none is dropped.
+        total: Sizes of all requests so far; ``columns`` is None where none is dropped.
     """
 
-    contexts: Tally = field(default_factory=Tally, kw_only=True)
-    inputs: Tally = field(default_factory=Tally, kw_only=True)
-    columns: Tally | None = field(default=None, kw_only=True)
+    total: Sizes = field(default_factory=Sizes, kw_only=True)
 
     @torch.no_grad()
     def score(
@@ -193,8 +172,7 @@ class RequestScorer(ABC):
         _check_requests(requests, batch_size)
         results: dict[int, Likelihood] = {}
         for done in self.forwards(requests, batch_size):
-            for score in done.values():
-                count_sizes(score.sizes, self.inputs, self.contexts, self.columns)
+            self.total = sum((score.sizes for score in done.values()), self.total)
             results |= done
             finished(done)
         return [results[number] for number in range(len(requests))]
@@ -204,11 +182,6 @@ class RequestScorer(ABC):
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
         """Yield the scores of every forward, by number of their request."""
-
-    @property
-    def held(self) -> Tally:
-        """Tokens of contexts, and how many columns of the KV cache stayed of them."""
-        return self.contexts if self.columns is None else self.columns
 
 
 def _check_requests(requests: Sequence[Request], batch_size: int) -> None:

@@ -151,7 +151,7 @@ def test_continuations_are_scored_behind_the_merged_embeddings(case: Case) -> No
         scorer = method_scorer(case.method, given, 64)
         [found] = scorer.score([Request(ids, answer)], 1)
         assert found.log_prob == pytest.approx(expected, abs=1e-4)
-        assert scorer.contexts.units == len(RULES.segment(ids)[0])
+        assert scorer.total.context_units == len(RULES.segment(ids)[0])
 
 
 def test_a_context_that_is_cut_fits_with_the_units_that_are_left(case: Case) -> None:

@@ -27,8 +27,6 @@ from umim_core.evaluation.scored_requests import (
     Likelihood,
     Request,
     Sizes,
-    Tally,
-    count_sizes,
 )
 from umim_core.evaluation.tasks.response_cache import cached_sizes, keep_sizes
 from umim_core.rules.matcher import Parts
@@ -155,16 +153,15 @@ class SizedModel(BatchedModel):
     @property
     def realised(self) -> dict[str, float | None]:
         """Reductions over all inputs so far by name; None where nothing was counted."""
-        counted = self.scorer is None or self.scorer.inputs.raw > 0
+        counted = self.scorer is None or self.scorer.total.tokens > 0
         reductions: dict[str, float | None] = {
             "token_reduction": self.token_reduction if counted else None,
             "context_token_reduction": self.context_token_reduction,
         }
-        if self.scorer is not None and self.scorer.contexts.shortfall:
-            reductions["shortfall"] = self.scorer.contexts.shortfall
-        if self._columns is not None:
-            columns = self._columns
-            reductions["cache_reduction"] = columns.token_reduction if columns.raw else None
+        if self.scorer is not None and self.scorer.total.shortfall:
+            reductions["shortfall"] = self.scorer.total.shortfall_share
+        if self.scorer is not None and self.scorer.total.columns is not None:
+            reductions["cache_reduction"] = self.scorer.total.cache_reduction
         return reductions
 
     @property
@@ -177,14 +174,12 @@ class SizedModel(BatchedModel):
     @property
     def token_reduction(self) -> float:
         """(raw tokens - units) / raw tokens over all inputs so far, continuations included."""
-        return self.scorer.inputs.token_reduction if self.scorer else 0.0
+        return self.scorer.total.token_reduction if self.scorer else 0.0
 
     @property
     def context_token_reduction(self) -> float | None:
         """The same over contexts and generation prompts alone; None if none was matched alone."""
-        if self.scorer is None:
-            return 0.0
-        return self.scorer.contexts.token_reduction if self.scorer.contexts.raw else None
+        return self.scorer.total.context_token_reduction if self.scorer else 0.0
 
     def start_counting(self) -> None:
         """Forget the sizes of earlier requests and keep those of the next."""
@@ -243,17 +238,12 @@ class SizedModel(BatchedModel):
         if sizes is None and self.scorer is not None:
             sizes = cached_sizes(self.cache_hook, request.request_type, request.args)
             if sizes is not None:
-                count_sizes(sizes, self.scorer.inputs, self.scorer.contexts, self._columns)
+                self.scorer.total += sizes
                 self.count_cached(request)
         return sizes
 
     def count_cached(self, request: Instance) -> None:
         """Note what else a request settles that was answered from the cache; nothing here."""
-
-    @property
-    def _columns(self) -> Tally | None:
-        """Columns of the cache that stayed; None where none is dropped."""
-        return None if self.scorer is None else self.scorer.columns
 
     def score_tokens(
         self,
@@ -317,6 +307,6 @@ class SizedModel(BatchedModel):
         """Log the token reduction so far."""
         alone = self.context_token_reduction
         part = "" if alone is None else f", of contexts alone {alone:.4f}"
-        if self._columns is not None:
-            part += f", of the cache {self._columns.token_reduction:.4f}"
+        if self.scorer is not None and self.scorer.total.columns is not None:
+            part += f", of the cache {self.scorer.total.cache_reduction or 0.0:.4f}"
         _log.info("umim: merge=%s token_reduction=%.4f%s", self.merge, self.token_reduction, part)
