@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -97,6 +98,30 @@ def record_checkpoint(root: Path, name: str, directory: Path) -> Path:
     record.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(record, json.dumps({"path": path}).encode() + b"\n")
     return record
+
+
+@dataclass(frozen=True)
+class OwnPlace:
+    """Directory that a command writes a checkpoint to, and the name that it has there."""
+
+    root: Path
+    name: str
+    directory: Path
+
+    def record(self, checkpoint: Path) -> None:
+        """Give the checkpoint its name."""
+        record_checkpoint(self.root, self.name, checkpoint)
+
+
+def own_place(kind: str, out: Path | None, stem: str) -> OwnPlace:
+    """Return ``out``, or a directory under the artifact root, named by kind and stem.
+
+    Raises:
+        ConfigError: As :func:`local_root`, if ``out`` is None.
+    """
+    root = local_root() if out is None else artifact_root()
+    name = own_name(kind, stem if out is None else out.resolve().name)
+    return OwnPlace(root, name, (out or root / name).resolve())
 
 
 def own_checkpoints(root: Path | None = None) -> dict[str, Path]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -42,21 +43,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command()(demo)
-app.command()(generate)
-app.command()(bench)
-app.command()(mine)
-app.command()(rules)
-app.command()(init)
-app.command()(prune)
-app.command()(train)
-app.command()(export)
-app.command()(ppl)
-app.command()(path)
-app.command("task-text")(task_text)
-app.command()(serve)
-app.command()(fetch)
-app.command()(baselines)
+_COMMANDS: Final[tuple[Callable[..., None], ...]] = (
+    *(demo, generate, bench, mine, rules, init, prune, train, export, ppl, path, task_text),
+    *(serve, fetch, baselines),
+)
+for _command in _COMMANDS:
+    app.command()(_command)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from umim_core.cli.prompt_input import (
     CheckpointOption,
     DtypeOption,
     MergeOption,
+    PlaceOption,
     RawTailOption,
     TargetOption,
 )
@@ -71,9 +72,7 @@ def bench(
     budget: BudgetOption = None,
     target_tr: TargetOption = None,
     dtype: DtypeOption = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
-    ] = None,
+    device: PlaceOption = None,
     merge: MergeOption = None,
     raw_tail: RawTailOption = None,
     as_json: JsonFlag = False,

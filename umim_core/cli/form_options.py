@@ -9,6 +9,16 @@ import typer
 
 from umim_core.errors import ConfigError
 
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The frozen model: a name of umim path, directory, .gguf file or hub repository."
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
+]
 RulesOption = Annotated[Path, typer.Option(help="Rule directory that umim mine wrote.")]
 ResidualOption = Annotated[
     Literal["none", "last", "exponential"],

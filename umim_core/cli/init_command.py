@@ -10,6 +10,8 @@ import typer
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.cli.form_options import (
     MergeDepthOption,
+    ModelArgument,
+    OutOption,
     RuleRowsOption,
     RulesOption,
     UnitPositionsOption,
@@ -18,17 +20,9 @@ from umim_core.cli.form_options import (
 
 
 def init(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="The frozen model: a name of umim path, directory, .gguf file or hub repository."
-        ),
-    ],
+    model: ModelArgument,
     rules: RulesOption = Path(),
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
-    ] = None,
+    out: OutOption = None,
     residual: Annotated[
         Literal["last", "exponential"],
         typer.Option(
@@ -44,18 +38,11 @@ def init(
 ) -> None:
     """Make a checkpoint without training; umim train with the same residual starts from there."""
     given_rules(rules)
-    from umim_core.checkpoint.checkpoint_index import (
-        artifact_root,
-        local_root,
-        own_name,
-        record_checkpoint,
-    )
-
-    root = local_root() if out is None else artifact_root()
-    name = own_name("untrained", (out or rules).resolve().name)
-    place = (out or root / name).resolve()
+    from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.mining.preparation import check_absent
 
+    own = own_place("untrained", out, rules.resolve().name)
+    place, name = own.directory, own.name
     check_absent(place)
     from umim_core.backbone.backbone import load_backbone
     from umim_core.checkpoint.next_steps import after_training
@@ -75,7 +62,7 @@ def init(
     where = str(Path(model).resolve()) if Path(model).exists() else model
     checkpoint = untrained_checkpoint(load_backbone(where), RuleSet.load(rules), form, seed)
     checkpoint.save(place)
-    record_checkpoint(root, name, place)
+    own.record(place)
     document: dict[str, object] = {
         "checkpoint": str(place),
         "name": name,

@@ -10,6 +10,7 @@ import typer
 
 from umim_core.checkpoint.next_steps import after_mining
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.cli.prompt_input import ConfigOption, FieldOption, ProtectOption
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,16 +66,10 @@ def mine(
     min_documents: Annotated[
         int, typer.Option(help="Least number of documents that a rule occurs in.")
     ] = 1,
-    protect: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Regular expression of tokens that no rule may contain, or digits, capitals, "
-            "newlines; may be repeated."
-        ),
-    ] = None,
-    field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
+    protect: ProtectOption = None,
+    field: FieldOption = "text",
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
-    config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
+    config: ConfigOption = None,
     max_bad: Annotated[
         int, typer.Option(min=0, help="Unusable rows to skip before giving up.")
     ] = 0,

@@ -23,6 +23,18 @@ CheckpointOption = Annotated[
 DeviceOption = Annotated[
     str, typer.Option(help="cpu, or cuda (cuda:1 and so on) where there is a GPU.")
 ]
+PlaceOption = Annotated[
+    str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
+]
+FieldOption = Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")]
+ConfigOption = Annotated[str | None, typer.Option(help="Configuration of a data set.")]
+ProtectOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Regular expression of tokens that no rule may contain, or digits, capitals, "
+        "newlines; may be repeated."
+    ),
+]
 SpecialTokensOption = Annotated[
     bool | None,
     typer.Option(

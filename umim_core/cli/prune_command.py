@@ -11,6 +11,8 @@ import typer
 
 from umim_core.checkpoint.next_steps import FIELD
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.cli.form_options import OutOption
+from umim_core.cli.prompt_input import FieldOption, PlaceOption
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 
 if TYPE_CHECKING:
@@ -111,10 +113,7 @@ def prune(
         bool,
         typer.Option("--keep-all", help="Measure only: all rules stay and carry their prices."),
     ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
-    ] = None,
+    out: OutOption = None,
     heldout: Annotated[
         list[str] | None,
         typer.Option(
@@ -154,10 +153,8 @@ def prune(
             help="The same by effect: the cheapest rules, and ties, that reach this reduction.",
         ),
     ] = None,
-    field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = FIELD,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
-    ] = None,
+    field: FieldOption = FIELD,
+    device: PlaceOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Drop the rules whose merging costs most per saved token.
@@ -165,12 +162,7 @@ def prune(
     One pass over the text measures every rule. The damage table that it writes serves further calls
     with other targets. The checkpoint carries the price of every rule that stays.
     """
-    from umim_core.checkpoint.checkpoint_index import (
-        artifact_root,
-        local_root,
-        own_name,
-        record_checkpoint,
-    )
+    from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.mining.preparation import check_absent
     from umim_core.rules.pruning import (
         check_target,
@@ -185,10 +177,9 @@ def prune(
         if target is not None:
             check_target(target)
     _check_decoding(decode_max_damage, decode_tr, target_tr)
-    root = local_root() if out is None else artifact_root()
     goal = "all" if target_tr is None else target_tr
-    name = own_name("pruned", out.resolve().name if out else f"{Path(checkpoint).name}-{goal}")
-    place = (out or root / name).resolve()
+    own = own_place("pruned", out, f"{Path(checkpoint).name}-{goal}")
+    place = own.directory
     check_absent(place / "checkpoint")
     if damage is None and (place / "damage").exists():
         raise ArtifactError(
@@ -233,12 +224,12 @@ def prune(
     pruned = umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules)
     pruned.decoding_under(decode_max_damage).save(place / "checkpoint")  # no bound on other prices
     decoding = cut.rules if decode_max_damage is None else rules_under(cut.rules, decode_max_damage)
-    record_checkpoint(root, name, place / "checkpoint")
+    own.record(place / "checkpoint")
     left = ~cut.kept
     figures = Pruning(
         checkpoint=str(place / "checkpoint"),
         damage=str(damage or place / "damage"),
-        name=name,
+        name=own.name,
         rules_before=len(table.rules),
         rules=len(cut.rules),
         rules_met=int((table.occurrences > 0).sum()),

@@ -14,11 +14,15 @@ from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.cli.form_options import (
     AdapterRankOption,
     MergeDepthOption,
+    ModelArgument,
+    OutOption,
     ResidualOption,
     RuleRowsOption,
+    RulesOption,
     UnitPositionsOption,
     given_rules,
 )
+from umim_core.cli.prompt_input import FieldOption
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,24 +37,16 @@ _ROW = 512  # tokens, where the rules do not say
 
 
 def train(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="The frozen model: a name of umim path, directory, .gguf file or hub repository."
-        ),
-    ],
+    model: ModelArgument,
     files: Annotated[
         list[str] | None, typer.Argument(help="Text to train on, as umim mine takes it.")
     ] = None,
-    rules: Annotated[Path, typer.Option(help="Rule directory that umim mine wrote.")] = Path(),
+    rules: RulesOption = Path(),
     text: Annotated[
         list[str] | None, typer.Option(help="More text; may be given several times.")
     ] = None,
-    field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = FIELD,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
-    ] = None,
+    field: FieldOption = FIELD,
+    out: OutOption = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = STEPS,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = BATCH_SIZE,
     segment_length: Annotated[
@@ -98,16 +94,10 @@ def train(
     named = (*(files or ()), *(text or ()))
     if not named:
         raise ConfigError("text to train on must be given", "none", "Name files after the model.")
-    from umim_core.checkpoint.checkpoint_index import (
-        artifact_root,
-        local_root,
-        own_name,
-        record_checkpoint,
-    )
+    from umim_core.checkpoint.checkpoint_index import own_place
 
-    root = local_root() if out is None else artifact_root()
-    name = own_name("trained", (out or rules).resolve().name)
-    place = (out or root / name).resolve()
+    own = own_place("trained", out, rules.resolve().name)
+    place, name = own.directory, own.name
     from umim_core.backbone.devices import default_device, usable_device
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
@@ -173,7 +163,7 @@ def train(
         raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
-    record_checkpoint(root, name, place / "checkpoint")
+    own.record(place / "checkpoint")
     document: dict[str, object] = {"checkpoint": str(place / "checkpoint"), "name": name, **summary}
     lines = _lines(place, name, summary, time.perf_counter() - began)
     emit(document, [*filter(None, [quantisation_note(model)]), *lines], as_json)
