@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -91,10 +91,10 @@ def followed(state: Path) -> Iterator[None]:
     (state / _NOTE).unlink(missing_ok=True)  # of the attempt before
     with ExitStack() as stack:
         label = _label.get()
-        terminal = sys.stderr.isatty()
-        watchers: list[_Watcher] = [_Bar(stack, label) if terminal else _Lines(label)]
-        if listener is not None:
-            watchers.append(_Numbers(listener))
+        watchers = [_bar(stack, label) if sys.stderr.isatty() else _lines(label)]
+        numbers = None if listener is None else _Numbers(listener)
+        if numbers is not None:
+            watchers.append(numbers.see)
         done = threading.Event()
 
         def follow() -> None:
@@ -109,25 +109,19 @@ def followed(state: Path) -> Iterator[None]:
             done.set()
             thread.join()
             _show(state, watchers)
-            for watcher in watchers:
-                watcher.end()
+            if numbers is not None:
+                numbers.send()
 
 
-def _show(state: Path, watchers: list[_Watcher]) -> None:
+Watcher = Callable[[int, int, str, Points], None]
+"""Takes step, steps in all, text and points of a note, perhaps one seen before."""
+
+
+def _show(state: Path, watchers: Sequence[Watcher]) -> None:
     if (state / _NOTE).exists():
         step, total, text, points = json.loads((state / _NOTE).read_text(encoding="utf-8"))
-        for watcher in watchers:
-            watcher.see(step, total, text, {name: (at, x) for name, (at, x) in points.items()})
-
-
-class _Watcher:
-    """Receiver of notes."""
-
-    def see(self, step: int, total: int, text: str, points: Points) -> None:
-        """Take a note, perhaps one seen before."""
-
-    def end(self) -> None:
-        """Take the end of the run."""
+        for see in watchers:
+            see(step, total, text, {name: (at, x) for name, (at, x) in points.items()})
 
 
 def new_bars(console: Console) -> Progress:
@@ -174,32 +168,28 @@ class _Display:
 _DISPLAY: Final = _Display()
 
 
-class _Bar(_Watcher):
-    def __init__(self, stack: ExitStack, label: str) -> None:
-        self._bar, self._shown = stack.enter_context(_DISPLAY.bar())
-        self._label = label
-
-    def see(self, step: int, total: int, text: str, points: Points) -> None:
-        text = _labelled(self._label, text)
-        self._bar.update(self._shown, completed=step, total=total, description=text)
+def _bar(stack: ExitStack, label: str) -> Watcher:
+    bar, shown = stack.enter_context(_DISPLAY.bar())
+    return lambda step, total, text, points: bar.update(
+        shown, completed=step, total=total, description=_labelled(label, text)
+    )
 
 
-class _Lines(_Watcher):
-    def __init__(self, label: str) -> None:
-        self._lines = ProgressLines()
-        self._label = label
+def _lines(label: str) -> Watcher:
+    lines = ProgressLines()
 
-    def see(self, step: int, total: int, text: str, points: Points) -> None:
-        line = self._lines.see(step, total, text)
-        if line is not None:
-            logger.info("%s", _labelled(self._label, line))
+    def see(step: int, total: int, text: str, points: Points) -> None:
+        if line := lines.see(step, total, text):
+            logger.info("%s", _labelled(label, line))
+
+    return see
 
 
 def _labelled(label: str, text: str) -> str:
     return f"{label}: {text}" if label else text
 
 
-class _Numbers(_Watcher):
+class _Numbers:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._sent_at = -_LISTENED_SECONDS
@@ -209,9 +199,9 @@ class _Numbers(_Watcher):
     def see(self, step: int, total: int, text: str, points: Points) -> None:
         self._points = points
         if time.monotonic() - self._sent_at >= _LISTENED_SECONDS:
-            self.end()
+            self.send()
 
-    def end(self) -> None:
+    def send(self) -> None:
         new = {name: x for name, x in self._points.items() if self._sent.get(name) != x}
         if new:
             self._sent, self._sent_at = self._points, time.monotonic()
