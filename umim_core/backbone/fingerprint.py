@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from huggingface_hub import snapshot_download
+from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import check_place, resolve_backbone
-from umim_core.errors import ArtifactError, BackboneError
+from umim_core.errors import BackboneError
 from umim_core.packages.packaged_model import PACKAGED
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
-from umim_core.store.disk import user_cache, write_bytes
+from umim_core.store.user_records import remembered
 
 _LARGE: Final = 1 << 20  # characters of a tokenizer's JSON: reading and writing it takes 0.2 s
 
@@ -61,13 +61,13 @@ def _fingerprint(tokenizer: PreTrainedTokenizerBase, without: object) -> str:
     text = backend.to_str()
     if len(text) < _LARGE:
         return _digest(_pipeline(text, without))
-    record = _record(text, without)
-    known = _read(record)
-    if known is None:
-        known = _digest(_pipeline(text, without))
-        with suppress(ArtifactError):  # a folder that cannot be written costs time only
-            write_bytes(record, known.encode())
-    return known
+    return remembered(
+        "tokenizers",
+        [repr(without), sha256_bytes(text.encode())],
+        TypeAdapter(str),
+        lambda: _digest(_pipeline(text, without)),
+        lambda known: re.fullmatch("[0-9a-f]{64}", known) is not None,
+    )
 
 
 def _pipeline(text: str, without: object) -> dict[str, object]:
@@ -83,21 +83,6 @@ def _pipeline(text: str, without: object) -> dict[str, object]:
 
 def _digest(state: object) -> str:
     return sha256_bytes(canonical_json(state).encode())
-
-
-def _record(text: str, without: object) -> Path:
-    """Return where the fingerprint of a tokenizer's JSON is kept between processes."""
-    key = sha256_bytes(f"{without!r}\n{text}".encode())
-    return user_cache() / "tokenizers" / f"{key}.txt"
-
-
-def _read(record: Path) -> str | None:
-    """Return what a record says, if it can be a fingerprint."""
-    try:
-        digest = record.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-    return digest if re.fullmatch("[0-9a-f]{64}", digest) else None
 
 
 def backbone_identity(name: str, revision: str | None) -> str:

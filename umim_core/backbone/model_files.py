@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from threading import Lock
@@ -47,13 +47,6 @@ def _without_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
 
 
-@contextmanager
-def loading() -> Iterator[None]:
-    """Load weights within: one thread at a time, without bars on the terminal."""
-    with _LOADING, _without_bars():
-        yield
-
-
 def check_dtype(dtype: str) -> None:
     """Refuse a data type that no weights are loaded in.
 
@@ -91,43 +84,56 @@ def load_model(
     check_dtype(dtype)
     where = resolve_backbone(name, local_files_only=local_files_only)
     check_place("backbone", name, "config.json", revision, local_files_only)
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(
-            where, revision=revision, local_files_only=local_files_only
-        )
-        refuse_code("backbone", name, config)
-        with loading():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                where,
-                output_loading_info=True,
-                revision=revision,
-                dtype=DTYPES.get(dtype, "auto"),  # transformers' name of the published one
-                device_map=device_map,
-                attn_implementation=attn_implementation,
-                local_files_only=local_files_only,
-                use_safetensors=True,
-                trust_remote_code=False,  # None would ask the user, who might agree
-            )
-    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-        raise load_error("backbone", name, error) from error
-    model: PreTrainedModel
-    model, report = loaded
-    check_complete("backbone", name, report["missing_keys"], "a causal language model")
-    return model
+    return load_complete(
+        AutoModelForCausalLM,
+        where,
+        ("backbone", name, "a causal language model"),
+        {"revision": revision, "local_files_only": local_files_only},
+        dtype=DTYPES.get(dtype, "auto"),  # transformers' name of the published one
+        device_map=device_map,
+        attn_implementation=attn_implementation,
+    )
 
 
-def check_complete(what: str, name: str, missing: Collection[str], wanted: str) -> None:
-    """Refuse files that lack weights.
+def load_complete(
+    kind: Any, where: str, names: tuple[str, str, str], place: dict[str, Any], **options: Any
+) -> PreTrainedModel:
+    """Load a model from safetensors weights, all of which must be there.
+
+    Args:
+        kind: Class of transformers that loads it.
+        where: Directory or hub repository.
+        names: For messages: what is loaded, its name, and what a complete model would be.
+        place: Options that its configuration is found with, too.
+        **options: Further ones of transformers.
 
     Raises:
-        BackboneError: If any is missing.
+        BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
     """
-    if missing:
+    what, name, complete = names
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(where, **place)
+        refuse_code(what, name, config)
+        with _LOADING, _without_bars():
+            loaded = kind.from_pretrained(
+                where,
+                output_loading_info=True,
+                use_safetensors=True,
+                trust_remote_code=False,  # None would ask the user, who might agree
+                **place,
+                **options,
+            )
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
+        raise load_error(what, name, error) from error
+    model: PreTrainedModel
+    model, report = loaded
+    if missing := report["missing_keys"]:
         raise BackboneError(
             f"the weights of a {what} must be complete",
             f"{name!r} lacks {', '.join(sorted(missing))}",
-            f"transformers would draw them at random; take {wanted}'s files.",
+            f"transformers would draw them at random; take {complete}'s files.",
         )
+    return model
 
 
 def frozen_twin(model: PreTrainedModel) -> PreTrainedModel:

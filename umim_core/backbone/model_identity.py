@@ -6,7 +6,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Final
@@ -14,13 +13,14 @@ from typing import Final
 import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
+from pydantic import TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
-from umim_core.errors import ArtifactError, BackboneError
-from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
-from umim_core.store.disk import user_cache
+from umim_core.errors import BackboneError
+from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.user_records import remembered
 
 # Fields of a configuration that say how a model is stored or run, not what it computes.
 _NOT_ARCHITECTURE: Final = frozenset(
@@ -249,26 +249,13 @@ def cached_weight_lines(
         "config": dict(model_identity(model, ()).config),
         "transformers": transformers.__version__,
     }
-    record = user_cache() / "weights" / f"{sha256_bytes(canonical_json(key).encode())}.json"
-    known = _read(record, model)
-    if known is not None:
-        return known
-    lines = weight_lines(published())
-    with suppress(ArtifactError):  # a folder that cannot be written costs time only
-        write_json(record, list(lines))
-    return lines
-
-
-def _read(record: Path, model: PreTrainedModel) -> tuple[str, ...] | None:
-    """Return what a file says if it fits the model's tensors."""
-    try:
-        lines = read_json(record)
-    except ArtifactError:
-        return None
     shapes = [f"{name} {tuple(value.shape)} " for name, value in sorted(model.state_dict().items())]
-    if not isinstance(lines, list) or len(lines) != len(shapes):
-        return None
-    for line, shape in zip(lines, shapes, strict=True):
-        if not (isinstance(line, str) and re.fullmatch(re.escape(shape) + "[0-9a-f]{64}", line)):
-            return None
-    return tuple(lines)
+
+    def fits(lines: tuple[str, ...]) -> bool:
+        return len(lines) == len(shapes) and all(
+            re.fullmatch(re.escape(shape) + "[0-9a-f]{64}", line)
+            for line, shape in zip(lines, shapes, strict=True)
+        )
+
+    lines = TypeAdapter(tuple[str, ...])
+    return remembered("weights", key, lines, lambda: weight_lines(published()), fits)

@@ -16,31 +16,30 @@ Shapes: T tokens, n of them scored, W last queries.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from pathlib import Path
 from random import Random
 from typing import ClassVar, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from pydantic import TypeAdapter
+from torch import Tensor
 from torch.nn.functional import avg_pool1d
-from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import frozen_twin
+from umim_core.backbone.split import layer_list
 from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
 from umim_core.baselines.reduction import highest
-from umim_core.errors import ArtifactError, BackboneError, ConfigError
+from umim_core.errors import BackboneError, ConfigError
 from umim_core.rules.matcher import Matcher
-from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
-from umim_core.store.disk import user_cache
+from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.user_records import remembered
 from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sentences
 
 KERNEL: Final = 32
@@ -73,42 +72,15 @@ class EvaluatorHeads:
     heads: tuple[int, ...]
 
 
-def first_layers(backbone: Backbone, layers: int) -> PreTrainedModel:
-    """Return a backbone's model with its first layers alone; weights are shared.
-
-    Args:
-        backbone: Any backbone; it stays as it is.
-        layers: How many, 1 .. L.
-
-    Raises:
-        BackboneError: If its layers are not one list of modules.
-    """
-    model = frozen_twin(backbone.model)
-    every = int(model.config.num_hidden_layers)
-    lists = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.ModuleList) and len(child) == every
-    ]
-    if len(lists) != 1:
-        raise BackboneError(
-            f"the {every} layers of a backbone must be one list of modules",
-            f"{type(model).__name__} has {len(lists)}",
-            "Use a decoder with layers of one kind.",
-        )
-    [(parent, name, child)] = lists
-    setattr(parent, name, child[:layers])
-    model.config.num_hidden_layers = layers
-    return model
-
-
 class LastQueries:
     """Attention of the last tokens of a text in the first layers; later layers are not run."""
 
     def __init__(self, backbone: Backbone, layers: int) -> None:
         self._backbone = backbone
-        self.model = first_layers(backbone, layers)
+        self.model = frozen_twin(backbone.model)
+        holder, name = layer_list(self.model)
+        setattr(holder, name, getattr(holder, name)[:layers])
+        self.model.config.num_hidden_layers = layers
 
     @torch.no_grad()
     def weights(self, ids: Ints, queries: int) -> Tensor:
@@ -167,30 +139,15 @@ def known_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
         "tokenizer": backbone.tokenizer_fingerprint,
         "dtype": str(backbone.dtype),
     }
-    name = sha256_bytes(canonical_json(key).encode())
-    record = user_cache() / "evaluator-heads" / f"{name}.json"
-    heads = _read_heads(record, backbone)
-    if heads is None:
-        heads = find_evaluator_heads(backbone)
-        with suppress(ArtifactError):  # a folder that cannot be written costs time only
-            write_json(record, asdict(heads))
-    return heads
-
-
-def _read_heads(record: Path, backbone: Backbone) -> EvaluatorHeads | None:
-    """Return the heads of a record if the backbone has such ones."""
-    try:
-        stored = read_json(record)
-    except ArtifactError:
-        return None
     config = backbone.model.config
     layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
-    if not isinstance(stored, dict) or stored.keys() != {"layer", "heads"}:
-        return None
-    layer, chosen = stored["layer"], stored["heads"]
-    if not isinstance(chosen, list) or not chosen or layer not in layers:
-        return None
-    return EvaluatorHeads(layer, tuple(chosen)) if all(one in heads for one in chosen) else None
+    return remembered(
+        "evaluator-heads",
+        key,
+        TypeAdapter(EvaluatorHeads),
+        lambda: find_evaluator_heads(backbone),
+        lambda known: known.layer in layers and bool(known.heads) and set(known.heads) <= {*heads},
+    )
 
 
 def best_heads(mass: NDArray[np.float64]) -> EvaluatorHeads:

@@ -6,7 +6,6 @@ it, the stages write, train on and score it, and lm-eval's configuration is made
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,13 @@ from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import ConfigError
 from umim_core.registry import Registry
 from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.disk import user_cache
 from umim_core.store.locking import directory_lock
 from umim_core.store.publication import publish_directory
 
 TaskSplit = Literal["train", "valid", "test"]
 WriteQuestions = Callable[[Path, Mapping[TaskSplit, int] | None, Path | None], None]
 SPLITS: Final[tuple[TaskSplit, ...]] = ("train", "valid", "test")
-CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,7 @@ class TaskSet:
         ``sources``; a second process waits for the first.
         """
         digest = sha256_bytes(canonical_json(self.sources()).encode())[:16]
-        base = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache") / "umim"
-        final = base / f"{self.name}-{digest}"
+        final = user_cache() / f"{self.name}-{digest}"
         with directory_lock(final.with_name(f"{final.name}-build"), wait_seconds=None):
             if not final.is_dir():
                 publish_directory(final, lambda directory: self.write(directory, None, None))

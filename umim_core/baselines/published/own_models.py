@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub import ResolvedRevision
-from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils.hub import resolve_revision
 
-from umim_core.backbone.model_files import check_complete, freeze, loading
-from umim_core.backbone.tokenizer_files import check_place, load_error, load_tokenizer, refuse_code
+from umim_core.backbone.model_files import freeze, load_complete
+from umim_core.backbone.tokenizer_files import check_place, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -44,22 +42,7 @@ def load_own_model(what: str, name: str, kind: Any, trained: str) -> OwnModel:
     """
     check_place(what, name, "config.json", None, False)
     commit = hub_commit(name)
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(name, revision=commit)
-        refuse_code(what, name, config)
-        with loading():
-            loaded: Any = kind.from_pretrained(
-                name,
-                revision=commit,  # all files of one commit
-                output_loading_info=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-            )
-    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-        raise load_error(what, name, error) from error
-    model: PreTrainedModel
-    model, report = loaded
-    check_complete(what, name, report["missing_keys"], trained)
+    model = load_complete(kind, name, (what, name, trained), {"revision": commit})
     tokenizer = load_tokenizer(name, revision=commit)
     return OwnModel(freeze(model), tokenizer, commit)
 

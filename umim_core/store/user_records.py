@@ -1,0 +1,42 @@
+"""Results that take long, in the user's cache from one process to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from umim_core.errors import ArtifactError
+from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.disk import user_cache, write_bytes
+
+Value = TypeVar("Value")
+
+
+def remembered(
+    folder: str,
+    key: object,
+    kind: TypeAdapter[Value],
+    make: Callable[[], Value],
+    fits: Callable[[Value], bool],
+) -> Value:
+    """Return what is recorded under a key, else make and record it.
+
+    Args:
+        folder: The records' folder in the user's cache.
+        key: Everything that the value depends on, as JSON.
+        kind: Its type.
+        make: Gives the value.
+        fits: Whether a recorded value can be one of the key; a damaged one is made again.
+    """
+    record = user_cache() / folder / f"{sha256_bytes(canonical_json(key).encode())}.json"
+    with suppress(OSError, ValidationError):
+        known = kind.validate_json(record.read_bytes())
+        if fits(known):
+            return known
+    value = make()
+    with suppress(ArtifactError):  # a folder that cannot be written costs time only
+        write_bytes(record, kind.dump_json(value))
+    return value
