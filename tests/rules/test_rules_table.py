@@ -153,7 +153,7 @@ def test_other_numbers_of_rules_than_the_manifest_counts_are_refused(tmp_path: P
 def test_a_manifest_that_does_not_describe_its_rules_is_refused(
     tmp_path: Path, name: str, value: object
 ) -> None:
-    with pytest.raises(ArtifactError, match=f"must describe its rules.*'{name}'"):
+    with pytest.raises(ArtifactError, match=f"must describe its rules.*{name}"):
         RuleSet.load(write_rules(tmp_path / "rules", table_of(GOOD), **{name: value}))
 
 

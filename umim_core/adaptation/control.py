@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -30,7 +30,13 @@ from umim_core.checkpoint.module_weights import WEIGHTS, read_weights, write_mod
 from umim_core.errors import BackboneMismatchError, CheckpointError, TokenizerMismatchError
 from umim_core.merging.compressed import Compressed
 from umim_core.registry import Registry
-from umim_core.store.artifacts import read_json, read_manifest, write_json, write_manifest
+from umim_core.store.artifacts import (
+    described,
+    read_json,
+    read_manifest,
+    write_json,
+    write_manifest,
+)
 
 Install = Callable[[Backbone], nn.Module]
 CONTROLS: Final = Registry[Install]("umim_core.adaptation.controls", "control of adaptation")
@@ -166,14 +172,9 @@ def read_record(directory: Path) -> ControlRecord:
         ArtifactError: If it is missing or not JSON.
         CheckpointError: If it describes no control.
     """
-    try:
+    rule = f"{directory / _CONFIG} must describe a control"
+    with described(rule, "Train it again with this version.", CheckpointError):
         return ControlRecord.model_validate(read_json(directory / _CONFIG))
-    except ValidationError as error:
-        raise CheckpointError(
-            f"{directory / _CONFIG} must describe a control",
-            str(error.errors(include_url=False)[0]),
-            "Train it again with this version.",
-        ) from error
 
 
 def _check_backbone(record: ControlRecord, backbone: Backbone) -> None:

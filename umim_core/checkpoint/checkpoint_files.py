@@ -13,7 +13,6 @@ from pydantic import (
     Field,
     JsonValue,
     SerializerFunctionWrapHandler,
-    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -37,7 +36,7 @@ from umim_core.errors import (
     did_you_mean,
 )
 from umim_core.packages.model_cache import packaged_directory
-from umim_core.store.artifacts import canonical_json, read_json
+from umim_core.store.artifacts import canonical_json, described, read_json
 
 if TYPE_CHECKING:
     from umim_core.backbone.backbone import Backbone
@@ -156,14 +155,9 @@ def read_config(directory: Path) -> CheckpointConfig:
         CheckpointError: If it is out of bounds.
         ArtifactError: If it is missing or not JSON.
     """
-    try:
+    rule = f"{directory}/config.json must describe a merge checkpoint"
+    with described(rule, "Train it again with this version.", CheckpointError):
         return CheckpointConfig.model_validate(read_json(directory / "config.json"))
-    except ValidationError as error:
-        raise CheckpointError(
-            f"{directory}/config.json must describe a merge checkpoint",
-            str(error.errors(include_url=False)[0]),
-            "Train it again with this version.",
-        ) from error
 
 
 def resolve_checkpoint(name: str | Path) -> Path:

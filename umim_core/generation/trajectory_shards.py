@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from umim_core.errors import ArtifactError
 from umim_core.generation.questions import Selection
-from umim_core.store.artifacts import canonical_json, read_json, write_json
+from umim_core.store.artifacts import canonical_json, described, read_json, write_json
 from umim_core.store.disk import write_bytes
 
 _QUESTIONS: Final = "questions.json"
+_REMEDY: Final = "Delete the file; the same command makes it again."
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,8 @@ def read_selection(folder: Path) -> Selection:
         ArtifactError: If they are missing or torn.
     """
     path = folder / _QUESTIONS
-    try:
+    with described(f"{path} must hold a selection of questions", _REMEDY):
         return _SELECTION.validate_python(read_json(path))
-    except ValidationError as error:
-        raise _damaged(f"{path} must hold a selection of questions", error) from error
 
 
 def shard_path(folder: Path, number: int) -> Path:
@@ -75,17 +73,6 @@ def iter_rows(folder: Path) -> Iterator[Row]:
     for path in sorted((folder / "shards").glob("*.jsonl")):
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                try:
-                    yield _ROW.validate_json(line)
-                except ValidationError as error:
-                    raise _damaged(f"{path}:{number} must be a trajectory", error) from error
-
-
-def _damaged(rule: str, error: ValidationError) -> ArtifactError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return ArtifactError(
-        rule,
-        f"{where}: {first['msg']}" if where else first["msg"],
-        "Delete the file; the same command makes it again.",
-    )
+                with described(f"{path}:{number} must be a trajectory", _REMEDY):
+                    row = _ROW.validate_json(line)
+                yield row

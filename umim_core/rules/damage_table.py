@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from umim_core.errors import ArtifactError
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
-from umim_core.store.artifacts import read_manifest, write_manifest
+from umim_core.store.artifacts import described, read_manifest, write_manifest
 from umim_core.store.publication import publish_directory
 
 DAMAGE_KIND: Final = "damage"
@@ -167,14 +167,9 @@ class DamageTable:
         """
         path = Path(directory)
         manifest = read_manifest(path, kind=DAMAGE_KIND, schema=DAMAGE_SCHEMA)
-        try:
+        rule = f"{path}/manifest.json must describe a damage table"
+        with described(rule, "Measure the rules again."):
             origin = DamageOrigin.model_validate(manifest)
-        except ValidationError as error:
-            raise ArtifactError(
-                f"{path}/manifest.json must describe a damage table",
-                str(error.errors(include_url=False)[0]),
-                "Measure the rules again.",
-            ) from error
         arrays = {name: open_array(path / f"{name}.npy") for name in _ARRAYS}
         return cls(RuleSet.load(path / "rules"), **arrays, origin=origin)
 

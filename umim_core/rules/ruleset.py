@@ -14,16 +14,21 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
+from umim_core.errors import RuleSetError, TokenizerMismatchError
 from umim_core.rules.filters import filter_rules
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.rules.matcher_tables import MatcherTables
 from umim_core.rules.origin import DescribedRules, RuleOrigin
 from umim_core.rules.rules_table import Counts, Ids, check_order, read_table, write_table
 from umim_core.store.arrays import open_array, save_array
-from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes, write_manifest
+from umim_core.store.artifacts import (
+    canonical_json,
+    described,
+    read_manifest,
+    sha256_bytes,
+    write_manifest,
+)
 from umim_core.store.publication import publish_directory
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
@@ -309,21 +314,15 @@ class RuleSet:
         path = Path(directory)
         manifest = read_manifest(path, kind="rules", schema=RULES_SCHEMA)
         ids, support = read_table(path / "rules.parquet")
-        try:
+        with described(f"{path}/manifest.json must describe its rules", "Mine them again."):
             origin = DescribedRules.model_validate(manifest)
-        except ValidationError as error:
-            raise ArtifactError(
-                f"{path}/manifest.json must describe its rules",
-                str(error.errors(include_url=False)[0]),
-                "Mine them again.",
-            ) from error
         recorded = RuleOrigin(**origin.model_dump(exclude={"rules"}))
         rules = cls(ids, support, recorded, read_prices(path))
-        described = rules._description()["rules"]
-        if origin.rules not in (None, described):
+        content = rules._description()["rules"]
+        if origin.rules not in (None, content):
             raise RuleSetError(
                 f"{path} must hold the rules its manifest counts, {origin.rules}",
-                described,
+                content,
                 "Mine them again.",
             )
         if (path / _TABLES).exists():

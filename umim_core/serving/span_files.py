@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
@@ -27,7 +27,7 @@ from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import read_json, sha256_bytes, sha256_file, write_json
+from umim_core.store.artifacts import described, read_json, sha256_bytes, sha256_file, write_json
 from umim_core.store.disk import write_bytes
 
 RECORD: Final = "umim_spans.json"
@@ -160,14 +160,8 @@ def read_record(directory: Path) -> SpanRecord:
                 version,
                 "Use the version of umim that wrote it, or export the model again.",
             )
-    try:
+    with described(f"{path} must describe the spans of a model", _REMEDY):
         return SpanRecord.model_validate(content)
-    except ValidationError as error:
-        raise ArtifactError(
-            f"{path} must describe the spans of a model",
-            str(error.errors(include_url=False)[0]),
-            _REMEDY,
-        ) from error
 
 
 def _read_table(path: Path, record: SpanRecord) -> RuleSet:

@@ -9,11 +9,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from umim_core.errors import ArtifactError
+from pydantic import ValidationError
+
+from umim_core.errors import ArtifactError, UmimError
 from umim_core.store.disk import write_bytes
 
 MANIFEST: Final = "manifest.json"
@@ -55,6 +58,23 @@ def sha256_file(path: Path) -> str:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+@contextmanager
+def described(rule: str, remedy: str, error: type[UmimError] = ArtifactError) -> Iterator[None]:
+    """Raise the first finding of pydantic within as an error of the file that is read.
+
+    Args:
+        rule: What the file must hold.
+        remedy: What to do.
+        error: Class of the error.
+    """
+    try:
+        yield
+    except ValidationError as cause:
+        first = cause.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise error(rule, f"{where}: {first['msg']}".removeprefix(": "), remedy) from cause
 
 
 def payload_files(directory: Path) -> dict[str, Path]:

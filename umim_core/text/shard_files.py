@@ -9,11 +9,11 @@ from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from umim_core.errors import ArtifactError
 from umim_core.store.arrays import array_header, open_array, save_array
-from umim_core.store.artifacts import read_json, write_json
+from umim_core.store.artifacts import described, read_json, write_json
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
 INDEX: Final = "index.json"
@@ -119,16 +119,8 @@ def read_index(directory: Path) -> tuple[Shard, ...]:
         ArtifactError: If the index is missing, malformed or disagrees with the files.
     """
     raw = read_json(directory / INDEX)
-    try:
+    with described(f"{directory / INDEX} must be an index of token shards", REBUILD):
         index = _Index.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ArtifactError(
-            f"{directory / INDEX} must be an index of token shards",
-            f"{where}: {first['msg']}",
-            REBUILD,
-        ) from error
     numbers = [(shard.part, shard.number) for shard in index.shards]
     if any(later <= earlier for earlier, later in pairwise(numbers)):
         raise ArtifactError(
