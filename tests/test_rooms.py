@@ -37,6 +37,7 @@ ROOMS = {
         "cli",
     ),
     "tasks": (
+        "storage",
         "cluster",
         "tracking",
         "data",

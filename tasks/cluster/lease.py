@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,7 +30,7 @@ class ClusterLease:
 
     Args:
         config: Address, cores, workers, strategy and what Ray gets.
-        root: Artifact root, which every node of a cluster must see. Its folder ``ray-logs``
+        root: Artifact root, which every node of a cluster sees or has in storage. Its ``ray-logs``
             receives the logs of a cluster that died, or in whose block a cluster's or an unforeseen
             error was raised; the error names the place. None keeps none.
     """
@@ -121,7 +122,7 @@ class ClusterLease:
             )
             try:
                 if cluster.joined:
-                    check_nodes(self._logs)
+                    cluster = replace(cluster, shared=check_nodes(self._logs))
             except ClusterError:
                 self._close()
                 raise

@@ -1,4 +1,6 @@
-"""Checks of a cluster that others started: every node has the driver's code and artifact root.
+"""Checks of a cluster that others started: every node has the driver's code and its artifacts.
+
+A node sees the driver's artifact root, or reads the object storage that ``UMIM_ROOT`` names.
 
 They are made when the cluster is joined, before the first task, by a task on each node that needs
 no core. Python on a node imports `tasks` and `umim_core` from wherever it was started.
@@ -8,43 +10,71 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from tasks.cluster.code_identity import CodeIdentity, code_identity
-from umim_core.errors import ClusterError
+from tasks.storage.remote_root import remote_root
+from umim_core.errors import ClusterError, UmimError
 from umim_core.store.disk import not_shared
 
 ANSWER_SECONDS: Final = 30.0  # a worker process starts and imports in a few
 _SAME_CODE: Final = "every node must run the code of the driver"
 
 
-def check_nodes(folder: Path | None) -> None:
+@dataclass(frozen=True)
+class _Answer:
+    """Answer of a node: its code, its sight of the folder, and why it cannot read the storage."""
+
+    code: CodeIdentity
+    sees: bool
+    storage: str
+
+
+def check_nodes(folder: Path | None) -> bool:
     """Refuse the cluster that this process is connected to if a node differs.
 
     Args:
-        folder: A folder of the artifact root, which every node must see; None for no such need.
+        folder: A folder of the artifact root, which every node must see unless it reads the same
+            object storage as this process; None for no such need.
+
+    Returns:
+        Whether all nodes see the folder.
 
     Raises:
         ClusterError: If a node has other sources or another lock of packages than this process, has
-            none of them, does not see the folder, or does not answer in ``ANSWER_SECONDS``.
+            none of them, sees neither the folder nor the storage, or does not answer in
+            ``ANSWER_SECONDS``.
     """
     if folder is None:
-        _check(None)
-        return
+        return _check(None, None)
     folder.mkdir(parents=True, exist_ok=True)
     # No cache of a file system can know a name that is random.
     with tempfile.TemporaryDirectory(prefix="look-", dir=folder) as seen:
-        _check(Path(seen))
+        remote = remote_root()
+        if remote is None:
+            return _check(Path(seen), None)
+        with remote.mark() as mark:
+            return _check(Path(seen), mark)
 
 
-def _check(folder: Path | None) -> None:
-    answers = _ask(folder)
-    require_same_code({node: CodeIdentity(**code) for node, (code, _) in answers.items()})
-    blind = sorted(node for node, (_, sees) in answers.items() if not sees)
-    if folder is not None and blind:
+def _check(folder: Path | None, mark: str | None) -> bool:
+    answers = _ask(folder, mark)
+    require_same_code({node: answer.code for node, answer in answers.items()})
+    blind = sorted(node for node, answer in answers.items() if not answer.sees)
+    if folder is None or not blind:
+        return True
+    if mark is None:
         raise not_shared(folder.parent, f"node {', '.join(blind)}")
+    refused = [f"node {node}: {why}" for node in blind if (why := answers[node].storage)]
+    if refused:
+        raise ClusterError(
+            "every node must read the object storage of the driver, or see its UMIM_SCRATCH",
+            "; ".join(refused),
+            "Start Ray on the node with the storage's credentials in its environment.",
+        )
+    return False
 
 
 def require_same_code(nodes: Mapping[str, CodeIdentity]) -> None:
@@ -71,7 +101,7 @@ def _place(code: CodeIdentity) -> str:
     return f"{code.checkout} at {code.commit[:12] or 'no commit'}"
 
 
-def _ask(folder: Path | None) -> dict[str, tuple[dict[str, str], bool]]:
+def _ask(folder: Path | None, mark: str | None) -> dict[str, _Answer]:
     """Return what each living node answers, by its address."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
@@ -83,14 +113,15 @@ def _ask(folder: Path | None) -> dict[str, tuple[dict[str, str], bool]]:
     asked = {
         node["NodeManagerAddress"] + ":" + str(node["NodeManagerPort"]): answer.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(None if folder is None else str(folder))
+        ).remote(None if folder is None else str(folder), mark)
         for node in ray.nodes()
         if node["Alive"]
     }
     answers = {}
     for node, reference in asked.items():
         try:
-            answers[node] = ray.get(reference, timeout=ANSWER_SECONDS)
+            code, sees, storage = ray.get(reference, timeout=ANSWER_SECONDS)
+            answers[node] = _Answer(CodeIdentity(**code), sees, storage)
         except GetTimeoutError as error:
             raise ClusterError(
                 f"every node must answer in {ANSWER_SECONDS:.0f} s",
@@ -107,6 +138,14 @@ def _ask(folder: Path | None) -> dict[str, tuple[dict[str, str], bool]]:
     return answers
 
 
-def _answer(folder: str | None) -> tuple[dict[str, str], bool]:
-    """Say, on a node, what it runs and whether it sees a folder."""
-    return asdict(code_identity()), folder is None or Path(folder).is_dir()
+def _answer(folder: str | None, mark: str | None) -> tuple[dict[str, str], bool, str]:
+    """Say, on a node, what it runs, whether it sees a folder, why it cannot read the storage."""
+    sees, storage = folder is None or Path(folder).is_dir(), ""
+    if mark is not None and not sees:
+        try:
+            remote = remote_root()
+            if remote is None or not remote.sees_mark(mark):
+                storage = "another storage"
+        except UmimError as error:
+            storage = str(error)
+    return asdict(code_identity()), sees, storage

@@ -24,6 +24,7 @@ from tasks.cluster.private_cluster import (
     loopback_interface,
     require_loopback,
 )
+from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
 from umim_core.errors import ClusterError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,7 @@ class Cluster:
         started: Whether this process started the cluster (and stops it).
         logs: Ray's log files of a cluster started here, deleted when it stops; None for others.
         joined: Whether others started it, and this block connected to it.
+        shared: Whether all of its nodes see the artifact root of this process.
     """
 
     address: str
@@ -53,6 +55,20 @@ class Cluster:
     started: bool
     logs: Path | None = None
     joined: bool = False
+    shared: bool = True
+
+    def beside_driver(self) -> dict[str, float]:
+        """Return the resources that put a task which writes into the artifact root near it.
+
+        Without a shared root it is there on the driver's machine alone.
+        """
+        if self.shared:
+            return {}
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        [address] = [n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == here]
+        return {f"node:{address}": 0.001}
 
 
 @contextlib.contextmanager
@@ -146,6 +162,8 @@ def worker_environment(*, local: bool) -> dict[str, str]:
 
         if not torch.cuda.device_count():
             env["DS_ACCELERATOR"] = "cpu"
+    elif (stored := remote_address()) is not None:  # a node finds a stage as the driver does
+        env |= {"UMIM_ROOT": stored, "UMIM_SCRATCH": str(artifact_root())}
     return env
 
 

@@ -15,6 +15,7 @@ from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import LOCAL, Cluster, cluster_address
 from tasks.cluster.stopping import park_if_stopping
 from tasks.cluster.typed_errors import as_data, from_data
+from tasks.storage.node_files import fetch_inputs
 from umim_core.backbone.devices import release_memory
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError, UmimError
@@ -31,6 +32,8 @@ def run_on_workers(
     jobs: Mapping[K, Callable[[], R]],
     finished: Callable[[K, R], None],
     cores: int = 1,
+    *,
+    writes: bool = False,
 ) -> None:
     """Make calls and hand on each result as it comes, in this thread.
 
@@ -44,6 +47,7 @@ def run_on_workers(
         jobs: Calls by key: functions of a module, which workers import, with their arguments.
         finished: Receives key and result of each call.
         cores: CPU cores of a call.
+        writes: Whether a call writes into the artifact root, and must run where that is.
 
     Raises:
         ClusterError: If a worker was lost too often, the cluster has no machine with the room, or a
@@ -71,7 +75,13 @@ def run_on_workers(
                 f"a task of the cluster needs {wanted} {kind}", room, "Name a larger cluster."
             )
     # Ray ends a worker after each task with a GPU by default; it would load its model every time.
-    remote = ray.remote(num_cpus=cores, num_gpus=gpus, max_calls=0, max_retries=_RESTARTS)(_call)
+    remote = ray.remote(
+        num_cpus=cores,
+        num_gpus=gpus,
+        resources=(cluster.beside_driver() or None) if writes else None,
+        max_calls=0,
+        max_retries=_RESTARTS,
+    )(_call)
     waiting = {remote.remote(job, cores): key for key, job in jobs.items()}
     try:
         while waiting:
@@ -87,7 +97,9 @@ def run_on_workers(
             ray.cancel(reference, force=True)
 
 
-def call_on_worker(lease: ClusterLease, job: Callable[[], R], *, alone: bool = False) -> R:
+def call_on_worker(
+    lease: ClusterLease, job: Callable[[], R], *, alone: bool = False, writes: bool = False
+) -> R:
     """Make one call and return its result: on a worker, or here where that gains nothing.
 
     It is made here, in the caller's thread, with ``workers: 0``, and where the only worker would
@@ -96,9 +108,11 @@ def call_on_worker(lease: ClusterLease, job: Callable[[], R], *, alone: bool = F
 
     Args:
         lease: The cluster, started at the first need.
-        job: As of `run_on_workers`. Paths in it are absolute, on a disk that the workers share.
+        job: As of `run_on_workers`. Paths in it are absolute, and of finished stages: a worker that
+            does not share their disk fetches them from object storage.
         alone: Whether it has all cores of a machine instead, and all GPUs of this one, so that no
             other call of the cluster runs beside it.
+        writes: As for `run_on_workers`.
 
     Raises:
         ClusterError: As `run_on_workers` and `cores_of_a_machine` do.
@@ -110,7 +124,9 @@ def call_on_worker(lease: ClusterLease, job: Callable[[], R], *, alone: bool = F
     cores = cores_of_a_machine(config) if alone else cores_of_a_call(config, cluster)
     gpus = cluster.gpus if alone else 1
     with lease.room(gpus if config.use_gpu else cores):
-        run_on_workers(lease, {"": job}, lambda _, result: found.append(result), cores)
+        run_on_workers(
+            lease, {"": job}, lambda _, result: found.append(result), cores, writes=writes
+        )
     return found[0]
 
 
@@ -158,6 +174,7 @@ def _call(job: Callable[[], R], threads: int) -> tuple[R | None, dict[str, objec
 
     torch.set_num_threads(threads)  # a call before this one may have had other cores
     try:
+        fetch_inputs(job)
         return job(), None
     except UmimError as error:
         return None, as_data(error)

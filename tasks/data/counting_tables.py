@@ -16,6 +16,7 @@ from ray.data.context import ShuffleStrategy
 from ray.exceptions import RayError
 
 from tasks.cluster.ray_errors import cluster_error
+from tasks.storage.node_files import local_copy
 from umim_core.text.shards import TokenShards
 from umim_core.text.token_ids import Offsets, Tokens
 
@@ -33,7 +34,7 @@ class Corpus:
     """Tokens that every worker can read.
 
     Attributes:
-        tokens: Folder of token shards on a file system that all nodes share, or an array.
+        tokens: Folder of token shards, which all nodes see or fetch from storage, or an array.
         offsets: Segment borders [num_segments + 1].
         excluded: Ids that take part in no gram.
     """
@@ -44,7 +45,9 @@ class Corpus:
 
     def open(self) -> Tokens:
         """Return the tokens, memory-mapped where they are shards."""
-        return TokenShards.open(self.tokens) if isinstance(self.tokens, Path) else self.tokens
+        if isinstance(self.tokens, Path):
+            return TokenShards.open(local_copy(self.tokens))
+        return self.tokens
 
 
 def cluster_cpus() -> int:

@@ -1,9 +1,9 @@
 """Tokenising a corpus in parallel: one job per (split, file), shards written where the job runs.
 
-Ray Data runs the jobs; workers write into the stage's folder, so a cluster of several machines
-needs the artifact root on a file system they share. A worker looks for a mark in the folder before
-it writes, and the driver reads every shard and compares its digest with the worker's before it
-writes an index. Workers import this module, so it stays free of torch.
+Ray Data runs the jobs; workers write into the stage's folder, for which a worker first looks for a
+mark in it. One that does not see it stores its shards in object storage, where the driver fetches
+them; without such storage it raises an error. The driver reads every shard and compares its digest
+with the worker's before it writes an index. Workers import this module, so it stays free of torch.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.data.token_jobs import Tokenized, TokenJob, tokenize_file
+from tasks.storage.node_files import fetch_inputs
+from tasks.storage.remote_root import remote_root
+from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ClusterError, CorpusError, UmimError
 from umim_core.store.artifacts import sha256_file
-from umim_core.store.disk import leave_mark
+from umim_core.store.disk import leave_mark, sees_mark
 from umim_core.text.readers import BadRows
 from umim_core.text.shard_files import Shard, first_tokens, write_index
 from umim_core.text.sources import TextFiles, TokenIds
@@ -141,13 +146,29 @@ def _outcome(job: TokenJob) -> str:
     worker failed first.
     """
     try:
-        done = tokenize_file(job)
+        fetch_inputs(job)
+        blind = job.mark is not None and not sees_mark(job.directory, job.mark)
+        remote = remote_root() if blind else None
+        if remote is None:
+            done = tokenize_file(job)
+            sums = _sums(done, job.directory)
+        else:
+            artifact_root().mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".shards-", dir=artifact_root()) as folder:
+                own = Path(folder)
+                done = tokenize_file(replace(job, directory=own, mark=None))
+                sums = _sums(done, own)
+                remote.store_files({name: own / name for name in sums})
     except UmimError as error:
         return json.dumps(as_data(error))
     shards = [shard.model_dump() for shard in done.shards]
-    files = [name for shard in done.shards for name in shard.files]
-    sums = {name: sha256_file(job.directory / name) for name in files}
     return json.dumps({"shards": shards, "bad": asdict(done.bad), "sums": sums})
+
+
+def _sums(done: Tokenized, directory: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file of the shards."""
+    names = [name for shard in done.shards for name in shard.files]
+    return {name: sha256_file(directory / name) for name in names}
 
 
 def _result(outcome: str, job: TokenJob) -> Outcome:
@@ -155,7 +176,11 @@ def _result(outcome: str, job: TokenJob) -> Outcome:
     result = json.loads(outcome)
     if "error" in result:
         return from_data(result)
-    for name, written in result["sums"].items():
+    sums = result["sums"]
+    elsewhere = {n: {"sha256": s} for n, s in sums.items() if not (job.directory / n).exists()}
+    if elsewhere and (remote := remote_root()) is not None:
+        remote.fetch_files(elsewhere, job.directory)
+    for name, written in sums.items():
         path = job.directory / name
         here = sha256_file(path) if path.is_file() else "no file"
         if here != written:

@@ -29,6 +29,17 @@ from umim_core.evaluation.model_args import target_of
 from umim_core.task_sets.spec import SPLITS, QuestionForm
 
 _MINING: Final = "umim-mine"  # it needs no device
+_RAY_CACHE: Final = "runtime_resources"  # of a session: what came with `ray job submit`
+
+
+def check_root(root: Path) -> None:
+    """Refuse an artifact root among the files that Ray unpacked for a job: they go with it."""
+    if _RAY_CACHE in root.parts:
+        raise ConfigError(
+            "the artifact root must outlive the Ray job, outside its working directory",
+            str(root),
+            "Set UMIM_ROOT in the job's environment to a directory or to an address.",
+        )
 
 
 def check_device(device: Device) -> None:

@@ -25,7 +25,7 @@ from prefect.states import State
 from tasks.cluster.code_identity import code_identity
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.stopping import on_stop, park_if_stopping, parked_by_a_stop
-from tasks.run.checks import check_adaptation, check_machine, check_positions
+from tasks.run.checks import check_adaptation, check_machine, check_positions, check_root
 from tasks.run.prefect_runs import (
     in_the_checkout,
     logs_on_the_run_page,
@@ -33,9 +33,9 @@ from tasks.run.prefect_runs import (
     stopping_of_this_run,
 )
 from tasks.run.recipes import find_recipe
-from tasks.run.remote_root import remote_root
 from tasks.run.side_by_side import side_by_side
 from tasks.run.stage import Artifact, time_lines, verifying_once
+from tasks.storage.remote_root import remote_root
 from tasks.tracking.compare_view import COMPARISON_VIEW, adaptation_view
 from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, LiveMetrics, Pages, Tracker
 from tasks.tracking.tracking_values import RunInput, Status, redact
@@ -197,6 +197,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     elif isinstance(recipe, AdaptationRecipe):
         check_adaptation(recipe)
     root, began = artifact_root(), time.monotonic()
+    check_root(root)
     tracker = Tracker(root=root)
     key = sha256_bytes(canonical_json([flow_name, recipe.model_dump(mode="json")]).encode())
     code = code_identity()

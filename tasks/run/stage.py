@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tasks.cluster.stopping import on_stop, parked_by_a_stop
-from tasks.run.remote_root import RemoteRoot, remote_root
+from tasks.storage.remote_root import RemoteRoot, remote_root
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.distill.train_state import last_step
 from umim_core.errors import ArtifactError

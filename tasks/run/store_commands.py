@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tasks.run import remote_root as storage
-from tasks.run.remote_root import Entries, RemoteRoot, remote_root
+from tasks.storage import remote_root as storage
+from tasks.storage.remote_root import Entries, RemoteRoot, remote_root
 from umim_core.errors import ArtifactError, ConfigError
 from umim_core.store.artifacts import MANIFEST, digest_of
 

@@ -85,7 +85,7 @@ def confidence_stage(
     def build(out: Path) -> Metrics:
         asked = (tokenized, cell, segment_length, excluded, device, dtype)
         with followed(out / STATE):
-            return call_on_worker(lease, partial(count_spans, out, *asked))
+            return call_on_worker(lease, partial(count_spans, out, *asked), writes=True)
 
     return run_stage(root, spec, build)
 

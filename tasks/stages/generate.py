@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tasks.cluster.lease import ClusterLease
+from tasks.cluster.ray_cluster import Cluster
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.run.checks import check_device
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
@@ -23,6 +24,7 @@ from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.config.corpus import GeneratedCorpus
+from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import UmimError
 from umim_core.generation.questions import Prompter, Selection, select_questions
 from umim_core.generation.trajectories import sample_trajectories
@@ -160,8 +162,8 @@ def _run(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterat
     if not shards:
         return
     if lease.config.workers:
-        with lease.workers():
-            yield from _run_on_ray(job, shards, lease)
+        with lease.workers() as cluster:
+            yield from _run_on_ray(job, shards, lease.config, cluster)
         return
     sampler = Sampler(job)
     for number in shards:
@@ -169,7 +171,9 @@ def _run(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterat
         yield number
 
 
-def _run_on_ray(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterator[int]:
+def _run_on_ray(
+    job: GenerateJob, shards: Sequence[int], config: ClusterConfig, cluster: Cluster
+) -> Iterator[int]:
     import pyarrow as pa
     import ray
     from ray.exceptions import RayError
@@ -179,12 +183,14 @@ def _run_on_ray(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) ->
 
     prepare_ray_data()
     # Ray Data warns of actors that ask for cores and a GPU at once.
-    needs = {"num_gpus": 1} if lease.config.use_gpu else {"num_cpus": 1}
+    needs: dict[str, Any] = {"num_gpus": 1} if config.use_gpu else {"num_cpus": 1}
+    if place := cluster.beside_driver():
+        needs["resources"] = place
     plan = ray.data.from_blocks([pa.table({"shard": [number]}) for number in shards]).map(
         RemoteSampler,
         fn_constructor_args=(job,),
         compute=ray.data.ActorPoolStrategy(
-            size=min(lease.config.workers, len(shards)), max_tasks_in_flight_per_actor=1
+            size=min(config.workers, len(shards)), max_tasks_in_flight_per_actor=1
         ),
         max_restarts=TASK_RESTARTS,
         max_task_retries=TASK_RESTARTS,

@@ -1,6 +1,7 @@
 """Training workers on Ray Train or in process, and their launch.
 
-Workers share the file system of the artifact root.
+Workers share the file system of the artifact root; where the nodes of a cluster do not, they run on
+the driver's machine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -116,12 +117,18 @@ def launch_worker(
         if lease.config.workers == 0:
             worker(fields)
         else:
-            with lease.workers():
-                _launch_ray(worker, fields, lease.config, state / "ray")
+            with lease.workers() as machines:
+                _launch_ray(worker, fields, lease.config, state / "ray", machines.beside_driver())
     return read_summary(out)
 
 
-def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch: Path) -> None:
+def _launch_ray(
+    worker: Worker,
+    fields: Fields,
+    cluster: ClusterConfig,
+    scratch: Path,
+    place: Mapping[str, float],
+) -> None:
     from ray.exceptions import RayError
     from ray.train import (
         ControllerError,
@@ -136,10 +143,15 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
 
     shutil.rmtree(scratch, ignore_errors=True)  # our state resumes; Ray's own record must not
     mark = leave_mark(scratch)
+    kind = "GPU" if cluster.use_gpu else "CPU"
     trainer = TorchTrainer(
         partial(_run_rank, worker, str(scratch), mark),
         train_loop_config=fields,
-        scaling_config=ScalingConfig(num_workers=cluster.workers, use_gpu=cluster.use_gpu),
+        scaling_config=ScalingConfig(
+            num_workers=cluster.workers,
+            use_gpu=cluster.use_gpu,
+            resources_per_worker={kind: 1, **place} if place else None,
+        ),
         torch_config=MeetingConfig(backend="nccl" if cluster.use_gpu else "gloo"),
         run_config=RunConfig(
             name="train",

@@ -9,8 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from support.machines import Machine
 
 
 @contextmanager
@@ -46,6 +48,20 @@ def node(folder: Path, checkout: Path, *options: str, enter: Sequence[str] = ())
             yield
         finally:
             os.killpg(process.pid, signal.SIGTERM)
+
+
+@contextmanager
+def cluster_of(machines: Sequence[Machine], folder: Path, checkout: Path) -> Iterator[str]:
+    """Run Ray on machines, with a core each, until the block ends; give the first one's address."""
+    first, *others = machines
+    address = f"{first.address}:6379"
+    with ExitStack() as stack:
+        head = head_options(first.address, 6379)
+        stack.enter_context(node(folder, checkout, *head, enter=first.enter))
+        for other in others:
+            own = (f"--address={address}", f"--node-ip-address={other.address}", "--num-cpus=1")
+            stack.enter_context(node(folder, checkout, *own, enter=other.enter))
+        yield address
 
 
 def paths(checkout: Path) -> str:

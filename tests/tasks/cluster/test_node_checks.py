@@ -7,14 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from support.machines import machines
-from support.ray_nodes import head_options, node, paths
+from support.ray_nodes import cluster_of, paths
 from tasks.cluster.code_identity import code_identity, sources_digest
 from tasks.cluster.node_checks import ANSWER_SECONDS, require_same_code
 from tasks.cluster.ray_cluster import CHECKOUT
@@ -78,15 +77,11 @@ def test_nodes_with_roots_of_their_own_are_refused_in_time_and_nothing_is_publis
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "root"
-    with machines(3, root) as (_, three), ExitStack() as stack:
+    with (
+        machines(3, root) as (_, three),
+        cluster_of(three, tmp_path, CHECKOUT) as address,
+    ):
         first, *others = three
-        address = f"{first.address}:6379"
-        stack.enter_context(
-            node(tmp_path, CHECKOUT, *head_options(first.address, 6379), enter=first.enter)
-        )
-        for other in others:
-            own = (f"--address={address}", f"--node-ip-address={other.address}", "--num-cpus=1")
-            stack.enter_context(node(tmp_path, CHECKOUT, *own, enter=other.enter))
         done = subprocess.run(
             [*first.enter, sys.executable, "-c", DRIVER, address, str(root), "3"],
             env=os.environ | {"PYTHONPATH": paths(CHECKOUT), "RAY_AUTH_MODE": "disabled"},

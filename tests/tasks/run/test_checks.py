@@ -88,3 +88,18 @@ def test_a_pipeline_is_refused_before_it_leaves_anything(
     with pytest.raises(ConfigError, match=MESSAGE), open_pipeline(str(path), "umim"):
         pass
     assert not (tmp_path / "root").exists()
+
+
+def test_a_root_that_goes_with_a_ray_job_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked = tmp_path / "session_1/runtime_resources/working_dir_files/_ray_pkg_1"
+    monkeypatch.setenv("UMIM_ROOT", str(unpacked / ".umim"))
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(raw(cluster={"use_gpu": False})), encoding="utf-8")
+    with (
+        pytest.raises(ConfigError, match="must outlive the Ray job"),
+        open_pipeline(str(path), "umim"),
+    ):
+        pass
+    assert not unpacked.exists()

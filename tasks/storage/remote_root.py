@@ -8,6 +8,7 @@ With ``UMIM_ROOT=s3://bucket/prefix`` (or ``gs://``, ``az://``) stages are built
     states/<stage>/<key>.json    files of the newest state of a training that is under way
     leases/<stage>/<key>.json    who builds a stage now
     checkpoints/<name>.json      names of checkpoints
+    marks/<random>.json          left while the nodes of a cluster are asked whether they see it
 
 A manifest names its files by digest and comes after all of them, so an upload that is cut off
 leaves nothing but objects, which the next upload finds. Two builders of one stage may race: the
@@ -32,7 +33,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
-from umim_core.distill.train_state import last_step
 from umim_core.errors import ArtifactError, MissingExtraError
 from umim_core.store.artifacts import MANIFEST, payload_files, sha256_file
 from umim_core.store.disk import flush_tree
@@ -109,7 +109,7 @@ class RemoteRoot:
         incoming = final.with_name(f"{final.name}.incoming")
         shutil.rmtree(incoming, ignore_errors=True)
         try:
-            self._download(files, incoming)
+            self.fetch_files(files, incoming)
             (incoming / MANIFEST).write_bytes(data)
             flush_tree(incoming)
             shutil.rmtree(final, ignore_errors=True)
@@ -125,11 +125,44 @@ class RemoteRoot:
         Returns:
             Whether the manifest is this one; False if another builder was first.
         """
-        self._upload(payload_files(final))
+        self.store_files(payload_files(final))
         data = (final / MANIFEST).read_bytes()
         created = self._create(f"stages/{name}.json", data)
         self.remove(f"states/{name}.json")
         return created or self._read(f"stages/{name}.json") == data
+
+    def store_files(self, files: Mapping[str, Path]) -> dict[str, dict[str, object]]:
+        """Store files as objects; return size and SHA-256 of each by its name."""
+        entries: dict[str, dict[str, object]] = {}
+        for name, path in files.items():
+            digest, size = sha256_file(path), path.stat().st_size
+            entries[name] = {"bytes": size, "sha256": digest}
+            if self._stored(digest) != size:
+                with self._typed_errors():
+                    self.filesystem.put_file(str(path), self._place(_object(digest)))
+        return entries
+
+    def fetch_files(self, files: Entries, directory: Path) -> None:
+        """Bring files to a directory by their SHA-256, and compare what came with it."""
+        for name, entry in files.items():
+            target = directory / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            place = _object(str(entry["sha256"]))
+            with self._typed_errors():
+                try:
+                    self.filesystem.get_file(self._place(place), str(target))
+                except FileNotFoundError as error:
+                    raise ArtifactError(
+                        f"{self} must hold every file of its stages",
+                        f"no {place}, which is {name}",
+                        "Remove the stage with `python -m flows store rm`; it is built again.",
+                    ) from error
+            if sha256_file(target) != entry["sha256"]:
+                raise ArtifactError(
+                    f"{self}/{place} must be as it was written",
+                    "another SHA-256",
+                    "Remove it in the storage; the stage is uploaded or built again.",
+                )
 
     @contextlib.contextmanager
     def lease(self, name: str, finished: Callable[[], bool]) -> Iterator[bool]:
@@ -157,6 +190,20 @@ class RemoteRoot:
             with contextlib.suppress(ArtifactError):  # it becomes void by itself
                 if self._holder(place).get("token") == token:
                     self.remove(place)
+
+    @contextlib.contextmanager
+    def mark(self) -> Iterator[str]:
+        """Leave an object of a random name, by which others see that they use this storage."""
+        place = f"marks/{secrets.token_hex(8)}.json"
+        self._write(place, b"{}")
+        try:
+            yield place
+        finally:
+            self.remove(place)
+
+    def sees_mark(self, place: str) -> bool:
+        """Tell whether a mark lies in this storage."""
+        return self._read(place) is not None
 
     @contextlib.contextmanager
     def storing_states(self, name: str, partial: Path) -> Iterator[None]:
@@ -284,6 +331,8 @@ class RemoteRoot:
         return {} if data is None else _parsed(data, f"{self}/{place}")
 
     def _fetch_state(self, name: str, partial: Path) -> None:
+        from umim_core.distill.train_state import last_step  # torch, which nodes may not need
+
         files = self.state_files(name)
         steps = [
             int(file.split("/")[1].removeprefix("step-")) for file in files if "/step-" in file
@@ -293,12 +342,14 @@ class RemoteRoot:
             return
         incoming = partial.with_name(f"{partial.name}.incoming")
         shutil.rmtree(incoming, ignore_errors=True)
-        self._download(files, incoming)
+        self.fetch_files(files, incoming)
         shutil.rmtree(partial / STATE, ignore_errors=True)
         (incoming / STATE).rename(partial / STATE)
         shutil.rmtree(incoming)
 
     def _store_states(self, name: str, state: Path, ended: threading.Event) -> None:
+        from umim_core.distill.train_state import last_step
+
         stored = last_step(state)
         over = False
         while not over:
@@ -322,39 +373,8 @@ class RemoteRoot:
             for file in sorted(folder.rglob("*"))
             if file.is_file()
         }
-        entries = self._upload(files)
+        entries = self.store_files(files)
         self._write(f"states/{name}.json", json.dumps(entries, sort_keys=True).encode())
-
-    def _upload(self, files: Mapping[str, Path]) -> dict[str, dict[str, object]]:
-        entries: dict[str, dict[str, object]] = {}
-        for name, path in files.items():
-            digest, size = sha256_file(path), path.stat().st_size
-            entries[name] = {"bytes": size, "sha256": digest}
-            if self._stored(digest) != size:
-                with self._typed_errors():
-                    self.filesystem.put_file(str(path), self._place(_object(digest)))
-        return entries
-
-    def _download(self, files: Entries, directory: Path) -> None:
-        for name, entry in files.items():
-            target = directory / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            place = _object(str(entry["sha256"]))
-            with self._typed_errors():
-                try:
-                    self.filesystem.get_file(self._place(place), str(target))
-                except FileNotFoundError as error:
-                    raise ArtifactError(
-                        f"{self} must hold every file of its stages",
-                        f"no {place}, which is {name}",
-                        "Remove the stage with `python -m flows store rm`; it is built again.",
-                    ) from error
-            if sha256_file(target) != entry["sha256"]:
-                raise ArtifactError(
-                    f"{self}/{place} must be as it was written",
-                    "another SHA-256",
-                    "Remove it in the storage; the stage is uploaded or built again.",
-                )
 
     def _create(self, relative: str, data: bytes) -> bool:
         """Write an object that must not exist yet; return whether it is this one now.

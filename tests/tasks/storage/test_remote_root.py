@@ -8,17 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from support.s3 import environment, s3_server
-from tasks.run import remote_root as module
-from tasks.run.remote_root import RemoteRoot, remote_root
+from support.s3 import Machine, environment, forget_servers
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.run.store_commands import collect, listed, remove, verify
+from tasks.storage import remote_root as module
 from umim_core.checkpoint.checkpoint_index import artifact_root, record_checkpoint
 from umim_core.errors import ArtifactError
 
@@ -30,19 +29,19 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 PROCESS = """
 import os, signal, sys, time
 from pathlib import Path
-from tasks.run import remote_root as module
+from tasks.storage import remote_root as module
 from tasks.run.stage import StageSpec, run_stage
 from umim_core.checkpoint.checkpoint_index import artifact_root
 
 how = sys.argv[1]
 module._STATE_SECONDS = 0.1
 if how == "dies-uploading":
-    upload = module.RemoteRoot._upload
+    upload = module.RemoteRoot.store_files
     def first_only(self, files):
         name = sorted(files)[0]
         upload(self, {name: files[name]})
         os.kill(os.getpid(), signal.SIGKILL)
-    module.RemoteRoot._upload = first_only
+    module.RemoteRoot.store_files = first_only
 
 def build(out):
     for name in ("a", "b", "c"):
@@ -70,42 +69,6 @@ spec = StageSpec("train" if trains else "count", 1, {"tau": 5}, {"tokens": "a" *
 artifact = run_stage(artifact_root(), spec, train if trains else build)
 print(artifact.digest, artifact.executed, artifact.metrics, flush=True)
 """
-
-
-@pytest.fixture(scope="module", params=["moto", pytest.param("seaweedfs", marks=pytest.mark.full)])
-def server(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    with s3_server(request.param) as settings:
-        yield settings
-
-
-Machine = Callable[[str], RemoteRoot]
-
-
-@pytest.fixture
-def machine(
-    server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Machine]:
-    """Make this process a machine with a scratch folder of its own, on one storage a test."""
-
-    def become(name: str) -> RemoteRoot:
-        wanted = environment(server, tmp_path.name, str(tmp_path / name))
-        for key in (*server, "UMIM_ROOT", "UMIM_SCRATCH"):
-            monkeypatch.setenv(key, wanted[key])
-        remote = remote_root()
-        assert remote is not None
-        return remote
-
-    forget_servers()
-    yield become
-    forget_servers()
-
-
-def forget_servers() -> None:
-    """Make the next use of an address read the server from the environment."""
-    import s3fs
-
-    module._opened.cache_clear()
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 class Build:

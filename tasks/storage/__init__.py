@@ -1,0 +1,1 @@
+"""Artifacts in object storage, for runs and for nodes of a cluster without a shared disk."""

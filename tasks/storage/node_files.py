@@ -1,0 +1,67 @@
+"""Finished stages on nodes of a cluster that share no disk with the driver.
+
+A node reads a finished stage from object storage, once, into an ``artifact_root()`` of its own, at
+the same path as the driver's. With a local root, or on a disk that all share, nothing is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from tasks.storage.remote_root import remote_root
+from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
+from umim_core.store.locking import directory_lock
+
+
+def local_copy(path: Path) -> Path:
+    """Return a path, of a finished stage once the stage is on this machine.
+
+    A stage that is not finished, and a path outside the artifact root, are left to the caller.
+    """
+    root = artifact_root()
+    if remote_address() is None or not path.is_relative_to(root) or path.exists():
+        return path
+    stage, key, *_ = (*path.relative_to(root).parts, "", "")
+    remote = remote_root()
+    if remote is not None and key and "." not in key:
+        with directory_lock(root / stage / key, wait_seconds=None):
+            if not path.exists():
+                remote.fetch(f"{stage}/{key}", root / stage / key)
+    return path
+
+
+def fetch_inputs(job: object) -> None:
+    """Bring every finished stage that a job names a path of to this machine.
+
+    Args:
+        job: Paths, or absolute names of files, in calls, dataclasses, models, mappings and lists.
+    """
+    if remote_address() is not None:
+        for path in _paths(job):
+            local_copy(path)
+
+
+def _paths(value: object) -> Iterator[Path]:
+    if isinstance(value, str | Path):
+        if Path(value).is_absolute():
+            yield Path(value)
+        return
+    inner: object = ()
+    if isinstance(value, BaseModel):
+        inner = list(dict(value).values())
+    elif isinstance(value, partial):
+        inner = [*value.args, *value.keywords.values()]
+    elif isinstance(value, Mapping):
+        inner = list(value.values())
+    elif is_dataclass(value):
+        inner = [getattr(value, field.name) for field in fields(value)]
+    elif isinstance(value, list | tuple):
+        inner = value
+    if isinstance(inner, list | tuple):
+        for item in inner:
+            yield from _paths(item)

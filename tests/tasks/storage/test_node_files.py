@@ -1,0 +1,114 @@
+"""A node without the driver's disk reads finished stages from storage, and stores its shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from support.s3 import Machine
+from tasks.cluster.node_checks import _answer
+from tasks.data.token_jobs import TokenizerRef, split_jobs, tokenize_file
+from tasks.data.tokenizing import _outcome, _result
+from tasks.run.stage import Artifact, StageSpec, run_stage
+from tasks.storage.node_files import fetch_inputs, local_copy
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.checkpoint_index import artifact_root
+from umim_core.errors import ArtifactError
+from umim_core.store.artifacts import sha256_file
+from umim_core.store.disk import leave_mark
+from umim_core.text.sources import TextFiles
+
+NAME = "umim-docs-llama"
+
+
+@dataclass(frozen=True)
+class Job:
+    tokenized: Artifact
+    texts: tuple[TextFiles, ...]
+    rules: str
+    elsewhere: Path
+
+
+def built(name: str, text: str = "x") -> Artifact:
+    def build(out: Path) -> dict[str, float]:
+        (out / "a.txt").write_text(text)
+        return {}
+
+    return run_stage(artifact_root(), StageSpec(name, 1, {}, {}), build)
+
+
+def seen_from(node: Path, driver: Path, path: Path) -> Path:
+    return node / path.relative_to(driver)
+
+
+def test_what_a_job_names_is_fetched_and_nothing_else(machine: Machine, tmp_path: Path) -> None:
+    machine("driver")
+    stages = {name: built(name, name) for name in ("tokenize", "corpus", "filter", "count")}
+    machine("node")
+    here = {
+        name: seen_from(tmp_path / "node", tmp_path / "driver", stage.path)
+        for name, stage in stages.items()
+    }
+    job = Job(
+        replace(stages["tokenize"], path=here["tokenize"]),
+        (TextFiles(paths=(str(here["corpus"] / "a.txt"),)),),
+        str(here["filter"] / "rules"),
+        tmp_path / "driver" / "of another",
+    )
+    fetch_inputs(partial(print, job))
+    for name in ("tokenize", "corpus", "filter"):
+        assert (here[name] / "a.txt").read_text() == name
+    assert not here["count"].exists()
+    assert local_copy(here["count"] / "a.txt").read_text() == "count"
+
+
+def test_a_stage_that_is_being_built_is_not_looked_for(machine: Machine, tmp_path: Path) -> None:
+    machine("node")
+    path = artifact_root() / "tokenize" / f"{'0' * 64}.partial" / "train"
+    assert local_copy(path) == path and not (tmp_path / "node").exists()
+
+
+@pytest.mark.parametrize("damage", ["none", "altered"])
+def test_shards_of_a_node_reach_the_driver_as_they_were_written(
+    machine: Machine, tmp_path: Path, damage: str
+) -> None:
+    (tmp_path / "a.txt").write_text("Return the axis of it. " * 100)
+    reference = TokenizerRef(NAME, None, tokenizer_fingerprint(load_tokenizer(NAME)))
+    source = TextFiles(paths=(str(tmp_path / "a.txt"),))
+    machine("driver")
+    (job,) = split_jobs("x", source, artifact_root() / "tokenize" / "k.partial" / "x", reference)
+    job = replace(job, mark=leave_mark(job.directory))
+    machine("node")
+    on_node = seen_from(tmp_path / "node", tmp_path / "driver", job.directory)
+    outcome = _outcome(replace(job, directory=on_node))
+    assert list((tmp_path / "node").iterdir()) == []
+    remote = machine("driver")
+    if damage == "altered":
+        for place in remote.names("objects"):
+            remote._write(f"objects/{place}", b"y")
+        with pytest.raises(ArtifactError, match="must be as it was written"):
+            _result(outcome, job)
+        return
+    result = _result(outcome, job)
+    assert not isinstance(result, Exception)
+    (alone,) = split_jobs("x", source, tmp_path / "alone", reference)
+    names = [name for shard in tokenize_file(alone).shards for name in shard.files]
+    assert [name for shard in result.shards for name in shard.files] == names
+    for name in names:
+        assert sha256_file(job.directory / name) == sha256_file(alone.directory / name)
+
+
+def test_a_node_says_why_it_cannot_read_the_storage(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote, folder = machine("driver"), str(tmp_path / "driver" / "look")
+    with remote.mark() as mark:
+        assert _answer(folder, mark)[1:] == (False, "")
+        assert _answer(str(tmp_path), mark)[1:] == (True, "")
+    assert _answer(folder, mark)[1:] == (False, "another storage")
+    monkeypatch.setenv("UMIM_ROOT", "nowhere://umim")
+    assert "umim[s3]" in _answer(folder, mark)[2]
