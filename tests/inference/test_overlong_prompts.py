@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.conftest import VOCAB_SIZE
+from support.tiny_models import SIZES
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -22,6 +22,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 NEW, CONTEXT = 5, 64
+VOCAB_SIZE = SIZES["vocab_size"]
 BOS = VOCAB_SIZE - 1
 LETTERS = range(1, BOS)
 ROOM = CONTEXT - NEW + 1

@@ -41,7 +41,10 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
     table = {"recipe.table": "where it is shown"}
     limits = ("new_tokens", "answers")
     asked = {f"recipe.{name}": _BY_QUESTIONS for name in ("tasks", "hub", "task_data", *limits)}
-    confirmed = {"recipe.confirm_run_unsafe_code": "a permission"}
+    confirmed = {
+        "recipe.confirm_run_unsafe_code": "a permission",
+        "recipe.backbone": "where it lies: it must have the checkpoint's fingerprint, which counts",
+    }
     shards = {"recipe.questions": "of stage shards", "recipe.shard": "of stage shards"}
     scored = dict.fromkeys(
         ("recipe.shard", "recipe.settings", "recipe.texts", "recipe.batch_size", "recipe.dtype",
