@@ -21,19 +21,14 @@ _ANSWERS: Final = (
     (_LARGE, "answers-qwen-coder-0.5b", ("chats",)),
     (_LARGE, "answers-qwen-coder-0.5b", ("documents",)),
 )
-# Model, result file, checkpoint as the file names it.
-_QUALITY: Final = (
-    (_SMALL, "merged_quality-smollm2", "adapters"),
-    (_LARGE, "merged_quality-qwen", "qwen"),
-)
 _SIDE: Final = "umim, raw tail 16"
 
 
 def readme_table(folder: Path = RESULTS) -> str:
     """Return the table in Markdown, six rows of six cells."""
     rows = [_answers(model, _read(folder, name), lists) for model, name, lists in _ANSWERS]
-    for model, name, checkpoint in _QUALITY:
-        rows.append(_quality(model, _read(folder, name)["subjects"][checkpoint]))
+    rows.append(_functions(_LARGE, _read(folder, "table-humaneval-qwen")))
+    rows.append(_quality(_SMALL, _read(folder, "merged_quality-smollm2")["subjects"]["adapters"]))
     return table_markdown(Table("", _HEADINGS, tuple(rows), "")) + "\n"
 
 
@@ -65,6 +60,19 @@ def _shown(method: str) -> str:
 
 def _place(side: str) -> str:
     return " (cache alone)" if side == "cache" else ""
+
+
+def _functions(model: str, report: Report) -> tuple[str, ...]:
+    """Return how many functions of HumanEval each side solves."""
+    rows = {row["setting"]: row for row in report["scores"]}
+    asked = rows["original"]["questions"]
+    solved = [
+        str(round(rows[name]["pass@1"]["mean"] * asked))
+        for name in ("original", "UMIM", "truncation")
+    ]
+    # Truncation drops what saves as much as merging, so its reduction is the saving.
+    saving = f"{rows['truncation']['context_token_reduction'] * 100:.0f} %"
+    return f"{model}: HumanEval, solved of {asked}", *solved, DASH, saving
 
 
 def _quality(model: str, figures: Report) -> tuple[str, ...]:
