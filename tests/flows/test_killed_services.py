@@ -1,0 +1,161 @@
+"""A pipeline on Postgres, MLflow and Prefect, each of which is killed and started again in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from mlflow import MlflowClient
+
+from support.postgres import postgres
+from support.servers import free_port
+from support.small_recipe import write_recipe
+from tasks.run.services import Service, down, local_services, status, up
+from tasks.tracking.tracker import Tracker
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import MANIFEST
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+DISTILL = {"max_steps": 60, "batch_size": 2, "validation_rows": 2, "checkpoint_every": 2}
+SECONDS = 900.0
+BACKBONE = "umim-docs-llama"
+
+
+def start(recipe: Path, root: Path, addresses: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the command line; what it says goes to a file beside the root."""
+    path = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
+    with root.with_suffix(".log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows", "run", str(recipe)],
+            cwd=CHECKOUT,
+            env=os.environ | {"PYTHONPATH": path, "UMIM_ROOT": str(root)} | dict(addresses),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def said(root: Path) -> str:
+    return root.with_suffix(".log").read_text("utf-8", errors="replace")[-4000:]
+
+
+def wait_for_step(root: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a training has stored the state of a step."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        done = root.glob(f"distill/*.partial/state/step-*/{MANIFEST}")
+        if any(int(path.parent.name[5:]) >= step for path in done):
+            return
+        time.sleep(0.02)
+    raise AssertionError(said(root))
+
+
+def kill(folder: Path, service: Service) -> None:
+    """Kill a service with its children, as the end of a machine would."""
+    (found,) = status(folder, [service])
+    assert found.pid is not None
+    father = psutil.Process(found.pid)
+    family = [father, *father.children(recursive=True)]
+    for process in family:
+        process.kill()
+    psutil.wait_procs(family, timeout=60)
+
+
+def digests(root: Path) -> dict[str, str]:
+    """Digests of all artifacts but the report, which names places and times."""
+    paths = [path for path in root.glob(f"*/*/{MANIFEST}") if path.parents[1].name != "report"]
+    return {
+        path.parent.relative_to(root).as_posix(): json.loads(path.read_text("utf-8"))["digest"]
+        for path in paths
+    }
+
+
+def recorded(uri: str, root: Path) -> dict[str, Any]:
+    """What MLflow holds of a root: per run its status, parameters, numbers and curve."""
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("umim")
+    assert experiment is not None
+    found: dict[str, Any] = {}
+    owner = Tracker(uri, root).owner
+    for run in client.search_runs([experiment.experiment_id], max_results=1000):
+        tags = run.data.tags
+        if tags["umim.root"] != owner["umim.root"] or tags.get("umim.stage") == "report":
+            continue
+        name = f"{tags['umim.kind']} {tags['umim.key']}"
+        assert name not in found, "a run is there twice"
+        curve = client.get_metric_history(run.info.run_id, "train_kl")
+        found[name] = {
+            "status": run.info.status,
+            "params": run.data.params,
+            "numbers": sorted(n for n in run.data.metrics if not n.startswith("live/")),
+            "curve": sorted((point.step, point.value) for point in curve),
+        }
+    return found
+
+
+def rules_of_phrases(folder: Path) -> Path:
+    """Rules that need no cluster, whose end has tests of its own (``test_mining_faults.py``)."""
+    tokenizer = load_tokenizer(BACKBONE)
+    texts = ("Return the sum of the array elements over the axis.", "If the value is not None, it")
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    spans = sorted({pair for row in ids for pair in pairwise(row)})
+    RuleSet.from_spans(spans, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer)).save(folder)
+    return folder
+
+
+@pytest.mark.full
+def test_a_pipeline_ends_as_an_undisturbed_one_though_each_service_dies_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, recipe = tmp_path / "services", tmp_path / "killed.yaml"
+    plain, disturbed = tmp_path / "plain", tmp_path / "disturbed"
+    cells = [{"backbone": BACKBONE, "rules": str(rules_of_phrases(tmp_path / "rules"))}]
+    write_recipe(recipe, cells=cells, distill=DISTILL, cluster={"workers": 0})
+    with postgres() as database:
+        for name in ("mlflow", "prefect"):
+            database.execute(f"CREATE DATABASE {name}")
+        mlflow_database = database.url("postgresql+psycopg2", "mlflow")
+        monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", mlflow_database)
+        prefect_database = database.url("postgresql+asyncpg", "prefect")
+        monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", prefect_database)
+        prefect, mlflow, _ = local_services(folder, free_port(), free_port())
+        api = f"{prefect.url}/api"
+        addresses = {"PREFECT_API_URL": api, "MLFLOW_TRACKING_URI": str(mlflow.url)}
+        deaths: list[tuple[Callable[[], object], Callable[[], object]]] = [
+            (lambda: kill(folder, mlflow), lambda: up(folder, [mlflow])),
+            (lambda: kill(folder, prefect), lambda: up(folder, [prefect])),
+            (database.kill, database.start),
+        ]
+        try:
+            up(folder, [prefect, mlflow])
+            assert start(recipe, plain, addresses).wait() == 0, said(plain)
+            process = start(recipe, disturbed, addresses)
+            for number, (end, begin) in enumerate(deaths):
+                wait_for_step(disturbed, 4 + 12 * number, process)
+                end()
+                wait_for_step(disturbed, 8 + 12 * number, process)  # it trains on without it
+                process.send_signal(signal.SIGSTOP)  # a start may take longer than the training
+                begin()
+                process.send_signal(signal.SIGCONT)
+            assert process.wait() == 0, said(disturbed)
+            ours = recorded(str(mlflow.url), disturbed)
+            assert ours == recorded(str(mlflow.url), plain)
+            runs = httpx.post(f"{api}/flow_runs/filter", json={}, timeout=60).json()
+        finally:
+            down(folder, [prefect, mlflow])
+    assert {run["status"] for run in ours.values()} == {"FINISHED"}
+    assert [run["state"]["name"] for run in runs] == ["Completed", "Completed"]
+    assert digests(disturbed) == digests(plain)
+    assert not list(tmp_path.glob("services/*.db")), "the servers used Postgres"
