@@ -108,6 +108,7 @@ class RemoteRoot:
         files: Entries = _parsed(data, f"{self}/stages/{name}.json")["files"]
         incoming = final.with_name(f"{final.name}.incoming")
         shutil.rmtree(incoming, ignore_errors=True)
+        incoming.mkdir(parents=True)  # a stage of numbers alone has no file
         try:
             self.fetch_files(files, incoming)
             (incoming / MANIFEST).write_bytes(data)
