@@ -115,6 +115,18 @@ def test_another_machine_finds_what_one_built(machine: Machine) -> None:
     assert (found.path / "folder" / "data.txt").read_text() == "x"
 
 
+def test_another_machine_finds_numbers_that_have_no_file(machine: Machine) -> None:
+    def measure(_: Path) -> dict[str, float]:
+        return {"loss": 2.0}
+
+    machine("first")
+    built = run_stage(artifact_root(), SPEC, measure)
+    machine("second")
+    found = run_stage(artifact_root(), SPEC, measure)
+    assert not found.executed
+    assert (found.digest, found.metrics) == (built.digest, {"loss": 2.0})
+
+
 def test_one_of_64_creators_wins(machine: Machine) -> None:
     remote = machine("first")
     with ThreadPoolExecutor(16) as pool:
