@@ -50,6 +50,10 @@ class Exported:
     chats: list[Chat]
     prompts: list[Prompt]
 
+    def reply(self, prompt: Prompt) -> str:
+        """What our engine writes behind a prompt."""
+        return self.umim.backbone.require_tokenizer().decode(prompt.wanted)
+
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
@@ -99,9 +103,18 @@ def gateway(upstream: str, directory: Path, *more: str) -> AbstractContextManage
 of_vllm = pytest.mark.parametrize("server", ["vllm"], indirect=True)
 
 
-def two_turns(python: Path, url: str, exported: Exported, number: int) -> None:
-    """Chat with OpenAI's client: replies of our engine, and a second turn from the prefix cache."""
-    chat, prompt = exported.chats[number], exported.prompts[number]
+@dataclass(frozen=True)
+class TwoTurns:
+    """A chat of two turns: the first reply and what it read, and what the second turn read."""
+
+    text: str
+    read: int
+    cached: int
+    new: int
+
+
+def two_turns(python: Path, url: str, chat: Chat) -> TwoTurns:
+    """Chat with OpenAI's client."""
     done = subprocess.run(
         [python, ROOT / "tests/support/openai_chat.py", url],
         input=json.dumps({"messages": list(chat), "then": "And in one word?", "tokens": 24}),
@@ -109,13 +122,12 @@ def two_turns(python: Path, url: str, exported: Exported, number: int) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    if done.returncode:
+        pytest.fail(done.stderr)
     first, second = json.loads(done.stdout)
-    assert first["text"] == exported.umim.backbone.require_tokenizer().decode(prompt.wanted)
-    assert first["usage"]["prompt_tokens"] == len(prompt.merged)
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached > len(prompt.merged) - 32  # vLLM caches blocks of 32
-    assert second["usage"]["prompt_tokens"] - cached < 80
+    read = [turn["usage"]["prompt_tokens"] for turn in (first, second)]
+    return TwoTurns(first["text"], read[0], cached, read[1] - cached)
 
 
 def test_merged_ids_get_the_ids_that_our_engine_writes(server: Running, exported: Exported) -> None:
@@ -140,9 +152,13 @@ def test_an_unchanged_client_chats_and_the_second_turn_reads_what_is_new(
     masks = ["--upstream-masks"] if plugin else []
     python = server.engine.program.with_name("python")
     with gateway(server.url, exported.directory, *masks) as url:
-        two_turns(python, url, exported, 0)
+        turns = [two_turns(python, url, exported.chats[0])]
     if plugin:
-        two_turns(python, server.url, exported, 1)
+        turns.append(two_turns(python, server.url, exported.chats[1]))
+    for prompt, turn in zip(exported.prompts, turns, strict=False):
+        assert (turn.text, turn.read) == (exported.reply(prompt), len(prompt.merged))
+        assert turn.cached > len(prompt.merged) - 32  # vLLM caches blocks of 32
+        assert turn.new < 80
 
 
 def test_the_same_client_chats_with_our_own_server(exported: Exported) -> None:
@@ -153,7 +169,11 @@ def test_the_same_client_chats_with_our_own_server(exported: Exported) -> None:
         served(exported.directory, "--base", "--dtype", "float32") as upstream,
         gateway(upstream, exported.directory, "--upstream-masks") as url,
     ):
-        two_turns(engines[0].with_name("python"), url, exported, 0)
+        turn = two_turns(engines[0].with_name("python"), url, exported.chats[0])
+    prompt = exported.prompts[0]
+    assert (turn.text, turn.read) == (exported.reply(prompt), len(prompt.merged))
+    assert turn.cached > len(prompt.merged) - 32
+    assert turn.new < 80
 
 
 def test_no_span_is_written_at_temperature_1_5(server: Running, exported: Exported) -> None:
@@ -196,7 +216,7 @@ def test_vllm_keeps_base_tokens_of_stops_bad_words_and_schemas(
     server: Running, exported: Exported
 ) -> None:
     prompt = exported.prompts[0]
-    plain = exported.umim.backbone.require_tokenizer().decode(prompt.wanted)
+    plain = exported.reply(prompt)
     stop = " ".join(plain.split()[3:6])  # words that the reply holds
     body = {"messages": list(exported.chats[0]), "max_tokens": 24, "temperature": 0}
     stopped = server.post(CHAT, body | {"stop": [stop]})["choices"][0]["message"]["content"]
