@@ -151,24 +151,23 @@ def _outcome(job: TokenJob) -> str:
         remote = remote_root() if blind else None
         if remote is None:
             done = tokenize_file(job)
-            sums = _sums(done, job.directory)
+            sums = {name: sha256_file(path) for name, path in _files(done, job.directory).items()}
         else:
             artifact_root().mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".shards-", dir=artifact_root()) as folder:
                 own = Path(folder)
                 done = tokenize_file(replace(job, directory=own, mark=None))
-                sums = _sums(done, own)
-                remote.store_files({name: own / name for name in sums})
+                entries = remote.store_files(_files(done, own))
+            sums = {name: str(entry["sha256"]) for name, entry in entries.items()}
     except UmimError as error:
         return json.dumps(as_data(error))
     shards = [shard.model_dump() for shard in done.shards]
     return json.dumps({"shards": shards, "bad": asdict(done.bad), "sums": sums})
 
 
-def _sums(done: Tokenized, directory: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of the shards."""
-    names = [name for shard in done.shards for name in shard.files]
-    return {name: sha256_file(directory / name) for name in names}
+def _files(done: Tokenized, directory: Path) -> dict[str, Path]:
+    """Return every file of the shards by its name."""
+    return {name: directory / name for shard in done.shards for name in shard.files}
 
 
 def _result(outcome: str, job: TokenJob) -> Outcome:
