@@ -145,7 +145,7 @@ def _subject(
     batch_size: int,
 ) -> Report:
     model, config = umim.compressed, umim.checkpoint.config
-    share = 1 - config.merge_depth / umim.backbone.num_layers
+    share = model.saved_share
     aligned = evaluate_alignment(rows, model, batch_size, base=umim.backbone)
     read = perplexity(rows, model, batch_size)
     prompts = model.reading("prompt", _RAW_TAIL)

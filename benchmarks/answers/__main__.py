@@ -136,7 +136,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
     """Answer all questions from every side."""
     given = {"dtype": options.dtype} | _named(options.backbone)
     umim = UMIM.from_pretrained(options.checkpoint, **given)
-    layers, depth = umim.backbone.num_layers, umim.checkpoint.config.merge_depth
     report |= {
         "checkpoint": options.name or Path(options.checkpoint).name,
         "backbone": Path(umim.backbone.name).stem,
@@ -163,7 +162,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     for which in options.lists:
         rows = []
         for question in questions(which)[: options.most]:
-            share = (layers - depth) / layers
+            share = umim.compressed.saved_share
             rows.append(_row(question, answer, others, options.raw_tails, share))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         report["lists"][which] = summary(rows)

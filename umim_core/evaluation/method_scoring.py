@@ -82,14 +82,8 @@ class _BaselineScorer(RequestScorer):
         return self.umim.max_units
 
     def equal_saving(self, tokens: int, units: int) -> int:
-        """Return how many of so many tokens stay where so many units stand for them.
-
-        Layers below the merge depth k read every token, so merging saves (tokens - units) (L - k)
-        of the tokens L layer-tokens; a method that drops a token saves all L of them.
-        """
-        layers = self.compressed.backbone.num_layers
-        merging = layers - self.compressed.merge_depth
-        return tokens - round((tokens - units) * merging / layers)
+        """Return how many of so many tokens stay at the saving of so many units."""
+        return tokens - round((tokens - units) * self.compressed.saved_share)
 
 
 @dataclass

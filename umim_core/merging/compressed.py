@@ -92,6 +92,15 @@ class Compressed:
             )
 
     @property
+    def saved_share(self) -> float:
+        """Share (L - k) / L of a token's computation that merging it saves.
+
+        Layers below the merge depth k read every token; a dropped token saves all L layers.
+        """
+        layers = self.backbone.num_layers
+        return (layers - self.merge_depth) / layers
+
+    @property
     def trunk(self) -> MergedTrunk:
         """The layers below and from the merge depth on."""
         assert self.parts is not None  # noqa: S101  made where it was left out
