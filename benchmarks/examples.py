@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
+
 from benchmarks.common import Benchmark, Report
+from tasks.stages.publish import attention_example, span_similarity
 from umim_core import UMIM
 from umim_core.config.form import Merge
-from umim_core.evaluation.attention_maps import attention_maps
-from umim_core.evaluation.surrogate_similarity import surrogate_similarity
-from umim_core.inference.outputs import Spans
-from umim_core.model.showing import unit_texts
+from umim_core.model.showing import Piece
 
 PROMPTS: Final = (
     "At the end of the day, most of the people in the city of New York go home by train. One of "
@@ -36,23 +36,13 @@ SAMPLED: Final[dict[str, Any]] = {"do_sample": True, "top_p": 0.9, "temperature"
 _SEEDS: Final = 3
 
 
-def bracketed(ids: Sequence[int], spans: Spans, umim: UMIM) -> str:
-    """Return a text on one line with its merged spans in brackets.
-
-    Args:
-        ids: Raw ids [T].
-        spans: Merged spans as (start, length); one that begins before the text is left out.
-        umim: Decodes.
-    """
-    at = {start: length for start, length in spans if start >= 0}
-    lengths, place = [], 0
-    while place < len(ids):
-        lengths.append(at.get(place, 1))
-        place += lengths[-1]
-    texts = unit_texts(ids, lengths, umim.backbone.decode)
+def bracketed(pieces: Iterable[Piece]) -> str:
+    """Return a text on one line with its merged spans in brackets."""
     shown = [
-        f"{' ' if text.startswith(' ') else ''}[{text.strip()}]" if length > 1 else text
-        for text, length in zip(texts, lengths, strict=True)
+        f"{' ' if piece.text.startswith(' ') else ''}[{piece.text.strip()}]"
+        if piece.tokens > 1
+        else piece.text
+        for piece in pieces
     ]
     return " ".join("".join(shown).split())
 
@@ -64,8 +54,9 @@ def continuation(umim: UMIM, prompt: str, new_tokens: int, seed: int | None) -> 
     sides: dict[str, Merge] = {"base": "none", "UMIM": "all"}
     for side, merge in sides.items():
         output = umim.generate(prompt, merge=merge, raw_tail=0, max_new_tokens=new_tokens, **drawn)
-        row["prompt"] = bracketed(output.prompt_ids[0], output.prompt_spans[0], umim)
-        row[side] = bracketed(output.ids[0], output.generated_spans[0], umim)
+        (view,) = output.views
+        row["prompt"] = bracketed(piece for piece in view.pieces if piece.prompt)
+        row[side] = bracketed(piece for piece in view.pieces if not piece.prompt)
     return row | {
         "token_reduction": output.token_reduction[0],
         "gen_kv_reduction": output.gen_kv_reduction[0],
@@ -81,23 +72,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
     seeds = range(_SEEDS)
     report["greedy"] = [continuation(umim, each, options.new_tokens, None) for each in PROMPTS]
     report["sampled"] = [continuation(umim, PROMPTS[0], options.new_tokens, n) for n in seeds]
-    prompts = [umim.backbone.encode(each) for each in PROMPTS]
-    maps = attention_maps(prompts[0], umim.compressed)
-    report["attention"] = {
-        "label": f"{options.checkpoint}, layer {maps.layer + 1}, mean over heads",
-        "units": unit_texts(prompts[0], maps.lengths, umim.backbone.decode),
-        "tokens": maps.lengths,
-        "before": maps.before.round(5).tolist(),
-        "after": maps.after.round(5).tolist(),
-    }
-    spans = set()
-    for ids in prompts:
-        starts, lengths = umim.matcher.segment(ids)
-        cut = zip(starts, lengths, strict=True)
-        spans |= {tuple(ids[start : start + n]) for start, n in cut if n > 1}
-    report["similarity"] = [
-        vars(row) for row in surrogate_similarity(sorted(spans), umim.compressed)
-    ]
+    prompts = [np.array(umim.backbone.encode(each), np.int64) for each in PROMPTS]
+    report["attention"] = attention_example(umim, prompts[0], options.checkpoint).model_dump()
+    report["similarity"] = span_similarity(umim, prompts)
 
 
 main = Benchmark(

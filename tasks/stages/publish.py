@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,25 +200,36 @@ def draw_examples(
     """Return spans, attention and similarities of a checkpoint, as fields of the report."""
     umim = UMIM.from_pretrained(checkpoint, device=device, dtype=dtype)
     cut = umim.compress(umim.backbone.decode(ids[:_EXAMPLE_TOKENS].tolist()))
-    maps = attention_maps(ids[:_ATTENTION_TOKENS], umim.compressed)
-    units = unit_texts(ids[:_ATTENTION_TOKENS].tolist(), maps.lengths, umim.backbone.decode)
-    starts, lengths = umim.matcher.segment(ids)
-    cuts = zip(starts, lengths, strict=True)
-    spans = {tuple(ids[start : start + n].tolist()) for start, n in cuts if n > 1}
-    similar = surrogate_similarity(sorted(spans), umim.compressed) if spans else []
     return {
         "examples": [
             SpanExample(label=label, spans=tuple(zip(cut.units, cut.unit_lengths, strict=True)))
         ],
-        "attention": AttentionExample(
-            label=f"{label}, layer {maps.layer + 1}, mean over heads",
-            units=units,
-            tokens=maps.lengths,
-            before=maps.before.tolist(),
-            after=maps.after.tolist(),
-        ),
-        "similarity": [vars(row) for row in similar],
+        "attention": attention_example(umim, ids[:_ATTENTION_TOKENS], label),
+        "similarity": span_similarity(umim, [ids]),
     }
+
+
+def attention_example(umim: UMIM, ids: NDArray[np.int64], label: str) -> AttentionExample:
+    """Return the last layer's attention over a text's [T] tokens and over its units."""
+    maps = attention_maps(ids, umim.compressed)
+    return AttentionExample(
+        label=f"{label}, layer {maps.layer + 1}, mean over heads",
+        units=unit_texts(ids.tolist(), maps.lengths, umim.backbone.decode),
+        tokens=maps.lengths,
+        before=maps.before.tolist(),
+        after=maps.after.tolist(),
+    )
+
+
+def span_similarity(umim: UMIM, texts: Sequence[NDArray[np.int64]]) -> list[dict[str, Any]]:
+    """Return the similarities of the merged spans of texts [T] with their tokens, by order."""
+    spans = set()
+    for ids in texts:
+        starts, lengths = umim.matcher.segment(ids)
+        cuts = zip(starts, lengths, strict=True)
+        spans |= {tuple(ids[start : start + n].tolist()) for start, n in cuts if n > 1}
+    similar = surrogate_similarity(sorted(spans), umim.compressed) if spans else []
+    return [vars(row) for row in similar]
 
 
 def host() -> dict[str, str]:
