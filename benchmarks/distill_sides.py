@@ -27,13 +27,13 @@ from benchmarks.corpus import EMBEDDED, open_ids
 from benchmarks.timing import alternate, forget_peak, peak_bytes, ratio, spread
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.shape import BackboneShape
-from umim_core.distill.loss import DEFAULT_CHUNK, aligned_rows, distill_loss
-from umim_core.distill.packed_trunk import PackedTrunk
-from umim_core.distill.step import DistillModel
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation, pack_rows
 from umim_core.model.umim import UMIM
+from umim_core.training.loss import DEFAULT_CHUNK, aligned_rows, distill_loss
+from umim_core.training.packed_trunk import PackedTrunk
+from umim_core.training.step import DistillModel
 
 OURS, PLAIN, LIGER = "ours", "plain", "Liger"
 LENGTH: Final = 512  # tokens of a segment
@@ -214,10 +214,10 @@ def random_cuts(rows: int, length: int, reduction: float) -> list[Segmentation]:
 class CastingModel(DistillModel):
     """The step as autocast alone makes it: weights are cast for every product."""
 
-    def __init__(self, compressed: Compressed) -> None:
-        super().__init__(compressed, autocast=True)
+    def __init__(self, merged_model: MergedModel) -> None:
+        super().__init__(merged_model, autocast=True)
         with self._precision():
-            self._trunk = PackedTrunk(compressed.backbone)
+            self._trunk = PackedTrunk(merged_model.backbone)
 
 
 def step_of(batch: Batch, model: DistillModel) -> Result:
@@ -235,7 +235,7 @@ def _gradient(loss: Tensor, batch: Batch) -> Tensor:
 def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
     """Return every side's mean KL of a whole step and the gradient of the module's weights."""
     model = DistillModel(
-        Compressed(batch.backbone, batch.module, None, "compact"), autocast=autocast
+        MergedModel(batch.backbone, batch.module, None, "compact"), autocast=autocast
     )
 
     def ours() -> Result:
@@ -250,7 +250,7 @@ def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
             with torch.no_grad():
                 raw = batch.backbone.embed(torch.from_numpy(np.stack(batch.rows)))
                 hidden = batch.backbone.hidden(raw)
-            units = Compressed(batch.backbone, batch.module, None, "compact").embed(packed)
+            units = MergedModel(batch.backbone, batch.module, None, "compact").embed(packed)
             merged = batch.backbone.hidden(units)
         student, teacher = (F.linear(states.to(head.dtype), head) for states in (merged, hidden))
         loss = full_logits_loss(

@@ -56,13 +56,13 @@ from benchmarks.distill_sides import (
 from benchmarks.engine_sides import CHECKPOINT, general_text
 from benchmarks.timing import alternate, device_name, finished, spread
 from umim_core.backbone.shape import BackboneShape
-from umim_core.benchmarking.roofline import measure_peak, synchronize
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.form import ModuleForm
-from umim_core.distill.step import DistillModel, step_memory
 from umim_core.errors import UmimError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
+from umim_core.throughput.roofline import measure_peak, synchronize
+from umim_core.training.step import DistillModel, step_memory
 
 LOSS_ERROR, GRADIENT_ERROR = 1e-5, 1e-4
 MEMORY_SHARE, TIME_RATIO = 0.2, 1.1
@@ -122,11 +122,11 @@ def smollm2_batch(checkpoint: str, rows: int) -> Batch:
 
 def measure_precisions(batch: Batch, rounds: int) -> Report:
     """Time a step in every precision in turn, against the bound of its products."""
-    compressed = Compressed(batch.backbone, batch.module, None, "compact")
+    merged_model = MergedModel(batch.backbone, batch.module, None, "compact")
     models = {
-        OURS: DistillModel(compressed, autocast=True),
-        CASTS: CastingModel(compressed),
-        SINGLE: DistillModel(compressed),
+        OURS: DistillModel(merged_model, autocast=True),
+        CASTS: CastingModel(merged_model),
+        SINGLE: DistillModel(merged_model),
     }
     sides = {name: partial(step_of, batch, model) for name, model in models.items()}
     timed = compare(sides, rounds, to=SINGLE)
@@ -174,7 +174,7 @@ def measure_random_step(
 ) -> Report:
     """Measure whole steps of a random backbone, against its bound of memory."""
     batch = random_batch(shape, device, rows, length)
-    model = DistillModel(Compressed(batch.backbone, batch.module, None, "compact"), autocast=True)
+    model = DistillModel(MergedModel(batch.backbone, batch.module, None, "compact"), autocast=True)
     step = finished(partial(step_of, batch, model), device)
     seconds = spread(alternate({OURS: step}, rounds)[OURS])
     sizes = _sizes(batch)

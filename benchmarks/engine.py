@@ -38,10 +38,10 @@ from benchmarks.engine_sides import (
     subject,
 )
 from benchmarks.timing import alternate, ratio, spread
-from umim_core.benchmarking.break_even import ThroughputRow, break_even_markdown
-from umim_core.benchmarking.roofline import Roofline
-from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
 from umim_core.config.evaluate import BenchmarkConfig
+from umim_core.throughput.break_even import ThroughputRow, break_even_markdown
+from umim_core.throughput.roofline import Roofline
+from umim_core.throughput.throughput import measure_throughput, tokens_needed
 
 PREFILL_OF_BOUND: Final = 0.9
 PREFILL_FROM: Final = 512
@@ -60,7 +60,7 @@ def measure(given: Subject, config: BenchmarkConfig, roofline: Roofline | None =
         engines[str(batch_size)] = compare_engines(given, prompts, config)
         errors[str(batch_size)] = logits_error(given, prompts, config.new_tokens)
     rows = measure_throughput(
-        given.compressed, given.ids, config, continuation="text", roofline=roofline
+        given.merged_model, given.ids, config, continuation="text", roofline=roofline
     )
     merging = [
         {

@@ -15,13 +15,12 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from benchmarks.timing import timed
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_files import DTYPES
-from umim_core.benchmarking.roofline import synchronize
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.prompts import read_prompts
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import fill_units
 from umim_core.merging.span_cache import SpanCache
@@ -32,6 +31,7 @@ from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import JsonLines
 from umim_core.text.tokens import first_ids
+from umim_core.throughput.roofline import synchronize
 
 OURS, DYNAMIC, STATIC = "ours", "transformers, dynamic cache", "transformers, static cache"
 RANDOM: Final = "random-llama"
@@ -53,19 +53,19 @@ class Subject:
     """Model, rules and text to time.
 
     Attributes:
-        compressed: The model with its natural rules.
+        merged_model: The model with its natural rules.
         ids: Text that the rules were not mined on [T].
         text: What text this is; empty for that of the small backbones.
     """
 
-    compressed: Compressed
+    merged_model: MergedModel
     ids: Ids
     text: str = ""
 
     @property
     def backbone(self) -> Backbone:
         """The frozen model."""
-        return self.compressed.backbone
+        return self.merged_model.backbone
 
 
 def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
@@ -75,9 +75,9 @@ def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
     umim = UMIM.from_pretrained(name, dtype=dtype, device=device)
     if name not in BACKBONES:
         text, ids = general_text(umim, tokens)
-        return Subject(umim.compressed, ids, text)
+        return Subject(umim.merged_model, ids, text)
     ids = np.array(umim.backbone.encode(held_out_text())[:tokens], dtype=np.int64)
-    return Subject(umim.compressed, ids)
+    return Subject(umim.merged_model, ids)
 
 
 def general_text(umim: UMIM, tokens: int) -> tuple[str, Ids]:
@@ -127,7 +127,7 @@ def random_subject(
     offsets = np.arange(0, mined + 1, _SEGMENT, dtype=np.int64)
     counts = count_ngrams(text[: offsets[-1]].astype(np.int32), offsets, _TAU)
     matcher = Matcher(RuleSet.from_counts(counts, RuleOrigin(tau=_TAU)))
-    return Subject(Compressed(backbone, module, matcher, "compact"), text[mined:])
+    return Subject(MergedModel(backbone, module, matcher, "compact"), text[mined:])
 
 
 def phrase_text(tokens: int, vocab: int) -> Ids:
@@ -154,7 +154,7 @@ def generation_sides(backbone: Backbone, prompts: Ids, new_tokens: int) -> dict[
         prompts: Raw ids [B, L].
         new_tokens: Tokens per row.
     """
-    engine = Engine(Compressed.without_merging(backbone))
+    engine = Engine(MergedModel.without_merging(backbone))
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
 
     def ours() -> list[list[int]]:
@@ -196,16 +196,16 @@ def merging_seconds(given: Subject, prompts: Ids, rounds: int) -> list[float]:
         prompts: Raw ids [B, L].
         rounds: Runs, after one that is not counted.
     """
-    compressed, backbone = given.compressed, given.backbone
-    spans = SpanCache(compressed)
+    merged_model, backbone = given.merged_model, given.backbone
+    spans = SpanCache(merged_model)
     ids = torch.tensor(prompts, device=backbone.device)
     states = backbone.embed(ids)  # of the shape of the states before the merge depth
 
     @torch.no_grad()
     def run() -> object:
-        packed = read_prompts(list(prompts), None, compressed).packed
-        if compressed.merge_depth:
-            found = compressed.unit_states(packed, ids, states)
+        packed = read_prompts(list(prompts), None, merged_model).packed
+        if merged_model.merge_depth:
+            found = merged_model.unit_states(packed, ids, states)
         else:
             pooled = spans.merge(packed.span_ids, packed.span_lengths)
             found = fill_units(packed, backbone, pooled)
@@ -231,7 +231,7 @@ def logits_error(given: Subject, prompts: Ids, new_tokens: int) -> float:
 
     empty = Matcher(RuleSet.from_spans([]))
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
-    ours = Engine(given.compressed.merging_by(empty)).generate(
+    ours = Engine(given.merged_model.merging_by(empty)).generate(
         list(prompts), config, Request(observer=keep)
     )
     theirs = _generate(given.backbone, prompts, new_tokens, "dynamic")

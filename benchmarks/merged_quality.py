@@ -30,8 +30,8 @@ from umim_core.evaluation.paired_differences import increase_with_error
 from umim_core.evaluation.perplexity import PerplexityResult, perplexity, second_half_perplexity
 from umim_core.evaluation.rule_damage import text_digest
 from umim_core.evaluation.scoring import Scorer
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
+from umim_core.merging.merged_model import MergedModel
 from umim_core.mining.preparation import check_vocabulary
 from umim_core.text.sources import source_of
 from umim_core.text.tokens import first_ids, tokenize_documents
@@ -117,7 +117,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         tokens=options.tokens,
         cache=options.cache,
     )
-    base = first.compressed.base()
+    base = first.merged_model.base()
     report |= {
         "backbone": Path(backbone.name).stem,
         "backbone_fingerprint": backbone.fingerprint,
@@ -144,7 +144,7 @@ def _subject(
     half: PerplexityResult,
     batch_size: int,
 ) -> Report:
-    model, config = umim.compressed, umim.checkpoint.config
+    model, config = umim.merged_model, umim.checkpoint.config
     share = model.saved_share
     aligned = evaluate_alignment(rows, model, batch_size, base=umim.backbone)
     read = perplexity(rows, model, batch_size)
@@ -171,7 +171,7 @@ def _subject(
     }
 
 
-def _truncated(base: Compressed, rows: Sequence[np.ndarray], saving: float) -> list[float]:
+def _truncated(base: MergedModel, rows: Sequence[np.ndarray], saving: float) -> list[float]:
     """Return the nats of each second half behind a first half without its first tokens."""
     sums = []
     for row in rows:

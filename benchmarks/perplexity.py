@@ -58,14 +58,14 @@ def rule_sets(given: Subject, mined: NDArray[np.int64]) -> dict[str, Matcher]:
     """
     counts = count_ngrams(mined.astype(np.int32), np.array([0, len(mined)]), _TAU)
     nested = Matcher(RuleSet.from_counts(counts, RuleOrigin(overlap="none", containment="keep")))
-    return {"plain": given.compressed.require_matcher(), "nested": nested}
+    return {"plain": given.merged_model.require_matcher(), "nested": nested}
 
 
 def measure(given: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: int) -> Report:
     """Time every side of one backbone and compare what they give."""
 
     def ours(rows: Rows, matcher: Matcher | None) -> list[torch.Tensor]:
-        return token_log_probs(rows, replace(given.compressed, matcher=matcher))
+        return token_log_probs(rows, replace(given.merged_model, matcher=matcher))
 
     sides: dict[str, Callable[[], object]] = {BASE: partial(ours, rows, None)}
     sides |= {name: partial(ours, rows, matcher) for name, matcher in rules.items()}
@@ -97,8 +97,8 @@ def listing(given: Subject, matcher: Matcher, row: NDArray[np.int64]) -> torch.T
     def hidden(ids: NDArray[np.int64]) -> tuple[torch.Tensor, NDArray[np.int64]]:
         starts, lengths = matcher.segment(ids)
         packed = pack_rows([ids], [(starts, lengths)], device=backbone.device)
-        positions = packed.position_ids(given.compressed.unit_positions)
-        embeddings = given.compressed.embed(packed)
+        positions = packed.position_ids(given.merged_model.unit_positions)
+        embeddings = given.merged_model.embed(packed)
         return backbone.hidden(embeddings, None, positions)[0], starts + lengths - 1
 
     def score(states: torch.Tensor, at: NDArray[np.int64]) -> None:

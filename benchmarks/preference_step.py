@@ -31,9 +31,9 @@ from benchmarks.engine_sides import CHECKPOINT, Ids, Subject, subject
 from benchmarks.timing import alternate, ratio, spread
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores, preference_loss
-from umim_core.benchmarking.roofline import ModelShape
 from umim_core.errors import CorpusError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
+from umim_core.throughput.roofline import ModelShape
 
 OURS, UNPACKED = "packed", "a row per answer"
 CHECKPOINTS: Final = ("umim-docs-llama", "umim-docs-gpt2", CHECKPOINT)
@@ -58,15 +58,15 @@ def questions_of(ids: Ids, shape: argparse.Namespace) -> Questions:
     return found
 
 
-def packed_scores(questions: Questions, compressed: Compressed) -> list[Tensor]:
+def packed_scores(questions: Questions, merged_model: MergedModel) -> list[Tensor]:
     """Score every answer, a row per question; per question [C]."""
-    return ending_scores(questions, compressed)
+    return ending_scores(questions, merged_model)
 
 
-def unpacked_scores(questions: Questions, compressed: Compressed) -> list[Tensor]:
+def unpacked_scores(questions: Questions, merged_model: MergedModel) -> list[Tensor]:
     """Score every answer, a row per answer; per question [C]."""
     alone = [EncodedQuestion(q.context, (end,), 0) for q in questions for end in q.endings]
-    scores = torch.cat(ending_scores(alone, compressed))
+    scores = torch.cat(ending_scores(alone, merged_model))
     return list(torch.split(scores, [len(q.endings) for q in questions]))
 
 
@@ -74,12 +74,12 @@ SIDES: Final = {OURS: packed_scores, UNPACKED: unpacked_scores}
 
 
 def step(
-    side: str, questions: Questions, reference: Sequence[Tensor], compressed: Compressed
+    side: str, questions: Questions, reference: Sequence[Tensor], merged_model: MergedModel
 ) -> Result:
     """Return the loss of a batch and its gradients by the weights of the module."""
-    scores = SIDES[side](questions, compressed)
+    scores = SIDES[side](questions, merged_model)
     loss = preference_loss(scores, reference, [question.gold for question in questions])
-    weights = list(compressed.require_module().parameters())
+    weights = list(merged_model.require_module().parameters())
     return loss.item(), torch.autograd.grad(loss, weights)
 
 
@@ -90,17 +90,17 @@ def flat(gradients: Sequence[Tensor]) -> Tensor:
 
 def measure(given: Subject, shape: argparse.Namespace) -> Report:
     """Time both sides on one model and compare what they give."""
-    compressed, questions = given.compressed, questions_of(given.ids, shape)
-    compressed.require_module().requires_grad_(True)
+    merged_model, questions = given.merged_model, questions_of(given.ids, shape)
+    merged_model.require_module().requires_grad_(True)
     with torch.no_grad():
-        reference = packed_scores(questions, compressed.base())
+        reference = packed_scores(questions, merged_model.base())
     results: dict[str, Result] = {}
-    sides = {name: partial(step, name, questions, reference, compressed) for name in SIDES}
+    sides = {name: partial(step, name, questions, reference, merged_model) for name in SIDES}
     seconds = alternate(sides, shape.rounds, warmed=results.__setitem__)
     pairs = min(map(len, seconds.values()))  # a slow side takes part in the first rounds only
     loss, plain_loss = (results[side][0] for side in SIDES)
     gradient, plain = (flat(results[side][1]) for side in SIDES)
-    units = int(compressed.pack_prompts([q.context for q in questions]).unit_counts.sum())
+    units = int(merged_model.pack_prompts([q.context for q in questions]).unit_counts.sum())
     tails = shape.questions * shape.answers * (shape.ending - 1)
     columns = {OURS: units + tails, UNPACKED: units * shape.answers + tails}
     sizes = ModelShape.of(given.backbone.model)

@@ -52,7 +52,7 @@ def device_name(device: torch.device) -> str:
 def finished(run: Callable[[], T], device: torch.device) -> Callable[[], T]:
     """Return a run that waits until its device has done all of it."""
     # Not where mining is measured: it imports torch.
-    from umim_core.benchmarking.roofline import synchronize
+    from umim_core.throughput.roofline import synchronize
 
     def whole() -> T:
         result = run()

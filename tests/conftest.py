@@ -122,7 +122,7 @@ def tiny_checkpoint(
 
     from umim_core.backbone.backbone import load_backbone
     from umim_core.checkpoint.checkpoint import Checkpoint
-    from umim_core.merging.compressed import Compressed
+    from umim_core.merging.merged_model import MergedModel
     from umim_core.merging.module import MergeModule
     from umim_core.rules.matcher import Matcher
     from umim_core.rules.ruleset import RuleSet
@@ -135,7 +135,7 @@ def tiny_checkpoint(
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    made = Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact"))
+    made = Checkpoint.of(MergedModel(backbone, module, Matcher(rules), "compact"))
     made.recommending("all").save(folder / "merge")
     return folder / "merge"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from umim_core.packages.model_cache import model_fault
-from umim_core.packages.packaged_model import PACKAGED
+from umim_core.model_sources.model_cache import model_fault
+from umim_core.model_sources.packaged_model import PACKAGED
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 

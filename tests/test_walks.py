@@ -22,7 +22,7 @@ PROMPT = (
     ("umim_core/inference/engine.py", "Engine.steps", "read_prompts"),
     ("umim_core/inference/prompts.py", "read_prompts", "_cut"),
     ("umim_core/inference/prompts.py", "_cut", "segment_prompt"),
-    ("umim_core/merging/compressed.py", "Compressed.segment_prompt", "segment_prefix"),
+    ("umim_core/merging/merged_model.py", "MergedModel.segment_prompt", "segment_prefix"),
     ("umim_core/rules/matcher.py", "segment_prefix", None),
     ("umim_core/rules/matcher.py", "Matcher.segment_many", "_cut"),
     ("umim_core/rules/matcher.py", "Matcher._cut", "segment"),

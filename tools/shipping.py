@@ -176,8 +176,8 @@ def _rounding(
     )
     found: dict[str, object] = {"rows": len(rows)}
     for name, path in checkpoints.items():
-        compressed = UMIM.from_pretrained(path, dtype="float32").compressed
-        means = evaluate_alignment(rows, compressed, recipe.evaluate.batch_size).means
+        merged_model = UMIM.from_pretrained(path, dtype="float32").merged_model
+        means = evaluate_alignment(rows, merged_model, recipe.evaluate.batch_size).means
         found[name] = {metric: means[metric] for metric in ("kl", "top1")}
     return found
 

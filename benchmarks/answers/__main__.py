@@ -162,7 +162,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     for which in options.lists:
         rows = []
         for question in questions(which)[: options.most]:
-            share = umim.compressed.saved_share
+            share = umim.merged_model.saved_share
             rows.append(_row(question, answer, others, options.raw_tails, share))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         report["lists"][which] = summary(rows)

@@ -23,17 +23,17 @@ from benchmarks.timing import peak_bytes
 from tasks.training.strategies import make_strategy
 from umim_core.backbone.backbone import load_backbone
 from umim_core.config.recipe import DistillConfig
-from umim_core.distill.objectives import BatchLoss, DistillObjective
-from umim_core.distill.optimizer import Strategy
-from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_loop import train
-from umim_core.distill.train_state import parameters_of
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes, write_json
 from umim_core.store.publication import STATE
+from umim_core.training.objectives import BatchLoss, DistillObjective
+from umim_core.training.optimizer import Strategy
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_loop import train
+from umim_core.training.train_state import parameters_of
 
 GRADIENT = "exp_avg"  # after the first step 1 - beta_1 times the clipped gradient
 
@@ -96,7 +96,7 @@ def train_measured(fields: Mapping[str, object]) -> None:
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(job.seed))
     objective = DistillObjective(
-        Compressed(backbone, module, Matcher(RuleSet.load(data / "rules")), "compact"),
+        MergedModel(backbone, module, Matcher(RuleSet.load(data / "rules")), "compact"),
         TokenRows.load(data / "train"),
         TokenRows.load(data / "valid"),
         bf16=config.bf16,

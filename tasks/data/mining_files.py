@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from umim_core.distill.token_rows import load_array
 from umim_core.errors import ArtifactError
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.inspection import collision_rate
@@ -18,6 +17,7 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
 from umim_core.store.artifacts import read_json, read_manifest, write_json, write_manifest
 from umim_core.store.publication import STATE, publish_directory
+from umim_core.training.token_rows import load_array
 
 _SCHEMA: Final = 1
 _CORPUS: Final = "corpus.json"

@@ -197,29 +197,29 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     from umim_core.text.tokens import iter_token_pieces
 
     checkpoint, backbone = _opened(place)
-    compressed = UMIM(backbone, checkpoint).compressed
+    merged_model = UMIM(backbone, checkpoint).merged_model
     pieces = [ids for ids, _ in iter_token_pieces(text.source, backbone.tokenizer)]
     length, batch = text.segment_length, place.batch_size
     cut = cut_segments(np.concatenate(pieces), length)[0].reshape(-1, length)
     count = min(text.rows, len(cut))
     rows = [cut[index * len(cut) // count] for index in range(count)]
-    base = perplexity(rows, compressed.base(), batch)
-    ours = perplexity(rows, compressed, batch)
+    base = perplexity(rows, merged_model.base(), batch)
+    ours = perplexity(rows, merged_model, batch)
     increase, error = ours.increase_over(base)
     halves: dict[str, float] = {}
     if text.methods:
         scorers: dict[str, AnyScorer] = {
-            "base": Scorer(compressed.base(), "prompt", length),
-            "umim": Scorer(compressed, "prompt", length),
+            "base": Scorer(merged_model.base(), "prompt", length),
+            "umim": Scorer(merged_model, "prompt", length),
         }
         for name in text.methods:
-            method = BASELINES.find(name)(backbone, compressed.require_matcher())
-            scorers[name] = method_scorer(method, compressed, length)
+            method = BASELINES.find(name)(backbone, merged_model.require_matcher())
+            scorers[name] = method_scorer(method, merged_model, length)
         for name, scorer in scorers.items():
             halves[f"ppl_half_{name}"] = second_half_perplexity(rows, scorer, batch).ppl
             halves[f"tr_half_{name}"] = scorer.total.cache_reduction or 0.0
     return halves | {
-        **evaluate_alignment(rows, compressed, batch).metrics(),
+        **evaluate_alignment(rows, merged_model, batch).metrics(),
         "rows": float(count),
         "ppl_base": base.ppl,
         "ppl_umim": ours.ppl,

@@ -8,9 +8,9 @@ from typing import Final
 from tasks.report.compare import cell_row
 from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.config.recipe import Cell, HardwareConfig, Recipe, RunRecipe
-from umim_core.distill.step import step_memory
-from umim_core.distill.train_loop import planned_steps
 from umim_core.errors import ConfigError, ResourceLimitError
+from umim_core.training.step import step_memory
+from umim_core.training.train_loop import planned_steps
 
 _GIB: Final = 2.0**30
 

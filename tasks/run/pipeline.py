@@ -44,10 +44,10 @@ from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_name, record_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Recipe, RunRecipe
-from umim_core.distill.train_run import CURVE, read_curve
 from umim_core.errors import ArtifactError, ClusterError, ConfigError, TrackingError, UmimError
 from umim_core.progress import listening
 from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.training.train_run import CURVE, read_curve
 
 logger = logging.getLogger("umim.pipeline")
 _SHOWN = (".svg", ".md", ".html", "table.json")

@@ -28,7 +28,6 @@ from typing import Any, Final
 from tasks.cluster.stopping import on_stop, parked_by_a_stop
 from tasks.storage.remote_root import RemoteRoot, remote_root
 from umim_core.checkpoint.checkpoint_index import artifact_root
-from umim_core.distill.train_state import last_step
 from umim_core.errors import ArtifactError
 from umim_core.progress import current_label
 from umim_core.store.artifacts import (
@@ -43,6 +42,7 @@ from umim_core.store.artifacts import (
 from umim_core.store.disk import is_refusal
 from umim_core.store.locking import computing, directory_lock
 from umim_core.store.publication import STATE, publish_result, take_back_state
+from umim_core.training.train_state import last_step
 
 logger = logging.getLogger("umim.stage")
 STAGE_SCHEMA: Final = 1

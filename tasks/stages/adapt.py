@@ -31,11 +31,11 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import AdaptConfig, Cell, RunRecipe
 from umim_core.config.rule_fields import RulesConfig
-from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_job import TrainJob
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.choice_questions import read_questions
 from umim_core.text.token_ids import encode
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_job import TrainJob
 
 
 def question_digests(task: Artifact, *splits: str) -> dict[str, str]:

@@ -200,20 +200,20 @@ def score_task_choices(
     model: ScoredModel, task: Artifact, recipe: AdaptationRecipe, *, merged: bool
 ) -> ChoiceScores:
     """Load a model and score the test questions of a task."""
-    compressed = UMIM.from_pretrained(
+    merged_model = UMIM.from_pretrained(
         model.artifact.path / "checkpoint", dtype=recipe.dtype, device=recipe.cluster.device
-    ).compressed
+    ).merged_model
     if model.control is not None:
-        compressed = load_control(model.control.path / "control", compressed.backbone)
+        merged_model = load_control(model.control.path / "control", merged_model.backbone)
     elif not merged:
-        compressed = compressed.base()
+        merged_model = merged_model.base()
     questions = encode_questions(
         read_questions(task.path / "test.jsonl"),
-        compressed.backbone.encode,
+        merged_model.backbone.encode,
         form_of(task),
         recipe.max_tokens,
     )
-    return score_choices(questions, compressed, recipe.batch_size)
+    return score_choices(questions, merged_model, recipe.batch_size)
 
 
 def read_scores(artifact: Artifact) -> ChoiceScores:

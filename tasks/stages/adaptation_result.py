@@ -16,11 +16,11 @@ from tasks.stages.corpus import form_key, form_of
 from umim_core.adaptation.settings import WT, adaptation_steps
 from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.config.adaptation_recipe import AdaptationRecipe
-from umim_core.distill.train_run import read_summary
 from umim_core.store.artifacts import write_json
 from umim_core.store.disk import write_bytes
 from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import SPLITS
+from umim_core.training.train_run import read_summary
 
 RESULT: Final = "adaptation"
 Report = dict[str, object]

@@ -23,14 +23,14 @@ from tasks.cluster.worker_tasks import call_on_worker, calls_leave_this_process
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import tokens
 from tasks.stages.distill import dtype_key
-from umim_core.benchmarking.break_even import ThroughputRow, break_even, break_even_markdown
-from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.config.recipe import BackboneDtype, ClusterConfig, Device
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import directory_digest
 from umim_core.store.locking import measuring
+from umim_core.throughput.break_even import ThroughputRow, break_even, break_even_markdown
+from umim_core.throughput.throughput import measure_throughput, tokens_needed
 
 _FILE = "throughput.json"
 _BREAK_EVEN = "break_even"
@@ -91,7 +91,7 @@ def time_checkpoint(
     test = tokens(tokenized, "test")
     # Each pair of runs begins one continuation further on, then round again.
     text = test[: tokens_needed(config) + config.pairs * config.new_tokens]
-    rows = measure_throughput(umim.compressed, np.asarray(text, dtype=np.int64), config)
+    rows = measure_throughput(umim.merged_model, np.asarray(text, dtype=np.int64), config)
     place = machine(torch.get_num_threads())
     return rows, place if device == "cpu" else f"{place}, {torch.cuda.get_device_name()}"
 

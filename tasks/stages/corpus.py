@@ -30,8 +30,6 @@ from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.embedded.docstring_corpus import build_corpus, installed_versions
 from umim_core.embedded.documents import write_rows
 from umim_core.errors import CorpusError
-from umim_core.generation.questions import split_questions
-from umim_core.generation.trajectory_shards import iter_rows, read_selection
 from umim_core.progress import followed, leave_note
 from umim_core.store.artifacts import (
     canonical_json,
@@ -40,6 +38,8 @@ from umim_core.store.artifacts import (
     write_json,
 )
 from umim_core.store.publication import STATE
+from umim_core.synthetic_corpora.questions import split_questions
+from umim_core.synthetic_corpora.trajectory_shards import iter_rows, read_selection
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet
 from umim_core.text.files import expand
 from umim_core.text.mixing import mix_documents

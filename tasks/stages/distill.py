@@ -18,9 +18,9 @@ from umim_core.config.recipe import (
     Recipe,
     RunRecipe,
 )
-from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_job import TrainJob
-from umim_core.distill.train_run import place_rows
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_job import TrainJob
+from umim_core.training.train_run import place_rows
 
 Optimisation = DistillConfig | PreferenceConfig
 

@@ -20,13 +20,13 @@ from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoin
 from umim_core.config.evaluate import EvaluateConfig, Segments
 from umim_core.config.form import Merge
 from umim_core.config.recipe import BackboneDtype, Device
-from umim_core.distill.token_rows import TokenRows
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import directory_digest
+from umim_core.training.token_rows import TokenRows
 
 
 def evaluate_stage(
@@ -70,12 +70,12 @@ def measure_texts(
 ) -> Metrics:
     """Load a checkpoint and return its ``text_metrics``."""
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
-    return text_metrics(tokenized, umim.compressed, config, segment_length)
+    return text_metrics(tokenized, umim.merged_model, config, segment_length)
 
 
 def text_metrics(
     tokenized: Artifact,
-    compressed: Compressed,
+    merged_model: MergedModel,
     config: EvaluateConfig,
     segment_length: int,
 ) -> Metrics:
@@ -89,11 +89,11 @@ def text_metrics(
     metrics: Metrics = {}
     for split in ("test", *own):
         rows = rows_of(tokenized, split, segment_length, config.alignment_rows, config.segments)
-        alignment = evaluate_alignment(rows, compressed, config.batch_size).metrics()
+        alignment = evaluate_alignment(rows, merged_model, config.batch_size).metrics()
         metrics |= {f"{name}{_suffix(split)}": value for name, value in alignment.items()}
     for split in ("test", *(f"ood_{name}" for name in out_of_domain(tokenized)), *own):
         part = rows_of(tokenized, split, segment_length, config.perplexity_rows, config.segments)
-        metrics |= _perplexities(part, compressed, _suffix(split), config.batch_size)
+        metrics |= _perplexities(part, merged_model, _suffix(split), config.batch_size)
     return metrics
 
 
@@ -117,12 +117,12 @@ def rows_of(
 
 def _perplexities(
     rows: list[NDArray[np.int32]],
-    compressed: Compressed,
+    merged_model: MergedModel,
     suffix: str,
     batch_size: int,
 ) -> Metrics:
-    base = perplexity(rows, compressed.base(), batch_size)
-    ours = perplexity(rows, compressed, batch_size)
+    base = perplexity(rows, merged_model.base(), batch_size)
+    ours = perplexity(rows, merged_model, batch_size)
     increase, increase_error = ours.increase_over(base)
     errors = {
         "nats_base_se": base.nats_error,

@@ -26,9 +26,12 @@ from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import UmimError
-from umim_core.generation.questions import Prompter, Selection, select_questions
-from umim_core.generation.trajectories import sample_trajectories
-from umim_core.generation.trajectory_shards import (
+from umim_core.progress import followed, leave_note
+from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
+from umim_core.store.publication import STATE
+from umim_core.synthetic_corpora.questions import Prompter, Selection, select_questions
+from umim_core.synthetic_corpora.trajectories import sample_trajectories
+from umim_core.synthetic_corpora.trajectory_shards import (
     Row,
     has_selection,
     iter_rows,
@@ -37,9 +40,6 @@ from umim_core.generation.trajectory_shards import (
     write_selection,
     write_shard,
 )
-from umim_core.progress import followed, leave_note
-from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
-from umim_core.store.publication import STATE
 from umim_core.text.sources import source_digests
 
 logger = logging.getLogger("umim.generate")

@@ -28,7 +28,6 @@ from tasks.stages.corpus import tokens
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import Cell, MiningConfig
-from umim_core.distill.token_rows import load_array
 from umim_core.errors import ConfigError
 from umim_core.mining.corpus_mining import make_rules, spans_of
 from umim_core.mining.finding import find_ngrams
@@ -48,6 +47,7 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
 from umim_core.store.publication import STATE
 from umim_core.text.token_ids import UniformOffsets
+from umim_core.training.token_rows import load_array
 
 logger = logging.getLogger("umim.count")
 

@@ -49,9 +49,7 @@ from tasks.stages.corpus import tokens
 from umim_core import UMIM
 from umim_core.adaptation.settings import WT, find_setting
 from umim_core.backbone.devices import has_device
-from umim_core.benchmarking.break_even import BreakEven, ThroughputRow, break_even
 from umim_core.config.recipe import DEFAULT_TASK, BackboneDtype, Device, Recipe
-from umim_core.distill.train_run import read_curve
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
 from umim_core.model.showing import unit_texts
@@ -59,6 +57,8 @@ from umim_core.rules.grams import ORDERS
 from umim_core.store.artifacts import MANIFEST, write_json
 from umim_core.store.disk import write_bytes
 from umim_core.task_sets.spec import TASKS
+from umim_core.throughput.break_even import BreakEven, ThroughputRow, break_even
+from umim_core.training.train_run import read_curve
 
 _EXAMPLE_TOKENS = 160
 _ATTENTION_TOKENS = 32
@@ -211,7 +211,7 @@ def draw_examples(
 
 def attention_example(umim: UMIM, ids: NDArray[np.int64], label: str) -> AttentionExample:
     """Return the last layer's attention over a text's [T] tokens and over its units."""
-    maps = attention_maps(ids, umim.compressed)
+    maps = attention_maps(ids, umim.merged_model)
     return AttentionExample(
         label=f"{label}, layer {maps.layer + 1}, mean over heads",
         units=unit_texts(ids.tolist(), maps.lengths, umim.backbone.decode),
@@ -228,7 +228,7 @@ def span_similarity(umim: UMIM, texts: Sequence[NDArray[np.int64]]) -> list[dict
         starts, lengths = umim.matcher.segment(ids)
         cuts = zip(starts, lengths, strict=True)
         spans |= {tuple(ids[start : start + n].tolist()) for start, n in cuts if n > 1}
-    similar = surrogate_similarity(sorted(spans), umim.compressed) if spans else []
+    similar = surrogate_similarity(sorted(spans), umim.merged_model) if spans else []
     return [vars(row) for row in similar]
 
 

@@ -332,7 +332,7 @@ class RemoteRoot:
         return {} if data is None else _parsed(data, f"{self}/{place}")
 
     def _fetch_state(self, name: str, partial: Path) -> None:
-        from umim_core.distill.train_state import last_step  # torch, which nodes may not need
+        from umim_core.training.train_state import last_step  # torch, which nodes may not need
 
         files = self.state_files(name)
         steps = [
@@ -349,7 +349,7 @@ class RemoteRoot:
         shutil.rmtree(incoming)
 
     def _store_states(self, name: str, state: Path, ended: threading.Event) -> None:
-        from umim_core.distill.train_state import last_step
+        from umim_core.training.train_state import last_step
 
         stored = last_step(state)
         over = False

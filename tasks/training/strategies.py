@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from umim_core.config.recipe import TrainConfig
-from umim_core.distill.objectives import BatchLoss
-from umim_core.distill.optimizer import (
+from umim_core.errors import ConfigError
+from umim_core.training.objectives import BatchLoss
+from umim_core.training.optimizer import (
     AdamWStrategy,
     Strategy,
     adamw,
@@ -24,7 +25,6 @@ from umim_core.distill.optimizer import (
     row_tensors,
     set_rate,
 )
-from umim_core.errors import ConfigError
 
 ZERO2_CONFIG: Final = Path(__file__).resolve().parents[2] / "infra/deepspeed/zero2.json"
 

@@ -32,19 +32,19 @@ from tasks.cluster.stopping import resuming_at
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.training.strategies import make_strategy
 from umim_core.config.recipe import ClusterConfig
-from umim_core.distill.train_job import TrainJob
-from umim_core.distill.train_ranks import (
-    rank_and_world,
-    ranks_where,
-    require_mark,
-)
-from umim_core.distill.train_run import read_summary, run_job
-from umim_core.distill.train_state import last_step
 from umim_core.errors import UmimError
 from umim_core.progress import followed
 from umim_core.store.artifacts import write_json
 from umim_core.store.disk import leave_mark, sees_mark
 from umim_core.store.publication import STATE
+from umim_core.training.train_job import TrainJob
+from umim_core.training.train_ranks import (
+    rank_and_world,
+    ranks_where,
+    require_mark,
+)
+from umim_core.training.train_run import read_summary, run_job
+from umim_core.training.train_state import last_step
 
 logger = logging.getLogger("umim.train")
 Fields = dict[str, object]

@@ -17,7 +17,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.multiple_choice import evaluate_task
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
 from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import TASKS
@@ -50,12 +50,12 @@ def test_accuracy_and_reduction_are_those_of_lm_eval(
 ) -> None:
     data = write_questions(tmp_path)
     form = TASKS.find(DEFAULT_TASK).form
-    compressed = tiny_umim.compressed if merge == "prompt" else tiny_umim.compressed.base()
-    encode = compressed.backbone.encode
+    merged_model = tiny_umim.merged_model if merge == "prompt" else tiny_umim.merged_model.base()
+    encode = merged_model.backbone.encode
     questions = encode_questions(read_questions(data / "test.jsonl"), encode, form, 60)
     expected = evaluate_task(tiny_checkpoint, merge=merge, data=data)  # type: ignore[arg-type]
     for batch in (1, 3):
-        found = score_choices(questions, compressed, batch)
+        found = score_choices(questions, merged_model, batch)
         assert sum(found.hits()) / len(found.golds) == pytest.approx(expected.acc_tok)
         if merge == "prompt":
             assert 0 < found.token_reduction() == pytest.approx(expected.context_token_reduction)
@@ -65,16 +65,16 @@ def test_accuracy_and_reduction_are_those_of_lm_eval(
 
 def test_no_question_is_refused(tiny_umim: UMIM) -> None:
     with pytest.raises(EvaluationError):
-        score_choices([], tiny_umim.compressed, 4)
+        score_choices([], tiny_umim.merged_model, 4)
 
 
 def test_a_score_that_is_not_finite_is_refused(tiny_llama: Backbone) -> None:
     broken = copy.deepcopy(tiny_llama.model)
     with torch.no_grad():
         broken.get_output_embeddings().weight[7] = float("nan")
-    compressed = Compressed(
+    merged_model = MergedModel(
         wrap_backbone(broken, tiny_llama.tokenizer, name="broken"), None, None, "compact"
     )
     question = EncodedQuestion(np.array([1, 2]), (np.array([3]), np.array([4])), 0)
     with pytest.raises(NumericalError, match="score of every answer must be finite"):
-        score_choices([question], compressed, 1)
+        score_choices([question], merged_model, 1)

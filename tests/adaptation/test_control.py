@@ -18,11 +18,11 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.capabilities import check_capabilities
 from umim_core.backbone.model_identity import model_identity
 from umim_core.config.recipe import PreferenceConfig
-from umim_core.distill.objectives import PreferenceObjective
-from umim_core.distill.optimizer import AdamWStrategy
 from umim_core.errors import ConfigError, MissingExtraError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
+from umim_core.training.objectives import PreferenceObjective
+from umim_core.training.optimizer import AdamWStrategy
 
 
 @pytest.fixture(params=KINDS)
@@ -37,24 +37,24 @@ def control(request: pytest.FixtureRequest, tiny_backbone: Backbone) -> Control:
 def test_a_control_starts_as_the_base_model(kind: str, family: str, dtype: torch.dtype) -> None:
     backbone = random_backbone(family, dtype)
     control = fresh_control(kind, backbone, seed=5)
-    base = scores(Compressed.without_merging(backbone))
-    assert torch.equal(scores(control.compressed), base)
+    base = scores(MergedModel.without_merging(backbone))
+    assert torch.equal(scores(control.merged_model), base)
     disturb(control.module)
-    assert not torch.allclose(scores(control.compressed), base, atol=1e-3)
+    assert not torch.allclose(scores(control.merged_model), base, atol=1e-3)
 
 
 def test_a_trained_control_is_a_whole_backbone_and_leaves_the_base_alone(
     control: Control, tiny_backbone: Backbone
 ) -> None:
-    base = Compressed.without_merging(tiny_backbone)
+    base = MergedModel.without_merging(tiny_backbone)
     before = scores(base)
     disturb(control.module)
     check_capabilities(
-        control.compressed.backbone
+        control.merged_model.backbone
     )  # its own forward, its parts and its cache agree
     assert torch.equal(scores(base), before)
     assert model_identity(tiny_backbone.model).fingerprint == tiny_backbone.fingerprint
-    assert control.compressed.backbone.fingerprint == tiny_backbone.fingerprint
+    assert control.merged_model.backbone.fingerprint == tiny_backbone.fingerprint
     assert tiny_backbone.embedding is tiny_backbone.model.get_input_embeddings()
 
 
@@ -77,12 +77,12 @@ def test_lora_has_the_rank_that_is_nearest_to_that_size(family: str, size: int) 
 
 
 def test_only_the_control_is_trained(control: Control) -> None:
-    model = control.compressed.backbone.model
+    model = control.merged_model.backbone.model
     trained = {id(parameter) for parameter in control.module.parameters()}
     wanting = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     assert wanting == trained
     disturb(control.module)
-    total = torch.stack(ending_scores(some_questions(), control.compressed)).sum()
+    total = torch.stack(ending_scores(some_questions(), control.merged_model)).sum()
     torch.autograd.backward(total)
     gradients = [parameter.grad for parameter in control.module.parameters()]
     assert all(gradient is not None and bool(gradient.any()) for gradient in gradients)
@@ -90,7 +90,7 @@ def test_only_the_control_is_trained(control: Control) -> None:
 
 
 def objective_of(control: Control, folder: Path) -> PreferenceObjective:
-    given = (control.module, control.compressed, some_questions(), some_questions())
+    given = (control.module, control.merged_model, some_questions(), some_questions())
     return PreferenceObjective(*given, beta=1.0, batch_size=4, reference=folder / "reference")
 
 

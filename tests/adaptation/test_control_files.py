@@ -27,17 +27,17 @@ from umim_core.errors import (
     CheckpointError,
     TokenizerMismatchError,
 )
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.store.artifacts import write_manifest
 from umim_core.store.publication import publish_directory
 
 
-def save(kind: str, backbone: Backbone, directory: Path) -> Compressed:
+def save(kind: str, backbone: Backbone, directory: Path) -> MergedModel:
     """Write a control that is no start; return the model that reads through it."""
     control = fresh_control(kind, backbone, seed=5)
     disturb(control.module)
     publish_directory(directory, partial(write_control, control, {"steps": 3, "best_score": -0.5}))
-    return control.compressed
+    return control.merged_model
 
 
 def sign(directory: Path) -> None:
@@ -49,12 +49,12 @@ def sign(directory: Path) -> None:
 def test_a_loaded_control_scores_as_the_saved_one(
     kind: str, tiny_backbone: Backbone, tmp_path: Path
 ) -> None:
-    base = scores(Compressed.without_merging(tiny_backbone))
+    base = scores(MergedModel.without_merging(tiny_backbone))
     saved = scores(save(kind, tiny_backbone, tmp_path / "control"))
     loaded = load_control(tmp_path / "control", tiny_backbone)
     assert torch.equal(scores(loaded), saved)
     assert not torch.allclose(saved, base, atol=1e-3)
-    assert torch.equal(scores(Compressed.without_merging(tiny_backbone)), base)
+    assert torch.equal(scores(MergedModel.without_merging(tiny_backbone)), base)
     assert not any(x.requires_grad for x in loaded.backbone.model.parameters())
 
 

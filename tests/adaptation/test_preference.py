@@ -14,7 +14,7 @@ from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -90,8 +90,8 @@ def packed_loss(
     backbone: Backbone, policy: MergeModule, reference: MergeModule, beta: float
 ) -> torch.Tensor:
     with torch.no_grad():
-        fixed = ending_scores(QUESTIONS, Compressed(backbone, reference, MATCHER, "compact"))
-    scores = ending_scores(QUESTIONS, Compressed(backbone, policy, MATCHER, "compact"))
+        fixed = ending_scores(QUESTIONS, MergedModel(backbone, reference, MATCHER, "compact"))
+    scores = ending_scores(QUESTIONS, MergedModel(backbone, policy, MATCHER, "compact"))
     return preference_loss(scores, fixed, [q.gold for q in QUESTIONS], beta=beta)
 
 
@@ -120,7 +120,7 @@ def test_answers_follow_the_raw_length_of_a_context_with_preserved_positions(kin
         for weight in backbone.model.parameters():  # small ones make positions matter little
             weight.mul_(6.0)
         compact, preserved = (
-            ending_scores([question], Compressed(backbone, module, MATCHER, policy))[0]
+            ending_scores([question], MergedModel(backbone, module, MATCHER, policy))[0]
             for policy in ("compact", "preserved")
         )
         merged = module(table(torch.tensor([[1, 2]])), torch.tensor([2]))

@@ -17,9 +17,9 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import token_log_probs
+from umim_core.merging.merged_model import MergedModel
 
 WINDOW = 6
 FAMILIES = ["mistral", "gemma3_text", "gpt_oss", "gpt_neo", "olmo3", "exaone4", "starcoder2"]
@@ -43,7 +43,7 @@ def windowed(family: str) -> Backbone:
 def test_one_row_goes_beyond_the_window_exactly(family: str) -> None:
     backbone = windowed(family)
     module, matcher = module_for(backbone), random_rules(3, infix_free=False)
-    engine = Engine(Compressed(backbone, module, matcher, "compact"))
+    engine = Engine(MergedModel(backbone, module, matcher, "compact"))
     parts = [PROMPT.tolist()]
     errors, lengths = [], []
 
@@ -74,7 +74,7 @@ def test_plain_texts_and_single_continuations_are_the_models_own(family: str) ->
     backbone = windowed(family)
     rows = [PROMPT, PROMPT[:13]]
     for row, ours in zip(
-        rows, token_log_probs(rows, Compressed.without_merging(backbone)), strict=True
+        rows, token_log_probs(rows, MergedModel.without_merging(backbone)), strict=True
     ):
         logits = backbone.model(input_ids=torch.from_numpy(row)[None]).logits[0, :-1]
         expected = logits.log_softmax(-1).gather(1, torch.from_numpy(row[1:])[:, None])[:, 0]
@@ -82,7 +82,7 @@ def test_plain_texts_and_single_continuations_are_the_models_own(family: str) ->
     scored = score_continuations(
         [row[:-3] for row in rows],
         [[row[-3:]] for row in rows],
-        Compressed.without_merging(backbone),
+        MergedModel.without_merging(backbone),
     )
     for row, [score] in zip(rows, scored, strict=True):
         logits = backbone.model(input_ids=torch.from_numpy(row)[None]).logits[0, -4:-1]

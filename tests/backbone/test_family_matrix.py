@@ -23,9 +23,9 @@ from umim_core.errors import BackboneError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import token_log_probs
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 
@@ -75,7 +75,7 @@ def test_generation_equals_a_forward_from_scratch(
     dense = settings(  # every few ids that the rules know complete one
         6, do_sample=True, temperature=3.0, suppress_tokens=list(range(RULE_IDS, VOCAB))
     )
-    output = Engine(Compressed(backbone, module, matcher, positions)).generate(
+    output = Engine(MergedModel(backbone, module, matcher, positions)).generate(
         prompts, dense, Request(observer=compare)
     )
     assert max(errors) < TOLERANCE
@@ -121,7 +121,7 @@ def test_perplexity_equals_the_listing_of_two_stages(family: str, positions: Uni
     backbone, module = backbone_of(family)
     matcher = random_rules(3, infix_free=True)
     rows = [ids for ids in random_prompts(7, 4) if len(ids) > 1][:2]
-    found = token_log_probs(rows, Compressed(backbone, module, matcher, positions))
+    found = token_log_probs(rows, MergedModel(backbone, module, matcher, positions))
     for ids, ours in zip(rows, found, strict=True):
         expected = [
             logits_after(backbone, *units_of(ids, backbone, module, matcher, t), positions)
@@ -141,7 +141,7 @@ def test_scores_equal_one_forward_per_continuation(
     matcher = random_rules(3, infix_free=not nested)
     contexts, endings = random_prompts(9, 2), [[[3, 1, 4], [2]], [[5, 9], [8, 7]]]
     arrays = [[np.array(ids) for ids in row] for row in endings]
-    found = score_continuations(contexts, arrays, Compressed(backbone, module, matcher, positions))
+    found = score_continuations(contexts, arrays, MergedModel(backbone, module, matcher, positions))
     for context, row, scores in zip(contexts, endings, found, strict=True):
         for ids, score in zip(row, scores, strict=True):
             parts, ends = units_of(context, backbone, module, matcher, len(context))

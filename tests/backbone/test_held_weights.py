@@ -15,12 +15,12 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_identity import model_identity
 from umim_core.backbone.split import with_held_weights
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.distill.packed_trunk import PackedTrunk
-from umim_core.distill.step import DistillModel
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.training.packed_trunk import PackedTrunk
+from umim_core.training.step import DistillModel
 
 VOCAB = 19
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "gpt-neox", "gpt2", "gpt-neo")
@@ -33,7 +33,7 @@ def build(family: str) -> Backbone:
 def step(backbone: Backbone) -> DistillModel:
     module = MergeModule(backbone.hidden_size)
     module.initialise(0.2, torch.Generator().manual_seed(1))
-    return DistillModel(Compressed(backbone, module, None, "compact"), autocast=True)
+    return DistillModel(MergedModel(backbone, module, None, "compact"), autocast=True)
 
 
 def loss_and_gradients(model: DistillModel) -> list[Tensor]:
@@ -63,7 +63,7 @@ def test_a_step_has_the_bits_of_casts_made_for_every_product(family: str) -> Non
 def test_without_autocast_nothing_is_held() -> None:
     backbone = build("llama")
     module = MergeModule(backbone.hidden_size)
-    model = DistillModel(Compressed(backbone, module, None, "compact"))
+    model = DistillModel(MergedModel(backbone, module, None, "compact"))
     assert model._trunk._backbone is backbone
 
 
@@ -83,7 +83,7 @@ def test_training_leaves_weights_identity_and_what_is_saved_as_they_were(tmp_pat
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert model_identity(backbone.model) == backbone.identity
     matcher = Matcher(RuleSet.from_spans([(1, 2)]))
-    Checkpoint.of(Compressed(backbone, model.module, matcher, "compact")).write(tmp_path)
+    Checkpoint.of(MergedModel(backbone, model.module, matcher, "compact")).write(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     assert {value.dtype for value in saved.values()} == {torch.float32}
 

@@ -20,7 +20,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA
 from umim_core.errors import BackboneError, BackboneMismatchError, CheckpointError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -118,7 +118,7 @@ def checkpoint_of(revision: str | None, folder: Path) -> Path:
     rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    made = Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact"))
+    made = Checkpoint.of(MergedModel(backbone, module, Matcher(rules), "compact"))
     config = made.config.model_copy(update={"backbone_revision": revision})
     Checkpoint(config, module, rules).save(folder / "merge")
     return folder / "merge"

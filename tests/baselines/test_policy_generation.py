@@ -20,7 +20,7 @@ from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -71,7 +71,7 @@ def test_a_budget_of_all_tokens_generates_as_the_engine_does(
     request = Request(merge="none", logprobs=0, seed=7)
     found = case.rows(1.0, request, **settings)
     config = GenerationConfig(max_new_tokens=NEW, **settings)
-    base = Engine(Compressed(case.backbone, None, None, "compact"))
+    base = Engine(MergedModel(case.backbone, None, None, "compact"))
     expected = base.generate(PROMPTS, config, request).rows
     for row, plain in zip(found, expected, strict=True):
         assert (row.ids, row.cache_lengths) == (plain.ids, plain.cache_lengths)

@@ -107,7 +107,7 @@ def batch() -> Batch:
     config = tiny_config(vocab_size=500, max_position_embeddings=LENGTH, initializer_range=0.02)
     subject = random_subject(config, 2 * LENGTH, dtype="float32", device="cpu", mined=40_000)
     rows = list(subject.ids.reshape(2, LENGTH))
-    matcher = subject.compressed.require_matcher()
+    matcher = subject.merged_model.require_matcher()
     cuts = [matcher.segment(row) for row in rows]
     return Batch(subject.backbone, fresh_module(subject.backbone), rows, cuts)
 

@@ -19,8 +19,8 @@ from benchmarks.engine_sides import (
     random_subject,
 )
 from support.tiny_models import tiny_config
-from umim_core.benchmarking.roofline import Roofline
 from umim_core.config.evaluate import BenchmarkConfig
+from umim_core.throughput.roofline import Roofline
 
 PROTOCOL = BenchmarkConfig(
     prompt_lengths=(512,), new_tokens=4, warmup=0, pairs=1, batch_sizes=(1, 2)

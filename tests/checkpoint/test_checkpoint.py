@@ -27,7 +27,7 @@ from umim_core.errors import (
     CheckpointError,
     TokenizerMismatchError,
 )
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -39,7 +39,7 @@ SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 def make(backbone: Backbone, form: str = "paper", **rules: str) -> Checkpoint:
     module = MergeModule(backbone.hidden_size, 4, **FORMS[form])
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(5))
-    made = Compressed(backbone, module, Matcher(RuleSet.from_spans(SPANS, **rules)), "compact")
+    made = MergedModel(backbone, module, Matcher(RuleSet.from_spans(SPANS, **rules)), "compact")
     return Checkpoint.of(made, {"steps": 3, "loss": 1.5, "note": "a"})
 
 

@@ -13,7 +13,7 @@ from support.merge_modules import FORMS, give_rows, module_of
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import CheckpointError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import write_manifest
@@ -25,7 +25,7 @@ def make(backbone: Backbone, form: str = "paper") -> Checkpoint:
     """A checkpoint whose first two rules have rows."""
     module = give_rows(module_of(form, backbone.hidden_size), SPANS[:2])
     return Checkpoint.of(
-        Compressed(backbone, module, Matcher(RuleSet.from_spans(SPANS)), "compact")
+        MergedModel(backbone, module, Matcher(RuleSet.from_spans(SPANS)), "compact")
     )
 
 
@@ -75,7 +75,7 @@ def test_rows_of_other_rules_than_the_matchers_are_not_saved(
 ) -> None:
     module = give_rows(module_of("paper", tiny_llama.hidden_size), SPANS)
     matcher = Matcher(RuleSet.from_spans(SPANS[1:]))
-    Checkpoint.of(Compressed(tiny_llama, module, matcher, "compact")).save(tmp_path / "x")
+    Checkpoint.of(MergedModel(tiny_llama, module, matcher, "compact")).save(tmp_path / "x")
     back = Checkpoint.load(tmp_path / "x")
     assert back.config.rule_rows == 2
     assert back.module.rows.spans.tolist() == [[3, 4, 5, -1], [6, 7, 8, 9]]

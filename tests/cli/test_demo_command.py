@@ -9,8 +9,8 @@ import pytest
 
 from support.command_line import Umim
 from umim_core.cli.demo_command import Answer, _answer_lines, _verdict
-from umim_core.packages.model_cache import model_fault
-from umim_core.packages.packaged_model import PACKAGED
+from umim_core.model_sources.model_cache import model_fault
+from umim_core.model_sources.packaged_model import PACKAGED
 
 
 def test_both_sides_answer_three_questions(umim: Umim) -> None:

@@ -14,7 +14,7 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.cli.app import main
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 
 # The system's part is w10 where nobody gives another; w11 comes before a message, w12 before the
 # reply.
@@ -40,8 +40,8 @@ def chatty(
     tiny_tokenizer.save_pretrained(folder / "backbone")
     (folder / "backbone" / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
     backbone = load_backbone(str(folder / "backbone"))
-    own = tiny_umim.compressed
-    made = Checkpoint.of(Compressed(backbone, own.module, own.matcher, "compact"))
+    own = tiny_umim.merged_model
+    made = Checkpoint.of(MergedModel(backbone, own.module, own.matcher, "compact"))
     made.recommending("all").save(folder / "merge")
     return folder / "merge"
 

@@ -17,7 +17,7 @@ from support.command_line import Result, Umim, document
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.inspection import token_reduction
@@ -64,13 +64,13 @@ def made(
         module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
     residual.load_state_dict(start.state_dict())
     forms = {
-        "start": Compressed(backbone, start, matcher, "compact"),
-        "other": Compressed(backbone, other, matcher, "compact"),
-        "residual": Compressed(backbone, residual, matcher, "compact"),
-        "preserved": Compressed(backbone, start, matcher, "preserved"),
+        "start": MergedModel(backbone, start, matcher, "compact"),
+        "other": MergedModel(backbone, other, matcher, "compact"),
+        "residual": MergedModel(backbone, residual, matcher, "compact"),
+        "preserved": MergedModel(backbone, start, matcher, "preserved"),
     }
-    for name, compressed in forms.items():
-        Checkpoint.of(compressed).save(folder / name)
+    for name, merged_model in forms.items():
+        Checkpoint.of(merged_model).save(folder / name)
     rng = np.random.default_rng(0)
     choices = [*SPANS, *ascii_lowercase]
     words = " ".join(choices[i] for i in rng.integers(0, len(choices), LENGTH * ROWS))

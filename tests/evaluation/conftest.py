@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -66,7 +66,7 @@ def checkpoint_path(backbone_path: Path, tmp_path_factory: pytest.TempPathFactor
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(3))
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     path = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    made = Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact"))
+    made = Checkpoint.of(MergedModel(backbone, module, Matcher(rules), "compact"))
     made.recommending("prompt").save(path)
     return path
 

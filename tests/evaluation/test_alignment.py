@@ -15,14 +15,14 @@ from support.engine_matrix import families, from_scratch, module_for, tiny_backb
 from support.family_configs import EXACT
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
-from umim_core.distill.alignment_metrics import METRICS, row_metrics
 from umim_core.errors import NumericalError
 from umim_core.evaluation import alignment
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.paired_differences import ratio_error
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.training.alignment_metrics import METRICS, row_metrics
 
 VOCAB = 12
 NESTED = [(1, 2), (1, 2, 3, 4), (5, 6, 7), (5, 6), (8, 9, 10), (9, 10)]
@@ -90,8 +90,8 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
             states.append(values)
             aligned += [values] if t in unit_ends else []
             by_row[-1] += [values] if t in unit_ends else []
-    compressed = Compressed(backbone, module, matcher, unit_positions)
-    found = evaluate_alignment(rows, compressed, batch_size=2, base=other)
+    merged_model = MergedModel(backbone, module, matcher, unit_positions)
+    found = evaluate_alignment(rows, merged_model, batch_size=2, base=other)
     assert (found.aligned_rows, found.state_rows) == (len(aligned), len(states))
     assert len(aligned) < len(states)
     assert found.means == pytest.approx(joined(aligned), abs=1e-9)
@@ -112,4 +112,4 @@ def test_weights_that_are_not_finite_are_reported() -> None:
     module = module_for(backbone)
     module.norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="alignment metric must be finite"):
-        evaluate_alignment(random_rows(), Compressed(backbone, module, matcher, "compact"))
+        evaluate_alignment(random_rows(), MergedModel(backbone, module, matcher, "compact"))

@@ -10,7 +10,7 @@ from support.merge_modules import module_of
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.attention_maps import attention_maps
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -33,7 +33,7 @@ def reference(backbone: Backbone, layer: int) -> np.ndarray:
 @pytest.mark.parametrize("layer", [0, -1])
 def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone, layer: int) -> None:
     maps = attention_maps(
-        IDS, Compressed(tiny_backbone, module_of("paper"), RULES, "compact"), layer=layer
+        IDS, MergedModel(tiny_backbone, module_of("paper"), RULES, "compact"), layer=layer
     )
     assert maps.before == pytest.approx(reference(tiny_backbone, layer), abs=1e-6)
     assert (maps.lengths, maps.starts) == ((1, 2, 1, 2, 1), (0, 1, 3, 4, 6))
@@ -46,7 +46,7 @@ def test_what_is_not_there_is_refused(
     with pytest.raises(EvaluationError, match="one of 2 layers and one of 4 heads"):
         attention_maps(
             ids,
-            Compressed(tiny_llama, module_of("paper"), RULES, "compact"),
+            MergedModel(tiny_llama, module_of("paper"), RULES, "compact"),
             layer=layer,
             head=head,
         )

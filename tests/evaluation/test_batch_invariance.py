@@ -19,7 +19,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import UnitPositions
 from umim_core.evaluation.harness import UmimLM
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -42,7 +42,7 @@ def load(request: pytest.FixtureRequest) -> Load:
     def make(
         batch_size: int, merge: str, positions: UnitPositions = "compact", **method: Any
     ) -> UmimLM:
-        model = Compressed(backbone, module_for(backbone), Matcher(rules), positions)
+        model = MergedModel(backbone, module_for(backbone), Matcher(rules), positions)
         return UmimLM(Checkpoint.of(model), merge, backbone, batch_size=batch_size, **method)
 
     return make

@@ -14,7 +14,7 @@ from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -23,15 +23,15 @@ PROMPTS = ("the cat sat on the mat and the dog", "by the sea the old cat house n
 CONFIG = GenerationConfig(max_new_tokens=16, do_sample=False)  # type: ignore[no-untyped-call]
 
 
-def generate(compressed: Compressed, merge: Merge) -> tuple[RowOutput, ...]:
-    rows = [np.asarray(compressed.backbone.encode(text)) for text in PROMPTS]
-    return Engine(compressed).generate(rows, CONFIG, Request(merge=merge)).rows
+def generate(merged_model: MergedModel, merge: Merge) -> tuple[RowOutput, ...]:
+    rows = [np.asarray(merged_model.backbone.encode(text)) for text in PROMPTS]
+    return Engine(merged_model).generate(rows, CONFIG, Request(merge=merge)).rows
 
 
 @pytest.fixture
-def compressed(checkpoint_path: Path) -> Compressed:
+def merged_model(checkpoint_path: Path) -> MergedModel:
     """Rules that the model's own answers begin with, and one of a prompt."""
-    own = UMIM.from_pretrained(Checkpoint.load(checkpoint_path), dtype="float32").compressed
+    own = UMIM.from_pretrained(Checkpoint.load(checkpoint_path), dtype="float32").merged_model
     starts = [row.ids[:6] for row in generate(own, "none")]
     spans = {tuple(ids[a : a + 3]) for ids in starts for a in (0, 3)}
     spans.add(tuple(own.backbone.encode(PROMPTS[0])[:2]))
@@ -40,11 +40,11 @@ def compressed(checkpoint_path: Path) -> Compressed:
 
 
 @pytest.mark.parametrize("merge", ["prompt", "all"])
-def test_reductions_are_the_counted_ones(merge: Merge, compressed: Compressed) -> None:
+def test_reductions_are_the_counted_ones(merge: Merge, merged_model: MergedModel) -> None:
     """U_t is counted by segmenting the first t generated ids alone, for every t."""
-    segment = compressed.require_matcher().segment
+    segment = merged_model.require_matcher().segment
     saved = np.zeros(3)
-    for row in generate(compressed, merge):
+    for row in generate(merged_model, merge):
         ids, fed = np.asarray(row.ids), len(row.ids) - 1
         units = [len(segment(ids[:t])[0]) if merge == "all" else t for t in range(1, fed + 1)]
         prompt = np.asarray(row.prompt_ids)

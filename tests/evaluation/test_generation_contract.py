@@ -17,7 +17,7 @@ from lm_eval.api.instance import Instance
 from support.generation_contract import BATCHES, MERGES, Case, Models, free_ids, span
 from tests.evaluation.conftest import TEXT
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -85,7 +85,7 @@ def test_with_rules_the_raw_text_alone_decides_stops(merge: str, batch_size: int
     spans = [tuple(ids[k : k + 2]) for row in rows for ids in row for k in range(len(ids) - 1)]
     rules = RuleSet.from_spans([span for span in spans if 0 not in span])
     models.checkpoint = Checkpoint.of(
-        Compressed(models.backbone, models.checkpoint.module, Matcher(rules), "compact")
+        MergedModel(models.backbone, models.checkpoint.module, Matcher(rules), "compact")
     ).recommending("all")  # without a raw tail
     free = models.ours(merge, 1).generate_until(models.requests())
     model = models.ours(merge, batch_size)

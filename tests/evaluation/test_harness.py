@@ -22,8 +22,8 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import BackboneMismatchError, CheckpointError, ConfigError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.inference.engine import Engine
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import token_log_probs
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -67,7 +67,7 @@ def generation(prompts: list[str], **options: object) -> list[Instance]:
 
 def checkpoint_of(backbone: Backbone, spans: list[tuple[int, ...]]) -> Checkpoint:
     rules = Matcher(RuleSet.from_spans(spans))
-    return Checkpoint.of(Compressed(backbone, MergeModule(16), rules, "compact"))
+    return Checkpoint.of(MergedModel(backbone, MergeModule(16), rules, "compact"))
 
 
 def without_rules(backbone_path: Path, tmp_path: Path) -> str:
@@ -106,8 +106,8 @@ def test_empty_rules_give_the_base_models_likelihoods(
 
 def oracle_context(model: UmimLM, context: list[int], ending: list[int]) -> float:
     """Merge the context by hand and run the model's own causal forward on the embeddings."""
-    backbone, module = model.backbone, model.scorer.compressed.module
-    starts, lengths = model.scorer.compressed.matcher.segment(np.array(context))
+    backbone, module = model.backbone, model.scorer.merged_model.module
+    starts, lengths = model.scorer.merged_model.matcher.segment(np.array(context))
     pieces = []
     for start, length in zip(starts, lengths, strict=True):
         span = backbone.embed(torch.tensor(context[start : start + length]))
@@ -134,7 +134,7 @@ def test_all_mode_scores_the_continuation_by_two_stage_accounting(build: Build) 
     expected = []
     for pair in pairs:
         context, ending = model._encode_pair(*pair)
-        [scores] = token_log_probs([np.array(context + ending)], model.scorer.compressed)
+        [scores] = token_log_probs([np.array(context + ending)], model.scorer.merged_model)
         expected.append(float(scores[-len(ending) :].sum()))
     found = [value for value, _ in model.loglikelihood(requests(pairs))]
     assert found == pytest.approx(expected, abs=1e-4)
@@ -149,7 +149,7 @@ def test_unit_positions_are_those_of_the_checkpoint(checkpoint_path: Path) -> No
     preserved, compact = (
         token_log_probs(
             [np.array(context + ending)],
-            replace(scorer.compressed, unit_positions=policy),
+            replace(scorer.merged_model, unit_positions=policy),
         )[0][-len(ending) :].sum()
         for policy in ("preserved", "compact")
     )
@@ -180,9 +180,9 @@ def test_long_contexts_lose_leading_units_not_tokens(build: Build) -> None:
     context, ending = model._encode_pair(*PAIRS[-1])
     kept, units = model.scorer.fit(np.array(context), 20)
     assert len(context) > MAX_LENGTH and units == 20 and len(kept) > 20
-    starts, _ = model.scorer.compressed.matcher.segment(np.array(context))
+    starts, _ = model.scorer.merged_model.matcher.segment(np.array(context))
     assert len(context) - len(kept) in starts.tolist()
-    assert len(model.scorer.compressed.matcher.segment(kept)[0]) == 20
+    assert len(model.scorer.merged_model.matcher.segment(kept)[0]) == 20
     room = MAX_LENGTH - len(ending) + 1
     fitted, _ = model.scorer.fit(np.array(context), room)
     expected = oracle_context(model, fitted.tolist(), ending)
@@ -194,7 +194,7 @@ def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
     prompt = "the cat sat on the"
     config = GenerationConfig(max_new_tokens=2, do_sample=False)
     ids = backbone.encode(prompt)
-    [row] = Engine(Compressed.without_merging(backbone)).generate([ids], config).rows
+    [row] = Engine(MergedModel.without_merging(backbone)).generate([ids], config).rows
     checkpoint = checkpoint_of(backbone, [row.ids])
     units = {}
     for merge in ("prompt", "all"):

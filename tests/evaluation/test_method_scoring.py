@@ -25,7 +25,7 @@ from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request as EngineRequest
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -42,7 +42,7 @@ GREEDY = {"until": [], "max_gen_toks": 5, "do_sample": False}
 def umim(tiny_llama: Backbone) -> Scorer:
     module = MergeModule(tiny_llama.hidden_size)
     module.initialise(tiny_llama.embedding_std, torch.Generator().manual_seed(0))
-    return Scorer(Compressed(tiny_llama, module, MATCHER, "compact"), "prompt", 64)
+    return Scorer(MergedModel(tiny_llama, module, MATCHER, "compact"), "prompt", 64)
 
 
 def model_score(backbone: Backbone, context: list[int], ending: list[int]) -> float:
@@ -66,7 +66,7 @@ def test_truncated_contexts_have_as_many_tokens_as_umim_has_units(
 def test_a_budget_is_of_equal_saving_where_layers_below_the_depth_read_every_token(
     umim: Scorer, tiny_llama: Backbone
 ) -> None:
-    inside = replace(umim.compressed, unit_positions="preserved", merge_depth=1)
+    inside = replace(umim.merged_model, unit_positions="preserved", merge_depth=1)
     assert tiny_llama.num_layers == 2
     reduced = ReducedScorer(Scorer(inside, "prompt", 64), Truncation())
     assert reduced.fit(CONTEXT, 64)[1] == 7  # 9 tokens, 5 units: 4 saved by one layer of two
@@ -149,7 +149,7 @@ def test_a_method_scores_through_lm_eval(checkpoint_path: Path, budget: dict[str
     model = UmimLM(checkpoint_path, method="truncation", dtype="float32", **budget)
     context = model.backbone.encode(PROMPT)
     [(score, _)] = model._loglikelihood_tokens([(None, context, [5, 6])], disable_tqdm=True)
-    stay = len(model.compressed.segment(np.array(context))[0])
+    stay = len(model.merged_model.segment(np.array(context))[0])
     if "target_tr" in budget:
         stay = len(context) - round(0.4 * len(context))
     assert stay < len(context)
@@ -194,7 +194,7 @@ def test_behind_a_reduced_prompt_the_model_decodes_what_stays(
 ) -> None:
     model = UmimLM(checkpoint_path, method="truncation", target_tr=target, dtype="float32")
     context = model.backbone.encode(PROMPT)
-    stay = len(model.compressed.segment(np.array(context))[0])
+    stay = len(model.merged_model.segment(np.array(context))[0])
     stay = stay if target is None else len(context) - round(target * len(context))
     [text] = model.generate_until([Instance("generate_until", {}, (PROMPT, GREEDY), 0)])
     kept = torch.tensor([context[-stay:]])
@@ -211,7 +211,7 @@ def test_span_eviction_generates_as_the_engine_does(checkpoint_path: Path) -> No
     [text] = model.generate_until([Instance("generate_until", {}, (PROMPT, GREEDY), 0)])
     config = GenerationConfig(max_new_tokens=5, do_sample=False)  # type: ignore[no-untyped-call]
     asked = EngineRequest(merge="none", span_eviction=0)
-    [row] = Engine(model.compressed).generate([context], config, asked).rows
+    [row] = Engine(model.merged_model).generate([context], config, asked).rows
     assert text == model.backbone.decode(list(row.ids))
     found = model.realised
     assert found["cache_reduction"] == pytest.approx(1 - row.cache_lengths[0] / len(context))

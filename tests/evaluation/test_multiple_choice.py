@@ -17,8 +17,8 @@ from umim_core.evaluation.multiple_choice import evaluate_task
 
 def oracle_context(model: UmimLM, context: list[int], ending: list[int]) -> float:
     """Merge the context by hand and run the model's own causal forward on the embeddings."""
-    backbone, module = model.backbone, model.scorer.compressed.module
-    starts, lengths = model.scorer.compressed.matcher.segment(np.array(context))
+    backbone, module = model.backbone, model.scorer.merged_model.module
+    starts, lengths = model.scorer.merged_model.matcher.segment(np.array(context))
     pieces = []
     for start, length in zip(starts, lengths, strict=True):
         span = backbone.embed(torch.tensor(context[start : start + length]))

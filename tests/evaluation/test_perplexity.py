@@ -16,9 +16,9 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging import likelihood
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.likelihood import token_log_probs
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -110,7 +110,7 @@ def test_every_target_equals_a_forward_over_its_prefix(
 ) -> None:
     backbone = build(name, dtype, attention)
     module, matcher, rows = module_for(backbone), random_rules(), random_rows()
-    scored = token_log_probs(rows, Compressed(backbone, module, matcher, "compact"))
+    scored = token_log_probs(rows, MergedModel(backbone, module, matcher, "compact"))
     assert any(matcher.segment(row)[1].max() == 4 for row in rows)
     for row, ours in zip(rows, scored, strict=True):
         theirs = expected(row, matcher, module, backbone)
@@ -125,11 +125,11 @@ def test_without_nested_rules_every_target_equals_the_papers_listing() -> None:
     assert flat.rules.infix_free and not random_rules().rules.infix_free
     for row in rows:
         theirs = papers_listing(row, flat, module, backbone)
-        (ours,) = token_log_probs([row], Compressed(backbone, module, flat, "compact"))
+        (ours,) = token_log_probs([row], MergedModel(backbone, module, flat, "compact"))
         assert ours.tolist() == pytest.approx([theirs[t] for t in range(1, len(row))], abs=1e-10)
     # With nested rules the paper's state before a token depends on that token.
     nested = papers_listing(rows[0], random_rules(), module, backbone)
-    (ours,) = token_log_probs(rows[:1], Compressed(backbone, module, random_rules(), "compact"))
+    (ours,) = token_log_probs(rows[:1], MergedModel(backbone, module, random_rules(), "compact"))
     assert max(abs(ours[t - 1].item() - score) for t, score in nested.items()) > 1e-4
 
 
@@ -173,7 +173,7 @@ def test_a_wrong_layout_misses_the_listing(
 ) -> None:
     backbone = build(name)
     module, matcher, rows = module_for(backbone), random_rules(), random_rows()[:1]
-    model = Compressed(backbone, module, matcher, "compact")
+    model = MergedModel(backbone, module, matcher, "compact")
     theirs = expected(rows[0], matcher, module, backbone)
 
     def error(layout: BranchLayout) -> float:
@@ -191,7 +191,7 @@ def test_the_base_model_scores_plain_text(name: str) -> None:
     backbone = build(name, attention="eager")
     rows = random_rows()
     for row, ours in zip(
-        rows, token_log_probs(rows, Compressed.without_merging(backbone)), strict=True
+        rows, token_log_probs(rows, MergedModel.without_merging(backbone)), strict=True
     ):
         logits = backbone.model(input_ids=torch.tensor(row)[None]).logits[0, :-1].double()
         theirs = logits.log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
@@ -200,16 +200,16 @@ def test_the_base_model_scores_plain_text(name: str) -> None:
 
 def test_empty_rules_equal_the_base_model_bit_for_bit() -> None:
     backbone, rows = build("llama", torch.float32), random_rows()
-    base = token_log_probs(rows, Compressed.without_merging(backbone))
+    base = token_log_probs(rows, MergedModel.without_merging(backbone))
     empty = token_log_probs(
-        rows, Compressed(backbone, None, Matcher(RuleSet.from_spans([])), "compact")
+        rows, MergedModel(backbone, None, Matcher(RuleSet.from_spans([])), "compact")
     )
     assert all(torch.equal(a, b) for a, b in zip(base, empty, strict=True))
 
 
 def test_given_tokens_are_context_and_no_targets() -> None:
     backbone, rows = build("llama"), random_rows()[3:5]
-    umim = Compressed(backbone, module_for(backbone), random_rules(), "compact")
+    umim = MergedModel(backbone, module_for(backbone), random_rules(), "compact")
     whole = [scores.tolist() for scores in token_log_probs(rows, umim)]
     found = perplexity(rows, umim, given=[4, 9])
     assert found.row_targets == (13, 15)
@@ -219,22 +219,22 @@ def test_given_tokens_are_context_and_no_targets() -> None:
 
 def test_a_row_of_one_token_has_no_target() -> None:
     backbone = build("gpt2")
-    (scores,) = token_log_probs([np.array([1])], Compressed.without_merging(backbone))
+    (scores,) = token_log_probs([np.array([1])], MergedModel.without_merging(backbone))
     assert scores.shape == (0,)
     with pytest.raises(EvaluationError, match="at least one target"):
-        perplexity([np.array([1])], Compressed.without_merging(backbone))
+        perplexity([np.array([1])], MergedModel.without_merging(backbone))
 
 
 def test_bad_rows_are_refused() -> None:
     backbone = build("gpt2")
     with pytest.raises(EvaluationError, match="at least one token"):
         token_log_probs(
-            [np.array([1, 2]), np.array([], dtype=np.int64)], Compressed.without_merging(backbone)
+            [np.array([1, 2]), np.array([], dtype=np.int64)], MergedModel.without_merging(backbone)
         )
     with pytest.raises(EvaluationError, match="64 positions; got 65"):
-        token_log_probs([np.ones(66, dtype=np.int64)], Compressed.without_merging(backbone))
+        token_log_probs([np.ones(66, dtype=np.int64)], MergedModel.without_merging(backbone))
     with pytest.raises(EvaluationError, match="batch_size"):
-        perplexity([np.array([1, 2])], Compressed.without_merging(backbone), batch_size=0)
+        perplexity([np.array([1, 2])], MergedModel.without_merging(backbone), batch_size=0)
 
 
 def test_weights_that_are_not_finite_are_reported() -> None:
@@ -242,4 +242,4 @@ def test_weights_that_are_not_finite_are_reported() -> None:
     module = module_for(backbone)
     module.norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="finite"):
-        perplexity([np.array([0, 1, 2, 3, 5])], Compressed(backbone, module, matcher, "compact"))
+        perplexity([np.array([0, 1, 2, 3, 5])], MergedModel(backbone, module, matcher, "compact"))

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from support.engine_matrix import build, from_scratch, module_for
-from umim_core.distill.alignment_metrics import row_metrics
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation import alignment
 from umim_core.evaluation.rule_damage import measure_damage
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.training.alignment_metrics import row_metrics
 
 NESTED = [(1, 2), (1, 2, 3, 4), (5, 6, 7), (5, 6), (8, 9, 10), (9, 10), (2, 2)]
 FLAT = [(1, 2, 3, 4), (5, 6, 7), (8, 9)]
@@ -31,9 +31,11 @@ def rows_of(spans: list[tuple[int, ...]]) -> list[np.ndarray]:
     return [*rows, np.array([0, 10, 0])]
 
 
-def compressed_of(spans: list[tuple[int, ...]]) -> Compressed:
+def compressed_of(spans: list[tuple[int, ...]]) -> MergedModel:
     backbone = build("llama")
-    return Compressed(backbone, module_for(backbone), Matcher(RuleSet.from_spans(spans)), "compact")
+    return MergedModel(
+        backbone, module_for(backbone), Matcher(RuleSet.from_spans(spans)), "compact"
+    )
 
 
 def by_rule(table: DamageTable) -> Damage:
@@ -42,9 +44,9 @@ def by_rule(table: DamageTable) -> Damage:
     return {span: list(map(float, found)) for span, found in zip(spans, values, strict=True)}
 
 
-def by_hand(compressed: Compressed, rows: list[np.ndarray], window: int) -> Damage:
+def by_hand(merged_model: MergedModel, rows: list[np.ndarray], window: int) -> Damage:
     """The rule of the module's docstring, one forward a state."""
-    backbone, matcher = compressed.backbone, compressed.require_matcher()
+    backbone, matcher = merged_model.backbone, merged_model.require_matcher()
     found: Damage = {
         tuple(ids): [0.0, 0.0, 0.0]
         for n in (2, 3, 4)
@@ -64,7 +66,7 @@ def by_hand(compressed: Compressed, rows: list[np.ndarray], window: int) -> Dama
             if not merged:
                 continue
             start, length = merged[-1]
-            parts = (backbone, compressed.module, matcher, [prefix.tolist()])
+            parts = (backbone, merged_model.module, matcher, [prefix.tolist()])
             teacher = backbone.model(torch.tensor(prefix)[None]).logits[0, -1]
             kl = row_metrics(teacher[None], from_scratch(*parts)[0][None])["kl"]
             found[tuple(prefix[start : start + length].tolist())][2] += float(kl)
@@ -78,9 +80,9 @@ def test_every_state_goes_to_its_last_merge_within_the_window(
     spans: list[tuple[int, ...]], window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(alignment._HEAD_ROWS, "cpu", 7)  # several chunks of logits a batch
-    compressed, rows = compressed_of(spans), rows_of(spans)
-    found = by_rule(measure_damage(rows, compressed, window=window, batch_size=2))
-    wanted = by_hand(compressed, rows, window)
+    merged_model, rows = compressed_of(spans), rows_of(spans)
+    found = by_rule(measure_damage(rows, merged_model, window=window, batch_size=2))
+    wanted = by_hand(merged_model, rows, window)
     assert found.keys() == wanted.keys()
     for rule, values in wanted.items():
         assert found[rule] == pytest.approx(values, abs=1e-9), rule
@@ -105,7 +107,7 @@ def test_what_cannot_be_measured_is_refused(
 
 
 def test_weights_that_are_not_finite_are_reported() -> None:
-    compressed = compressed_of(FLAT)
-    compressed.require_module().norm_o.weight.fill_(math.nan)
+    merged_model = compressed_of(FLAT)
+    merged_model.require_module().norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="every divergence must be finite"):
-        measure_damage(rows_of(FLAT), compressed)
+        measure_damage(rows_of(FLAT), merged_model)

@@ -119,7 +119,7 @@ def test_chats_merge_what_users_say_alone(
     sizes = model.sizes_of(request)
     assert sizes is not None
     assert sizes.units - 1 == len(row.prompt_ids) - sum(n - 1 for _, n in row.prompt_spans)
-    tail = model.compressed.raw_tail
+    tail = model.merged_model.raw_tail
     by_hand = UMIM(model.backbone, made).generate(
         CHAT, max_new_tokens=1, do_sample=False, logprobs=len(model.tokenizer), **said
     )

@@ -9,7 +9,7 @@ import torch
 from support.tiny_models import random_backbone
 from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer, _parts
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -22,8 +22,8 @@ def scorer(scope: str, raw_tail: int = 0) -> Scorer:
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5), (6, 7, 8, 9)]))
     module = MergeModule(8)
     module.initialise(0.2, torch.Generator().manual_seed(0))
-    compressed = Compressed(backbone, module, matcher, "compact").reading(scope, raw_tail)
-    return Scorer(compressed, scope, LIMIT)
+    merged_model = MergedModel(backbone, module, matcher, "compact").reading(scope, raw_tail)
+    return Scorer(merged_model, scope, LIMIT)
 
 
 def request(context: list[int], continuation: list[int]) -> Request:
@@ -59,7 +59,7 @@ def test_continuations_share_a_row_where_that_costs_less(rng: np.random.Generato
 def test_windows_and_positions_bound_what_shares_a_row(family: str, wide: bool) -> None:
     name = "window_size" if family == "gpt_neo" else "sliding_window"
     backbone = random_backbone(family, hidden_size=64, max_position_embeddings=40, **{name: 24})
-    model = Scorer(Compressed.without_merging(backbone), "prompt", 40)
+    model = Scorer(MergedModel.without_merging(backbone), "prompt", 40)
     context = list(range(1, 31 if wide else 13))
     requests = [request(context, [a, *range(1, 7)]) for a in range(9)]
     requests += [request([5, 6], [a, 7]) for a in range(3)]  # these share a row

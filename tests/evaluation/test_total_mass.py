@@ -16,9 +16,9 @@ from umim_core.config.form import Merge, UnitPositions
 from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer
 from umim_core.merging import likelihood
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.decode_states import branch_layout
 from umim_core.merging.likelihood import token_log_probs
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
@@ -56,7 +56,7 @@ def test_the_mass_of_all_texts_is_1(
     assert matcher.rules.infix_free is (containment == "drop")
     assert len(matcher.rules) >= 3
     scored = token_log_probs(
-        TEXTS, Compressed(backbone, module_for(backbone), matcher, unit_positions)
+        TEXTS, MergedModel(backbone, module_for(backbone), matcher, unit_positions)
     )
     assert mass(scored) == pytest.approx(1.0, abs=1e-9)
 
@@ -83,7 +83,7 @@ def test_states_that_know_what_follows_miss_a_mass_of_1() -> None:
     )
     given = [1] * len(TEXTS)
     scored = likelihood._score_layout(
-        TEXTS, given, raw, Compressed(backbone, module_for(backbone), None, "compact")
+        TEXTS, given, raw, MergedModel(backbone, module_for(backbone), None, "compact")
     )
     assert abs(mass([scores.log_probs for scores in scored]) - 1) > 1e-3
 
@@ -95,7 +95,7 @@ def test_the_mass_of_all_continuations_is_1_even_where_contexts_are_cut(
 ) -> None:
     backbone, matcher = build("gpt2"), mined(overlap, containment)
     scorer = Scorer(
-        Compressed(backbone, module_for(backbone), matcher, unit_positions), scope, LIMIT
+        MergedModel(backbone, module_for(backbone), matcher, unit_positions), scope, LIMIT
     )
     context = np.random.default_rng(2).choice(VOCAB, 60, p=[0.6, 0.3, 0.1])
     continuations = [np.array(ids) for ids in product(range(VOCAB), repeat=3)]

@@ -21,20 +21,20 @@ from umim_core.errors import RuleSetError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 
 SAMPLING = settings(**SAMPLED)
 
 
-def model(matcher: Matcher, bound: float | None = None) -> Compressed:
+def model(matcher: Matcher, bound: float | None = None) -> MergedModel:
     backbone = build("llama")
-    return Compressed(backbone, module_for(backbone), matcher, "compact", decode_max_damage=bound)
+    return MergedModel(backbone, module_for(backbone), matcher, "compact", decode_max_damage=bound)
 
 
-def rows_of(compressed: Compressed, **options: object) -> tuple[RowOutput, ...]:
+def rows_of(merged_model: MergedModel, **options: object) -> tuple[RowOutput, ...]:
     request = Request(seed=0, **options)
-    return Engine(compressed).generate(random_prompts(5, 4), SAMPLING, request).rows
+    return Engine(merged_model).generate(random_prompts(5, 4), SAMPLING, request).rows
 
 
 @pytest.fixture(params=[True, False], ids=["infix-free", "nested"])

@@ -22,7 +22,7 @@ from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -55,7 +55,7 @@ def chain() -> Backbone:
 def follow(
     chain: Backbone, rules: list[tuple[int, ...]], prompt: list[int], new: int, **options: object
 ) -> RowOutput:
-    engine = Engine(Compressed(chain, LastToken(), Matcher(RuleSet.from_spans(rules)), "compact"))
+    engine = Engine(MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans(rules)), "compact"))
     return engine.generate([prompt], settings(new, **options)).rows[0]
 
 
@@ -114,7 +114,7 @@ def test_what_is_merged_is_what_was_asked_for(
     chain: Backbone, merge: Merge, lengths: tuple[int, ...]
 ) -> None:
     engine = Engine(
-        Compressed(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (2, 3)])), "compact")
+        MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (2, 3)])), "compact")
     )
     output = engine.generate([[0, 1]], settings(3), Request(merge=merge))
     assert output.rows[0].cache_lengths == lengths
@@ -123,7 +123,7 @@ def test_what_is_merged_is_what_was_asked_for(
 
 def test_reductions_are_the_realised_ones(chain: Backbone) -> None:
     engine = Engine(
-        Compressed(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (3, 4)])), "compact")
+        MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (3, 4)])), "compact")
     )
     output = engine.generate([[0, 1], [9, 0, 1, 2]], settings(4))
     assert [row.token_reduction for row in output.rows] == [1 / 2, 1 / 4]
@@ -133,7 +133,7 @@ def test_reductions_are_the_realised_ones(chain: Backbone) -> None:
 
 def test_a_row_that_has_ended_gains_nothing(chain: Backbone) -> None:
     lengths: list[list[int]] = []
-    Engine(Compressed.without_merging(chain)).generate(
+    Engine(MergedModel.without_merging(chain)).generate(
         [[0], [5]],
         settings(5, eos_token_id=2),
         Request(observer=lambda forward: lengths.append(forward.lengths.tolist())),
@@ -155,4 +155,4 @@ def test_a_row_that_has_ended_gains_nothing(chain: Backbone) -> None:
 )
 def test_bad_prompts_are_refused(chain: Backbone, prompts: list[object], message: str) -> None:
     with pytest.raises(GenerationError, match=message):
-        Engine(Compressed.without_merging(chain)).generate(prompts, settings(2))
+        Engine(MergedModel.without_merging(chain)).generate(prompts, settings(2))

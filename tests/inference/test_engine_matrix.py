@@ -26,7 +26,7 @@ from support.pairwise import pairwise
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -81,7 +81,7 @@ def test_every_step_equals_a_forward_from_scratch(
                 assert error <= tolerance, (b, forward.generated[b], error)
                 compared += 1
 
-    output = Engine(Compressed(backbone, module, matcher, "compact")).generate(
+    output = Engine(MergedModel(backbone, module, matcher, "compact")).generate(
         prompts,
         settings(**SAMPLED),
         Request(
@@ -102,7 +102,7 @@ def test_decode_spans_are_the_segmentation_of_the_generated_ids_alone(
 ) -> None:
     backbone, seed = build(name), 1
     matcher = random_rules(seed, infix_free)
-    output = Engine(Compressed(backbone, module_for(backbone), matcher, "compact")).generate(
+    output = Engine(MergedModel(backbone, module_for(backbone), matcher, "compact")).generate(
         random_prompts(seed, 4), settings(**SAMPLED), Request(seed=seed)
     )
     for row in output.rows:
@@ -118,7 +118,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(
 ) -> None:
     backbone = build(name, dtype)
     engine = Engine(
-        Compressed(backbone, module_for(backbone), random_rules(1, infix_free), "compact")
+        MergedModel(backbone, module_for(backbone), random_rules(1, infix_free), "compact")
     )
     prompts = random_prompts(2, 8)
     ends = settings(
@@ -134,7 +134,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_empty_rules_give_the_base_models_bits_at_batch_one(name: str, attention: str) -> None:
     backbone = build(name, torch.float32, attention)
-    engine = Engine(Compressed(backbone, None, Matcher(RuleSet.from_spans([])), "compact"))
+    engine = Engine(MergedModel(backbone, None, Matcher(RuleSet.from_spans([])), "compact"))
     for prompt in random_prompts(9, 3):
         ours: list[Tensor] = []
         output = engine.generate(
@@ -159,7 +159,7 @@ def test_empty_rules_give_the_base_models_bits_at_batch_one(name: str, attention
 def test_empty_rules_give_the_base_models_ids_in_batches(name: str) -> None:
     backbone = build(name)
     prompts = random_prompts(11, 12)
-    output = Engine(Compressed.without_merging(backbone)).generate(prompts, settings(12))
+    output = Engine(MergedModel.without_merging(backbone)).generate(prompts, settings(12))
     for prompt, row in zip(prompts, output.rows, strict=True):
         theirs = backbone.model.generate(
             torch.tensor(prompt)[None],
@@ -182,7 +182,9 @@ def test_merging_never_alters_the_ids_that_were_chosen(name: str) -> None:
     prompts = random_prompts(4, 8)
     rows = (
         Engine(
-            Compressed(backbone, module_for(backbone), random_rules(4, infix_free=False), "compact")
+            MergedModel(
+                backbone, module_for(backbone), random_rules(4, infix_free=False), "compact"
+            )
         )
         .generate(prompts, settings(), Request(observer=note))
         .rows

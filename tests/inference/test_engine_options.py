@@ -25,7 +25,7 @@ from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 
 
 @pairwise(name=list(CONFIGS), rows=[1, 4], infix_free=[True, False], damage=[None, CHEAP])
@@ -48,7 +48,7 @@ def test_with_preserved_positions_every_step_equals_a_forward_from_scratch(
             other, _ = from_scratch(backbone, module, by, parts, "compact")
             compact_differs |= float((forward.logits[b] - other).abs().max()) > 1e-3
 
-    Engine(Compressed(backbone, module, matcher, "preserved")).generate(
+    Engine(MergedModel(backbone, module, matcher, "preserved")).generate(
         prompts,
         settings(**SAMPLED),
         Request(seed=0, decode_max_damage=damage, observer=compare),
@@ -70,7 +70,7 @@ def test_border_matching_reads_prompt_and_output_as_one_text(name: str, infix_fr
             assert forward.lengths[b] == units
             assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
 
-    output = Engine(Compressed(backbone, module, matcher, "compact")).generate(
+    output = Engine(MergedModel(backbone, module, matcher, "compact")).generate(
         prompts,
         settings(**SAMPLED),
         Request(seed=0, match_border=True, observer=compare),
@@ -100,7 +100,7 @@ def test_options_of_merging_that_cannot_be_honoured_are_refused(
 ) -> None:
     backbone = build("gpt2")
     engine = Engine(
-        Compressed(backbone, module_for(backbone), random_rules(1, infix_free=True), "compact")
+        MergedModel(backbone, module_for(backbone), random_rules(1, infix_free=True), "compact")
     )
     with pytest.raises(GenerationError, match=message):
         engine.generate([[1, 2]], settings(2), request_)
@@ -110,7 +110,7 @@ def test_options_of_merging_that_cannot_be_honoured_are_refused(
 def test_log_probabilities_are_the_models_own(top: int) -> None:
     backbone = build("llama")
     engine = Engine(
-        Compressed(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
+        MergedModel(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
     )
     seen: list[torch.Tensor] = []
     output = engine.generate(
@@ -132,6 +132,6 @@ def test_log_probabilities_are_the_models_own(top: int) -> None:
 @pytest.mark.parametrize("asked", [-1, VOCAB + 1])
 def test_more_log_probabilities_than_ids_are_refused(asked: int) -> None:
     with pytest.raises(GenerationError, match="logprobs must lie between 0 and 11"):
-        Engine(Compressed.without_merging(build("gpt2"))).generate(
+        Engine(MergedModel.without_merging(build("gpt2"))).generate(
             [[1]], settings(2), Request(logprobs=asked)
         )

@@ -16,7 +16,7 @@ from support.engine_matrix import VOCAB, build, module_for, random_prompts, rand
 from umim_core.errors import NumericalError
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from umim_core.merging.compressed import Compressed
 )
 def test_processors_give_what_transformers_gives(options: dict[str, object]) -> None:
     backbone = build("llama")
-    engine = Engine(Compressed.without_merging(backbone))
+    engine = Engine(MergedModel.without_merging(backbone))
     prompts = random_prompts(11, 6)
     ours = engine.generate(prompts, settings(24, **options)).rows
     plain = engine.generate(prompts, settings(24)).rows
@@ -66,7 +66,7 @@ class _Only(LogitsProcessor):
 def test_a_processor_sees_each_rows_raw_ids() -> None:
     backbone, processor = build("gpt2"), _Only()
     engine = Engine(
-        Compressed(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
+        MergedModel(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
     )
     rows = engine.generate(
         [[3], [7, 8, 9]], settings(4), Request(logits_processor=LogitsProcessorList([processor]))
@@ -88,7 +88,7 @@ class _LongerThan(StoppingCriteria):
 def test_a_criterion_ends_each_row_by_its_raw_ids() -> None:
     backbone = build("gpt2")
     engine = Engine(
-        Compressed(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
+        MergedModel(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
     )
     rows = engine.generate(
         [[1], [1, 2, 3, 4]],
@@ -100,7 +100,7 @@ def test_a_criterion_ends_each_row_by_its_raw_ids() -> None:
 
 def test_a_request_that_takes_too_long_ends() -> None:
     [row] = (
-        Engine(Compressed.without_merging(build("gpt2")))
+        Engine(MergedModel.without_merging(build("gpt2")))
         .generate([[1]], settings(80, max_time=1e-9))
         .rows
     )
@@ -123,7 +123,7 @@ class _Record(BaseStreamer):
 
 def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None:
     backbone, ours, theirs = build("gpt2"), _Record(), _Record()
-    Engine(Compressed.without_merging(backbone)).generate(
+    Engine(MergedModel.without_merging(backbone)).generate(
         [[1, 2, 3]], settings(5), Request(streamer=ours)
     )
     backbone.model.generate(
@@ -143,11 +143,11 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
         backbone.head_weight.fill_(float("nan"))
     for options in ({}, {"do_sample": True}):
         with pytest.raises(NumericalError, match="finite score"):
-            Engine(Compressed.without_merging(backbone)).generate([[1]], settings(2, **options))
+            Engine(MergedModel.without_merging(backbone)).generate([[1]], settings(2, **options))
 
 
 def test_ruling_out_every_token_is_refused() -> None:
     with pytest.raises(NumericalError, match="highest score -inf"):
-        Engine(Compressed.without_merging(build("gpt2"))).generate(
+        Engine(MergedModel.without_merging(build("gpt2"))).generate(
             [[1]], settings(2, suppress_tokens=list(range(VOCAB)))
         )

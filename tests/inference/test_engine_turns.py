@@ -28,7 +28,7 @@ from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import EngineOutput, Forward
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -64,7 +64,7 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
     backbone = build(name)
     module, matcher = module_for(backbone), priced_rules(3, infix_free)
     decoding = matcher if damage is None else cheap_rules(matcher)
-    engine = Engine(Compressed(backbone, module, matcher, unit_positions))
+    engine = Engine(MergedModel(backbone, module, matcher, unit_positions))
     turns = [random_prompts(turn, rows) for turn in (5, 6, 7)]
     parts: list[list[list[int]]] = [[] for _ in range(rows)]
     by: list[list[Matcher]] = [[] for _ in range(rows)]
@@ -109,7 +109,7 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
 
 def test_another_turn_does_not_read_the_past_again() -> None:
     backbone = build("llama")
-    engine = Engine(Compressed.without_merging(backbone))
+    engine = Engine(MergedModel.without_merging(backbone))
     first = engine.generate([[1, 2, 3, 4, 5, 6, 7, 8]], settings(4))
     seen: list[int] = []
     handle = widths_of(backbone, seen)
@@ -120,7 +120,7 @@ def test_another_turn_does_not_read_the_past_again() -> None:
 
 def test_turns_without_rules_equal_one_text() -> None:
     backbone = build("gpt2")
-    engine = Engine(Compressed.without_merging(backbone))
+    engine = Engine(MergedModel.without_merging(backbone))
     first = engine.generate([[1, 2, 3]], settings(5))
     second = engine.generate([[4, 5]], settings(5), past=first.state)
     whole = [1, 2, 3, *first.rows[0].ids, 4, 5]
@@ -130,7 +130,7 @@ def test_turns_without_rules_equal_one_text() -> None:
 
 
 def test_a_state_is_continued_once() -> None:
-    engine = Engine(Compressed.without_merging(build("gpt2")))
+    engine = Engine(MergedModel.without_merging(build("gpt2")))
     first = engine.generate([[1, 2, 3]], settings(2))
     engine.generate([[4]], settings(2), past=first.state)
     with pytest.raises(GenerationError, match="continued once"):
@@ -138,7 +138,7 @@ def test_a_state_is_continued_once() -> None:
 
 
 def test_a_refused_turn_leaves_its_state_alone() -> None:
-    engine = Engine(Compressed.without_merging(build("gpt2")))
+    engine = Engine(MergedModel.without_merging(build("gpt2")))
     first = engine.generate([[1, 2, 3]], settings(2))
     with pytest.raises(GenerationError, match="96 positions"):
         engine.generate([[4]], settings(200), past=first.state)
@@ -152,16 +152,16 @@ def test_preserved_positions_count_against_the_limit() -> None:
     module, matcher = module_for(backbone), random_rules(3, infix_free=False)
     prompt = random_prompts(1, 1)[0].tolist() * 12
     assert len(matcher.segment(np.array(prompt))[0]) + 20 < 96 < len(prompt) + 20
-    Engine(Compressed(backbone, module, matcher, "compact")).generate([prompt], settings(20))
+    Engine(MergedModel(backbone, module, matcher, "compact")).generate([prompt], settings(20))
     with pytest.raises(GenerationError, match="96 positions"):
-        Engine(Compressed(backbone, module, matcher, "preserved")).generate([prompt], settings(20))
+        Engine(MergedModel(backbone, module, matcher, "preserved")).generate([prompt], settings(20))
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_samples_of_a_prompt_equal_rows_of_their_own(name: str) -> None:
     backbone = build(name)
     engine = Engine(
-        Compressed(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
+        MergedModel(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
     )
     prompts = random_prompts(3, 3)
     seen: list[int] = []
@@ -177,7 +177,7 @@ def test_samples_of_a_prompt_equal_rows_of_their_own(name: str) -> None:
 
 
 def test_samples_can_be_continued_each_on_its_own() -> None:
-    engine = Engine(Compressed.without_merging(build("llama")))
+    engine = Engine(MergedModel.without_merging(build("llama")))
     first = engine.generate(
         [[1, 2]], settings(3, **SAMPLED, num_return_sequences=2), Request(seed=0)
     )
@@ -194,7 +194,7 @@ def test_rows_of_very_different_lengths_are_continued_together(
 ) -> None:
     backbone = build(name)  # 96 positions
     engine = Engine(
-        Compressed(backbone, module_for(backbone), random_rules(2, False), unit_positions)
+        MergedModel(backbone, module_for(backbone), random_rules(2, False), unit_positions)
     )
     long, short = [1, 2, 3, 4] * 12, [5]
     ends = settings(4, eos_token_id=[1, 3, 7, 9], repetition_penalty=1.5)
@@ -209,7 +209,7 @@ def test_rows_of_very_different_lengths_are_continued_together(
 def test_with_an_open_border_a_rule_may_begin_with_the_unfed_token() -> None:
     backbone = build("gpt2")
     matcher = Matcher(RuleSet.from_spans([(a, 6) for a in range(VOCAB)]))
-    engine = Engine(Compressed(backbone, module_for(backbone), matcher, "compact"))
+    engine = Engine(MergedModel(backbone, module_for(backbone), matcher, "compact"))
     closed = engine.generate([[1, 2]], settings(3)).state
     opened = engine.generate([[1, 2]], settings(3)).state
     assert engine.generate([[6]], settings(2), past=closed).rows[0].prompt_spans == ()
@@ -221,7 +221,7 @@ def test_with_an_open_border_a_rule_may_begin_with_the_unfed_token() -> None:
 def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
     backbone = build("llama")
     engine = Engine(
-        Compressed(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
+        MergedModel(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
     )
     first = engine.generate([[1, 2, 3]], settings(4))
     config = settings(8, **SAMPLED, num_return_sequences=samples)
@@ -246,11 +246,11 @@ def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
 
 def test_a_state_belongs_to_its_backbone_and_unit_positions() -> None:
     backbone = build("llama")
-    state = Engine(Compressed.without_merging(backbone)).generate([[1, 2, 3]], settings(4)).state
+    state = Engine(MergedModel.without_merging(backbone)).generate([[1, 2, 3]], settings(4)).state
     for other in (
-        Engine(Compressed.without_merging(build("mistral"))),
-        Engine(Compressed(backbone, None, None, "preserved")),
+        Engine(MergedModel.without_merging(build("mistral"))),
+        Engine(MergedModel(backbone, None, None, "preserved")),
     ):
         with pytest.raises(GenerationError, match="merge depth that made it"):
             other.generate([[4]], settings(2), past=state)
-    Engine(Compressed.without_merging(backbone)).generate([[4]], settings(2), past=state)
+    Engine(MergedModel.without_merging(backbone)).generate([[4]], settings(2), past=state)

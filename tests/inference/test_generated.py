@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umim_core.benchmarking.throughput import FixedPairs
 from umim_core.inference.rows import GeneratedUnits
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.throughput.throughput import FixedPairs
 
 TOKEN = st.integers(0, 2)
 RULES = st.sets(st.lists(TOKEN, min_size=2, max_size=4).map(tuple), max_size=12)

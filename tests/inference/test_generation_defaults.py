@@ -13,7 +13,7 @@ from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
 from umim_core.inference.request import DEFAULT_TOP_K
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.model.options import GenerateOptions, check_options, generation_config
 from umim_core.rules.matcher import Matcher
@@ -30,7 +30,7 @@ def umim(
     """Without rules; its generation_config may be changed; torch's generator is kept."""
     backbone = wrap_backbone(tiny_model("llama", 0), tiny_tokenizer)
     checkpoint = Checkpoint.of(
-        Compressed(
+        MergedModel(
             backbone, MergeModule(backbone.hidden_size), Matcher(RuleSet.from_spans([])), "compact"
         )
     )

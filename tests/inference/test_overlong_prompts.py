@@ -16,7 +16,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -37,7 +37,7 @@ def with_rules(backbone: Backbone, positions: UnitPositions = "compact") -> UMIM
     module.initialise(0.2, torch.Generator().manual_seed(0))
     spans = [(a, b) for a in LETTERS for b in LETTERS[::2]]
     rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint)
-    made = Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact"))
+    made = Checkpoint.of(MergedModel(backbone, module, Matcher(rules), "compact"))
     config = made.config.model_copy(update={"unit_positions": positions})
     return UMIM(backbone, replace(made, config=config))
 

@@ -27,7 +27,7 @@ from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import EngineOutput, Forward
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -129,7 +129,7 @@ def compared(
             assert float((forward.logits[b] - expected).abs().max()) <= tolerance, made
             seen += 1
 
-    output = Engine(Compressed(backbone, module, matcher, unit_positions)).generate(
+    output = Engine(MergedModel(backbone, module, matcher, unit_positions)).generate(
         [case.prompt for case in cases],
         settings(max(len(case.chosen) for case in cases), eos_token_id=end),
         Request(
@@ -181,7 +181,7 @@ def test_the_unmerged_end_of_a_turn_is_the_first_unit_of_the_next() -> None:
     backbone = build("llama")
     module, matcher = module_for(backbone), Matcher(RuleSet.from_spans(case.rules))
     first = compared([case], "llama", torch.float64, 1e-10)
-    engine = Engine(Compressed(first.state._compressed.backbone, module, matcher, "compact"))
+    engine = Engine(MergedModel(first.state._compressed.backbone, module, matcher, "compact"))
     seen: list[Tensor] = []
     engine.generate(
         [(5, 1, 2)],

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from support.engine_matrix import VOCAB, build, module_for, random_rules
-from support.merged_models import merged_model
+from support.merged_models import random_merged_model
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
@@ -18,19 +18,19 @@ from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import PromptIds
 from umim_core.inference.request import Request
 from umim_core.inference.row_batch import LiveRow, RowBatch
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 
 SIZES = ((9, 12), (17, 5), (3, 20), (11, 1), (24, 9))
 STORE = 1 << 24
 
 
-def model(kind: str) -> Compressed:
+def model(kind: str) -> MergedModel:
     """Merged at the input in compact or preserved positions, or with adapters behind a layer."""
     if kind == "inside":
-        return merged_model(build("llama"), random_rules(0, False), 1, 2)
+        return random_merged_model(build("llama"), random_rules(0, False), 1, 2)
     backbone = build("llama")
     positions = "preserved" if kind == "preserved" else "compact"
-    return Compressed(backbone, module_for(backbone), random_rules(0, False), positions)
+    return MergedModel(backbone, module_for(backbone), random_rules(0, False), positions)
 
 
 def prompts(seed: int, vocab: int) -> list[np.ndarray]:
@@ -64,9 +64,9 @@ def assert_same(rows: Sequence[LiveRow], alone: Sequence[RowOutput]) -> None:
 @pytest.mark.parametrize("merge", ["all", "prompt", "none"])
 @pytest.mark.parametrize("kind", ["compact", "preserved", "inside"])
 def test_rows_that_come_and_go_get_the_tokens_of_a_request_alone(kind: str, merge: str) -> None:
-    compressed = model(kind)
-    engine, request = Engine(compressed), Request(merge=merge, raw_tail=0, seed=3)
-    ids = prompts(1, compressed.backbone.vocab_size)
+    merged_model = model(kind)
+    engine, request = Engine(merged_model), Request(merge=merge, raw_tail=0, seed=3)
+    ids = prompts(1, merged_model.backbone.vocab_size)
     batch = RowBatch(engine, PrefixStore(STORE))
     waiting = [(ids[b], settings(new), request) for b, (_, new) in enumerate(SIZES)]
     for rows, prompt, (_, new) in zip(drive(batch, waiting), ids, SIZES, strict=True):
@@ -84,9 +84,9 @@ def test_samples_of_one_request_are_those_of_the_engine() -> None:
 
 @pytest.mark.parametrize("kind", ["compact", "preserved", "inside"])
 def test_a_chat_that_goes_on_evaluates_only_what_is_new(kind: str) -> None:
-    compressed = model(kind)
-    vocab = compressed.backbone.vocab_size
-    engine, request = Engine(compressed), Request(merge="prompt", raw_tail=2)
+    merged_model = model(kind)
+    vocab = merged_model.backbone.vocab_size
+    engine, request = Engine(merged_model), Request(merge="prompt", raw_tail=2)
     batch, rng = RowBatch(engine, PrefixStore(STORE)), np.random.default_rng(5)
     said: list[int] = []
     parts: list[tuple[int, int]] = []
@@ -150,7 +150,7 @@ def test_a_prompt_takes_over_units_and_never_half_of_one() -> None:
     store = PrefixStore(STORE)
     prompt = prompts(6, VOCAB)[4]
     drive(RowBatch(engine, store), [(prompt, settings(2), Request(merge="prompt"))])
-    starts = engine.compressed.segment_prompt(prompt)[0]
+    starts = engine.merged_model.segment_prompt(prompt)[0]
     merged = int(np.flatnonzero(np.diff(starts) > 1)[0])
     raw = store.find(prompt, np.arange(len(prompt)))
     assert (0 if raw is None else raw.units) == merged

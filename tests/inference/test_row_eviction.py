@@ -13,7 +13,7 @@ from umim_core.errors import ConfigError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 
 NAMES = ("llama", "gpt2", "gpt-neox")
@@ -64,7 +64,7 @@ def test_every_step_equals_a_masked_forward(
             assert forward.lengths[b] == len(ids) - len(gone)
             everything += len(gone)
 
-    output = Engine(Compressed(backbone, module_for(backbone), matcher, "compact")).generate(
+    output = Engine(MergedModel(backbone, module_for(backbone), matcher, "compact")).generate(
         prompts,
         settings(12, **SAMPLED),
         Request(merge="none", span_eviction=age, seed=0, observer=compare),
@@ -78,7 +78,7 @@ def test_a_row_that_ended_leaves_the_others_as_they_are() -> None:
     backbone, matcher = build("llama"), random_rules(3, False)
     prompts, engine = (
         random_prompts(5, 4),
-        Engine(Compressed(backbone, module_for(backbone), matcher, "compact")),
+        Engine(MergedModel(backbone, module_for(backbone), matcher, "compact")),
     )
     request = Request(merge="none", span_eviction=0, seed=0)
     whole = engine.generate(prompts, settings(12, do_sample=False), request).rows

@@ -13,7 +13,7 @@ from umim_core.inference.engine import Engine
 from umim_core.inference.request import check_generation_config
 from umim_core.inference.sampling import TokenChooser
 from umim_core.inference.stopping import Stopper
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.0]])
 
@@ -84,7 +84,7 @@ def test_a_repetition_penalty_gives_what_transformers_gives() -> None:
         repetition_penalty=1.7,
         pad_token_id=0,
     )
-    ours = Engine(Compressed.without_merging(backbone)).generate(
+    ours = Engine(MergedModel.without_merging(backbone)).generate(
         [prompt], GenerationConfig(max_new_tokens=20, repetition_penalty=1.7)
     )
     assert list(ours.rows[0].ids) == theirs[0, 4:].tolist()

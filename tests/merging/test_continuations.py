@@ -10,8 +10,8 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import block_mask, score_continuations
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -41,7 +41,7 @@ def test_mask_of_the_worked_layout() -> None:
 
 def test_base_scores_equal_the_models_own_forward(backbone: Backbone) -> None:
     context, endings = ids(1, 2, 3), [ids(4, 5, 6), ids(7)]
-    [scores] = score_continuations([context], [endings], Compressed.without_merging(backbone))
+    [scores] = score_continuations([context], [endings], MergedModel.without_merging(backbone))
     for ending, score in zip(endings, scores, strict=True):
         whole = torch.tensor([*context.tolist(), *ending.tolist()])
         logits = backbone.model(input_ids=whole[None]).logits[0, len(context) - 1 : -1]
@@ -53,11 +53,11 @@ def test_base_scores_equal_the_models_own_forward(backbone: Backbone) -> None:
 def test_rows_and_neighbours_do_not_change_a_score(backbone: Backbone) -> None:
     contexts = [ids(1, 2, 3, 9, 9, 9), ids(5)]
     endings = [[ids(4, 5), ids(7, 8, 9)], [ids(2), ids(3, 3, 3, 3)]]
-    together = score_continuations(contexts, endings, Compressed.without_merging(backbone))
+    together = score_continuations(contexts, endings, MergedModel.without_merging(backbone))
     for b in range(2):
         for k in range(2):
             [[alone]] = score_continuations(
-                [contexts[b]], [[endings[b][k]]], Compressed.without_merging(backbone)
+                [contexts[b]], [[endings[b][k]]], MergedModel.without_merging(backbone)
             )
             assert torch.allclose(together[b][k].log_probs, alone.log_probs, atol=1e-12)
 
@@ -75,7 +75,7 @@ def test_continuations_go_on_from_the_last_position_of_their_context(
     matcher = Matcher(RuleSet.from_spans([(2, 3, 4)]))
     with torch.no_grad():
         [scores, _] = score_continuations(
-            contexts, endings, Compressed(backbone, module, matcher, policy)
+            contexts, endings, MergedModel(backbone, module, matcher, policy)
         )
         surrogate = module(backbone.embed(torch.tensor([[2, 3, 4]])), torch.tensor([3]))
         for ending, score in zip(endings[0], scores, strict=True):
@@ -93,9 +93,9 @@ def test_preserved_positions_fill_the_backbone_sooner() -> None:
     small = random_backbone(vocab_size=23, max_position_embeddings=6)
     module, matcher = MergeModule(16), Matcher(RuleSet.from_spans([(2, 3, 4)]))
     context, endings = ids(1, 2, 3, 4, 5), [ids(6, 7, 8)]
-    assert score_continuations([context], [endings], Compressed(small, module, matcher, "compact"))
+    assert score_continuations([context], [endings], MergedModel(small, module, matcher, "compact"))
     with pytest.raises(EvaluationError, match="6 positions; got 7 positions for 5 units"):
-        score_continuations([context], [endings], Compressed(small, module, matcher, "preserved"))
+        score_continuations([context], [endings], MergedModel(small, module, matcher, "preserved"))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_empty_parts_are_refused(
     backbone: Backbone, context: np.ndarray, endings: list[np.ndarray]
 ) -> None:
     with pytest.raises(EvaluationError, match="at least one token"):
-        score_continuations([context], [endings], Compressed.without_merging(backbone))
+        score_continuations([context], [endings], MergedModel.without_merging(backbone))
 
 
 @pytest.mark.parametrize("positions", ["compact", "preserved"])
@@ -118,7 +118,7 @@ def test_one_continuation_per_row_makes_no_mask_of_columns(
         [ids(1, 2, 3, 4, 5, 6, 7), ids(8), ids(9, 1, 2)],
         [ids(3, 1), ids(2), ids(5, 6, 7, 8)],
     )
-    model = Compressed(backbone, module, rules, positions)
+    model = MergedModel(backbone, module, rules, positions)
     with torch.no_grad():
         masked = score_continuations(contexts, [[e, ids(1)] for e in endings], model)
         monkeypatch.delattr("umim_core.merging.continuations.block_mask")

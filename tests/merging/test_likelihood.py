@@ -16,8 +16,8 @@ from umim_core.config.form import Merge
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import score_rows
+from umim_core.merging.merged_model import MergedModel
 
 FINE = np.array([1, 2, 3])
 
@@ -35,7 +35,7 @@ def test_a_row_that_is_not_ids_is_refused(
     tiny_backbone: Backbone, row: NDArray[np.integer], message: str
 ) -> None:
     with pytest.raises(EvaluationError, match=message):
-        score_rows([FINE, row], Compressed.without_merging(tiny_backbone))
+        score_rows([FINE, row], MergedModel.without_merging(tiny_backbone))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_scores_that_are_no_numbers_are_refused(
 @pytest.mark.parametrize("scope", ["prompt", "all"])
 def test_requests_of_a_harness_that_have_no_numbers_are_refused(broken: UMIM, scope: Merge) -> None:
     scorer = Scorer(
-        Compressed(broken.backbone, broken.module, broken.matcher, "compact"), scope, 32
+        MergedModel(broken.backbone, broken.module, broken.matcher, "compact"), scope, 32
     )
     with pytest.raises(NumericalError, match="log-probability must be finite; got nan"):
         scorer.score([Request(np.array([1, 2]), np.array([3]))], 1)

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from support.engine_matrix import build, random_prompts, random_rules, settings
 from support.family_configs import EXACT
 from support.family_configs import random_model as model_of_family
-from support.merged_models import merged_model, oracle_states, units_of
+from support.merged_models import oracle_states, random_merged_model, units_of
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.split import split_backbone
@@ -23,9 +23,9 @@ from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
 from umim_core.merging.adapters import SpanAdapters, adapted, linear_maps, merged_rows
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import score_rows, token_log_probs
+from umim_core.merging.merged_model import MergedModel
 
 FORMS = [(1, 0), (1, 3), (0, 3)]
 # Families that cannot be split exactly: each is refused by name.
@@ -72,7 +72,7 @@ def test_decoding_equals_a_forward_from_scratch_after_every_step(
     family: str, rank: int, infix_free: bool
 ) -> None:
     backbone, matcher = build(family), random_rules(3, infix_free)
-    model = merged_model(backbone, matcher, 1, rank, rows=20)
+    model = random_merged_model(backbone, matcher, 1, rank, rows=20)
     prompts, seen = random_prompts(7, 3), Recorder()
     output = Engine(model).generate(prompts, settings(14), Request(observer=seen))
     merged = 0
@@ -89,7 +89,7 @@ def test_decoding_equals_a_forward_from_scratch_after_every_step(
 
 @pytest.mark.parametrize(("depth", "rank"), FORMS)
 def test_a_row_alone_equals_the_row_in_a_batch(depth: int, rank: int) -> None:
-    model = merged_model(build("llama"), random_rules(1, False), depth, rank)
+    model = random_merged_model(build("llama"), random_rules(1, False), depth, rank)
     prompts = random_prompts(2, 4)
     together = Engine(model).generate(prompts, settings(10))
     for prompt, row in zip(prompts, together.rows, strict=True):
@@ -98,7 +98,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(depth: int, rank: int) -> None:
 
 @pytest.mark.parametrize(("depth", "rank"), FORMS)
 def test_a_sampled_batch_follows_its_streams(depth: int, rank: int) -> None:
-    model = merged_model(build("llama"), random_rules(1, False), depth, rank)
+    model = random_merged_model(build("llama"), random_rules(1, False), depth, rank)
     config = GenerationConfig(max_new_tokens=8, do_sample=True, num_return_sequences=3)
     first, again = (Engine(model).generate([[1, 2, 3]], config, Request(seed=4)) for _ in range(2))
     assert first.rows == again.rows
@@ -109,7 +109,7 @@ def test_a_sampled_batch_follows_its_streams(depth: int, rank: int) -> None:
 def test_a_chat_of_two_turns_equals_one_forward_of_each_state(depth: int, rank: int) -> None:
     """The second turn needs the last raw states and columns that the first one left."""
     backbone, matcher = build("llama"), random_rules(5, False)
-    model = merged_model(backbone, matcher, depth, rank)
+    model = random_merged_model(backbone, matcher, depth, rank)
     engine, seen = Engine(model), Recorder()
     first = engine.generate([[1, 2, 3, 4]], settings(6))
     second = engine.generate([[5, 6, 7]], settings(4), Request(observer=seen), past=first.state)
@@ -127,7 +127,7 @@ def test_a_chat_of_two_turns_equals_one_forward_of_each_state(depth: int, rank: 
 
 
 def test_a_failed_turn_gives_columns_and_recent_states_back() -> None:
-    model = merged_model(build("llama"), random_rules(5, False), 1, 3)
+    model = random_merged_model(build("llama"), random_rules(5, False), 1, 3)
     engine = Engine(model)
     state, other = (engine.generate([[1, 2, 3, 4]], settings(6)).state for _ in range(2))
 
@@ -145,7 +145,7 @@ def test_a_failed_turn_gives_columns_and_recent_states_back() -> None:
 
 
 def test_columns_below_the_depth_age_out_by_span_eviction_alone() -> None:
-    model = merged_model(build("llama"), random_rules(1, True), 1, 0)
+    model = random_merged_model(build("llama"), random_rules(1, True), 1, 0)
     prompt = random_prompts(3, 1)[0].tolist() * 2
     kept = Engine(model).generate([prompt], settings(12))
     aged = Engine(model).generate([prompt], settings(12), Request(span_eviction=0))
@@ -154,7 +154,7 @@ def test_columns_below_the_depth_age_out_by_span_eviction_alone() -> None:
     assert aged.rows[0].cache_lengths[0] == kept.rows[0].cache_lengths[0]
     assert cache.cache_lengths == ()  # which columns are left is not known: it is not continued
     with pytest.raises(GenerationError, match="reads prompt and generated tokens raw"):
-        Engine(merged_model(build("llama"), random_rules(1, True), 0, 3)).generate(
+        Engine(random_merged_model(build("llama"), random_rules(1, True), 0, 3)).generate(
             [prompt], settings(2), Request(span_eviction=0)
         )
 
@@ -162,7 +162,7 @@ def test_columns_below_the_depth_age_out_by_span_eviction_alone() -> None:
 @pytest.mark.parametrize("rank", [0, 3])
 def test_perplexity_passes_through_the_states_of_decoding(rank: int) -> None:
     backbone, matcher = build("llama"), random_rules(3, False)
-    model = merged_model(backbone, matcher, 1, rank, rows=20)
+    model = random_merged_model(backbone, matcher, 1, rank, rows=20)
     rows = random_prompts(11, 3)
     for ids, scores in zip(rows, token_log_probs(rows, model), strict=True):
         for t in range(len(ids) - 1):
@@ -175,7 +175,7 @@ def test_perplexity_passes_through_the_states_of_decoding(rank: int) -> None:
 
 @pytest.mark.parametrize(("depth", "rank"), FORMS)
 def test_continuations_together_equal_each_alone_behind_its_context(depth: int, rank: int) -> None:
-    model = merged_model(build("llama"), random_rules(3, False), depth, rank)
+    model = random_merged_model(build("llama"), random_rules(3, False), depth, rank)
     contexts = [ids for ids in random_prompts(4, 3)]
     endings = [[np.array([1, 2, 3]), np.array([4, 5])], [np.array([6, 7, 1, 2])], [np.array([3])]]
     together = score_continuations(contexts, endings, model)
@@ -200,14 +200,14 @@ def test_raw_positions_have_the_bits_of_the_base_model(
 ) -> None:
     """Before its first merge a row computes what the base model computes, next to merged rows."""
     backbone, matcher = build("llama", dtype), random_rules(1, True)
-    model = merged_model(backbone, matcher, depth, rank)
+    model = random_merged_model(backbone, matcher, depth, rank)
     rows = [np.array([0, 0, 0]), np.array([0] * 12)]
     assert not (matcher.segment(rows[0])[1] > 1).any() or True
     raw = [ids for ids in random_prompts(9, 40) if (matcher.segment(ids)[1] == 1).all()][:4]
     raw = [ids for ids in raw if len(ids) > 1]
     assert raw
     mixed = [*raw, *(ids[: len(ids)] for ids in random_prompts(3, 4))]
-    base = Compressed.without_merging(backbone)
+    base = MergedModel.without_merging(backbone)
     wide = max(map(len, mixed))
     alike = [ids for ids in mixed if len(ids) == wide] or mixed
     for ids in raw:
@@ -280,18 +280,18 @@ def test_forms_that_cannot_be_are_refused(policies: dict[str, object], match: st
 
 def test_a_checkpoint_keeps_depth_and_adapters(tmp_path) -> None:  # type: ignore[no-untyped-def]
     backbone, matcher = build("llama", torch.float32), random_rules(1, True)
-    model = merged_model(backbone, matcher, 1, 3, rows=5)
+    model = random_merged_model(backbone, matcher, 1, 3, rows=5)
     with torch.no_grad():  # numbers that bfloat16 holds
         for weight in model.require_module().parameters():
             weight.copy_(weight.bfloat16().float())
     Checkpoint.of(model).save(tmp_path / "saved")
     loaded = Checkpoint.load(tmp_path / "saved")
     assert loaded.config.merge_depth == 1 and loaded.config.adapter_rank == 3
-    again = Compressed(backbone, loaded.module, matcher, "preserved", merge_depth=1)
+    again = MergedModel(backbone, loaded.module, matcher, "preserved", merge_depth=1)
     prompts = random_prompts(2, 3)
     assert Engine(again).generate(prompts, settings(8)).rows == (
         Engine(model).generate(prompts, settings(8)).rows
     )
     other = build("qwen2", torch.float32)
     with pytest.raises(BackboneError, match="adapters must be of"):
-        Compressed(other, loaded.module, matcher, "preserved", merge_depth=0)
+        MergedModel(other, loaded.module, matcher, "preserved", merge_depth=0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import (
     PackedUnits,
@@ -97,7 +97,7 @@ def test_embeddings_equal_the_naive_construction(
 ) -> None:
     rows = [[3, 1, 4, 1, 5, 9], [2, 6, 5]]
     module = module_for(tiny_backbone)
-    got = Compressed(tiny_backbone, module, None, "compact").embed(pack(rows, units))
+    got = MergedModel(tiny_backbone, module, None, "compact").embed(pack(rows, units))
     for b, (ids, sizes) in enumerate(zip(rows, units, strict=True)):
         position = 0
         for s, size in enumerate(sizes):
@@ -110,21 +110,21 @@ def test_embeddings_equal_the_naive_construction(
 
 def test_without_spans_no_module_is_needed(tiny_backbone: Backbone) -> None:
     packed = pack([[1, 2], [3]], [[1, 1], [1]])
-    got = Compressed.without_merging(tiny_backbone).embed(packed)
+    got = MergedModel.without_merging(tiny_backbone).embed(packed)
     assert torch.equal(got, tiny_backbone.embed(packed.token_ids))
     assert packed.span_ids.shape[0] == 0
 
 
 def test_spans_without_a_module_are_refused(tiny_llama: Backbone) -> None:
     with pytest.raises(ConfigError, match="merged units need a merge module"):
-        Compressed.without_merging(tiny_llama).embed(pack([[1, 2]], [[2]]))
+        MergedModel.without_merging(tiny_llama).embed(pack([[1, 2]], [[2]]))
 
 
 def test_surrogates_have_the_type_of_the_backbone_and_reach_the_module(
     tiny_llama: Backbone,
 ) -> None:
     module = module_for(tiny_llama).double().requires_grad_(True)
-    out = Compressed(tiny_llama, module, None, "compact").surrogates(
+    out = MergedModel(tiny_llama, module, None, "compact").surrogates(
         torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 2])
     )
     assert out.dtype is tiny_llama.dtype
@@ -135,7 +135,7 @@ def test_surrogates_have_the_type_of_the_backbone_and_reach_the_module(
 
 def test_gradients_flow_to_merged_units_only(tiny_llama: Backbone) -> None:
     module = module_for(tiny_llama).requires_grad_(True)
-    embeddings = Compressed(tiny_llama, module, None, "compact").embed(pack([[1, 2, 3]], [[2, 1]]))
+    embeddings = MergedModel(tiny_llama, module, None, "compact").embed(pack([[1, 2, 3]], [[2, 1]]))
     raw = torch.autograd.grad(embeddings[0, 1].sum(), module.linear_o.weight, retain_graph=True)[0]
     # of a LayerNorm's output any sum over all components is constant
     merged = torch.autograd.grad(embeddings[0, 0, 0], module.linear_o.weight)[0]

@@ -7,7 +7,7 @@ import torch
 
 from support.engine_matrix import VOCAB, build, module_for
 from support.merge_modules import give_rows, module_of
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.span_cache import SpanCache
 
 SPANS = [(1, 2), (3, 4, 5), (2, 1), (1, 2, 3, 4), (1, 2)]
@@ -25,10 +25,10 @@ def test_every_form_gives_the_modules_own_surrogates(
     module = module_of(form, 32, 4, torch.float64)
     if rows:
         give_rows(module, rows)
-    cache = SpanCache(Compressed(backbone, module, None, "compact"))
+    cache = SpanCache(MergedModel(backbone, module, None, "compact"))
     assert (cache.table is not None) == tabulated
     for span, found in zip(SPANS, cache.find(SPANS), strict=True):
-        direct = Compressed(backbone, module, None, "compact").surrogates(
+        direct = MergedModel(backbone, module, None, "compact").surrogates(
             torch.tensor([span]), torch.tensor([len(span)])
         )
         assert torch.allclose(found, direct[0], rtol=0, atol=1e-12)
@@ -39,13 +39,14 @@ def test_a_table_beyond_its_limit_is_not_made() -> None:
     module = module_for(backbone)
     size = VOCAB * 32 * 8
     assert (
-        SpanCache(Compressed(backbone, module, None, "compact"), table_bytes=size).table is not None
+        SpanCache(MergedModel(backbone, module, None, "compact"), table_bytes=size).table
+        is not None
     )
-    small = SpanCache(Compressed(backbone, module, None, "compact"), table_bytes=size - 1)
+    small = SpanCache(MergedModel(backbone, module, None, "compact"), table_bytes=size - 1)
     assert small.table is None
     assert torch.allclose(
         small.find(SPANS),
-        SpanCache(Compressed(backbone, module, None, "compact")).find(SPANS),
+        SpanCache(MergedModel(backbone, module, None, "compact")).find(SPANS),
         rtol=0,
         atol=1e-12,
     )
@@ -53,7 +54,7 @@ def test_a_table_beyond_its_limit_is_not_made() -> None:
 
 def test_a_span_is_computed_once_and_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = build("llama", torch.float32)
-    cache = SpanCache(Compressed(backbone, module_for(backbone), None, "compact"), kept_spans=3)
+    cache = SpanCache(MergedModel(backbone, module_for(backbone), None, "compact"), kept_spans=3)
     computed: list[int] = []
     merge = cache.merge
 

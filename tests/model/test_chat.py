@@ -15,7 +15,7 @@ from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.model.generation_output import GenerationOutput
 from umim_core.rules.matcher import Matcher
@@ -195,7 +195,7 @@ def test_a_chat_goes_on_where_a_tokenizer_adds_spaces_beside_special_tokens(repl
     module = MergeModule(backbone.hidden_size)
     umim = UMIM(
         backbone,
-        Checkpoint.of(Compressed(backbone, module, Matcher(RuleSet.from_spans([])), "compact")),
+        Checkpoint.of(MergedModel(backbone, module, Matcher(RuleSet.from_spans([])), "compact")),
     )
     chat, last = [{"role": "user", "content": "Return  the sum."}], None
     for turn in range(3):

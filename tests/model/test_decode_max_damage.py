@@ -15,7 +15,7 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import CheckpointError, RuleSetError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -30,10 +30,12 @@ def checkpoint(tiny_llama: Backbone) -> Checkpoint:
     """One rule of a price, which the first two generated tokens complete."""
     module = MergeModule(tiny_llama.hidden_size)
     module.initialise(tiny_llama.embedding_std, torch.Generator().manual_seed(0))
-    none = Checkpoint.of(Compressed(tiny_llama, module, Matcher(RuleSet.from_spans([])), "compact"))
+    none = Checkpoint.of(
+        MergedModel(tiny_llama, module, Matcher(RuleSet.from_spans([])), "compact")
+    )
     [ids] = UMIM(tiny_llama, none).generate(PROMPT, max_new_tokens=2).ids
     rules = replace(RuleSet.from_spans([ids]), prices=np.array([PRICE], np.float32))
-    made = Checkpoint.of(Compressed(tiny_llama, module, Matcher(rules), "compact"))
+    made = Checkpoint.of(MergedModel(tiny_llama, module, Matcher(rules), "compact"))
     return made.recommending("all")
 
 

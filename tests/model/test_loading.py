@@ -20,7 +20,7 @@ from umim_core.errors import (
     RuleSetError,
     TokenizerMismatchError,
 )
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.store.artifacts import read_json, write_json, write_manifest
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_of_a_model_with_such_a_setting_takes_the_model_without(
     edit(home / "config.json", **NEUTRAL)
     umim = UMIM.from_pretrained(tiny_checkpoint, backbone=str(home))
     made = Checkpoint.of(
-        Compressed(umim.backbone, umim.checkpoint.module, Matcher(umim.rules), "compact")
+        MergedModel(umim.backbone, umim.checkpoint.module, Matcher(umim.rules), "compact")
     )
     made.save(tmp_path / "made")
     UMIM.from_pretrained(tmp_path / "made", backbone=str(tiny_checkpoint.parent / "backbone"))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from support.merged_models import merged_model
+from support.merged_models import random_merged_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -22,7 +22,7 @@ OPTIONS = {"max_new_tokens": 6, "do_sample": False, "merge": "prompt", "raw_tail
 def umim(request: pytest.FixtureRequest, tiny_umim: UMIM, tiny_llama: Backbone) -> UMIM:
     if request.param == "embeddings":
         return tiny_umim
-    inside = merged_model(tiny_llama, tiny_umim.matcher, depth=1, rank=2)
+    inside = random_merged_model(tiny_llama, tiny_umim.matcher, depth=1, rank=2)
     return UMIM(tiny_llama, Checkpoint.of(inside))
 
 
@@ -33,7 +33,7 @@ def widths_of(umim: UMIM, seen: list[tuple[int, int]]) -> torch.utils.hooks.Remo
         rows, units, _ = inputs["inputs_embeds"].shape
         seen.append((rows, units))
 
-    return umim.compressed.trunk.upper.trunk.register_forward_pre_hook(note, with_kwargs=True)
+    return umim.merged_model.trunk.upper.trunk.register_forward_pre_hook(note, with_kwargs=True)
 
 
 def test_three_questions_on_one_prefix_read_the_document_once(umim: UMIM) -> None:

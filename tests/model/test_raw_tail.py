@@ -53,5 +53,5 @@ def test_a_context_is_read_as_a_prompt_is(tiny_umim: UMIM, raw_tail: int) -> Non
 
 def test_perplexity_has_no_prompt_and_no_raw_tail(tiny_umim: UMIM) -> None:
     rows = [np.array(tiny_umim.backbone.encode(TEXT))]
-    tailed = perplexity(rows, tiny_umim.compressed.reading("all", 5))
-    assert tailed == perplexity(rows, tiny_umim.compressed)
+    tailed = perplexity(rows, tiny_umim.merged_model.reading("all", 5))
+    assert tailed == perplexity(rows, tiny_umim.merged_model)

@@ -16,7 +16,7 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.cli.app import main
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -50,7 +50,7 @@ def umim(
     module = MergeModule(backbone.hidden_size)
     module.initialise(0.2, torch.Generator().manual_seed(0))
     rules = RuleSet.from_spans([(2, 3), (4, 5)], backbone.tokenizer_fingerprint)
-    return UMIM(backbone, Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact")))
+    return UMIM(backbone, Checkpoint.of(MergedModel(backbone, module, Matcher(rules), "compact")))
 
 
 @pytest.mark.parametrize(("switch", "added"), [(None, [BOS]), (True, [BOS]), (False, [])])

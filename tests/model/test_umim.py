@@ -22,7 +22,7 @@ from umim_core.errors import (
     TokenizerMismatchError,
 )
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -63,7 +63,7 @@ def umim(backbone: Backbone) -> UMIM:
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
     checkpoint = Checkpoint.of(
-        Compressed(
+        MergedModel(
             backbone,
             module,
             Matcher(RuleSet.from_spans(rules, backbone.tokenizer_fingerprint)),
@@ -213,7 +213,7 @@ def test_perplexity_is_that_of_the_evaluation(umim: UMIM, merge: str) -> None:
     texts = [TEXT, "hello world"]
     rows = [np.array(umim.backbone.encode(text)) for text in texts]
     matcher = umim.matcher if merge == "all" else None
-    theirs = perplexity(rows, Compressed(umim.backbone, umim.module, matcher, "compact"))
+    theirs = perplexity(rows, MergedModel(umim.backbone, umim.module, matcher, "compact"))
     assert umim.perplexity(texts, merge=merge) == pytest.approx(theirs.ppl, rel=1e-5)
     assert umim.perplexity(rows, merge=merge) == pytest.approx(theirs.ppl, rel=1e-5)
 

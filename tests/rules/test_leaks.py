@@ -18,7 +18,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import CheckpointError, LeakError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.mining.corpus_mining import mine_rules
 from umim_core.mining.counting import count_ngrams
@@ -170,7 +170,7 @@ def test_the_hub_gets_leaking_rules_only_when_told_so(
     umim = UMIM(
         backbone,
         Checkpoint.of(
-            Compressed(backbone, module, Matcher(RuleSet.from_spans(LEAKING)), "compact")
+            MergedModel(backbone, module, Matcher(RuleSet.from_spans(LEAKING)), "compact")
         ),
     )
     with pytest.raises(error, match=message):

@@ -7,7 +7,7 @@ import pytest
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import RuleSetError, TokenizerMismatchError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.protect import check_vocabulary
@@ -34,7 +34,7 @@ def test_a_checkpoint_with_such_rules_is_refused(
 ) -> None:
     rules = RuleSet.from_spans([span])  # of an unknown tokenizer
     checkpoint = Checkpoint.of(
-        Compressed(tiny_llama, MergeModule(tiny_llama.hidden_size), Matcher(rules), "compact")
+        MergedModel(tiny_llama, MergeModule(tiny_llama.hidden_size), Matcher(rules), "compact")
     )
     with pytest.raises(
         (RuleSetError, TokenizerMismatchError), match=r"of the tokenizer|vocabulary"

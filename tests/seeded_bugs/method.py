@@ -24,10 +24,10 @@ METHOD = (
     SeededBug(
         "the teacher's mask is shifted by one token",
         "method",
-        "umim_core/distill/loss.py",
+        "umim_core/training/loss.py",
         "return AlignedRows(batch, last, unit)",
         "return AlignedRows(batch, (last - 1).clamp(min=0), unit)",
-        ("tests/distill/test_alignment_masks.py",),
+        ("tests/training/test_alignment_masks.py",),
     ),
     SeededBug(
         "a branch has the position of its span",
@@ -114,9 +114,9 @@ METHOD = (
     SeededBug(
         "KL does not subtract the teacher's entropy",
         "method",
-        "umim_core/distill/loss.py",
+        "umim_core/training/loss.py",
         "kl = teacher.sub_(student).mul_(p_t).sum(dim=-1)",
         "kl = -student.mul(p_t).sum(dim=-1)",
-        ("tests/distill/test_loss_reference.py",),
+        ("tests/training/test_loss_reference.py",),
     ),
 )

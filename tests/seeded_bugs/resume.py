@@ -8,7 +8,7 @@ RESUME = (
     SeededBug(
         "every rank resumes the state that it sees",
         "resume",
-        "umim_core/distill/train_loop.py",
+        "umim_core/training/train_loop.py",
         """\
     if rank == 0 and (newest := newest_state(state_dir, world)) is not None:
         step = step_of(newest)
@@ -64,7 +64,7 @@ RESUME = (
     SeededBug(
         "a resumed run draws other random numbers",
         "resume",
-        "umim_core/distill/train_state.py",
+        "umim_core/training/train_state.py",
         'torch.set_rng_state(tensors.pop("rng.torch"))',
         'tensors.pop("rng.torch")',
         ("tests/tasks/training/test_train_state.py",),
@@ -72,7 +72,7 @@ RESUME = (
     SeededBug(
         "a resumed run forgets the moments of AdamW",
         "resume",
-        "umim_core/distill/train_loop.py",
+        "umim_core/training/train_loop.py",
         'if name.startswith("optimizer.")})',
         'if name.startswith("moments.")})',
         ("tests/tasks/training/test_train_state.py",),
@@ -97,7 +97,7 @@ RESUME = (
     SeededBug(
         "each rank divides by its own rows",
         "resume",
-        "umim_core/distill/train_loop.py",
+        "umim_core/training/train_loop.py",
         "weight, num_bad, loss_sum, kl_sum = sum_over_ranks(shares)\n",
         "_, num_bad, loss_sum, kl_sum = sum_over_ranks(shares)\n    weight = loss.weight * world\n",
         ("tests/tasks/training/test_train_merges.py",),

@@ -21,7 +21,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.cli.app import main
 from umim_core.config.form import ModuleForm
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.span_files import SpanTable
@@ -67,8 +67,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     with torch.no_grad():  # what training would have moved
         generator = torch.Generator().manual_seed(1)
         module.norm_o.bias.normal_(0.0, backbone.embedding_std / 3, generator=generator)
-    compressed = Compressed(backbone, module, Matcher(rules), "compact")
-    Checkpoint.of(compressed).save(folder / "merge")
+    merged_model = MergedModel(backbone, module, Matcher(rules), "compact")
+    Checkpoint.of(merged_model).save(folder / "merge")
     arguments = ["export", folder / "merge", "--out", folder / "model", "--spans", SPANS, "--gguf"]
     arguments += ["--text", ROOT / "docs" / "*.md", "--dtype", "float32"]
     with pytest.MonkeyPatch.context() as patch:

@@ -33,7 +33,7 @@ PROMPT = "Return the sum of the array elements over a given"
 
 
 def server(umim: UMIM, *, sizes: BatchSizes | None = None, **limits: Any) -> EngineServer:
-    served = Served("tiny", umim.compressed, "prompt", 4)
+    served = Served("tiny", umim.merged_model, "prompt", 4)
     return EngineServer(LocalEngine(served, sizes or BatchSizes()), Limits(**limits))
 
 

@@ -24,7 +24,7 @@ from support.servers import (
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.engine_app import EngineServer
 from umim_core.serving.engine_worker import BatchSizes
@@ -47,7 +47,7 @@ def tokenizer(export: Path) -> PreTrainedTokenizerBase:
 def engine(export: Path) -> Callable[[], EngineServer]:
     """Make a server of the exported model that reads what it is sent."""
     backbone = load_backbone(str(export), dtype="float64")
-    served = ServedModel("model", Compressed.without_merging(backbone), "none", 0)
+    served = ServedModel("model", MergedModel.without_merging(backbone), "none", 0)
     return lambda: EngineServer(LocalEngine(served, BatchSizes()), Limits())
 
 

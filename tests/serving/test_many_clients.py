@@ -92,7 +92,7 @@ def texts(umim: UMIM) -> list[str]:
 
 def test_every_client_gets_its_own_answer(umim: UMIM, texts: list[str]) -> None:
     assert len(set(texts)) == len(texts)
-    served = ServedModel("tiny", umim.compressed, "prompt", 4)
+    served = ServedModel("tiny", umim.merged_model, "prompt", 4)
     server = EngineServer(LocalEngine(served, BatchSizes(kept_bytes=0)), Limits())
     with in_thread(server.app(None)) as url:
         right = asyncio.run(load(url, texts, 0.0))

@@ -32,8 +32,8 @@ from umim_core.errors import (
     TokenizerMismatchError,
     UmimError,
 )
-from umim_core.merging.compressed import Compressed
-from umim_core.packages.gguf_cache import convert_gguf
+from umim_core.merging.merged_model import MergedModel
+from umim_core.model_sources.gguf_cache import convert_gguf
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.adapter_files import read_adapters
@@ -49,10 +49,10 @@ def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def checkpoint_of(backbone: Any, form: ModuleForm, spans: Any = ((1, 2), (3, 4, 5))) -> UMIM:
     rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint or None)
     module = fresh_module(backbone, rules, form, 0)
-    compressed = Compressed(
+    merged_model = MergedModel(
         backbone, module, Matcher(rules), form.unit_positions, merge_depth=form.merge_depth
     )
-    return UMIM(backbone, Checkpoint.of(compressed))
+    return UMIM(backbone, Checkpoint.of(merged_model))
 
 
 def test_the_directory_is_a_plain_model_of_more_rows(exported: Exported) -> None:
@@ -77,8 +77,8 @@ def test_transformers_computes_what_our_engine_does(exported: Exported) -> None:
     for ids in exported.prompts(4):
         merged = exported.merger.merge(ids)
         merged_tokens += len(ids) - len(merged)
-        packed = umim.compressed.reading("prompt", 16).pack_prompts([np.array(ids)])
-        wanted = umim.backbone.head(umim.backbone.hidden(umim.compressed.embed(packed)))[0]
+        packed = umim.merged_model.reading("prompt", 16).pack_prompts([np.array(ids)])
+        wanted = umim.backbone.head(umim.backbone.hidden(umim.merged_model.embed(packed)))[0]
         found = exported.model(torch.tensor([merged])).logits[0, :, : umim.backbone.vocab_size]
         assert float((found - wanted).abs().max()) <= 1e-4
         ours = umim.generate([ids], merge="prompt", raw_tail=16, max_new_tokens=16, do_sample=False)
@@ -165,7 +165,7 @@ def test_adapters_are_written_for_the_one_engine_that_applies_them(
     export_model(umim, umim.rules, out)
     assert len(list(out.glob("*.safetensors"))) == 1  # vLLM reads all of them as weights
     down, up = read_adapters(out)["mlp.gate_proj"]
-    own = umim.compressed.require_module().adapters
+    own = umim.merged_model.require_module().adapters
     assert own is not None
     assert torch.equal(down, own.down["mlp-gate_proj"])
     assert torch.equal(up, own.up["mlp-gate_proj"])

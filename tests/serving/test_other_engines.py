@@ -27,8 +27,8 @@ from support.servers import CHAT, Served
 from support.source_tree import ROOT
 from umim_core import UMIM
 from umim_core.cli.app import main
-from umim_core.packages.model_cache import model_fault
-from umim_core.packages.packaged_model import PACKAGED
+from umim_core.model_sources.model_cache import model_fault
+from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.text.chat_parts import Chat
 

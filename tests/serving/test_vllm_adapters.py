@@ -17,13 +17,13 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.engines.engine_processes import COMPLETIONS, CONTEXT, SERVERS, Running, running
 from support.gguf_files import tiny_bpe
-from support.merged_models import merged_model
+from support.merged_models import random_merged_model
 from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.packages.model_cache import model_fault
-from umim_core.packages.packaged_model import PACKAGED
+from umim_core.model_sources.model_cache import model_fault
+from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.model_export import export_model
@@ -117,7 +117,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     backbone, rules, prompts = smollm2() if request.param == "smollm2" else tiny(request.param)
     umim, bare = (
-        UMIM(backbone, Checkpoint.of(merged_model(backbone, Matcher(rules), 0, rank, 0, "compact")))
+        UMIM(
+            backbone,
+            Checkpoint.of(random_merged_model(backbone, Matcher(rules), 0, rank, 0, "compact")),
+        )
         for rank in (4, 0)
     )
     export_model(umim, rules, folder / "model")

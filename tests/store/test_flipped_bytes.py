@@ -17,15 +17,15 @@ import torch
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import UmimError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, read_manifest, write_manifest
+from umim_core.training.token_rows import TokenRows
 
 STREAM = np.random.default_rng(3).geometric(0.15, 4000) % 50
 QUICK, FULL = 60, 1000
@@ -59,7 +59,7 @@ def rules_content(directory: Path) -> str:
 def make_checkpoint(directory: Path, backbone: Backbone) -> None:
     module = MergeModule(backbone.hidden_size, 4)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(5))
-    Checkpoint.of(Compressed(backbone, module, Matcher(mined()), "compact"), {"steps": 3}).save(
+    Checkpoint.of(MergedModel(backbone, module, Matcher(mined()), "compact"), {"steps": 3}).save(
         directory
     )
 

@@ -20,7 +20,7 @@ from tests.evaluation.conftest import byte_tokenizer
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.evaluation.harness import UmimLM
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -82,7 +82,7 @@ class Models:
         module = MergeModule(self.backbone.hidden_size)
         module.initialise(0.3, torch.Generator().manual_seed(0))
         self.checkpoint = Checkpoint.of(
-            Compressed(self.backbone, module, Matcher(RuleSet.from_spans([])), "compact")
+            MergedModel(self.backbone, module, Matcher(RuleSet.from_spans([])), "compact")
         )
 
     @property

@@ -14,19 +14,19 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_list
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import ModuleForm, UnitPositions
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 
 
-def merged_model(
+def random_merged_model(
     backbone: Backbone,
     matcher: Matcher,
     depth: int,
     rank: int,
     rows: int = 0,
     positions: UnitPositions = "preserved",
-) -> Compressed:
+) -> MergedModel:
     """A model whose module and adapters are far from zero."""
     form = ModuleForm(
         module_positions="learned",
@@ -45,11 +45,11 @@ def merged_model(
         for weight in moved:
             weight.normal_(0.0, 0.3, generator=generator)
     module.eval().requires_grad_(False)
-    return Compressed(backbone, module, matcher, positions, merge_depth=depth)
+    return MergedModel(backbone, module, matcher, positions, merge_depth=depth)
 
 
 def oracle_states(
-    compressed: Compressed, ids: Sequence[int], cuts: Sequence[tuple[int, int]]
+    merged_model: MergedModel, ids: Sequence[int], cuts: Sequence[tuple[int, int]]
 ) -> Tensor:
     """Hidden states of units [S, d], from one forward of the whole model on the raw ids.
 
@@ -57,11 +57,15 @@ def oracle_states(
     there on the span's other columns are hidden by a mask. Adapters are added by hooks.
 
     Args:
-        compressed: The model, of float64.
+        merged_model: The model, of float64.
         ids: Raw ids [T].
         cuts: Units as (start, tokens).
     """
-    backbone, module, depth = compressed.backbone, compressed.require_module(), _depth(compressed)
+    backbone, module, depth = (
+        merged_model.backbone,
+        merged_model.require_module(),
+        _depth(merged_model),
+    )
     size = len(ids)
     hidden = torch.zeros(size, dtype=torch.bool)
     for start, tokens in cuts:
@@ -125,9 +129,9 @@ def oracle_states(
     return states[[start + tokens - 1 for start, tokens in cuts]]
 
 
-def _depth(compressed: Compressed) -> int:
-    assert compressed.merge_depth > 0  # at depth 0 learned positions are added after merging
-    return compressed.merge_depth
+def _depth(merged_model: MergedModel) -> int:
+    assert merged_model.merge_depth > 0  # at depth 0 learned positions are added after merging
+    return merged_model.merge_depth
 
 
 def _merged(

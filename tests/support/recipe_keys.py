@@ -42,7 +42,7 @@ from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import Recipe
 from umim_core.embedded.assets import embedded_names
 from umim_core.merging.module import MergeModule
-from umim_core.packages.model_cache import packaged_directory
+from umim_core.model_sources.model_cache import packaged_directory
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest, sha256_bytes, write_manifest
 from umim_core.text.sources import HubDataset, Source, TokenIds, source_digests

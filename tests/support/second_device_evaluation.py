@@ -14,19 +14,19 @@ from support.merge_modules import module_of
 from support.second_device import DEVICE, moved, second_device
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
-from umim_core.benchmarking.roofline import Roofline
-from umim_core.benchmarking.throughput import measure_throughput
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.generation_quality import continuation_perplexity
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.mining.confidence import confidence_counts
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.throughput.roofline import Roofline
+from umim_core.throughput.throughput import measure_throughput
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w11 w1 w2 w12 w1 w2"
 RULES = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5), (6, 7)]))
@@ -35,11 +35,13 @@ ROWS = [np.array([9, 1, 2, 7, 3, 4, 5, 8]), np.array([6, 7, 10]), np.array([1, 2
 
 def evaluated(what: str, backbone: Backbone, module: MergeModule) -> dict[str, Any]:
     if what == "alignment":
-        return evaluate_alignment(ROWS, Compressed(backbone, module, RULES, "compact"), 2).metrics()
+        return evaluate_alignment(
+            ROWS, MergedModel(backbone, module, RULES, "compact"), 2
+        ).metrics()
     if what == "perplexity":
-        return vars(perplexity(ROWS, Compressed(backbone, module, RULES, "compact"), 2))
+        return vars(perplexity(ROWS, MergedModel(backbone, module, RULES, "compact"), 2))
     if what == "attention maps":
-        maps = attention_maps(ROWS[0], Compressed(backbone, module, RULES, "preserved"))
+        maps = attention_maps(ROWS[0], MergedModel(backbone, module, RULES, "preserved"))
         return {"before": maps.before.tolist(), "after": maps.after.tolist(), "at": maps.starts}
     if what == "continuations":
         return {"ppl": continuation_perplexity([[1, 2], [3]], [[4, 5, 6], []], backbone)}
@@ -51,11 +53,11 @@ def evaluated(what: str, backbone: Backbone, module: MergeModule) -> dict[str, A
         protocol = BenchmarkConfig(warmup=0, pairs=1, new_tokens=3, prompt_lengths=(16,))
         ids, ceiling = np.arange(64) % 7 + 1, Roofline(1e30)
         rows = measure_throughput(
-            Compressed(backbone, module, RULES, "compact"), ids, protocol, roofline=ceiling
+            MergedModel(backbone, module, RULES, "compact"), ids, protocol, roofline=ceiling
         )
         return {f"{r.rules} {r.phase}": [r.token_reduction, r.umim_kv_bytes] for r in rows}
     found = surrogate_similarity(
-        [(1, 2), (3, 4, 5), (6, 7)], Compressed(backbone, module, None, "compact")
+        [(1, 2), (3, 4, 5), (6, 7)], MergedModel(backbone, module, None, "compact")
     )
     return {str(order.order): [*order.by_offset, order.mean, order.random] for order in found}
 

@@ -24,11 +24,11 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.form import UnitPositions
-from umim_core.generation.trajectories import sample_trajectories
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import EngineOutput
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
+from umim_core.synthetic_corpora.trajectories import sample_trajectories
 
 SAMPLED = {"do_sample": True, "temperature": 1.2, "top_p": 0.9, "top_k": 8}
 PROCESSED = {
@@ -48,7 +48,7 @@ def on(device: str, family: str, unit_positions: UnitPositions, *, rules: bool) 
     if device != "cpu":
         moved(backbone.model)
         moved(module)
-    return Engine(Compressed(backbone, module, matcher if rules else None, unit_positions))
+    return Engine(MergedModel(backbone, module, matcher if rules else None, unit_positions))
 
 
 def answers(

@@ -21,15 +21,15 @@ from umim_core.adaptation.preference import ending_scores
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.config.recipe import PreferenceConfig, TrainConfig
-from umim_core.distill.objectives import DistillObjective, PreferenceObjective
-from umim_core.distill.step import DistillModel
-from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_loop import train
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.training.objectives import DistillObjective, PreferenceObjective
+from umim_core.training.step import DistillModel
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_loop import train
 
 SIZE = 32
 UNITS = [[2, 1, 1], [1, 1, 3], [1, 2, 3, 4, 1, 1, 1], [4], [1, 1, 1, 1], [1]]
@@ -56,7 +56,7 @@ def step(
     backbone: Backbone, module: MergeModule, unit_positions: UnitPositions
 ) -> tuple[Tensor, Tensor]:
     """Loss and KL, and the gradient of the loss by every parameter in one vector, on the CPU."""
-    loss = DistillModel(Compressed(backbone, module, None, unit_positions))(*batch())
+    loss = DistillModel(MergedModel(backbone, module, None, unit_positions))(*batch())
     loss.total.backward()
     gradients = [parameter.grad for parameter in module.parameters()]
     assert {gradient.device for gradient in gradients} == {backbone.device}
@@ -143,7 +143,7 @@ def trained(
     objective = (
         PreferenceObjective(
             module,
-            Compressed(backbone, module, matcher, "compact"),
+            MergedModel(backbone, module, matcher, "compact"),
             questions(5),
             questions(3),
             reference=folder / "reference",
@@ -152,7 +152,7 @@ def trained(
         )
         if isinstance(config, PreferenceConfig)
         else DistillObjective(
-            Compressed(backbone, module, matcher, "compact"),
+            MergedModel(backbone, module, matcher, "compact"),
             rows(5, 0),
             rows(3, 1),
             bf16=False,
@@ -194,7 +194,7 @@ def test_a_control_scores_as_on_the_cpu_and_the_generator_stays(kind: str) -> No
     control = fresh_control(kind, backbone, seed=5)
     disturb(control.module)
     with torch.no_grad():
-        expected = torch.cat(ending_scores(questions(4), control.compressed))
+        expected = torch.cat(ending_scores(questions(4), control.merged_model))
     with second_device(), torch.no_grad():
         moved(backbone.model)
         state = torch.get_rng_state()
@@ -203,5 +203,5 @@ def test_a_control_scores_as_on_the_cpu_and_the_generator_stays(kind: str) -> No
         assert {str(value.device) for value in found.module.parameters()} == {DEVICE}
         for own, other in zip(found.module.parameters(), control.module.parameters(), strict=True):
             own.copy_(other)
-        got = torch.cat(ending_scores(questions(4), found.compressed)).cpu()
+        got = torch.cat(ending_scores(questions(4), found.merged_model)).cpu()
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)

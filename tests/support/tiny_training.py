@@ -22,16 +22,16 @@ from support.tiny_models import random_backbone
 from tasks.training.strategies import make_strategy
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.config.recipe import TrainConfig
-from umim_core.distill.objectives import BatchLoss, DistillObjective, PreferenceObjective
-from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_loop import TrainResult, train
-from umim_core.distill.train_state import Progress
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json
+from umim_core.training.objectives import BatchLoss, DistillObjective, PreferenceObjective
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_loop import TrainResult, train
+from umim_core.training.train_state import Progress
 
 SEED, VOCAB, HIDDEN, WIDTH, ROWS = 3, 32, 16, 24, 15
 POISON = VOCAB - 1  # where a test asks for it, its embedding is infinite
@@ -156,11 +156,11 @@ class Run:
         matcher = Matcher(RuleSet.from_spans(SPANS))
         if self.rule_rows:
             module.rows = RuleRows(frequent_spans(matcher.rules, self.rule_rows), HIDDEN)
-        compressed = Compressed(backbone, module.to(self.dtype), matcher, "compact")
+        merged_model = MergedModel(backbone, module.to(self.dtype), matcher, "compact")
         if self.preference:
             return WatchedPreference(
                 module,
-                compressed,
+                merged_model,
                 questions(ROWS, 0, self.poisoned),
                 questions(4, 1),
                 beta=5.0,  # gradients as large as those of a distillation
@@ -168,7 +168,7 @@ class Run:
                 reference=self.folder / "reference",
             )
         return Watched(
-            compressed,
+            merged_model,
             rows(merges=self.merges, poisoned=self.poisoned),
             rows(merges=(True,) * 4),
             bf16=False,

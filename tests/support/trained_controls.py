@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 
 KINDS = ("input-adapter", "lora")
 
@@ -26,10 +26,10 @@ def some_questions(count: int = 4) -> list[EncodedQuestion]:
     ]
 
 
-def scores(compressed: Compressed) -> Tensor:
+def scores(merged_model: MergedModel) -> Tensor:
     """Return the scores [4, 3] of the answers to four questions."""
     with torch.no_grad():
-        return torch.stack(ending_scores(some_questions(), compressed))
+        return torch.stack(ending_scores(some_questions(), merged_model))
 
 
 def disturb(module: nn.Module) -> None:

@@ -28,7 +28,7 @@ from umim_core.backbone.model_files import frozen_twin
 from umim_core.checkpoint.checkpoint_files import BackboneRecord
 from umim_core.checkpoint.module_weights import WEIGHTS, read_weights, write_module
 from umim_core.errors import BackboneMismatchError, CheckpointError, TokenizerMismatchError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.registry import Registry
 from umim_core.store.artifacts import (
     described,
@@ -52,7 +52,7 @@ class Control:
 
     kind: str
     module: nn.Module = field(repr=False)
-    compressed: Compressed
+    merged_model: MergedModel
 
     @property
     def size(self) -> int:
@@ -73,7 +73,7 @@ def fresh_control(kind: str, backbone: Backbone, seed: int) -> Control:
         torch.manual_seed(seed)
         module = install(twin).to(backbone.device)
     twin.model.train(False)
-    return Control(kind, module, Compressed.without_merging(_with_model(twin, twin.model)))
+    return Control(kind, module, MergedModel.without_merging(_with_model(twin, twin.model)))
 
 
 def merge_module_size(hidden_size: int) -> int:
@@ -128,7 +128,7 @@ def write_control(
     control: Control, training: Mapping[str, str | int | float | None], directory: Path
 ) -> None:
     """Write a control's files into an existing, empty directory."""
-    backbone = control.compressed.backbone
+    backbone = control.merged_model.backbone
     record = ControlRecord(
         kind=control.kind,
         size=control.size,
@@ -144,7 +144,7 @@ def write_control(
     write_manifest(directory, kind=KIND, schema=SCHEMA, body={})
 
 
-def load_control(directory: Path, backbone: Backbone) -> Compressed:
+def load_control(directory: Path, backbone: Backbone) -> MergedModel:
     """Return the base model that reads through a trained control.
 
     Raises:
@@ -162,7 +162,7 @@ def load_control(directory: Path, backbone: Backbone) -> Compressed:
     wanted = {name: tuple(value.shape) for name, value in control.module.state_dict().items()}
     control.module.load_state_dict(read_weights(directory / WEIGHTS, wanted))
     control.module.requires_grad_(False)
-    return control.compressed
+    return control.merged_model
 
 
 def read_record(directory: Path) -> ControlRecord:

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.errors import ConfigError, EvaluationError, NumericalError
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
+from umim_core.merging.merged_model import MergedModel
 
 DEFAULT_BETA: Final = 0.1  # paper, task-adaptation training configurations
 
 
-def ending_scores(questions: Sequence[EncodedQuestion], compressed: Compressed) -> list[Tensor]:
+def ending_scores(questions: Sequence[EncodedQuestion], merged_model: MergedModel) -> list[Tensor]:
     """Score every answer given its question's compressed context.
 
     Call it under ``torch.no_grad()`` with the reference module once per question; the scores then
@@ -45,7 +45,7 @@ def ending_scores(questions: Sequence[EncodedQuestion], compressed: Compressed) 
     scored = score_continuations(
         [question.context for question in questions],
         [question.endings for question in questions],
-        compressed,
+        merged_model,
     )
     return [torch.stack([score.log_probs.mean() for score in row]) for row in scored]
 
@@ -146,7 +146,7 @@ class ChoiceScores:
 
 @torch.no_grad()
 def score_choices(
-    questions: Sequence[EncodedQuestion], compressed: Compressed, batch_size: int
+    questions: Sequence[EncodedQuestion], merged_model: MergedModel, batch_size: int
 ) -> ChoiceScores:
     """Score every answer of every question.
 
@@ -160,7 +160,7 @@ def score_choices(
     scores: list[list[float]] = [[] for _ in questions]
     for start in range(0, len(order), batch_size):
         places = order[start : start + batch_size]
-        found = ending_scores([questions[place] for place in places], compressed)
+        found = ending_scores([questions[place] for place in places], merged_model)
         for place, row in zip(places, found, strict=True):
             if not bool(row.isfinite().all()):
                 raise NumericalError(
@@ -170,6 +170,6 @@ def score_choices(
                 )
             scores[place] = row.tolist()
     raw = sum(len(question.context) for question in questions)
-    units = sum(len(compressed.segment_prompt(question.context)[0]) for question in questions)
+    units = sum(len(merged_model.segment_prompt(question.context)[0]) for question in questions)
     answers = sum(len(ending) for question in questions for ending in question.endings)
     return ChoiceScores(scores, [question.gold for question in questions], (raw, units), answers)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import check_place, resolve_backbone
 from umim_core.errors import BackboneError
-from umim_core.packages.packaged_model import PACKAGED
+from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
 from umim_core.store.user_records import remembered
 

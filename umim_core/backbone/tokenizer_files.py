@@ -21,9 +21,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, did_you_mean
-from umim_core.packages.gguf_cache import GGUF, gguf_directory, is_gguf, quantisation
-from umim_core.packages.model_cache import packaged_directory
-from umim_core.packages.packaged_model import PACKAGED
+from umim_core.model_sources.gguf_cache import GGUF, gguf_directory, is_gguf, quantisation
+from umim_core.model_sources.model_cache import packaged_directory
+from umim_core.model_sources.packaged_model import PACKAGED
 
 _SETTINGS: Final = "tokenizer_config.json"
 _PLAIN: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the same class by two names

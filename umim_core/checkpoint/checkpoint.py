@@ -22,7 +22,7 @@ from umim_core.checkpoint.checkpoint_files import (
 from umim_core.checkpoint.module_weights import WEIGHTS, read_module, write_module
 from umim_core.config.form import Merge, check_merge, check_raw_tail
 from umim_core.errors import BackboneMismatchError, TokenizerMismatchError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule, with_rows_of
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
@@ -60,7 +60,7 @@ class Checkpoint:
     @classmethod
     def of(
         cls,
-        compressed: Compressed,
+        merged_model: MergedModel,
         training: dict[str, str | int | float | None] | None = None,
     ) -> Checkpoint:
         """Bind module and rules to the backbone and the unit positions they were trained with.
@@ -68,25 +68,25 @@ class Checkpoint:
         Rule rows of spans that are no rules of the matcher go.
 
         Args:
-            compressed: The model with its rules.
+            merged_model: The model with its rules.
             training: How the module was trained.
 
         Raises:
             ConfigError: If there is no merge module or there are no rules.
         """
-        backbone, rules = compressed.backbone, compressed.require_matcher().rules
-        module = with_rows_of(compressed.require_module(), rules)
+        backbone, rules = merged_model.backbone, merged_model.require_matcher().rules
+        module = with_rows_of(merged_model.require_module(), rules)
         config = CheckpointConfig(
             **_shape(module),
-            unit_positions=compressed.unit_positions,
-            merge_depth=compressed.merge_depth,
+            unit_positions=merged_model.unit_positions,
+            merge_depth=merged_model.merge_depth,
             backbone=backbone.name,
             backbone_revision=backbone.revision,
             backbone_fingerprint=backbone.fingerprint,
             tokenizer_fingerprint=backbone.tokenizer_fingerprint,
             training=training or {},
             backbone_model=BackboneRecord.of(backbone),
-            decode_max_damage=compressed.decode_max_damage,
+            decode_max_damage=merged_model.decode_max_damage,
         )
         return cls(config, module, rules)
 

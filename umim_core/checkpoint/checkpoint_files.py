@@ -35,7 +35,7 @@ from umim_core.errors import (
     FetchHashError,
     did_you_mean,
 )
-from umim_core.packages.model_cache import packaged_directory
+from umim_core.model_sources.model_cache import packaged_directory
 from umim_core.store.artifacts import canonical_json, described, read_json
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError, RuleSetError
 from umim_core.merging.adapters import SpanAdapters, linear_maps
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.protect import check_for_module
@@ -56,7 +56,7 @@ def untrained_checkpoint(
         rules, backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
     )
     module = fresh_module(backbone, rules, form, seed)
-    compressed = Compressed(
+    merged_model = MergedModel(
         backbone, module, Matcher(rules), form.unit_positions, merge_depth=form.merge_depth
     )
-    return Checkpoint.of(compressed, {"steps": 0, "seed": seed})
+    return Checkpoint.of(merged_model, {"steps": 0, "seed": seed})

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.table import Table
 
-    from umim_core.benchmarking.break_even import ThroughputRow
     from umim_core.model.umim import UMIM
+    from umim_core.throughput.break_even import ThroughputRow
 
 _LENGTHS: Final = (256, 512, 1024)
 _CHARACTERS: Final = 16  # of a text that surely make a token
@@ -90,12 +90,12 @@ def bench(
     )
     from umim_core import UMIM
     from umim_core.backbone.tokenizer_files import quantisation_note
-    from umim_core.benchmarking.break_even import break_even
-    from umim_core.benchmarking.runs import EVERYWHERE
-    from umim_core.benchmarking.throughput import measure_throughput
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.progress import log_progress
     from umim_core.store.locking import measuring
+    from umim_core.throughput.break_even import break_even
+    from umim_core.throughput.runs import EVERYWHERE
+    from umim_core.throughput.throughput import measure_throughput
 
     place = device or default_device()
     name = checkpoint or default_checkpoint()
@@ -108,7 +108,9 @@ def bench(
     with measuring():
         log_lines("umim.progress")
         progress = log_progress("measuring, settings")
-        rows = measure_throughput(umim.compressed, ids, config, request=request, progress=progress)
+        rows = measure_throughput(
+            umim.merged_model, ids, config, request=request, progress=progress
+        )
     said = f"{_number(umim.backbone.dtype)}, {request.reading}. {verdict(rows)}"
     if as_json:
         document: dict[str, object] = {
@@ -166,8 +168,8 @@ def _ids(umim: UMIM, path: Path | None, config: BenchmarkConfig) -> NDArray[np.i
     """Return as many ids of the text as the runs can use."""
     import numpy as np
 
-    from umim_core.benchmarking.throughput import tokens_needed
     from umim_core.embedded.docstring_corpus import held_out_text
+    from umim_core.throughput.throughput import tokens_needed
 
     needed = tokens_needed(config) + config.pairs * config.new_tokens
     try:
@@ -209,7 +211,7 @@ def _table(rows: Sequence[ThroughputRow]) -> Table:
 
 def verdict(rows: Sequence[ThroughputRow]) -> str:
     """Return in one sentence what the checkpoint's own rules give at the longest prompt."""
-    from umim_core.benchmarking.break_even import pays_from
+    from umim_core.throughput.break_even import pays_from
 
     natural = [row for row in rows if row.rules == "natural"]
     batch = natural[0].batch_size

@@ -161,7 +161,7 @@ def _read(
     umim: UMIM, document: str, merge: Merge, pairs: int
 ) -> tuple[Reading, tuple[Prefix, Prefix]]:
     """Read the document by both sides in turn; return the figures and the last prefixes."""
-    from umim_core.benchmarking.roofline import ModelShape
+    from umim_core.throughput.roofline import ModelShape
 
     prompt, short = _prompt(umim, document), _prompt(umim, document.partition("\n\n")[0])
 
@@ -177,7 +177,7 @@ def _read(
     ratios = [base / ours for base, ours in seconds]
     first, second = (side[1] for side in rounds[-1])
     tokens, units = len(first.raw_ids), second.cache_length
-    shape = ModelShape.of(umim.backbone.model, umim.compressed.merge_depth)
+    shape = ModelShape.of(umim.backbone.model, umim.merged_model.merge_depth)
     figures = Reading(
         tokens=tokens,
         token_reduction=second.token_reduction,

@@ -14,10 +14,10 @@ from umim_core.checkpoint.next_steps import TASKS_FOLDER
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.embedded.assets import Part, embedded_names, embedded_path
 from umim_core.errors import ConfigError, did_you_mean
-from umim_core.packages.packaged_model import PACKAGED
+from umim_core.model_sources.packaged_model import PACKAGED
 
 if TYPE_CHECKING:
-    from umim_core.packages.packaged_model import PackagedModel
+    from umim_core.model_sources.packaged_model import PackagedModel
 
 
 def path(
@@ -63,7 +63,7 @@ def _all(part: Part) -> dict[str, Path]:
 
 def _fetched() -> dict[str, Path]:
     """Return the packaged models that are in the cache."""
-    from umim_core.packages.model_cache import model_directory, model_fault
+    from umim_core.model_sources.model_cache import model_directory, model_fault
 
     models = [PACKAGED.find(name) for name in PACKAGED.names()]
     return {model.name: model_directory(model) for model in models if model_fault(model) is None}
@@ -74,7 +74,7 @@ def _place(name: str, part: Part) -> Path:
     if place is None and part == "checkpoint":
         place = own_checkpoint(name)
     if place is None and part == "backbone" and name in PACKAGED.names():
-        from umim_core.packages.model_cache import packaged_directory
+        from umim_core.model_sources.model_cache import packaged_directory
 
         place = packaged_directory(name, local_files_only=True)
     if place is None:
@@ -146,7 +146,7 @@ def fetch(
     as_json: JsonFlag = False,
 ) -> None:
     """Fetch a packaged model by pip and convert it, or list all with their state."""
-    from umim_core.packages.packaged_model import PACKAGED
+    from umim_core.model_sources.packaged_model import PACKAGED
 
     if name is None:
         models = [PACKAGED.find(known) for known in PACKAGED.names()]
@@ -154,7 +154,7 @@ def fetch(
         emit({"models": documents}, [line for d in documents for line in _lines(d)], as_json)
         return
     from umim_core.checkpoint.next_steps import after_fetching
-    from umim_core.packages.model_cache import fetch_model
+    from umim_core.model_sources.model_cache import fetch_model
 
     model = PACKAGED.find(name)
     fetch_model(model, verify=verify)
@@ -164,7 +164,7 @@ def fetch(
 
 def _document(model: PackagedModel, verify: bool) -> dict[str, object]:
     """Return what is known of a model, and whether it is here."""
-    from umim_core.packages.model_cache import model_directory, model_fault
+    from umim_core.model_sources.model_cache import model_directory, model_fault
 
     directory = model_directory(model)
     state = "absent" if not directory.is_dir() else "damaged"

@@ -105,13 +105,13 @@ def ppl(
                 Scorer(model, merge, segment_length),
                 batch_size,
             )
-            for model in (umim.compressed.base(), umim.compressed.reading(merge, raw_tail))
+            for model in (umim.merged_model.base(), umim.merged_model.reading(merge, raw_tail))
         )
         reading = {"merge": merge, "raw_tail": raw_tail}
     else:
         rows, contexts = [window.ids for window in windows], [window.given for window in windows]
-        base = perplexity(rows, umim.compressed.base(), batch_size, given=contexts)
-        ours = perplexity(rows, umim.compressed, batch_size, given=contexts)
+        base = perplexity(rows, umim.merged_model.base(), batch_size, given=contexts)
+        ours = perplexity(rows, umim.merged_model, batch_size, given=contexts)
     size = scored_bytes(windows, lead, tokenizer)
     ratio, error = ours.increase_over(base)
     document: dict[str, object] = {

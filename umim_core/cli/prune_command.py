@@ -301,7 +301,7 @@ def _known(table: DamageTable, directory: Path, umim: UMIM) -> DamageTable:
     pairs = {
         "other rules": (table.rules.digest, umim.rules.digest),
         "another module": (origin.module_digest, umim.module.digest()),
-        "other unit positions": (origin.unit_positions, umim.compressed.unit_positions),
+        "other unit positions": (origin.unit_positions, umim.merged_model.unit_positions),
         "another backbone": (origin.backbone_fingerprint, umim.backbone.fingerprint),
     }
     if odd := [part for part, (measured, own) in pairs.items() if measured != own]:
@@ -357,4 +357,4 @@ def _measure(umim: UMIM, rows: NDArray[np.int32]) -> DamageTable:
     from umim_core.progress import log_progress
 
     see = log_progress("tokens measured")
-    return measure_damage(list(rows), umim.compressed, progress=lambda n: see(n, rows.size))
+    return measure_damage(list(rows), umim.merged_model, progress=lambda n: see(n, rows.size))

@@ -104,10 +104,10 @@ def train(
     from umim_core.config.form import ModuleForm
     from umim_core.config.recipe import DistillConfig
     from umim_core.config.recipe_files import validated
-    from umim_core.distill.own_training import OwnTraining, train_checkpoint
     from umim_core.rules.ruleset import RuleSet
     from umim_core.store.locking import computing
     from umim_core.text.sources import source_of
+    from umim_core.training.local_training import OwnTraining, train_checkpoint
 
     every = max(1, min(50, steps // _VALIDATIONS))
     config = validated(

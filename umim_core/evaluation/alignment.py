@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.distill.alignment_metrics import METRICS, AlignmentSums, row_metrics
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.paired_differences import ratio_error
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.likelihood import state_hidden
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits
+from umim_core.training.alignment_metrics import METRICS, AlignmentSums, row_metrics
 
 # Rows whose logits are held at once. Their memory is kept: mapped anew, a CPU clears all of it.
 _HEAD_ROWS: Final = {"cpu": 128, "gpu": 512}
@@ -76,7 +76,7 @@ class AlignmentResult:
 @torch.no_grad()
 def evaluate_alignment(
     rows: Sequence[NDArray[np.integer]],
-    compressed: Compressed,
+    merged_model: MergedModel,
     batch_size: int = 8,
     base: Backbone | None = None,
 ) -> AlignmentResult:
@@ -84,7 +84,7 @@ def evaluate_alignment(
 
     Args:
         rows: Raw ids per row [T_b].
-        compressed: The model.
+        merged_model: The model.
         batch_size: Rows per forward.
         base: What reads the raw input; the model's own backbone if None.
 
@@ -106,8 +106,8 @@ def evaluate_alignment(
     raw = units = spans = 0
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
-        packed = compressed.pack(part)
-        pairs = _state_pairs(part, packed, compressed, base or compressed.backbone)
+        packed = merged_model.pack(part)
+        pairs = _state_pairs(part, packed, merged_model, base or merged_model.backbone)
         for teacher, student, unit_end, of_row in pairs:
             values = row_metrics(teacher, student)
             everywhere.add(values)
@@ -148,20 +148,20 @@ def evaluate_alignment(
 def _state_pairs(
     rows: Sequence[NDArray[np.integer]],
     packed: PackedUnits,
-    compressed: Compressed,
+    merged_model: MergedModel,
     base: Backbone,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield logits after the states from the first merge on, as :func:`logit_pairs`.
 
     With them, whether each state is a unit's end [C], and the row of text that it is of [C].
     """
-    layout = branch_layout(packed, compressed.matcher, compressed.unit_positions)
+    layout = branch_layout(packed, merged_model.matcher, merged_model.unit_positions)
     merged = (layout.lengths > 1).cumsum(dim=1) > 0
     wanted = merged & (layout.lengths > 0)
     if not bool(wanted.any()):
         return
     unit_end, of_row = layout.trunk[wanted], wanted.nonzero()[:, 0]
-    for teacher, student, chunk in logit_pairs(rows, layout, wanted, compressed, base):
+    for teacher, student, chunk in logit_pairs(rows, layout, wanted, merged_model, base):
         yield teacher, student, unit_end[chunk], of_row[chunk]
 
 
@@ -169,7 +169,7 @@ def logit_pairs(
     rows: Sequence[NDArray[np.integer]],
     layout: BranchLayout,
     wanted: Tensor,
-    compressed: Compressed,
+    merged_model: MergedModel,
     base: Backbone,
 ) -> Iterator[tuple[Tensor, Tensor, slice]]:
     """Yield logits [C, V] on raw and on merged input, of the same places of a text, in chunks.
@@ -180,7 +180,7 @@ def logit_pairs(
         rows: Raw ids per row [T_b].
         layout: Their states.
         wanted: The states to return [B, T] (bool).
-        compressed: The model.
+        merged_model: The model.
         base: What reads the raw input, of the same vocabulary.
 
     Yields:
@@ -190,12 +190,12 @@ def logit_pairs(
         EvaluationError: If a row exceeds the backbone's positions.
         GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
-    backbone = compressed.backbone
+    backbone = merged_model.backbone
     ids = np.zeros(tuple(layout.lengths.shape), dtype=np.int64)
     for b, row in enumerate(rows):
         ids[b, : len(row)] = row
     tokens = torch.from_numpy(ids).to(backbone.device)
-    student = state_hidden(tokens, layout, compressed)[wanted]
+    student = state_hidden(tokens, layout, merged_model)[wanted]
     teacher = base.hidden(base.embed(tokens))[wanted]  # causal: none sees padding
     most = _HEAD_ROWS["cpu" if tokens.device.type == "cpu" else "gpu"]
     wide = torch.promote_types(backbone.head_weight.dtype, torch.float32)

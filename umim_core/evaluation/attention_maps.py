@@ -19,7 +19,7 @@ from torch import Tensor
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class AttentionMaps:
 @torch.no_grad()
 def attention_maps(
     ids: Sequence[int] | NDArray[np.integer],
-    compressed: Compressed,
+    merged_model: MergedModel,
     *,
     layer: int = -1,
     head: int | None = None,
@@ -55,7 +55,7 @@ def attention_maps(
 
     Args:
         ids: Raw ids [T] of a short text, at least one; they must fit the backbone unmerged.
-        compressed: The model; its attention is computed eagerly for the two forwards.
+        merged_model: The model; its attention is computed eagerly for the two forwards.
         layer: Index of the layer; negative ones count from the last.
         head: One head; the mean over heads if None.
 
@@ -64,7 +64,7 @@ def attention_maps(
             backbone's positions.
         GenerationError: If it exceeds the window of a sliding-window backbone.
     """
-    backbone, config = compressed.backbone, compressed.backbone.model.config
+    backbone, config = merged_model.backbone, merged_model.backbone.model.config
     layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
     if len(ids) == 0 or not -layers <= layer < layers or not (head is None or 0 <= head < heads):
         raise EvaluationError(
@@ -81,13 +81,13 @@ def attention_maps(
         )
     check_attention_window(config, len(ids))
     row = np.asarray(ids, dtype=np.int64)
-    packed = compressed.pack([row])
+    packed = merged_model.pack([row])
     lengths, starts = packed.lengths[0], packed.starts[0]
     units = torch.arange(len(starts), device=backbone.device)
-    positions = packed.position_ids(compressed.unit_positions)[0]
+    positions = packed.position_ids(merged_model.unit_positions)[0]
     raw = backbone.embed(torch.from_numpy(row)[None].to(backbone.device))
     with eager_attention(backbone.model):
-        after = _attention(backbone, compressed.embed(packed), positions, layer)
+        after = _attention(backbone, merged_model.embed(packed), positions, layer)
         before = _attention(backbone, raw, torch.arange(len(row)).to(positions), layer)
     before = before[:, starts + lengths - 1]  # the last token of each unit asks
     member = torch.repeat_interleave(units, lengths)

@@ -92,7 +92,7 @@ class RowWriter:
     @cached_property
     def engine(self) -> Engine:
         """The engine of the scorer's model."""
-        return Engine(self.scorer.compressed)
+        return Engine(self.scorer.merged_model)
 
     def write(
         self,
@@ -121,7 +121,7 @@ class RowWriter:
         each = zip(prompts, asked or [UNKNOWN] * len(prompts), parts or none, strict=True)
         read = [self._read(ids, of, own, room) for ids, of, own in each]
         limits = wanted.limits([size.context_tokens for _, size in read])
-        tail = 0 if self.merge == "none" else self.scorer.compressed.raw_tail
+        tail = 0 if self.merge == "none" else self.scorer.merged_model.raw_tail
         own = replace(request, merge=self.merge, raw_tail=tail, span_eviction=self.age)
         rows = self._rows([prompt for prompt, _ in read], wanted.settings(max(limits)), own)
         return [
@@ -141,7 +141,7 @@ class RowWriter:
             [_ids(prompt) for prompt in prompts],
             config,
             request,
-            scorer.compressed.backbone,
+            scorer.merged_model.backbone,
             scorer.new_policy,
             lambda ids, generated: scorer.budget(ids, generated, parts[ids.tobytes()]),
         )

@@ -23,8 +23,8 @@ from umim_core.evaluation.text_metrics.reference_similarity import (
     reference_similarity,
 )
 from umim_core.inference.outputs import RowOutput
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import score_rows
+from umim_core.merging.merged_model import MergedModel
 
 REPETITION_ORDERS: Final = (2, 3, 4)
 DISTINCT_ORDERS: Final = (1, 2, 3, 4)
@@ -135,7 +135,7 @@ def continuation_perplexity(
     total, targets = 0.0, 0
     for first in range(0, len(rows), batch_size):
         part = slice(first, first + batch_size)
-        for scores in score_rows(rows[part], Compressed.without_merging(backbone), given[part]):
+        for scores in score_rows(rows[part], MergedModel.without_merging(backbone), given[part]):
             total += float(scores.log_probs.cpu().double().sum())
             targets += len(scores.log_probs)
     if not math.isfinite(total):

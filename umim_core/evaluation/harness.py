@@ -178,7 +178,7 @@ class UmimLM(SizedModel):
             checkpoint, asked, raw_tail, method, self.target
         )
         check(self.merge, raw_tail)
-        compressed = open_model_args(
+        merged_model = open_model_args(
             checkpoint,
             self.merge,
             backbone,
@@ -192,7 +192,7 @@ class UmimLM(SizedModel):
                 target_tr=rules_tr,
             ),
         ).reading(self.merge, raw_tail)
-        self.backbone = compressed.backbone
+        self.backbone = merged_model.backbone
         if self.backbone.tokenizer is None:
             raise BackboneError("lm-eval needs a tokenizer", self.backbone.name, "Attach one.")
         super().__init__(
@@ -204,17 +204,17 @@ class UmimLM(SizedModel):
             add_bos_token=add_bos_token,
             prefix_token_id=prefix_token_id,
         )
-        self.compressed, self.method, self.compare = compressed, method, compare
+        self.merged_model, self.method, self.compare = merged_model, method, compare
         self.chats = ChatContexts(self.backbone.tokenizer)
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
         self._scored: list[Likelihood] = []  # the latest
         extend_evaluate()
         if make is not None:
-            baseline = make(self.backbone, compressed.require_matcher())
+            baseline = make(self.backbone, merged_model.require_matcher())
             self.method = named_method(method, baseline.model)
-            self.scorer = method_scorer(baseline, compressed, self.max_length, self.target)
+            self.scorer = method_scorer(baseline, merged_model, self.max_length, self.target)
         elif self.merge != "none":
-            self.scorer = Scorer(compressed, self.merge, self.max_length)
+            self.scorer = Scorer(merged_model, self.merge, self.max_length)
         read = self.backbone.name, self.backbone.dtype, self.merge, raw_tail
         _log.info("umim: backbone %s, %s, merge=%s, raw_tail=%d", *read)
 
@@ -223,7 +223,7 @@ class UmimLM(SizedModel):
         bounds = [*self._decode_bounds]  # several where the kwargs of tasks differ
         info: dict[str, Any] = super().get_model_info()
         info["umim"] = {
-            **answer_identity(self.compressed, self.merge, self.method, self.target),
+            **answer_identity(self.merged_model, self.merge, self.method, self.target),
             "decode_max_damage": bounds if len(bounds) > 1 else next(iter(bounds), None),
             **self.realised,
         }
@@ -231,9 +231,9 @@ class UmimLM(SizedModel):
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Let lm-eval's cache of responses know the answers of this very model only."""
-        identity = answer_identity(self.compressed, self.merge, self.method, self.target)
+        identity = answer_identity(self.merged_model, self.merge, self.method, self.target)
         reading = {
-            "decode_max_damage": self.compressed.decode_max_damage,
+            "decode_max_damage": self.merged_model.decode_max_damage,
             "max_length": self.max_length,
             "add_bos_token": self.add_bos_token,
             "prefix_token_id": self.prefix_token_id,
@@ -357,7 +357,7 @@ class UmimLM(SizedModel):
 
     def _note_bound(self, request: Request) -> None:
         if isinstance(self.scorer, Scorer):
-            self._decode_bounds[decode_bound(request, self.scorer.compressed)] = None
+            self._decode_bounds[decode_bound(request, self.scorer.merged_model)] = None
 
     def _wanted(self, options: dict[str, Any]) -> Wanted:
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)

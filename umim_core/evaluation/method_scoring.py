@@ -45,8 +45,8 @@ from umim_core.evaluation.scored_requests import (
     Sizes,
 )
 from umim_core.evaluation.scoring import Scorer
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Parts
 from umim_core.store.artifacts import sha256_bytes
 
@@ -72,9 +72,9 @@ class _BaselineScorer(RequestScorer):
     umim: Scorer
 
     @property
-    def compressed(self) -> Compressed:
+    def merged_model(self) -> MergedModel:
         """The checkpoint that gives the backbone."""
-        return self.umim.compressed
+        return self.umim.merged_model
 
     @property
     def max_units(self) -> int:
@@ -83,7 +83,7 @@ class _BaselineScorer(RequestScorer):
 
     def equal_saving(self, tokens: int, units: int) -> int:
         """Return how many of so many tokens stay at the saving of so many units."""
-        return tokens - round((tokens - units) * self.compressed.saved_share)
+        return tokens - round((tokens - units) * self.merged_model.saved_share)
 
 
 @dataclass
@@ -115,7 +115,7 @@ class ReducedScorer(_BaselineScorer):
                 shortened[key] = self.shorten(context, budget, request.asked)
             sizes.append(shortened[key].sizes(new))
             reduced.append(Request(shortened[key].ids, request.continuation))
-        base = Scorer(self.compressed.base(), "prompt", self.max_units)
+        base = Scorer(self.merged_model.base(), "prompt", self.max_units)
         for done in base.forwards(reduced, batch_size):
             yield {number: replace(score, sizes=sizes[number]) for number, score in done.items()}
 
@@ -147,9 +147,9 @@ class ReducedScorer(_BaselineScorer):
         Raises:
             EvaluationError: If the reducer breaks its protocol.
         """
-        protected = np.arange(len(ids)) >= len(ids) - self.compressed.raw_tail
-        protected[0] |= int(ids[0]) in self.compressed.backbone.special_ids
-        backbone = self.compressed.backbone
+        protected = np.arange(len(ids)) >= len(ids) - self.merged_model.raw_tail
+        protected[0] |= int(ids[0]) in self.merged_model.backbone.special_ids
+        backbone = self.merged_model.backbone
         if asked.cue:
             protected |= _from_cue(token_texts(ids, backbone.require_tokenizer()), asked.cue)
         question = backbone.encode(asked.question) if asked.question else []
@@ -191,7 +191,7 @@ class EvictedScorer(_BaselineScorer):
         """
         if self.target is not None:
             return self.target.stays(len(context) + generated)
-        units = len(self.compressed.segment_prompt(context, parts)[0])
+        units = len(self.merged_model.segment_prompt(context, parts)[0])
         return self.equal_saving(len(context), units) + generated
 
     def forwards(
@@ -214,7 +214,7 @@ class EvictedScorer(_BaselineScorer):
             context = np.frombuffer(key[0], dtype=np.int64).copy()
             endings = [requests[index].continuation for index in members]
             budget = self.budget(context, parts=key[1])
-            backbone = self.compressed.backbone
+            backbone = self.merged_model.backbone
             if self.score_endings is None:
                 scores, columns = score_evicted(context, endings, backbone, self.new_policy, budget)
             else:
@@ -238,13 +238,13 @@ AnyScorer = Scorer | ReducedScorer | EvictedScorer
 
 
 def method_scorer(
-    method: Method, compressed: Compressed, max_units: int, target: TargetReduction | None = None
+    method: Method, merged_model: MergedModel, max_units: int, target: TargetReduction | None = None
 ) -> AnyScorer:
     """Return what scores requests under a baseline.
 
     Args:
         method: The baseline.
-        compressed: The checkpoint in whose place it stands; its rules give the budgets.
+        merged_model: The checkpoint in whose place it stands; its rules give the budgets.
         max_units: Longest sequence that the model takes; see ``Scorer``.
         target: Token reduction of each context; None for that of the rules.
 
@@ -258,50 +258,50 @@ def method_scorer(
                 f"{target.target} of one that merges the spans of the rules",
                 "Leave it out, or cut the rules: umim prune --target-tr.",
             )
-        return Scorer(merged_by(method, compressed), "prompt", max_units)
-    umim = Scorer(compressed, "prompt", max_units)
+        return Scorer(merged_by(method, merged_model), "prompt", max_units)
+    umim = Scorer(merged_model, "prompt", max_units)
     if isinstance(method, ReducedTokens):
         return ReducedScorer(umim, method.reducer, target)
     return EvictedScorer(umim, method.new_policy, target, method.age, method.score)
 
 
-def merged_by(method: MergedSpans, compressed: Compressed) -> Compressed:
+def merged_by(method: MergedSpans, merged_model: MergedModel) -> MergedModel:
     """Return the same backbone, its spans cut and merged by a baseline.
 
     A checkpoint's bound on damage is one on its own rules and module: the baseline has none.
     """
-    module = compressed.module if method.merger is None else method.merger
-    return replace(compressed, module=module, matcher=method.segmenter, decode_max_damage=None)
+    module = merged_model.module if method.merger is None else method.merger
+    return replace(merged_model, module=module, matcher=method.segmenter, decode_max_damage=None)
 
 
 Identity = dict[str, str | int | float | None]
 
 
 def answer_identity(
-    compressed: Compressed, merge: Merge, method: str | None, target: TargetReduction | None
+    merged_model: MergedModel, merge: Merge, method: str | None, target: TargetReduction | None
 ) -> Identity:
     """Return what decides the answers of a model, for result files and as the key of a cache.
 
     Args:
-        compressed: Backbone, module and rules.
+        merged_model: Backbone, module and rules.
         merge: What is merged; with ``none``, module and rules are None.
         method: The baseline in the merge module's place; None for the module.
         target: The baseline's token reduction; None for that of the rules, which is not named.
     """
-    backbone = compressed.backbone
-    rules = None if merge == "none" else compressed.require_matcher().rules
+    backbone = merged_model.backbone
+    rules = None if merge == "none" else merged_model.require_matcher().rules
     prices = None if rules is None else rules.prices
     return {
         "backbone": backbone.name,
         "backbone_fingerprint": backbone.fingerprint,
         "tokenizer_fingerprint": backbone.tokenizer_fingerprint,
-        "module_digest": None if rules is None else compressed.require_module().digest(),
+        "module_digest": None if rules is None else merged_model.require_module().digest(),
         "rules_digest": None if rules is None else rules.digest,
         "prices_digest": None if prices is None else sha256_bytes(prices.tobytes()),
         "dtype": str(backbone.dtype),
         "merge": merge,
-        "unit_positions": None if rules is None else compressed.unit_positions,
-        "raw_tail": compressed.raw_tail,
+        "unit_positions": None if rules is None else merged_model.unit_positions,
+        "raw_tail": merged_model.raw_tail,
         "method": method or "umim",
         **({} if target is None else {"target_tr": target.target}),
     }

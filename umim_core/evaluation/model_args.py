@@ -22,7 +22,7 @@ from umim_core.checkpoint.checkpoint_files import (
 )
 from umim_core.config.form import Merge, check_merge, check_raw_tail
 from umim_core.errors import ConfigError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.loading import LoadOptions, find_backbone, find_checkpoint
 from umim_core.model.umim import UMIM
@@ -165,7 +165,7 @@ def open_model_args(
     dtype: str,
     device: str | None,
     merging: LoadOptions | None = None,
-) -> Compressed:
+) -> MergedModel:
     """Open what was named; see ``UmimLM``. ``merging`` counts where something is merged.
 
     With ``merge=none`` a checkpoint only names its backbone: nothing but its configuration is read,
@@ -182,18 +182,18 @@ def open_model_args(
         options |= LoadOptions(dtype=dtype, device=_device(device))
     if merge != "none":
         options |= merging or LoadOptions()
-        return _noted(UMIM.from_pretrained(_checkpoint(checkpoint), **options).compressed)
+        return _noted(UMIM.from_pretrained(_checkpoint(checkpoint), **options).merged_model)
     if backbone is None:
         own = checkpoint_config(checkpoint)
         options |= LoadOptions(backbone=own.backbone, backbone_revision=own.backbone_revision)
-    return _noted(Compressed.without_merging(find_backbone(None, options)))
+    return _noted(MergedModel.without_merging(find_backbone(None, options)))
 
 
-def _noted(compressed: Compressed) -> Compressed:
+def _noted(merged_model: MergedModel) -> MergedModel:
     """Log where the figures of the base model are those of dequantised weights."""
-    if note := quantisation_note(compressed.backbone.name):
+    if note := quantisation_note(merged_model.backbone.name):
         _log.info("umim: %s", note)
-    return compressed
+    return merged_model
 
 
 def checkpoint_config(given: str | Path | Checkpoint | None) -> CheckpointConfig:

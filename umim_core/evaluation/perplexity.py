@@ -18,8 +18,8 @@ from umim_core.errors import EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer
 from umim_core.evaluation.paired_differences import increase_with_error, ratio_error
 from umim_core.evaluation.scored_requests import Request
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum, score_rows
+from umim_core.merging.merged_model import MergedModel
 
 Ints = NDArray[np.integer]
 
@@ -60,7 +60,7 @@ class PerplexityResult:
 
 def perplexity(
     segments: Sequence[Ints],
-    compressed: Compressed,
+    merged_model: MergedModel,
     batch_size: int = 8,
     given: Sequence[int] | None = None,
 ) -> PerplexityResult:
@@ -68,7 +68,7 @@ def perplexity(
 
     Args:
         segments: Raw ids per window [T_b]; each is scored on its own.
-        compressed: The model.
+        merged_model: The model.
         batch_size: Windows per forward.
         given: Leading tokens per window that are not scored, at least 1; 1 if None.
 
@@ -89,11 +89,11 @@ def perplexity(
     for first in range(0, len(segments), batch_size):
         rows = segments[first : first + batch_size]
         leading = None if given is None else given[first : first + batch_size]
-        for scores in score_rows(rows, compressed, leading):
+        for scores in score_rows(rows, merged_model, leading):
             sums.append(-finite_sum(scores.log_probs))
             targets.append(len(scores.log_probs))
         raw += sum(map(len, rows))
-        units += int(compressed.pack(rows).unit_counts.sum())
+        units += int(merged_model.pack(rows).unit_counts.sum())
     return _result(sums, targets, (raw - units) / raw if raw else 0.0)
 
 

@@ -27,15 +27,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umim_core.distill.alignment_metrics import row_divergence
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.alignment import logit_pairs
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.decode_states import BranchLayout, branch_layout
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.damage_table import DamageOrigin, DamageTable
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes
+from umim_core.training.alignment_metrics import row_divergence
 
 WINDOW: Final = 4  # states: a merge's own, and three raw tokens after it
 
@@ -43,7 +43,7 @@ WINDOW: Final = 4  # states: a merge's own, and three raw tokens after it
 @torch.no_grad()
 def measure_damage(
     rows: Sequence[NDArray[np.integer]],
-    compressed: Compressed,
+    merged_model: MergedModel,
     *,
     window: int = WINDOW,
     batch_size: int = 8,
@@ -53,7 +53,7 @@ def measure_damage(
 
     Args:
         rows: Raw ids per row [T_b].
-        compressed: The model, with a merge module, trained or not.
+        merged_model: The model, with a merge module, trained or not.
         window: W, states that a merge pays for, its own included.
         batch_size: Rows per forward.
         progress: Called with the number of raw tokens done so far.
@@ -71,18 +71,20 @@ def measure_damage(
             f"{len(rows)} rows, window {window}, batch size {batch_size}",
             "Give text of at least one segment.",
         )
-    backbone, rules = compressed.backbone, compressed.require_matcher().rules
-    digest = compressed.require_module().digest()
+    backbone, rules = merged_model.backbone, merged_model.require_matcher().rules
+    digest = merged_model.require_module().digest()
     occurrences, merges = (np.zeros(len(rules), dtype=np.int64) for _ in range(2))
     kl = np.zeros(len(rules))
     tokens = 0
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
-        layout = branch_layout(compressed.pack(part), compressed.matcher, compressed.unit_positions)
+        layout = branch_layout(
+            merged_model.pack(part), merged_model.matcher, merged_model.unit_positions
+        )
         tokens += sum(map(len, part))
         if len(layout.span_ids):
             places = _places(rules, layout)
-            kl[places] += _divergence(part, layout, window, compressed)
+            kl[places] += _divergence(part, layout, window, merged_model)
             for counted, states in (
                 (occurrences, layout.surrogate),
                 (merges, layout.surrogate.masked_fill(~layout.trunk, -1)),
@@ -104,7 +106,7 @@ def measure_damage(
         backbone=backbone.name,
         backbone_fingerprint=backbone.fingerprint,
         module_digest=digest,
-        unit_positions=compressed.unit_positions,
+        unit_positions=merged_model.unit_positions,
         text_digest=text_digest(rows),
         tokens=tokens,
         rows=len(rows),
@@ -134,14 +136,14 @@ def _divergence(
     rows: Sequence[NDArray[np.integer]],
     layout: BranchLayout,
     window: int,
-    compressed: Compressed,
+    merged_model: MergedModel,
 ) -> NDArray[np.float64]:
     """Return the sum of the divergence that goes to each span of a batch [M]."""
     paying = payers(layout, window)
     wanted = paying >= 0
     spans = paying[wanted]
     sums = torch.zeros(len(layout.span_ids), dtype=torch.float64, device=paying.device)
-    pairs = logit_pairs(rows, layout, wanted, compressed, compressed.backbone)
+    pairs = logit_pairs(rows, layout, wanted, merged_model, merged_model.backbone)
     for teacher, student, chunk in pairs:
         sums.index_add_(0, spans[chunk], row_divergence(teacher, student))
     return sums.cpu().numpy()

@@ -26,9 +26,9 @@ from umim_core.evaluation.scored_requests import (
     RequestScorer,
     Sizes,
 )
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations, widest_row
 from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Parts, parts_behind
 
 
@@ -51,7 +51,7 @@ class Scorer(RequestScorer):
         ConfigError: If ``merge`` is neither.
     """
 
-    compressed: Compressed
+    merged_model: MergedModel
     merge: Merge
     max_units: int
 
@@ -62,14 +62,14 @@ class Scorer(RequestScorer):
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
         """Yield the scores of every forward, by number of their request."""
-        if self.merge == "all" and self.compressed.raw_tail:
+        if self.merge == "all" and self.merged_model.raw_tail:
             raise EvaluationError(
                 "raw_tail needs contexts that are matched alone", "merge 'all'", "Use 'prompt'."
             )
         alone = self.merge == "prompt"
         rows = self._context_rows if alone else self._whole_rows
         ordered = sorted(rows(requests, batch_size), key=lambda row: -row.columns)
-        window = attention_window(self.compressed.backbone.model.config)
+        window = attention_window(self.merged_model.backbone.model.config)
         for batch in _batches(ordered, batch_size, window):
             members = [row.members for row in batch]
             scores = (self._score_contexts if alone else self._score_whole)(
@@ -93,7 +93,7 @@ class Scorer(RequestScorer):
         Raises:
             EvaluationError: If there is no room for a single unit.
         """
-        starts, _ = self.compressed.segment_prompt(ids, parts)
+        starts, _ = self.merged_model.segment_prompt(ids, parts)
         needed = self._counted(starts, len(ids), len(starts))
         dropped = int((needed > room).sum())
         if dropped and dropped == len(starts):
@@ -110,7 +110,7 @@ class Scorer(RequestScorer):
 
     def _counted(self, starts: Ints, raw: int, units: int) -> Ints:
         """Return how many positions are in use [S] when a sequence begins at each of its units."""
-        compact = self.compressed.unit_positions == "compact"
+        compact = self.merged_model.unit_positions == "compact"
         return units - np.arange(len(starts)) if compact else raw - starts
 
     def _context_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
@@ -126,7 +126,7 @@ class Scorer(RequestScorer):
         for key, members in groups.items():
             context, units = fitted[key]
             sizes = [len(requests[i].continuation) - 1 for i in members]
-            backbone = self.compressed.backbone
+            backbone = self.merged_model.backbone
             room = widest_row(units, backbone)
             for part in _parts(sizes, batch_size, units, backbone.hidden_size, room):
                 columns = units + sum(sizes[k] for k in part)
@@ -140,14 +140,14 @@ class Scorer(RequestScorer):
         self, rows: Sequence[_Row], endings: Sequence[Sequence[Ints]]
     ) -> list[TokenScores]:
         contexts, parts = [row.context for row in rows], [row.parts for row in rows]
-        scored = score_continuations(contexts, endings, self.compressed, parts)
+        scored = score_continuations(contexts, endings, self.merged_model, parts)
         return [score for row in scored for score in row]
 
     def _whole_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
         """Cut contexts as if continuations stayed raw: by their lengths, never by their tokens."""
         for i, request in enumerate(requests):
             context, inputs = request.context, len(request.continuation) - 1
-            starts, lengths = self.compressed.segment(context, request.parts)
+            starts, lengths = self.merged_model.segment(context, request.parts)
             # The raw prefix of a span goes on from the span's position.
             tops = np.arange(len(starts)) + np.maximum(lengths - 2, 0)
             highest = max(int(tops.max(initial=0)) + 1, len(starts) + inputs)
@@ -165,7 +165,7 @@ class Scorer(RequestScorer):
             parts = request.parts_of_last(len(context_left))
             if parts is not None:
                 parts = (*parts, (len(context_left), len(whole)))
-            size = Sizes(len(whole), len(self.compressed.segment(whole, parts)[0]))
+            size = Sizes(len(whole), len(self.merged_model.segment(whole, parts)[0]))
             yield _Row(context_left, parts, [i], [size], len(whole))
 
     def _score_whole(
@@ -174,7 +174,7 @@ class Scorer(RequestScorer):
         """Score the continuation's tokens in the states before them, in one forward."""
         whole = [np.concatenate([row.context, *e]) for row, e in zip(rows, endings, strict=True)]
         known = [len(row.context) for row in rows]
-        return score_rows(whole, self.compressed, known, parts=[row.parts for row in rows])
+        return score_rows(whole, self.merged_model, known, parts=[row.parts for row in rows])
 
 
 def _parts(

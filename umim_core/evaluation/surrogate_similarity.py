@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from umim_core.errors import EvaluationError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class OrderSimilarity:
 
 @torch.no_grad()
 def surrogate_similarity(
-    spans: Sequence[Sequence[int]], compressed: Compressed
+    spans: Sequence[Sequence[int]], merged_model: MergedModel
 ) -> list[OrderSimilarity]:
     """Compare z(span) with the static embeddings of its tokens.
 
@@ -57,12 +57,12 @@ def surrogate_similarity(
             sorted({len(span) for span in spans}),
             "Pass the ids of merged spans.",
         )
-    backbone, generator = compressed.backbone, np.random.default_rng(0)
+    backbone, generator = merged_model.backbone, np.random.default_rng(0)
     similarities = []
     for order in sorted({len(span) for span in spans}):
         own = np.array([span for span in spans if len(span) == order], dtype=np.int64)
         ids = torch.from_numpy(own).to(backbone.device)
-        merged = compressed.surrogates(ids, torch.full((len(own),), order).to(ids))
+        merged = merged_model.surrogates(ids, torch.full((len(own),), order).to(ids))
         tokens = backbone.embed(ids)
         drawn = torch.from_numpy(generator.integers(0, backbone.vocab_size, len(own))).to(ids)
         by_offset = [_cosine(merged, tokens[:, offset]) for offset in range(order)]

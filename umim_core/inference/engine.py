@@ -53,7 +53,7 @@ from umim_core.inference.rows import GeneratedUnits, choose_tokens, new_rows, re
 from umim_core.inference.sampling import TokenChooser
 from umim_core.inference.stopping import Stopper
 from umim_core.inference.unit_cache import UnitCache, UnitInputs, new_cache, run_layers
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.incremental_matcher import Advance
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.pruning import rules_under
@@ -62,24 +62,24 @@ _PLAIN: Final = Request()
 Steps = Generator[NDArray[np.int64], None, EngineOutput]
 
 
-def decode_bound(request: Request, compressed: Compressed) -> float | None:
+def decode_bound(request: Request, merged_model: MergedModel) -> float | None:
     """Return the most price of the rules that a request's generated tokens merge by.
 
     The request's bound counts; without one, the model's own. None where all rules count, or
     generated tokens stay raw.
     """
-    if request.merge != "all" or compressed.matcher is None:
+    if request.merge != "all" or merged_model.matcher is None:
         return None
     asked = request.decode_max_damage
-    bound = compressed.decode_max_damage if asked is None else asked
+    bound = merged_model.decode_max_damage if asked is None else asked
     return None if bound == math.inf else bound
 
 
 class DecodeRules:
     """Matchers of generated tokens, made of a model's rules; the latest one is kept."""
 
-    def __init__(self, compressed: Compressed) -> None:
-        self._compressed = compressed
+    def __init__(self, merged_model: MergedModel) -> None:
+        self._compressed = merged_model
         self._latest: tuple[float, Matcher] | None = None
 
     def matcher(self, request: Request) -> Matcher | None:
@@ -113,14 +113,14 @@ class Engine:
     """Generate with prompt merging and decoding-time merging.
 
     Args:
-        compressed: The model, the weights of its module fixed.
+        merged_model: The model, the weights of its module fixed.
     """
 
-    def __init__(self, compressed: Compressed) -> None:
-        self.compressed, self.backbone = compressed, compressed.backbone
-        self.preserved = compressed.unit_positions == "preserved"
-        self._inputs = UnitInputs(compressed)
-        self.decode_rules = DecodeRules(compressed)
+    def __init__(self, merged_model: MergedModel) -> None:
+        self.merged_model, self.backbone = merged_model, merged_model.backbone
+        self.preserved = merged_model.unit_positions == "preserved"
+        self._inputs = UnitInputs(merged_model)
+        self.decode_rules = DecodeRules(merged_model)
 
     def generate(
         self,
@@ -168,20 +168,20 @@ class Engine:
         if isinstance(past, Prefix):
             past = past.fork(len(prompts))
         if past is not None:
-            past.check(len(prompts), self.compressed)
+            past.check(len(prompts), self.merged_model)
         samples = samples_per_prompt(config)
         rows_asked = len(prompts) * samples
-        request.check(self.backbone.vocab_size, rows_asked, self.compressed.merge_depth)
+        request.check(self.backbone.vocab_size, rows_asked, self.merged_model.merge_depth)
         read = read_prompts(
             prompts,
             None if past is None else past.unfed,
-            self.compressed.reading(request.merge, request.raw_tail),
+            self.merged_model.reading(request.merge, request.raw_tail),
             across_turns=request.match_border,
         )
         if request.overlong == "truncate" and past is None:
-            read = cut_left(read, config.max_new_tokens or 0, self.compressed)
+            read = cut_left(read, config.max_new_tokens or 0, self.merged_model)
         rows = new_rows(read, past, samples)
-        eviction = row_eviction(request, self.compressed, rows, past)
+        eviction = row_eviction(request, self.merged_model, rows, past)
         chooser = TokenChooser(
             config,
             [len(row.raw) for row in rows],
@@ -228,7 +228,7 @@ class Engine:
                 past.give_back(first_cache)
             if streamer is not None:
                 streamer.end()  # type: ignore[no-untyped-call]
-        state = GenerationState(tuple(tuple(row.raw) for row in rows), cache, self.compressed)
+        state = GenerationState(tuple(tuple(row.raw) for row in rows), cache, self.merged_model)
         if eviction is not None:  # its positions are not known without the columns that went
             state.release()
         return EngineOutput(
@@ -252,8 +252,8 @@ class Engine:
             ConfigError: As ``steps``.
             GenerationError: As ``steps``.
         """
-        request.check(self.backbone.vocab_size, 1, self.compressed.merge_depth)
-        model = self.compressed.reading(request.merge, request.raw_tail)
+        request.check(self.backbone.vocab_size, 1, self.merged_model.merge_depth)
+        model = self.merged_model.reading(request.merge, request.raw_tail)
         read = read_prompts([prompt], None, model)
         config = GenerationConfig(max_new_tokens=1)  # type: ignore[no-untyped-call]  # theirs
         cache = self.room(read, None, config, request)
@@ -261,7 +261,7 @@ class Engine:
         [(starts, lengths)] = read.cuts
         spans = zip(starts.tolist(), lengths.tolist(), strict=True)
         merged = tuple((start, length) for start, length in spans if length > 1)
-        return Prefix(tuple(read.ids[0].tolist()), merged, cache, self.compressed)
+        return Prefix(tuple(read.ids[0].tolist()), merged, cache, self.merged_model)
 
     def room(
         self,
@@ -286,7 +286,7 @@ class Engine:
         if rows > 1 or self.preserved or evicts:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None:
-            depth = self.compressed.merge_depth
+            depth = self.merged_model.merge_depth
             layers = (self.backbone.num_layers - depth, depth)
             return new_cache(layers, len(units), limit, most_raw, self.backbone.device)
         # Short prompts are padded to the widest, wherever their rows begin.
@@ -313,7 +313,7 @@ class Engine:
         else:  # padding takes its row's last position: its column may lie beyond the backbone's
             last_unit = cache.columns[:, :1] + packed.unit_counts[:, None] - 1
             positions = cache.columns.minimum(last_unit)
-        trunk = self.compressed.trunk
+        trunk = self.merged_model.trunk
         with trunk.adapting(packed.lengths > 1):
             hidden = run_layers(trunk.upper, states, cache, positions)
         cache.commit(packed.unit_counts.cpu())
@@ -341,7 +341,7 @@ class Engine:
             unit_cache: The rows.
             raw_lengths: Raw tokens per row, the newest included; None where positions are columns.
         """
-        cache, trunk = unit_cache.units, self.compressed.trunk
+        cache, trunk = unit_cache.units, self.merged_model.trunk
         positions = None
         if raw_lengths is not None:
             positions = torch.tensor(raw_lengths, device=self.backbone.device)[:, None] - 1

@@ -15,7 +15,7 @@ from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
 from umim_core.inference.stopping import StopReason
 from umim_core.inference.unit_cache import CacheMark, UnitCache
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 
 Spans = tuple[tuple[int, int], ...]
 TopTokens = tuple[tuple[int, float], ...]
@@ -32,7 +32,7 @@ class GenerationState:
 
     raw_ids: tuple[tuple[int, ...], ...]
     _cache: UnitCache | None = field(repr=False)
-    _compressed: Compressed = field(repr=False)
+    _compressed: MergedModel = field(repr=False)
     _held: CacheMark | None = field(default=None, repr=False)
     all_fed: bool = False
 
@@ -51,7 +51,7 @@ class GenerationState:
         """Units held per row; empty once the state was continued or released."""
         return () if self._cache is None else tuple(self._cache.lengths.tolist())
 
-    def check(self, rows: int, compressed: Compressed) -> None:
+    def check(self, rows: int, merged_model: MergedModel) -> None:
         """Refuse a turn that cannot continue the state.
 
         Raises:
@@ -64,8 +64,8 @@ class GenerationState:
                 "it was continued or released, or spans were evicted from it",
                 "Use the state of the newest output.",
             )
-        backbone, own = compressed.backbone, self._compressed
-        form = (compressed.unit_positions, compressed.merge_depth)
+        backbone, own = merged_model.backbone, self._compressed
+        form = (merged_model.unit_positions, merged_model.merge_depth)
         if backbone is not own.backbone or form != (own.unit_positions, own.merge_depth):
             raise GenerationError(
                 "a state can be continued by the backbone, unit positions and merge depth that "
@@ -109,7 +109,7 @@ class Prefix:
     raw_ids: tuple[int, ...] = field(repr=False)
     spans: Spans = field(repr=False)
     _cache: UnitCache = field(repr=False)
-    _compressed: Compressed = field(repr=False)
+    _compressed: MergedModel = field(repr=False)
 
     def __repr__(self) -> str:
         """Return its size in tokens and units."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
 from umim_core.rules.matcher import Parts
 
@@ -56,7 +56,7 @@ class Prompts:
 def read_prompts(
     prompts: Sequence[TokenPrompt],
     unfed: Sequence[int] | None,
-    compressed: Compressed,
+    merged_model: MergedModel,
     *,
     across_turns: bool = False,
 ) -> Prompts:
@@ -65,7 +65,7 @@ def read_prompts(
     Args:
         prompts: Raw ids per row [T_b].
         unfed: What an earlier turn chose last and never fed, one id per row; it comes first.
-        compressed: Whose ids they are, the rules, and the raw tail of what is new.
+        merged_model: Whose ids they are, the rules, and the raw tail of what is new.
         across_turns: Whether a rule may begin with the unfed token.
 
     Raises:
@@ -78,7 +78,7 @@ def read_prompts(
         _checked(
             b,
             prompt.ids if isinstance(prompt, PromptIds) else prompt,
-            compressed.backbone.vocab_size,
+            merged_model.backbone.vocab_size,
             unfed,
         )
         for b, prompt in enumerate(prompts)
@@ -87,22 +87,22 @@ def read_prompts(
         across_turns = False  # what a template writes stands between turns
     if unfed is None:
         rows = new
-        cuts = [_cut(*pair, compressed) for pair in zip(prompts, new, strict=True)]
+        cuts = [_cut(*pair, merged_model) for pair in zip(prompts, new, strict=True)]
     else:
         rows = [np.concatenate([[last], ids]) for last, ids in zip(unfed, new, strict=True)]
         cuts = [
-            compressed.segment_prompt(ids)
+            merged_model.segment_prompt(ids)
             if across_turns
-            else _behind_one(_cut(prompt, rest, compressed))
+            else _behind_one(_cut(prompt, rest, merged_model))
             for prompt, ids, rest in zip(prompts, rows, new, strict=True)
         ]
-    return Prompts(rows, cuts, pack_rows(rows, cuts, device=compressed.backbone.device))
+    return Prompts(rows, cuts, pack_rows(rows, cuts, device=merged_model.backbone.device))
 
 
-def _cut(prompt: TokenPrompt, ids: Ids, compressed: Compressed) -> Segmentation:
+def _cut(prompt: TokenPrompt, ids: Ids, merged_model: MergedModel) -> Segmentation:
     """Cut a prompt into units; of one with parts, each on its own and all others raw."""
     parts = prompt.parts if isinstance(prompt, PromptIds) else None
-    return compressed.segment_prompt(ids, parts)
+    return merged_model.segment_prompt(ids, parts)
 
 
 def _behind_one(cut: Segmentation) -> Segmentation:
@@ -147,7 +147,7 @@ def _checked(
     return wide
 
 
-def cut_left(prompts: Prompts, new_tokens: int, compressed: Compressed) -> Prompts:
+def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Prompts:
     """Drop the leading units that a backbone has no positions for; a BOS in front stays.
 
     Matching from a unit border on gives the same units as matching the whole.
@@ -155,14 +155,14 @@ def cut_left(prompts: Prompts, new_tokens: int, compressed: Compressed) -> Promp
     Returns:
         Prompts that fit, but for those that have no room for a single unit.
     """
-    backbone = compressed.backbone
+    backbone = merged_model.backbone
     if backbone.max_positions is None:
         return prompts
     room = backbone.max_positions - new_tokens + 1  # the last token chosen is never fed
     bos = None if backbone.tokenizer is None else backbone.tokenizer.bos_token_id
     rows, cuts = [], []
     for ids, (starts, lengths) in zip(prompts.ids, prompts.cuts, strict=True):
-        if compressed.unit_positions == "compact":
+        if merged_model.unit_positions == "compact":
             needed = len(starts) - np.arange(len(starts))  # if the prompt began with that unit
         else:
             needed = len(ids) - starts

@@ -102,8 +102,10 @@ class RowBatch:
         Raises:
             ConfigError: As ``join``; so is ``GenerationError``.
         """
-        compressed, backbone = self._engine.compressed, self._engine.backbone
-        prompts = read_prompts([prompt], None, compressed.reading(request.merge, request.raw_tail))
+        merged_model, backbone = self._engine.merged_model, self._engine.backbone
+        prompts = read_prompts(
+            [prompt], None, merged_model.reading(request.merge, request.raw_tail)
+        )
         packed = prompts.packed
         held = packed.raw_counts if self._engine.preserved else packed.unit_counts
         limits = (backbone.max_positions, attention_window(backbone.model.config))
@@ -127,11 +129,13 @@ class RowBatch:
             RuleSetError: If there is a bound on damage and the rules have no prices.
         """
         engine = self._engine
-        compressed, backbone = engine.compressed, engine.backbone
+        merged_model, backbone = engine.merged_model, engine.backbone
         check_generation_config(config)
         samples = samples_per_prompt(config)
-        request.check(backbone.vocab_size, samples, compressed.merge_depth)
-        prompts = read_prompts([prompt], None, compressed.reading(request.merge, request.raw_tail))
+        request.check(backbone.vocab_size, samples, merged_model.merge_depth)
+        prompts = read_prompts(
+            [prompt], None, merged_model.reading(request.merge, request.raw_tail)
+        )
         cache = engine.room(prompts, None, config, request)
         check_attention_window(backbone.model.config, cache.units.max_length)
         shared = self._store.find(prompts.ids[0], prompts.cuts[0][0])

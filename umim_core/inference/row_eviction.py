@@ -27,7 +27,7 @@ from umim_core.errors import GenerationError
 from umim_core.inference.outputs import GenerationState
 from umim_core.inference.request import Request
 from umim_core.inference.rows import Row
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.span_eviction import CERTAIN, SINKS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.trie import Ints
@@ -90,7 +90,7 @@ class RowEviction:
 
 
 def row_eviction(
-    request: Request, compressed: Compressed, rows: Sequence[Row], past: GenerationState | None
+    request: Request, merged_model: MergedModel, rows: Sequence[Row], past: GenerationState | None
 ) -> RowEviction | None:
     """Return the eviction that a request asks for; None without.
 
@@ -107,4 +107,4 @@ def row_eviction(
             "Pass the whole text as the prompt, or leave span_eviction out.",
         )
     prompts = [row.prompt_ids for row in rows]
-    return RowEviction(compressed.require_matcher(), request.span_eviction, prompts)
+    return RowEviction(merged_model.require_matcher(), request.span_eviction, prompts)

@@ -28,7 +28,7 @@ from umim_core.backbone.attention_masks import step_mask
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.row_cache import RowCache
 from umim_core.inference.prompts import Prompts
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits, fill_units
 from umim_core.merging.span_cache import SpanCache
 from umim_core.rules.grams import ORDERS
@@ -167,10 +167,10 @@ def run_layers(part: Backbone, states: Tensor, cache: RowCache, positions: Tenso
 class UnitInputs:
     """Makes the states of prompts and of generated units."""
 
-    def __init__(self, compressed: Compressed) -> None:
-        self._compressed, self._backbone = compressed, compressed.backbone
-        by_ids = compressed.module is not None and not compressed.merge_depth
-        self._spans = SpanCache(compressed) if by_ids else None
+    def __init__(self, merged_model: MergedModel) -> None:
+        self._compressed, self._backbone = merged_model, merged_model.backbone
+        by_ids = merged_model.module is not None and not merged_model.merge_depth
+        self._spans = SpanCache(merged_model) if by_ids else None
 
     def of_prompts(self, prompts: Prompts, cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Return the states of the prompts' units before the merge depth [B, S, d]."""

@@ -33,8 +33,8 @@ from umim_core.backbone.attention_masks import (
 )
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import TokenScores, split_scores, target_scores
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits
 from umim_core.rules.matcher import Parts
 
@@ -135,7 +135,7 @@ def _alone(endings: Sequence[Sequence[Ints]]) -> bool:
 def score_continuations(
     contexts: Sequence[Ints],
     endings: Sequence[Sequence[Ints]],
-    compressed: Compressed,
+    merged_model: MergedModel,
     parts: Sequence[Parts | None] | None = None,
 ) -> list[list[TokenScores]]:
     """Score raw continuations after contexts that are matched alone and compressed.
@@ -146,7 +146,7 @@ def score_continuations(
     Args:
         contexts: Raw context ids per row [T_b], at least one token each.
         endings: Raw continuation ids per row; at least one token each.
-        compressed: The model.
+        merged_model: The model.
         parts: Where rules may apply to each context; None for everywhere.
 
     Returns:
@@ -165,8 +165,8 @@ def score_continuations(
                 f"row {b}: {len(context)} context tokens, endings {[len(e) for e in row]}",
                 "Put the BOS token into an empty context and drop empty continuations.",
             )
-    backbone, unit_positions = compressed.backbone, compressed.unit_positions
-    packed = compressed.pack_prompts(
+    backbone, unit_positions = merged_model.backbone, merged_model.unit_positions
+    packed = merged_model.pack_prompts(
         [np.asarray(context, dtype=np.int64) for context in contexts], parts
     )
     table, counts = packed.position_ids(unit_positions).cpu().numpy(), packed.unit_counts.tolist()
@@ -174,17 +174,17 @@ def score_continuations(
     causal = _alone(endings)
     _check_length(positions, endings, backbone, windowed=causal and unit_positions == "compact")
     layout = _layout(positions, endings, packed.starts.device)
-    if compressed.merge_depth:
-        inputs = _states(contexts, endings, layout, packed, compressed)
+    if merged_model.merge_depth:
+        inputs = _states(contexts, endings, layout, packed, merged_model)
     else:
-        units = compressed.embed(packed)
+        units = merged_model.embed(packed)
         tail = backbone.embed(layout.tail_ids).to(units.dtype)
         front = _widened(units, tail.shape[1])
         inputs = torch.where((layout.groups == _CONTEXT)[..., None], front, tail)
     merged = _widened((packed.lengths > 1)[..., None], inputs.shape[1])[..., 0]
     jumps = None if causal and unit_positions == "compact" else layout.positions
     mask = None if causal else block_mask(layout.groups, inputs.dtype)
-    hidden = compressed.trunk.hidden(inputs, merged, mask, jumps)
+    hidden = merged_model.trunk.hidden(inputs, merged, mask, jumps)
     scores = target_scores(hidden[layout.rows, layout.columns], layout.targets, backbone)
     flat = split_scores(scores, layout.sizes)
     result, start = [], 0
@@ -204,7 +204,7 @@ def _states(
     endings: Sequence[Sequence[Ints]],
     layout: _Layout,
     packed: PackedUnits,
-    compressed: Compressed,
+    merged_model: MergedModel,
 ) -> Tensor:
     """Return the states before the merge depth [B, L, d] of units and continuations.
 
@@ -214,8 +214,8 @@ def _states(
     ids = raw.tail_ids.clone()
     for b, context in enumerate(contexts):
         ids[b, : len(context)] = torch.as_tensor(np.asarray(context, dtype=np.int64))
-    mask = None if _alone(endings) else block_mask(raw.groups, compressed.backbone.dtype)
-    states = compressed.trunk.raw_states(ids, mask, raw.positions)
+    mask = None if _alone(endings) else block_mask(raw.groups, merged_model.backbone.dtype)
+    states = merged_model.trunk.raw_states(ids, mask, raw.positions)
     columns = torch.arange(layout.groups.shape[1], device=ids.device)
     saved = packed.raw_counts - packed.unit_counts
     ends = (columns + saved[:, None]).clamp(max=ids.shape[1] - 1)  # of tails and padding
@@ -223,7 +223,7 @@ def _states(
     front, units = layout.groups == _CONTEXT, packed.attention_mask
     ends[front] = (packed.starts + packed.lengths - 1)[units]
     lengths[front] = packed.lengths[units]
-    return compressed.states_of(ids, states, ends, lengths)
+    return merged_model.states_of(ids, states, ends, lengths)
 
 
 def _check_length(

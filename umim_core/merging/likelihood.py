@@ -35,8 +35,8 @@ from torch import Tensor
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.decode_states import BranchLayout, branch_layout
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Parts
 
 Ints = NDArray[np.integer]
@@ -59,7 +59,7 @@ class TokenScores:
 @torch.no_grad()
 def score_rows(
     rows: Sequence[Ints],
-    compressed: Compressed,
+    merged_model: MergedModel,
     given: Sequence[int] | None = None,
     parts: Sequence[Parts | None] | None = None,
 ) -> list[TokenScores]:
@@ -67,7 +67,7 @@ def score_rows(
 
     Args:
         rows: Raw ids per row [T_b], at least one token each.
-        compressed: The model.
+        merged_model: The model.
         given: Leading tokens per row that are not scored, at least 1; 1 if None.
         parts: Where rules may apply to each row but its last token; None for everywhere.
 
@@ -79,23 +79,23 @@ def score_rows(
             vocabulary, or a row exceeds the backbone's positions.
         GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
-    _check_rows(rows, compressed.backbone.vocab_size)
+    _check_rows(rows, merged_model.backbone.vocab_size)
     if max(len(row) for row in rows) < 2:
         nothing = TokenScores(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
         return [nothing for _ in rows]
     inputs = [np.asarray(row)[:-1] for row in rows]
-    packed = compressed.pack(inputs, parts)
-    layout = branch_layout(packed, compressed.matcher, compressed.unit_positions)
-    return _score_layout(rows, given or [1] * len(rows), layout, compressed)
+    packed = merged_model.pack(inputs, parts)
+    layout = branch_layout(packed, merged_model.matcher, merged_model.unit_positions)
+    return _score_layout(rows, given or [1] * len(rows), layout, merged_model)
 
 
-def token_log_probs(rows: Sequence[Ints], compressed: Compressed) -> list[Tensor]:
+def token_log_probs(rows: Sequence[Ints], merged_model: MergedModel) -> list[Tensor]:
     """Return log p(x_{t+1} | compressed x_0 .. x_t) for every target; see ``score_rows``.
 
     Returns:
         Per row the T_b - 1 log-probabilities (float64, CPU); entry t belongs to raw token t + 1.
     """
-    scored = score_rows(rows, compressed)
+    scored = score_rows(rows, merged_model)
     return [scores.log_probs.cpu().double() for scores in scored]
 
 
@@ -140,7 +140,7 @@ def _score_layout(
     rows: Sequence[Ints],
     given: Sequence[int],
     layout: BranchLayout,
-    compressed: Compressed,
+    merged_model: MergedModel,
 ) -> list[TokenScores]:
     """Run the forward of a layout and score its targets."""
     width = layout.trunk.shape[1]
@@ -149,34 +149,34 @@ def _score_layout(
     for b, row in enumerate(rows):
         ids[b, : len(row)] = row
         wanted[b, given[b] - 1 : len(row) - 1] = True
-    tokens = torch.from_numpy(ids).to(compressed.backbone.device)
+    tokens = torch.from_numpy(ids).to(merged_model.backbone.device)
     targets = torch.from_numpy(wanted).to(tokens.device)
-    hidden = state_hidden(tokens[:, :-1], layout, compressed)
-    scores = target_scores(hidden[targets], tokens[:, 1:][targets], compressed.backbone)
+    hidden = state_hidden(tokens[:, :-1], layout, merged_model)
+    scores = target_scores(hidden[targets], tokens[:, 1:][targets], merged_model.backbone)
     return split_scores(scores, wanted.sum(axis=1).tolist())
 
 
-def state_hidden(tokens: Tensor, layout: BranchLayout, compressed: Compressed) -> Tensor:
+def state_hidden(tokens: Tensor, layout: BranchLayout, merged_model: MergedModel) -> Tensor:
     """Return the hidden states after every state that decoding passes through [B, L, d].
 
     Args:
         tokens: Raw ids [B, L] (int64), right-padded.
         layout: Their states.
-        compressed: The model.
+        merged_model: The model.
 
     Raises:
         EvaluationError: If a row exceeds the backbone's positions.
         GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
-    backbone = compressed.backbone
+    backbone = merged_model.backbone
     _check_positions(layout, backbone)
-    trunk, merged = compressed.trunk, layout.surrogate >= 0
+    trunk, merged = merged_model.trunk, layout.surrogate >= 0
     states = trunk.raw_states(tokens)
-    if compressed.merge_depth:
+    if merged_model.merge_depth:
         columns = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        states = compressed.states_of(tokens, states, columns, layout.lengths)
+        states = merged_model.states_of(tokens, states, columns, layout.lengths)
     elif len(layout.span_ids):
-        pooled = compressed.surrogates(layout.span_ids, layout.span_lengths)
+        pooled = merged_model.surrogates(layout.span_ids, layout.span_lengths)
         states[merged] = pooled[layout.surrogate[merged]]
     if layout.plain:  # causal attention, right padding included
         return trunk.hidden(states, merged)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from umim_core.errors import ConfigError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 
 Embed = Callable[[Tensor], Tensor]  # ids [..] (int64) to embeddings [.., d]
@@ -104,19 +104,19 @@ class SpanCache:
     """Look surrogates up by the ids of their spans.
 
     Args:
-        compressed: Makes the surrogates; the weights of its module must not change any more.
+        merged_model: Makes the surrogates; the weights of its module must not change any more.
         table_bytes: Largest table of projections that is made.
         kept_spans: Surrogates that are kept, at least 1.
     """
 
     def __init__(
         self,
-        compressed: Compressed,
+        merged_model: MergedModel,
         *,
         table_bytes: int = _TABLE_BYTES,
         kept_spans: int = _KEPT_SPANS,
     ) -> None:
-        self._compressed, self._backbone = compressed, compressed.backbone
+        self._compressed, self._backbone = merged_model, merged_model.backbone
         self._table_bytes, self._kept_spans = table_bytes, kept_spans
         self._kept: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
         self._lock = Lock()  # a served model answers several requests at once

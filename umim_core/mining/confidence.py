@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import token_log_probs
+from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.filters import Counts, Ids
 from umim_core.rules.grams import ORDERS
 from umim_core.text.token_ids import Offsets, Tokens, check_offsets, read_ids
@@ -142,7 +142,9 @@ def _log_probs(backbone: Backbone, tokens: Ids, borders: Ints) -> NDArray[np.flo
     pieces = [(a, b) for a, b in pairwise(borders.tolist()) if b - a > 1]
     if not pieces:
         return out
-    scores = token_log_probs([tokens[a:b] for a, b in pieces], Compressed.without_merging(backbone))
+    scores = token_log_probs(
+        [tokens[a:b] for a, b in pieces], MergedModel.without_merging(backbone)
+    )
     for (a, b), score in zip(pieces, scores, strict=True):
         out[a + 1 : b] = score.numpy()
     if np.isnan(out).any():

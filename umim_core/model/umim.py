@@ -20,9 +20,9 @@ from umim_core.errors import EvaluationError
 from umim_core.inference.engine import Engine, Steps, exhaust
 from umim_core.inference.outputs import Prefix
 from umim_core.inference.request import Request
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import finite_sum, token_log_probs
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.model.compression import Compression
 from umim_core.model.generation_output import GenerationOutput, TextPieces
@@ -53,12 +53,12 @@ _CONTEXTS_AT_ONCE: Final = 16  # their mask grows with the square of the longest
 def score_texts(
     contexts: Sequence[str],
     continuations: Sequence[Sequence[str]],
-    compressed: Compressed,
+    merged_model: MergedModel,
     add_special_tokens: bool | None = None,
 ) -> list[list[float]]:
     """Return the log-probability (nats) of each continuation after its context.
 
-    See ``UMIM.score``; ``compressed`` is the model, or its base.
+    See ``UMIM.score``; ``merged_model`` is the model, or its base.
     """
     if any(isinstance(texts, str) for texts in (contexts, continuations, *continuations)):
         raise EvaluationError(
@@ -74,7 +74,7 @@ def score_texts(
         )
 
     def ids(text: str, add_special_tokens: bool | None = False) -> NDArray[np.int64]:
-        return np.array(compressed.backbone.encode(text, add_special_tokens), dtype=np.int64)
+        return np.array(merged_model.backbone.encode(text, add_special_tokens), dtype=np.int64)
 
     scored: list[list[float]] = []
     for first in range(0, len(contexts), _CONTEXTS_AT_ONCE):
@@ -82,7 +82,7 @@ def score_texts(
         rows = score_continuations(
             [ids(text, add_special_tokens) for text in contexts[part]],
             [[ids(text) for text in row] for row in continuations[part]],
-            compressed,
+            merged_model,
         )
         scored += [[finite_sum(scores.log_probs) for scores in row] for row in rows]
     return scored
@@ -90,19 +90,19 @@ def score_texts(
 
 def text_perplexity(
     texts: str | Sequence[str] | Sequence[NDArray[np.integer]],
-    compressed: Compressed,
+    merged_model: MergedModel,
     add_special_tokens: bool | None = None,
 ) -> float:
     """Return exp(mean negative log-probability) over all raw targets, a text at a time.
 
-    See ``UMIM.perplexity``; ``compressed`` is the model, or its base.
+    See ``UMIM.perplexity``; ``merged_model`` is the model, or its base.
     """
     total, targets = 0.0, 0
     for item in [texts] if isinstance(texts, str) else texts:
         ids: object = item
         if isinstance(item, str):
-            ids = compressed.backbone.encode(item, add_special_tokens)
-        (scores,) = token_log_probs([np.array(ids)], compressed)
+            ids = merged_model.backbone.encode(item, add_special_tokens)
+        (scores,) = token_log_probs([np.array(ids)], merged_model)
         total += finite_sum(scores)
         targets += len(scores)
     if targets == 0:
@@ -129,7 +129,7 @@ class UMIM:
         module: The merge module, on the backbone's device.
         rules: The merge rules.
         matcher: Their matcher.
-        compressed: All of these as one value, which evaluations take.
+        merged_model: All of these as one value, which evaluations take.
         engine: The generation engine.
 
     Raises:
@@ -158,7 +158,7 @@ class UMIM:
         self.rules: RuleSet = checkpoint.rules
         self.matcher = Matcher(self.rules)
         positions, bound = checkpoint.config.unit_positions, checkpoint.config.decode_max_damage
-        self.compressed = Compressed(
+        self.merged_model = MergedModel(
             backbone,
             self.module,
             self.matcher,
@@ -166,7 +166,7 @@ class UMIM:
             decode_max_damage=bound,
             merge_depth=checkpoint.config.merge_depth,
         )
-        self.engine = Engine(self.compressed)
+        self.engine = Engine(self.merged_model)
 
     def __repr__(self) -> str:
         """Return backbone, form of the module and rules."""
@@ -335,7 +335,7 @@ class UMIM:
             GenerationError: If a row exceeds the window of a sliding-window backbone.
             NumericalError: If a log-probability is NaN or infinite.
         """
-        model = self.compressed.reading(merge, raw_tail)
+        model = self.merged_model.reading(merge, raw_tail)
         return score_texts(contexts, continuations, model, add_special_tokens)
 
     def compress(
@@ -378,7 +378,7 @@ class UMIM:
             NumericalError: If a log-probability is NaN or infinite.
         """
         check_merge(merge, ("all", "none"))
-        model = self.compressed.base() if merge == "none" else self.compressed
+        model = self.merged_model.base() if merge == "none" else self.merged_model
         return text_perplexity(texts, model, add_special_tokens)
 
     def save_pretrained(self, directory: str | Path) -> None:

@@ -18,7 +18,7 @@ from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, UmimError
 from umim_core.inference.engine import Engine
 from umim_core.inference.prompts import TokenPrompt
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.model import options as generate_options
 from umim_core.model.inputs import encode_prompts, prompt_items
 from umim_core.model.options import GenerateOptions
@@ -34,13 +34,13 @@ class Served:
 
     Attributes:
         name: How requests call it.
-        compressed: The model; without rules it reads raw tokens.
+        merged_model: The model; without rules it reads raw tokens.
         merge: What is merged.
         raw_tail: Last tokens of a prompt, and of each message of a chat, that stay raw.
     """
 
     name: str
-    compressed: Compressed
+    merged_model: MergedModel
     merge: Merge
     raw_tail: int
 
@@ -77,15 +77,15 @@ class Served:
                     "Name a model, or leave --base out.",
                 )
             backbone = load_backbone(checkpoint, dtype=dtype, device=device)
-            return cls(name or checkpoint, Compressed.without_merging(backbone), "none", 0)
+            return cls(name or checkpoint, MergedModel.without_merging(backbone), "none", 0)
         found = checkpoint or default_checkpoint()
         umim = UMIM.from_pretrained(found, dtype=dtype, device=device)
-        return cls(name or found, umim.compressed, *umim.checkpoint.config.recommended(merge))
+        return cls(name or found, umim.merged_model, *umim.checkpoint.config.recommended(merge))
 
     @property
     def backbone(self) -> Backbone:
         """The frozen model."""
-        return self.compressed.backbone
+        return self.merged_model.backbone
 
 
 class LocalEngine:
@@ -111,7 +111,7 @@ class LocalEngine:
         self.name, self.positions = served.name, served.backbone.max_positions
         self.metrics = ServerMetrics()
         self.worker = EngineWorker(
-            Engine(served.compressed), tokenizer.backend_tokenizer, self.metrics, sizes
+            Engine(served.merged_model), tokenizer.backend_tokenizer, self.metrics, sizes
         )
         self._encoding = Lock()  # a tokenizer's settings are not for two threads
 

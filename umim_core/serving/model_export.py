@@ -29,7 +29,7 @@ from umim_core.backbone.model_files import frozen_twin
 from umim_core.config.form import SAFE_RAW_TAIL, check_raw_tail
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.model.umim import UMIM
-from umim_core.packages.gguf_writing import write_gguf
+from umim_core.model_sources.gguf_writing import write_gguf
 from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.adapter_files import ARCHITECTURES, write_adapters
@@ -135,7 +135,7 @@ def surrogates(umim: UMIM, table: SpanTable) -> Tensor:
     rows = []
     for part, sizes in zip(torch.split(ids, _CHUNK), torch.split(lengths, _CHUNK), strict=True):
         spans = part[:, : int(sizes.max())].clamp(min=0).to(umim.backbone.device)
-        rows.append(umim.compressed.surrogates(spans, sizes.to(spans.device)))
+        rows.append(umim.merged_model.surrogates(spans, sizes.to(spans.device)))
     return torch.cat(rows)
 
 

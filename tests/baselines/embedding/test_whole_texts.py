@@ -15,7 +15,7 @@ from support.reduced_texts import FAMILIES, word_backbone
 from umim_core.baselines.methods import BASELINES, Ints, MergedSpans
 from umim_core.evaluation.method_scoring import method_scorer
 from umim_core.evaluation.scored_requests import Request
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -30,7 +30,7 @@ class Case:
     """A method in the place of a checkpoint."""
 
     name: str
-    given: Compressed
+    given: MergedModel
     method: MergedSpans
 
     def lengths(self, ids: Ints) -> list[int]:
@@ -47,7 +47,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     backbone = word_backbone(family)
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    given = Compressed(backbone, module, RULES, "compact")
+    given = MergedModel(backbone, module, RULES, "compact")
     method = BASELINES.find(name)(backbone, RULES)
     assert isinstance(method, MergedSpans)
     return Case(name, given, method)

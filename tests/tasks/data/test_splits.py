@@ -15,8 +15,8 @@ from tasks.stages.distill import distill_stage
 from tasks.stages.evaluate import evaluate_stage, rows_of
 from umim_core.config.evaluate import EvaluateConfig, Segments
 from umim_core.config.recipe import ClusterConfig, Recipe
-from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import BackboneError
+from umim_core.training.token_rows import TokenRows
 
 LENGTH, ROWS = 16, 4
 IN_PROCESS = ClusterLease(ClusterConfig(workers=0))

@@ -148,8 +148,8 @@ def test_a_text_has_the_figures_of_its_rows(
     ids, _ = first_ids(source_of((path,)), umim.backbone.tokenizer, 10**6)
     cut = ids[: len(ids) // 32 * 32].reshape(-1, 32)
     read = [cut[index * len(cut) // 3] for index in range(3)]
-    assert found["ppl_umim"] == pytest.approx(perplexity(read, umim.compressed).ppl)
-    assert found["ppl_base"] == pytest.approx(perplexity(read, umim.compressed.base()).ppl)
+    assert found["ppl_umim"] == pytest.approx(perplexity(read, umim.merged_model).ppl)
+    assert found["ppl_base"] == pytest.approx(perplexity(read, umim.merged_model.base()).ppl)
     assert found["rows"] == 3 and 0 < found["top1"] <= 1 and found["text"] == "t"
 
 

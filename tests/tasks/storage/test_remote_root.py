@@ -49,7 +49,7 @@ def build(out):
     return {"size": 3.0}
 
 def train(out):
-    from umim_core.distill.train_state import STATE_SCHEMA, last_step
+    from umim_core.training.train_state import STATE_SCHEMA, last_step
     from umim_core.store.artifacts import write_manifest
     resumed = last_step(out / "state") or 0
     if how == "dies-training":

@@ -28,14 +28,14 @@ from tasks.training.train_worker import run_worker
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DistillConfig
-from umim_core.distill.objectives import DistillObjective
-from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_job import TrainJob
-from umim_core.distill.train_loop import batch_indices
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.training.objectives import DistillObjective
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_job import TrainJob
+from umim_core.training.train_loop import batch_indices
 
 ROWS, WIDTH, SEED = 12, 24, 0
 POISON = 30  # its embedding is NaN here; no id that the probe of backbones tries
@@ -80,7 +80,7 @@ def job(
     rules.save(folder / "rules")
     module = MergeModule(backbone.hidden_size)
     module.initialise(0.3, torch.Generator().manual_seed(SEED))
-    start = Compressed(backbone, module, Matcher(rules), "compact")
+    start = MergedModel(backbone, module, Matcher(rules), "compact")
     Checkpoint.of(start).save(folder / "start")
     give_rows(module, spans[:2])
     Checkpoint.of(start).save(folder / "rowed")
@@ -179,7 +179,7 @@ def expected_first_moment(job: TrainJob, *, joint: bool) -> Tensor:
     assert job.start is not None and job.rules is not None
     module = Checkpoint.load(job.start).module.requires_grad_(True)
     rows = TokenRows.load(Path(job.train))
-    model = Compressed(backbone, module, Matcher(RuleSet.load(job.rules)), "compact")
+    model = MergedModel(backbone, module, Matcher(RuleSet.load(job.rules)), "compact")
     objective = DistillObjective(model, rows, rows, bf16=False, batch_size=CONFIG.batch_size)
     batch = batch_indices(SEED, 0, CONFIG.batch_size, ROWS)
     shares = [batch] if joint else [batch[0::2], batch[1::2]]

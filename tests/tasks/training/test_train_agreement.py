@@ -16,8 +16,8 @@ import pytest
 from support.tiny_training import Kill, Run, train_rank
 from support.training_processes import exit_codes, run_ranks, start_ranks
 from tasks.training.strategies import make_strategy
-from umim_core.distill.train_loop import resume, save
-from umim_core.distill.train_state import Progress
+from umim_core.training.train_loop import resume, save
+from umim_core.training.train_state import Progress
 
 SECONDS = 60.0  # for both to end; a collective that nobody joins waits for half an hour
 

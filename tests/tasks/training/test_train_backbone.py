@@ -18,12 +18,12 @@ from tasks.training.strategies import DdpStrategy, make_strategy
 from tasks.training.train_worker import run_worker
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.config.recipe import DistillConfig, PreferenceConfig, TrainConfig
-from umim_core.distill import train_run
-from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_job import TrainJob
-from umim_core.distill.train_run import read_summary, run_job
 from umim_core.errors import BackboneError
 from umim_core.rules.ruleset import RuleSet
+from umim_core.training import train_run
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_job import TrainJob
+from umim_core.training.train_run import read_summary, run_job
 
 STEPS, WIDTH = 4, 12
 SETTINGS = {"max_steps": STEPS, "batch_size": 4, "checkpoint_every": 2, "validate_every": 2}

@@ -19,12 +19,12 @@ from tasks.training.train_worker import run_worker
 from umim_core.adaptation.control import load_control, read_record
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.config.recipe import PreferenceConfig
-from umim_core.distill import train_run
-from umim_core.distill.train_job import TrainJob, start_of
-from umim_core.distill.train_run import read_curve, run_job
-from umim_core.distill.train_state import Progress
 from umim_core.errors import ConfigError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
+from umim_core.training import train_run
+from umim_core.training.train_job import TrainJob, start_of
+from umim_core.training.train_run import read_curve, run_job
+from umim_core.training.train_state import Progress
 
 STEPS = 6
 FILES = ("config.json", "manifest.json", "model.safetensors")
@@ -85,7 +85,7 @@ def test_a_job_trains_a_control_and_writes_it(job: TrainJob, kind: str, tmp_path
     run_worker(asdict(replace(job, control=kind, out=str(tmp_path))))
     backbone = load_backbone(job.backbone)
     trained = load_control(tmp_path / "control", backbone)
-    base = Compressed.without_merging(backbone)
+    base = MergedModel.without_merging(backbone)
     assert not torch.allclose(scores(trained), scores(base), atol=1e-3)
     losses = [row["valid_loss"] for row in read_curve(tmp_path) if "valid_loss" in row]
     assert losses[0] == pytest.approx(0.6931, abs=1e-3)

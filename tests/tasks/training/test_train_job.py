@@ -17,15 +17,15 @@ from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import UnitPositions
 from umim_core.config.recipe import Cell, DistillConfig, PreferenceConfig
-from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_job import TrainJob, make_objective, start_model
 from umim_core.errors import ConfigError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import QuestionForm
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_job import TrainJob, make_objective, start_model
 
 ROWS = [[8, 1, 2, 9, 10, 3, 4, 5, 11, 12], [1, 2, 9, 8, 7, 3, 4, 5, 1, 2]]
 
@@ -67,7 +67,7 @@ def saved(backbone: Backbone, folder: Path, unit_positions: UnitPositions) -> Pa
     module.initialise(0.5, torch.Generator().manual_seed(1))
     fingerprint = backbone.tokenizer_fingerprint
     rules = RuleSet.from_spans([(1, 2), (3, 4, 5)], tokenizer_fingerprint=fingerprint)
-    made = Checkpoint.of(Compressed(backbone, module, Matcher(rules), unit_positions))
+    made = Checkpoint.of(MergedModel(backbone, module, Matcher(rules), unit_positions))
     made.save(folder / unit_positions)
     return folder / unit_positions
 

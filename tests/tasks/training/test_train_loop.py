@@ -17,15 +17,15 @@ from torch import Tensor
 from tasks.training.strategies import DdpStrategy
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.recipe import TrainConfig
-from umim_core.distill.objectives import BatchLoss, DistillObjective
-from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_loop import TrainResult, batch_indices, planned_steps, train
-from umim_core.distill.train_state import Progress
 from umim_core.errors import CorpusError, NumericalError
-from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.training.objectives import BatchLoss, DistillObjective
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_loop import TrainResult, batch_indices, planned_steps, train
+from umim_core.training.train_state import Progress
 
 SEED, STEPS, WIDTH = 7, 6, 12
 CONFIG = TrainConfig(
@@ -120,7 +120,7 @@ def objective(tiny_llama: Backbone) -> Start:
         module = MergeModule(tiny_llama.hidden_size)
         module.initialise(0.2, torch.Generator().manual_seed(SEED))
         return Faulty(
-            Compressed(tiny_llama, module, Matcher(RuleSet.from_spans([(1, 2)])), "compact"),
+            MergedModel(tiny_llama, module, Matcher(RuleSet.from_spans([(1, 2)])), "compact"),
             rows(5) if train_rows is None else train_rows,
             rows(3, seed=1) if valid_rows is None else valid_rows,
             bf16=False,

@@ -10,8 +10,8 @@ import torch
 from support.tiny_training import CONFIG, ROWS, SEED, Run, train_here, train_rank, train_until
 from support.training_processes import run_ranks
 from tasks.training.strategies import DdpStrategy
-from umim_core.distill.train_loop import batch_indices, train
 from umim_core.errors import CorpusError
+from umim_core.training.train_loop import batch_indices, train
 
 BATCH, STEPS = CONFIG.batch_size, CONFIG.max_steps
 EPOCH = -(-ROWS // BATCH)  # batches that hold every row

@@ -16,9 +16,9 @@ import torch
 
 from support.tiny_training import CONFIG, SEED, Run, Watched
 from tasks.training.strategies import DdpStrategy
-from umim_core.distill.train_loop import TrainResult, train
-from umim_core.distill.train_state import Progress
 from umim_core.errors import NumericalError
+from umim_core.training.train_loop import TrainResult, train
+from umim_core.training.train_state import Progress
 
 STEPS, BATCH = 8, 3
 EVERY = CONFIG.model_copy(

@@ -11,8 +11,8 @@ import torch
 from support.tiny_training import CONFIG, SPANS, Run, train_here, train_until
 from tasks.training.strategies import DeepSpeedStrategy
 from umim_core.config.recipe import DistillConfig
-from umim_core.distill.optimizer import AdamWStrategy
 from umim_core.errors import ConfigError
+from umim_core.training.optimizer import AdamWStrategy
 
 SHORT = CONFIG.model_copy(update={"max_steps": 6})
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from support.tiny_training import CONFIG, Run, train_here, train_until
 from umim_core.config.recipe import TrainConfig
-from umim_core.distill.train_loop import TrainResult
-from umim_core.distill.train_state import (
+from umim_core.errors import ArtifactError
+from umim_core.training.train_loop import TrainResult
+from umim_core.training.train_state import (
     Progress,
     begin_state,
     commit_state,
@@ -24,7 +25,6 @@ from umim_core.distill.train_state import (
     state_path,
     write_rank,
 )
-from umim_core.errors import ArtifactError
 
 STEPS = 6
 FILES = ("rank-0.safetensors", "rank-0.json", "manifest.json")

@@ -1,0 +1,135 @@
+"""GGUF files as backbones: converted once per content, named wherever a backbone is named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.gguf_files import tiny_bpe, tiny_llama, write_gguf
+from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.fingerprint import backbone_identity
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.errors import BackboneError
+from umim_core.model_sources.gguf_cache import convert_gguf, gguf_directory
+from umim_core.store.artifacts import directory_digest
+
+PIPELINE = tiny_bpe()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UMIM_MODELS", str(tmp_path / "models"))
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def file(tmp_path: Path, cache: Path) -> Path:
+    return make(tmp_path / "own.gguf")
+
+
+def make(path: Path, seed: int = 0) -> Path:
+    return write_gguf(path, tiny_llama(PIPELINE, seed), PIPELINE, kind="Q8_0")
+
+
+def conversions(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("converting" in record.getMessage() for record in caplog.records)
+
+
+def test_a_backbone_may_be_a_gguf_file(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    backbone = load_backbone("own.gguf")
+    assert backbone.name == "own.gguf"
+    assert backbone.decode(backbone.encode("the cat 24")) == "the cat 24"
+    other = load_backbone(str(gguf_directory(file)))
+    assert backbone.fingerprint == other.fingerprint
+    assert torch.equal(backbone.embedding_weight, other.embedding_weight)
+    assert backbone_identity("own.gguf", None) == backbone_identity(other.name, None)
+
+
+def test_a_file_is_converted_once_under_any_name(
+    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_tokenizer(str(file))
+    load_backbone(str(file))
+    shutil.copy(file, tmp_path / "copy.bin")
+    assert gguf_directory(tmp_path / "copy.bin") == gguf_directory(file)
+    load_tokenizer(str(tmp_path / "copy.bin"))  # known by its first letters
+    assert conversions(caplog) == 1
+
+
+def test_a_file_that_changes_while_it_is_converted_is_refused(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(path: Path, out: Path) -> None:
+        convert_gguf(path, out)
+        before = path.stat()
+        make(path, seed=1)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    monkeypatch.setattr("umim_core.model_sources.gguf_cache.convert_gguf", convert)
+    with pytest.raises(BackboneError, match="must stay as it is while it is converted"):
+        gguf_directory(file)
+    assert [*cache.glob("gguf-*/")] == []
+
+
+def test_a_damaged_conversion_is_made_again(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = gguf_directory(file)
+    before = directory_digest(directory)
+    (directory / "model.safetensors").write_bytes(b"torn")
+    assert directory_digest(gguf_directory(file)) == before
+    assert conversions(caplog) == 2
+    assert "is damaged and will be made again" in caplog.text
+
+
+@pytest.mark.full
+def test_processes_share_one_conversion(file: Path, cache: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from umim_core.model_sources.gguf_cache import gguf_directory\n"
+        "print(gguf_directory(Path(sys.argv[1])))"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(file)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"UMIM_MODELS": str(cache)},
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=120) for process in running]
+    assert len({out for out, _ in said}) == 1
+    assert sum("converting" in errors for _, errors in said) == 1
+    assert [process.returncode for process in running] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("absent.gguf", "a path that does not exist. Check the path"),
+        ("folder", "a folder of 2 GGUF files. Name the file: folder/a.gguf, folder/b.gguf"),
+        ("text.txt", "a file. Name a .gguf file or a model's directory"),
+        ("no.gguf", "must start with the letters GGUF"),
+    ],
+)
+def test_what_is_no_model_is_named(
+    name: str, said: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for part in ("folder/a.gguf", "folder/b.gguf", "text.txt", "no.gguf"):
+        (tmp_path / part).write_text("no model")
+    for load in (load_tokenizer, load_backbone):
+        with pytest.raises(BackboneError) as error:
+            load(name)
+        assert said in str(error.value)
+    assert not cache.exists() or not [*cache.glob("gguf-*")]

@@ -1,0 +1,178 @@
+"""GGUF files become directories that hold the same model, or are refused by name."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from support.gguf_files import tiny_bpe, write_gguf
+from support.tiny_models import random_model, tiny_config
+from umim_core.backbone.backbone import load_backbone
+from umim_core.errors import BackboneError
+from umim_core.model_sources.gguf_cache import convert_gguf
+from umim_core.model_sources.gguf_file import read_gguf
+from umim_core.store.artifacts import directory_digest
+
+PIPELINE = tiny_bpe()
+VOCAB = len(PIPELINE["model"]["vocab"]) + 3  # rows beyond the tokens, as published models have
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+# Settings that differ from every default, and for each family what is its own.
+OWN: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-untied": {"tie_word_embeddings": False},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "phi3": {"tie_word_embeddings": False},
+}
+
+
+def tiny_model(family: str = "llama", **changes: Any) -> PreTrainedModel:
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 96,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+        "tie_word_embeddings": True,
+        **OWN.get(family, {}),
+        **changes,
+    }
+    model = random_model(tiny_config(family.split("-")[0], **settings))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:  # norms start at 1 and biases at 0
+                parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(len(name)))
+    return model.eval()
+
+
+def converted(tmp_path: Path, model: PreTrainedModel | None = None, **options: Any) -> Path:
+    source = write_gguf(tmp_path / "m.gguf", model or tiny_model(), PIPELINE, **options)
+    out = tmp_path / "out"
+    out.mkdir()
+    convert_gguf(source, out)
+    return out
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_a_family_computes_what_the_model_in_the_file_does(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family)
+    backbone = load_backbone(str(converted(tmp_path, model)))  # and has every capability
+    ids = torch.arange(3, 40)[None]
+    assert torch.equal(backbone.model(ids).logits, model(ids).logits)
+    wanted = model.state_dict()
+    assert all(torch.equal(v, wanted[k]) for k, v in backbone.model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "F16"])
+def test_weights_are_those_that_transformers_dequantises(kind: str, tmp_path: Path) -> None:
+    out = converted(tmp_path, kind=kind)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", dtype=torch.float32, trust_remote_code=False
+    )
+    state = theirs.state_dict()
+    ours = load_file(out / "model.safetensors")
+    assert {name for name in state if name != "lm_head.weight"} == set(ours)
+    assert all(torch.equal(state[name], tensor) for name, tensor in ours.items())
+    assert not torch.equal(state["model.norm.weight"], torch.ones(32))
+
+
+def test_llama_3_scaling_is_read_from_its_divisors(tmp_path: Path) -> None:
+    model = tiny_model(rope_parameters=LLAMA3, head_dim=32, max_position_embeddings=4096)
+    divisors = (1 / model.model.rotary_emb.inv_freq) / (500000.0 ** (torch.arange(0, 32, 2) / 32))
+    out = converted(tmp_path, model, tensors={"rope_freqs.weight": divisors.numpy()})
+    found = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=False)
+    assert found.config.rope_parameters == model.config.rope_parameters
+    ids = torch.arange(3, 40)[None]
+    assert torch.equal(found(ids).logits, model(ids).logits)
+
+
+def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "m.gguf", tiny_model(), PIPELINE, kind="Q8_0")
+    digests = set()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        convert_gguf(source, tmp_path / name)
+        digests.add(directory_digest(tmp_path / name))
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"entries": {"general.architecture": "falcon"}}, "llama, qwen2, qwen3, phi3; got"),
+        ({"entries": {"split.count": 2}}, "one of 2 parts"),
+        ({"entries": {"llama.expert_count": 8}}, "llama.expert_count"),
+        ({"entries": {"llama.attention.clamp_kqv": 1.0}}, "llama.attention.clamp_kqv"),
+        ({"entries": {"llama.rope.scaling.type": "yarn"}}, "llama.rope.scaling.type"),
+        ({"entries": {"llama.rope.dimension_count": 4}}, "4 for heads of 8"),
+        ({"entries": {"llama.attention.key_length": 7}}, "must be of an even size"),
+        ({"entries": {"llama.attention.key_length": 0}}, "must be of an even size"),
+        ({"entries": {"llama.block_count": 3}}, "lacks blk.2.attn_norm.weight"),
+        ({"entries": {"llama.block_count": 1}}, "the tensor blk.1"),
+        ({"entries": {"llama.block_count": None}}, "lacks llama.block_count"),
+        ({"entries": {"llama.block_count": "2"}}, "must be one whole number"),
+        ({"entries": {"llama.embedding_length": 64}}, "must have the sizes"),
+        ({"entries": {"tokenizer.ggml.model": "llama"}}, "byte-level BPE"),
+        ({"entries": {"tokenizer.ggml.pre": "smolm"}}, "Did you mean 'smollm'?"),
+        ({"entries": {"tokenizer.ggml.pre": None}}, "lacks tokenizer.ggml.pre"),
+        ({"entries": {"tokenizer.ggml.eos_token_id": 999}}, "must be below"),
+        ({"entries": {"tokenizer.ggml.merges": ["a"]}}, "join two tokens"),
+        ({"tensors": {"blk.0.attn_q.bias": np.ones(32, np.float32)}}, "blk.0.attn_q.bias"),
+        ({"tensors": {"rope_freqs.weight": np.full(4, 3.0, np.float32)}}, "rope_freqs.weight"),
+    ],
+)
+def test_what_cannot_be_converted_exactly_is_named(
+    options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BackboneError) as error:
+        converted(tmp_path, **options)
+    assert said in str(error.value)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.nan
+    with pytest.raises(BackboneError, match=r"output_norm\.weight has NaN"):
+        converted(tmp_path, model)
+
+
+def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "m.gguf", tiny_model(), PIPELINE, kind="Q8_0").read_bytes()
+    part = tmp_path / "part.gguf"
+    for end in [*range(0, 200), *range(200, len(whole) - 64, 997), len(whole) - 64]:
+        part.write_bytes(whole[:end])
+        with pytest.raises(BackboneError):
+            read_gguf(part)
+
+
+def test_a_damaged_header_is_refused_or_still_a_model(tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "m.gguf", tiny_model(), PIPELINE, kind="Q8_0").read_bytes()
+    part, out, chance, refused = tmp_path / "part.gguf", tmp_path / "out", random.Random(5), 0
+    out.mkdir()
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for at in chance.sample(range(12_000), 3):
+            damaged[at] = chance.randrange(256)
+        part.write_bytes(damaged)
+        try:
+            convert_gguf(part, out)
+        except BackboneError:
+            refused += 1
+    assert refused > 50

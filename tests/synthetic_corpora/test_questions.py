@@ -1,0 +1,75 @@
+"""Questions: prompts, which are asked, and which split they belong to."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from umim_core.config.corpus import GeneratedCorpus, SplitFractions
+from umim_core.synthetic_corpora.questions import Prompter, select_questions, split_questions
+
+TEXTS = [f"question {number}" for number in range(200)]
+
+
+def corpus(folder: Path, questions: list[str], **fields: object) -> GeneratedCorpus:
+    path = folder / "questions.jsonl"
+    path.write_text("".join(json.dumps({"ask": text}) + "\n" for text in questions))
+    source = {"kind": "jsonl", "paths": [str(path)], "field": "ask"}
+    limits = {"max_tokens": 20, "max_question_tokens": 4}
+    raw = {"kind": "generated", "questions": [source], "model": "tiny", **limits}
+    return GeneratedCorpus.model_validate(raw | fields)
+
+
+def test_a_template_replaces_the_question_alone(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    config = corpus(tmp_path, [], template="w1 {question} w2 {0}")
+    assert Prompter(tiny_tokenizer, config).prompt("w5 w6") == [1, 5, 6, 2, 0]
+
+
+def test_a_chat_template_frames_the_question(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer._tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}w30 {{ m['content'] }} {% endfor %}"
+        "{% if add_generation_prompt %}w31{% endif %}"
+    )
+    config = corpus(tmp_path, [], template="w1 {question}", chat="template")
+    assert Prompter(tokenizer, config).prompt("w5") == [30, 1, 5, 31]
+
+
+def test_long_and_repeated_questions_are_left_out_and_counted(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    asked = ["w1", "w1 w2 w3 w4", "w1 w2 w3 w4 w5", "w1", " ", "w7", "w8 w8 w8 w8 w8 w8"]
+    config = corpus(tmp_path, asked)
+    found = select_questions(config, Prompter(tiny_tokenizer, config))
+    assert found.texts == ["w1", "w1 w2 w3 w4", "w7"]
+    assert (found.too_long, found.duplicates, found.bad_rows) == (2, 1, 1)
+
+
+def test_a_prompt_must_leave_room_for_an_answer(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    asked = ["w1", "w2", "w3", "w1 w2"]
+    config = corpus(tmp_path, asked, template="w9 " * 18 + "{question}")
+    found = select_questions(config, Prompter(tiny_tokenizer, config))
+    assert (found.texts, found.too_long) == (["w1", "w2", "w3"], 1)
+
+
+def test_splits_have_their_parts_of_the_questions() -> None:
+    fractions = SplitFractions(train=0.8, valid=0.15, test=0.05)
+    counts = Counter(split_questions(TEXTS, fractions, seed=0))
+    assert counts == {"train": 160, "valid": 30, "test": 10}
+
+
+def test_the_order_of_the_questions_does_not_matter_and_the_seed_does() -> None:
+    chosen = dict(zip(TEXTS, split_questions(TEXTS, SplitFractions(), 0), strict=True))
+    mixed = random.Random(0).sample(TEXTS, len(TEXTS))
+    assert dict(zip(mixed, split_questions(mixed, SplitFractions(), 0), strict=True)) == chosen
+    assert split_questions(TEXTS, SplitFractions(), 1) != list(chosen.values())

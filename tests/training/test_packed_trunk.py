@@ -1,0 +1,176 @@
+"""Rows packed without padding get what they get alone, in every family of backbones."""
+
+from __future__ import annotations
+
+import sys
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import FalconConfig, MistralConfig
+
+from support.engine_matrix import CONFIGS, tiny_backbone
+from support.tiny_models import random_backbone
+from umim_core.backbone.backbone import Backbone
+from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.training.packed_trunk import PackedTrunk
+from umim_core.training.step import DistillModel
+
+VOCAB = 11
+LENGTHS = [3, 1, 7, 1, 5]
+PADDED = {"gpt-neo"}  # its attention is not looked up in the table
+
+
+def build(name: str, attention: str = "sdpa", **changes: Any) -> Backbone:
+    config = CONFIGS[name]()
+    config.update(changes)
+    return tiny_backbone(config, VOCAB, torch.float64, attention)
+
+
+def own_attention(name: str) -> str:
+    return "eager" if name in PADDED else "sdpa"
+
+
+def embeddings(backbone: Backbone, lengths: list[int], seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCAB, (sum(lengths),), generator=generator)
+    return backbone.embed(ids)
+
+
+def alone(
+    backbone: Backbone, units: Tensor, lengths: list[int], positions: Tensor | None = None
+) -> Tensor:
+    """Every row by itself, one after the other."""
+    places = [None] * len(lengths) if positions is None else list(positions.split(lengths))
+    return torch.cat(
+        [
+            backbone.hidden(row[None], position_ids=None if place is None else place[None])[0]
+            for row, place in zip(units.split(lengths), places, strict=True)
+        ]
+    )
+
+
+def widths(backbone: Backbone) -> list[tuple[int, ...]]:
+    """Shapes [B, S] of what the trunk is given from here on."""
+    seen: list[tuple[int, ...]] = []
+
+    def note(_: nn.Module, __: tuple[object, ...], inputs: dict[str, Any]) -> None:
+        seen.append(tuple(inputs["inputs_embeds"].shape[:2]))
+
+    backbone.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    return seen
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_get_what_they_get_alone(name: str) -> None:
+    backbone = build(name, own_attention(name))
+    units = embeddings(backbone, LENGTHS)
+    found = PackedTrunk(backbone).hidden(units, LENGTHS)
+    torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_positions_may_jump(name: str) -> None:
+    backbone = build(name, own_attention(name))
+    units = embeddings(backbone, LENGTHS)
+    positions = torch.cat([torch.arange(n) * 3 + 1 for n in LENGTHS])
+    found = PackedTrunk(backbone).hidden(units, LENGTHS, positions)
+    expected = alone(backbone, units, LENGTHS, positions)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+    assert (expected - alone(backbone, units, LENGTHS)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_stay_within_their_rows(name: str) -> None:
+    backbone = build(name, own_attention(name))
+    units = embeddings(backbone, LENGTHS).requires_grad_()
+    weights = torch.randn(len(units), backbone.hidden_size, dtype=torch.float64)
+    found = PackedTrunk(backbone).hidden(units, LENGTHS)
+    (gradient,) = torch.autograd.grad((found * weights).sum(), units)
+    (expected,) = torch.autograd.grad((alone(backbone, units, LENGTHS) * weights).sum(), units)
+    torch.testing.assert_close(gradient, expected, atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - PADDED))
+def test_the_trunk_sees_no_padding(name: str) -> None:
+    backbone = build(name)
+    trunk = PackedTrunk(backbone)
+    seen = widths(backbone)
+    trunk.hidden(embeddings(backbone, LENGTHS), LENGTHS)
+    assert seen == [(1, sum(LENGTHS))]
+
+
+def test_rows_beyond_a_window_are_padded() -> None:
+    config = MistralConfig(**CONFIGS["mistral"]().to_diff_dict() | {"sliding_window": 5})
+    backbone = tiny_backbone(config, VOCAB, torch.float64, "sdpa")
+    trunk = PackedTrunk(backbone)
+    seen, units = widths(backbone), embeddings(backbone, LENGTHS)
+    found = trunk.hidden(units, LENGTHS)
+    assert seen == [(5, 7)]
+    trunk.hidden(units[:4], [3, 1])
+    assert seen[1:] == [(1, 4)]
+    torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-12, rtol=1e-10)
+
+
+def test_a_backbone_with_eager_attention_is_padded_and_keeps_it() -> None:
+    backbone = build("llama", "eager")
+    trunk = PackedTrunk(backbone)
+    seen, units = widths(backbone), embeddings(backbone, LENGTHS)
+    found = trunk.hidden(units, LENGTHS)
+    assert seen == [(5, 7)]
+    assert backbone.model.config._attn_implementation == "eager"
+    torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-6, rtol=1e-6)
+
+
+def test_attention_that_is_not_looked_up_is_padded() -> None:
+    config = FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False)
+    backbone = tiny_backbone(config, VOCAB, torch.float32, "sdpa")
+    backbone.model.transformer.ln_f.weight.data *= 1e-3  # small states must not look alike
+    trunk = PackedTrunk(backbone)
+    units = embeddings(backbone, LENGTHS)
+    found = trunk.hidden(units, LENGTHS)
+    torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-8, rtol=1e-4)
+
+
+def test_the_model_keeps_its_own_attention_after_an_error() -> None:
+    backbone = build("llama")
+    trunk = PackedTrunk(backbone)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        trunk.hidden(embeddings(backbone, LENGTHS), [*LENGTHS, 1])  # a unit too many
+    assert backbone.model.config._attn_implementation == "sdpa"
+
+
+def test_two_models_on_one_backbone_in_two_threads_get_their_own_losses() -> None:
+    """The attention of a model is switched by one thread at a time (16 of 60 were wrong)."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads take turns within a forward
+    backbone = random_backbone("llama", num_hidden_layers=8)
+    matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5), (6, 7)]))
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(0.2, torch.Generator().manual_seed(0))
+    models = [DistillModel(MergedModel(backbone, module, matcher, "compact")) for _ in range(2)]
+    rng = np.random.default_rng(0)
+    batches = [[rng.integers(0, 9, size) for size in (12, 20, 31)] for _ in range(2)]
+    cuts = [[matcher.segment(ids) for ids in rows] for rows in batches]
+    alone = [float(models[k](batches[k], cuts[k]).kl) for k in range(2)]
+    found: list[list[float]] = [[], []]
+
+    def work(k: int) -> None:
+        found[k] += [float(models[k](batches[k], cuts[k]).kl) for _ in range(60)]
+
+    threads = [Thread(target=work, args=(k,)) for k in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert found == [[alone[k]] * 60 for k in range(2)]
+    assert backbone.model.config._attn_implementation == "sdpa"

@@ -1,0 +1,150 @@
+"""The bound on the GPU memory of a distillation, against what autograd saves of real steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig
+
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.shape import BackboneShape
+from umim_core.config.form import ModuleForm
+from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.module import MergeModule
+from umim_core.training.step import DistillModel, step_memory
+
+ROWS, LENGTH, VOCAB = 3, 64, 97
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=48,
+        n_layer=3,
+        n_head=4,
+        n_positions=LENGTH,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+}
+FORMS = {
+    "paper": ModuleForm(),
+    "learned": ModuleForm(positions="learned"),
+    "depth 3": ModuleForm(depth=3),
+    "linear": ModuleForm(kind="linear"),
+}
+FEW = [2] + [1] * (LENGTH - 2)  # one merge
+HALF = [1, 4, 1, 2] * (LENGTH // 8)
+
+
+def bound(
+    name: str,
+    form: ModuleForm = FORMS["paper"],
+    *,
+    bf16: bool = False,
+    strategy: str = "ddp",
+    gpus: int = 2,
+    micro_batch: int | None = None,
+) -> dict[str, float]:
+    return step_memory(
+        BackboneShape.of_config(CONFIGS[name]),
+        form,
+        rows=ROWS,
+        segment_length=LENGTH,
+        bf16=bf16,
+        strategy="deepspeed" if strategy == "deepspeed" else "ddp",
+        gpus=gpus,
+        micro_batch=micro_batch,
+    )
+
+
+def build(name: str, dtype: torch.dtype) -> Backbone:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation="sdpa")
+    return wrap_backbone(model.to(dtype), None)
+
+
+def saved_bytes(backbone: Backbone, form: ModuleForm, lengths: list[int]) -> int:
+    """Bytes that autograd keeps during a step, the weights themselves left out."""
+    module = MergeModule.of(form, backbone.hidden_size)
+    module.initialise(0.02, torch.Generator().manual_seed(1))
+    model = DistillModel(
+        MergedModel(backbone, module, None, "compact"),
+        autocast=backbone.dtype is torch.bfloat16,
+        micro_batch=ROWS,
+    )
+    rng = np.random.default_rng(2)
+    rows = [rng.integers(0, VOCAB, LENGTH) for _ in range(ROWS)]
+    units = np.array(lengths)
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(rows, [(np.cumsum(units) - units, units)] * ROWS)
+    weights = (*backbone.model.parameters(), *backbone.model.buffers())
+    frozen = {tensor.untyped_storage().data_ptr() for tensor in weights}
+    trained = (torch.nn.Parameter,)
+    sizes = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in kept
+        if not isinstance(tensor, trained) and not isinstance(tensor._base, trained)
+    }
+    return sum(size for place, size in sizes.items() if place not in frozen)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_step_saves_less_than_the_bound_and_most_of_it_without_merges(
+    name: str, form: str, bf16: bool
+) -> None:
+    backbone = build(name, torch.bfloat16 if bf16 else torch.float32)
+    most = bound(name, FORMS[form], bf16=bf16)["activations, loss"]
+    few, half = (saved_bytes(backbone, FORMS[form], lengths) for lengths in (FEW, HALF))
+    assert half < few < most  # the rest is the backward pass of a block, which saves nothing
+    assert few > 0.5 * most
+
+
+def test_weights_are_halved_by_bfloat16() -> None:
+    weights = sum(p.numel() for p in build("llama", torch.float32).model.parameters())
+    assert bound("llama")["weights"] == pytest.approx(4 * weights, rel=0.02)
+    assert bound("llama", bf16=True)["weights"] == pytest.approx(2 * weights, rel=0.02)
+
+
+def test_what_is_trained_takes_its_copies() -> None:
+    size = 4 * sum(p.numel() for p in MergeModule(64).parameters())
+    copies = {("ddp", 1): 4, ("ddp", 2): 5, ("deepspeed", 1): 6, ("deepspeed", 4): 3}
+    for (strategy, gpus), times in copies.items():
+        parts = bound("llama", strategy=strategy, gpus=gpus)
+        assert parts["module and AdamW"] == pytest.approx(times * size)
+
+
+def test_rule_rows_take_their_table_and_moments() -> None:
+    plain, rowed = (bound("llama", ModuleForm(rule_rows=k)) for k in (0, 1000))
+    added = rowed["module and AdamW"] - plain["module and AdamW"]
+    assert added == pytest.approx(1000 * CONFIGS["llama"].hidden_size * 4 * 3)
+
+
+def test_a_large_vocabulary_is_what_the_loss_takes() -> None:
+    shape = BackboneShape.of_config(CONFIGS["llama"])
+    how = {"rows": 100, "segment_length": LENGTH, "bf16": False, "strategy": "ddp", "gpus": 1}
+    parts = [
+        step_memory(shape.model_copy(update={"vocab_size": size}), FORMS["paper"], **how)  # type: ignore[arg-type]
+        for size in (100_000, 200_000)
+    ]
+    added = parts[1]["activations, loss"] - parts[0]["activations, loss"]
+    assert added == pytest.approx(4 * 4 * 1024 * 100_000)  # four chunks of 1,024 rows in float32

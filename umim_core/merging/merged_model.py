@@ -1,0 +1,266 @@
+"""Frozen language model that reads units: backbone, merge module, matcher and positions.
+
+    backbone            the frozen model
+    module              makes the embedding of a merged span
+    matcher             the rules, which cut raw ids into units
+    unit_positions      which positions the units have in the backbone, as the module was trained
+    raw_tail            how many tokens at the end of a prompt stay raw, as a caller wants it
+    decode_max_damage   which rules generated tokens merge by, where a caller does not say it
+
+Without rules it is the base model: ``merged_model.base()``.
+
+Shapes: B rows, S units of the longest row, M spans, N tokens of the longest span, d embedding size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import Merge, UnitPositions, check_merge, check_raw_tail
+from umim_core.errors import ConfigError
+from umim_core.merging.merged_trunk import (
+    MergedTrunk,
+    merge_states,
+    span_places,
+    unit_states,
+)
+from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import (
+    PackedUnits,
+    Segmentation,
+    Segmenter,
+    SpanMerger,
+    fill_units,
+    pack_rows,
+)
+from umim_core.rules.matcher import Matcher, Parts, segment_parts, segment_prefix
+
+
+@dataclass(frozen=True)
+class MergedModel:
+    """A frozen backbone with its merge module, its rules and the positions of its units.
+
+    Attributes:
+        backbone: The frozen model.
+        module: Makes surrogates; None only without rules.
+        matcher: The rules; None keeps every token.
+        unit_positions: Positions of units in the backbone, as the module was trained.
+        raw_tail: Last tokens of a prompt or context that stay raw. A text that is scored as a whole
+            has no prompt, hence no raw tail.
+        decode_max_damage: Most price of the rules that generated tokens merge by; None for all
+            rules. Prompts, contexts and scored texts merge by all.
+        merge_depth: Layers that read every token before spans merge, as the module was trained.
+        parts: The layers below and from the merge depth on; made of the others if left out.
+
+    Raises:
+        ConfigError: If there are rules but no module, or the unit positions are unknown.
+    """
+
+    backbone: Backbone
+    module: SpanMerger | None
+    matcher: Segmenter | None
+    unit_positions: UnitPositions
+    raw_tail: int = 0
+    decode_max_damage: float | None = None
+    merge_depth: int = 0
+    parts: MergedTrunk | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        own = self.module if isinstance(self.module, MergeModule) else None
+        wanted = (self.backbone, self.merge_depth, None if own is None else own.adapters)
+        # a copy with other rules has the same parts
+        if self.parts is None or any(
+            a is not b for a, b in zip(self.parts.of_parts, wanted, strict=True)
+        ):
+            object.__setattr__(self, "parts", MergedTrunk.of(*wanted))
+        ruled = isinstance(self.matcher, Matcher) and len(self.matcher.rules)
+        if ruled and self.module is None:
+            raise ConfigError("rules need a merge module", None, "Pass one, or no rules.")
+        if self.unit_positions not in get_args(UnitPositions):
+            raise ConfigError(
+                f"unit_positions must be one of {get_args(UnitPositions)}",
+                self.unit_positions,
+                "Take the checkpoint's.",
+            )
+
+    @property
+    def saved_share(self) -> float:
+        """Share (L - k) / L of a token's computation that merging it saves.
+
+        Layers below the merge depth k read every token; a dropped token saves all L layers.
+        """
+        layers = self.backbone.num_layers
+        return (layers - self.merge_depth) / layers
+
+    @property
+    def trunk(self) -> MergedTrunk:
+        """The layers below and from the merge depth on."""
+        assert self.parts is not None  # noqa: S101  made where it was left out
+        return self.parts
+
+    @classmethod
+    def without_merging(cls, backbone: Backbone) -> MergedModel:
+        """Return a backbone that reads raw tokens."""
+        return cls(backbone, None, None, "compact")
+
+    def base(self) -> MergedModel:
+        """Return the same backbone without merging."""
+        return MergedModel.without_merging(self.backbone)
+
+    def merging_by(self, matcher: Matcher) -> MergedModel:
+        """Return the model with other rules; its bound on damage is one on its own rules alone."""
+        if matcher is self.matcher:
+            return self
+        return replace(self, matcher=matcher, decode_max_damage=None)
+
+    def reading(self, merge: Merge, raw_tail: int = 0) -> MergedModel:
+        """Return the model that reads prompts as a caller wants them.
+
+        Raises:
+            ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
+        """
+        check_merge(merge)
+        check_raw_tail(raw_tail, merge)
+        return self.base() if merge == "none" else replace(self, raw_tail=raw_tail)
+
+    def require_module(self) -> MergeModule:
+        """Return the merge module.
+
+        Raises:
+            ConfigError: If spans are merged by something else, or not at all.
+        """
+        if not isinstance(self.module, MergeModule):
+            raise ConfigError(
+                "a merge module is needed", type(self.module).__name__, "Pass a MergeModule."
+            )
+        return self.module
+
+    def require_matcher(self) -> Matcher:
+        """Return the matcher.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        if not isinstance(self.matcher, Matcher):
+            raise ConfigError("rules are needed", type(self.matcher).__name__, "Pass a matcher.")
+        return self.matcher
+
+    def segment(self, ids: NDArray[np.integer], parts: Parts | None = None) -> Segmentation:
+        """Cut raw ids [T] into units: their starts [S] and lengths [S].
+
+        Args:
+            ids: The ids.
+            parts: Where rules may apply, each part on its own; None for everywhere.
+        """
+        if parts is not None:
+            return segment_parts(self.segment, ids, parts)
+        if self.matcher is None:
+            return np.arange(len(ids), dtype=np.int64), np.ones(len(ids), dtype=np.int64)
+        return self.matcher.segment(ids)
+
+    def segment_prompt(self, ids: NDArray[np.integer], parts: Parts | None = None) -> Segmentation:
+        """Cut a prompt's raw ids [T] into units; its last ``raw_tail`` tokens stay raw.
+
+        Args:
+            ids: The ids.
+            parts: Where rules may apply; each has a raw tail of its own. None for everywhere.
+        """
+        if parts is not None:
+            return segment_parts(self.segment_prompt, ids, parts)
+        return segment_prefix(self.segment, ids, max(0, len(ids) - self.raw_tail))
+
+    def pack(
+        self, rows: Sequence[NDArray[np.integer]], parts: Sequence[Parts | None] | None = None
+    ) -> PackedUnits:
+        """Cut rows of raw ids [T_b] into units, as tensors on the backbone's device."""
+        cuts = list(map(self.segment, rows, parts or [None] * len(rows)))
+        return pack_rows(rows, cuts, device=self.backbone.device)
+
+    def pack_prompts(
+        self, rows: Sequence[NDArray[np.integer]], parts: Sequence[Parts | None] | None = None
+    ) -> PackedUnits:
+        """Cut prompts of raw ids [T_b] into units; see ``segment_prompt`` and ``pack``."""
+        cuts = list(map(self.segment_prompt, rows, parts or [None] * len(rows)))
+        return pack_rows(rows, cuts, device=self.backbone.device)
+
+    def surrogates(self, span_ids: Tensor, span_lengths: Tensor) -> Tensor:
+        """Return the surrogates [M, d] of spans [M, N] in the backbone's data type.
+
+        Raises:
+            ConfigError: If there is no module, or spans merge inside the model.
+        """
+        if self.merge_depth:
+            raise ConfigError(
+                "a span has one surrogate at merge depth 0 alone",
+                f"merge depth {self.merge_depth}",
+                "There it depends on what stands before it; use a checkpoint of depth 0.",
+            )
+        if self.module is None:
+            raise ConfigError("merged units need a merge module", None, "Pass one, or no rules.")
+        spans = self.backbone.embed(span_ids)
+        pooled: Tensor = (
+            self.module(spans, span_lengths, span_ids)
+            if isinstance(self.module, MergeModule)
+            else self.module(spans, span_lengths)
+        )
+        return pooled.to(self.backbone.dtype)
+
+    def unit_states(self, packed: PackedUnits, ids: Tensor, states: Tensor) -> Tensor:
+        """Return the states of units before the merge depth [B, S, d]; padding has any.
+
+        Args:
+            packed: Rows cut into units.
+            ids: Their raw ids [B, T] (int64), right-padded.
+            states: The states of their tokens [B, T, d].
+        """
+        ends = (packed.starts + packed.lengths - 1).clamp(min=0)
+        return self.states_of(ids, states, ends, packed.lengths)
+
+    def states_of(self, ids: Tensor, states: Tensor, ends: Tensor, lengths: Tensor) -> Tensor:
+        """Return the states [B, S, d] of units that end at some tokens.
+
+        Args:
+            ids: Raw ids [B, T] (int64).
+            states: States of these tokens before the merge depth [B, T, d].
+            ends: Token that each unit ends with [B, S] (int64).
+            lengths: Its tokens [B, S] (int64); 0 counts as 1.
+        """
+        rows = torch.arange(len(ids), device=ids.device)[:, None] * ids.shape[1]
+        flat = unit_states(
+            self.module if isinstance(self.module, MergeModule) else None,
+            states.flatten(0, 1),
+            ids.reshape(-1),
+            (rows + ends).reshape(-1),
+            lengths.reshape(-1),
+        )
+        return flat.view(*ends.shape, -1)
+
+    def merge_states(self, window: Tensor, ids: Tensor, lengths: NDArray[np.int64]) -> Tensor:
+        """Return the states [M, d] of units that end with the last of four tokens.
+
+        Args:
+            window: States of four tokens before the merge depth [M, 4, d].
+            ids: Ids of each unit [M, 4] (int64), zero behind its end.
+            lengths: Its tokens [M], 2 .. 4.
+        """
+        sizes = torch.from_numpy(lengths).to(window.device)
+        ends = torch.full_like(sizes, window.shape[1] - 1)
+        width = int(lengths.max())
+        rows = torch.arange(len(window), device=window.device)[:, None]
+        places = span_places(ends, sizes)
+        return merge_states(self.require_module(), window[rows, places], sizes, ids[:, :width])
+
+    def embed(self, packed: PackedUnits) -> Tensor:
+        """Return the embeddings of all units [B, S, d]; padding gets the embedding of id 0."""
+        if not len(packed.span_ids):
+            return self.backbone.embed(packed.token_ids)
+        pooled = self.surrogates(packed.span_ids, packed.span_lengths)
+        return fill_units(packed, self.backbone, pooled)

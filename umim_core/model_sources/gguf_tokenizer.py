@@ -1,0 +1,267 @@
+"""Tokenizers of GGUF files: byte-level BPE, rebuilt to give the ids of the published tokenizer.
+
+A GGUF file holds vocabulary and merges, but of normaliser and pre-tokenizer the name only, in
+``tokenizer.ggml.pre``. The names below are those that llama.cpp splits by the same expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from umim_core.errors import BackboneError, did_you_mean
+from umim_core.model_sources.gguf_file import GgufFile
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_ROLES: Final = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+_SPLIT: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Ends of a turn that chat templates write; a model that was trained on them stops there.
+_TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
+
+
+def _byte_level(use_regex: bool) -> dict[str, object]:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
+
+
+def _sequence(*parts: dict[str, object]) -> dict[str, object]:
+    return {"type": "Sequence", "pretokenizers": list(parts)}
+
+
+def _split(digits: str) -> dict[str, object]:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": _SPLIT % digits},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """Pre-tokenizer and settings that a name in ``tokenizer.ggml.pre`` stands for.
+
+    Attributes:
+        pieces: The pre-tokenizer, as ``tokenizer.json`` holds it.
+        normalizer: The normaliser there, or None.
+        ignore_merges: Whether a piece that is a token is taken whole, whatever the merges say.
+        add_bos: Whether texts start with the first token if the file does not say.
+    """
+
+    pieces: dict[str, object]
+    normalizer: dict[str, object] | None = None
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+_GPT2: Final = PreTokenizer(_byte_level(True))
+_DIGITS: Final = PreTokenizer(
+    _sequence({"type": "Digits", "individual_digits": True}, _byte_level(True))
+)
+_QWEN2: Final = PreTokenizer(_sequence(_split(""), _byte_level(False)), {"type": "NFC"})
+_TIKTOKEN: Final = PreTokenizer(_sequence(_split("{1,3}"), _byte_level(False)))
+_LLAMA3: Final = PreTokenizer(_TIKTOKEN.pieces, ignore_merges=True, add_bos=True)
+PRE_TOKENIZERS: Final = {
+    "dbrx": _TIKTOKEN,
+    "falcon3": _LLAMA3,
+    "gpt-2": _GPT2,
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "phi-2": _GPT2,
+    "qwen2": _QWEN2,
+    "smaug-bpe": _TIKTOKEN,
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+}
+
+
+@dataclass(frozen=True)
+class GgufTokenizer:
+    """The tokenizer of a GGUF file."""
+
+    pipeline: dict[str, Any]
+    settings: dict[str, Any]
+    roles: dict[str, int]
+    stops: tuple[int, ...]
+    chat_template: str
+
+
+def read_tokenizer(file: GgufFile) -> GgufTokenizer:
+    """Return the tokenizer of a GGUF file.
+
+    Raises:
+        BackboneError: If it is not byte-level BPE, its pre-tokenizer is unknown, or its parts do
+            not fit each other.
+    """
+    tokens = file.texts("tokenizer.ggml.tokens")
+    kinds = file.integers("tokenizer.ggml.token_type")
+    if len(kinds) != len(tokens):
+        _refuse("every token of a GGUF file must have a type", f"{len(kinds)} for {len(tokens)}")
+    pre = _pre_tokenizer(file)
+    ids = {role: _role(file, name, len(tokens)) for role, name in _ROLES.items()}
+    template = file.text("tokenizer.chat_template", "")
+    settings: dict[str, Any] = {"backend": "tokenizers", "clean_up_tokenization_spaces": False}
+    settings |= {f"{role}_token": None if i is None else tokens[i] for role, i in ids.items()}
+    settings["tokenizer_class"] = "TokenizersBackend"
+    vocabulary = {
+        token: i
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind != _UNUSED
+    }
+    if len(vocabulary) != len(tokens) - kinds.count(_UNUSED):
+        _refuse("the tokens of a GGUF file must differ from each other", "one stands there twice")
+    pipeline = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            _added_token(i, tokens[i], kind != _USER_DEFINED)
+            for i, kind in enumerate(kinds)
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        ],
+        "normalizer": pre.normalizer,
+        "pre_tokenizer": pre.pieces,
+        "post_processor": _post_processor(file, pre, ids, tokens),
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre.ignore_merges,
+            "vocab": vocabulary,
+            "merges": _merges(file, vocabulary),
+        },
+    }
+    return GgufTokenizer(
+        pipeline=pipeline,
+        settings=settings,
+        roles={f"{role}_token_id": i for role, i in ids.items() if i is not None and role != "unk"},
+        stops=_stops(file, ids["eos"], tokens, kinds, template),
+        chat_template=template,
+    )
+
+
+def _pre_tokenizer(file: GgufFile) -> PreTokenizer:
+    model = file.text("tokenizer.ggml.model")
+    if model != "gpt2":
+        _refuse(
+            "the tokenizer of a GGUF file must be byte-level BPE (tokenizer.ggml.model gpt2)",
+            f"{file.path} has {model!r}",
+            "Name the model's Hugging Face directory instead.",
+        )
+    name = file.text("tokenizer.ggml.pre")
+    if name not in PRE_TOKENIZERS:
+        known = sorted(PRE_TOKENIZERS)
+        _refuse(
+            f"tokenizer.ggml.pre of a GGUF file must be one of {', '.join(known)}",
+            name,
+            did_you_mean(name, known) or "Name the model's Hugging Face directory instead.",
+        )
+    return PRE_TOKENIZERS[name]
+
+
+def _role(file: GgufFile, name: str, size: int) -> int | None:
+    """Return the id of the token in a role, or None if no token has it."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    if key not in file.metadata:
+        return None
+    token = file.integer(key)
+    if not 0 <= token < size:
+        _refuse(f"{key} of a GGUF file must be below {size}", token)
+    return token
+
+
+def _added_token(i: int, content: str, special: bool) -> dict[str, object]:
+    return {
+        "id": i,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": special,
+    }
+
+
+def _post_processor(
+    file: GgufFile, pre: PreTokenizer, ids: dict[str, int | None], tokens: list[str]
+) -> dict[str, object] | None:
+    """Return the template that puts the first and last token around a text, or None."""
+    bos = ids["bos"] if file.flag("tokenizer.ggml.add_bos_token", pre.add_bos) else None
+    eos = ids["eos"] if file.flag("tokenizer.ggml.add_eos_token", False) else None
+    if bos is None and eos is None:
+        return None
+
+    def around(name: str, kind: int) -> list[object]:
+        text = {"Sequence": {"id": name, "type_id": kind}}
+        return [*special(bos, kind), text, *special(eos, kind)]
+
+    def special(i: int | None, kind: int) -> list[object]:
+        return [] if i is None else [{"SpecialToken": {"id": tokens[i], "type_id": kind}}]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": [*around("A", 0), *around("B", 1)],
+        "special_tokens": {
+            tokens[i]: {"id": tokens[i], "ids": [i], "tokens": [tokens[i]]}
+            for i in (bos, eos)
+            if i is not None
+        },
+    }
+
+
+def _stops(
+    file: GgufFile, eos: int | None, tokens: list[str], kinds: list[int], template: str
+) -> tuple[int, ...]:
+    """Return the ids at which a generation ends: the file's, and the ends of turns it writes."""
+    named = [_role(file, name, len(tokens)) for name in ("eot", "eom")]
+    turns = [
+        i
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind == _CONTROL and token in _TURN_ENDS and token in template
+    ]
+    return tuple(sorted({i for i in (eos, *named, *turns) if i is not None}))
+
+
+def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[list[str]]:
+    """Return the merges as pairs of tokens."""
+    pairs = [merge.split(" ") for merge in file.texts("tokenizer.ggml.merges")]
+    for pair in pairs:
+        if len(pair) != 2 or not vocabulary.keys() >= {*pair, "".join(pair)}:
+            _refuse("the merges of a GGUF file must join two tokens to a third", " ".join(pair))
+    return pairs
+
+
+def tokens_by_id(
+    vocabulary: Mapping[str, int], added: Sequence[Mapping[str, Any]], rows: int
+) -> tuple[list[str], list[int]]:
+    """Return the tokens of a GGUF file and their types, one for each row of the embedding."""
+    tokens, kinds = [f"<|unused_{i}|>" for i in range(rows)], [_UNUSED] * rows
+    for token, i in vocabulary.items():
+        tokens[i], kinds[i] = token, _NORMAL
+    for entry in added:
+        kinds[entry["id"]] = _CONTROL if entry["special"] else _USER_DEFINED
+    return tokens, kinds
+
+
+def _refuse(rule: str, value: object, remedy: str = "The file is damaged.") -> NoReturn:
+    raise BackboneError(rule, value, remedy)

@@ -1,0 +1,262 @@
+"""A checkpoint from a model, rules and text, in one process: ``umim train``.
+
+The directory is built next to its final name and renamed when it is whole::
+
+    out/checkpoint/     the merge checkpoint
+    out/tokens/         the ids of the splits: train, valid, test (.npy)
+    out/recipe.yaml     the same training as a recipe of the pipeline, if it starts afresh
+    out/curve.jsonl     losses by step
+    out/summary.json    steps, best step and score
+
+A run that is killed leaves ``out.partial`` with its last state; the same call goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.checkpoint_index import own_name
+from umim_core.config.form import ModuleForm
+from umim_core.config.recipe import DistillConfig
+from umim_core.errors import ArtifactError, CorpusError
+from umim_core.mining.preparation import tokenized_corpus, whole_segments
+from umim_core.progress import followed
+from umim_core.rules.protect import check_for_module
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.arrays import open_array, save_array
+from umim_core.store.artifacts import (
+    canonical_json,
+    directory_digest,
+    read_json,
+    read_manifest,
+    sha256_bytes,
+    write_json,
+)
+from umim_core.store.locking import directory_lock
+from umim_core.store.publication import STATE, publish_directory, publish_result, take_back_state
+from umim_core.text.shards import TokenShards
+from umim_core.text.sources import Source, source_digests
+from umim_core.training.optimizer import AdamWStrategy
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_job import TrainJob
+from umim_core.training.train_run import place_rows, read_curve, read_summary, run_job
+from umim_core.training.train_state import newest_state, step_of
+
+logger = logging.getLogger("umim.progress")
+SCHEMA: Final = 1
+KIND: Final = "trained"
+SPLITS: Final = ("train", "valid", "test")
+_RUN: Final = "run.json"
+_HELD_OUT: Final = 20  # one row in so many goes to each of valid and test
+_MOST_HELD_OUT: Final = 64  # rows
+
+
+@dataclass(frozen=True)
+class OwnTraining:
+    """Model, data and options of one training in one process.
+
+    Attributes:
+        model: Embedded name, directory or hub repository of the backbone.
+        rules: Rule directory, as ``umim mine`` writes it.
+        source: Text, or ids of the model's tokenizer.
+        config: Optimisation.
+        form: Form of the merge module.
+        segment_length: Tokens per row.
+        seed: Of weights and data order.
+        use_gpu: Whether the model runs on a GPU.
+        start: Checkpoint whose module is trained further, in its form; None for fresh weights.
+            Spans that have a rule row there and are rules here keep it.
+    """
+
+    model: str
+    rules: Path
+    source: Source
+    config: DistillConfig
+    form: ModuleForm
+    segment_length: int = 512
+    seed: int = 0
+    use_gpu: bool = False
+    start: Path | None = None
+
+
+def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
+    """Train a merge module and write its directory; a finished one is found, not trained again.
+
+    Returns:
+        Steps taken, best step and score, skipped steps, and the divergence from the base model on
+        held-out rows before the first step and at the best one (``kl_first``, ``kl_best``; nats).
+
+    Raises:
+        ArtifactError: If ``out`` holds something else, or another training was begun there.
+        TokenizerMismatchError: If the rules belong to another tokenizer.
+        RuleSetError: If there are no rules.
+        CorpusError: If the text is unusable or too short, or no row has a merge.
+        BackboneError: If the model cannot be loaded.
+        LockError: If another live process trains there.
+    """
+    out = out.resolve()
+    with directory_lock(out, wait_seconds=0.0):
+        rules = RuleSet.load(training.rules)
+        key = _key(training, rules)
+        # The state of a call that is killed on the way to the final name.
+        unfinished = out.with_name(f"{out.name}.{key[:16]}.state")
+        if out.exists():
+            summary = _finished(out, key)
+            shutil.rmtree(unfinished, ignore_errors=True)
+            return summary
+        tokenizer = load_tokenizer(training.model)
+        special, fingerprint = special_ids(tokenizer), tokenizer_fingerprint(tokenizer)
+        check_for_module(rules, fingerprint, len(tokenizer), special)
+        partial = out.with_name(f"{out.name}.partial")
+        _begin(partial, key)
+        if not (partial / "tokens").exists():
+            with tokenized_corpus(training.source, tokenizer, partial) as shards:
+                whole_segments(shards, tokenizer, training.segment_length)
+                publish_directory(
+                    partial / "tokens", lambda folder: _split(shards, training, folder)
+                )
+        rows = {split: _rows(partial, split, training.segment_length) for split in SPLITS[:2]}
+        state = partial / STATE
+        take_back_state(partial, unfinished)
+        if (newest := newest_state(state, 1)) is not None:
+            logger.info("resuming at step %d", step_of(newest))
+        job = place_rows(_job(training, partial), rows)
+        with followed(state):
+            run_job(job, AdamWStrategy)
+        if training.start is None:
+            _write_recipe(partial, out, training)
+        publish_result(partial, out, unfinished, kind=KIND, schema=SCHEMA, body={"key": key})
+        return _summary(out)
+
+
+def _key(training: OwnTraining, rules: RuleSet) -> str:
+    """Return the SHA-256 of everything that decides the result."""
+    parts = {
+        "backbone": backbone_identity(training.model, None),
+        "rules": rules.digest,
+        "text": source_digests(training.source),
+        "source": training.source.model_dump(mode="json"),
+        "config": training.config.model_dump(mode="json"),
+        "form": training.form.form(),
+        "segment_length": training.segment_length,
+        "seed": training.seed,
+        "use_gpu": training.use_gpu,
+    }
+    if training.start is not None:
+        parts["start"] = directory_digest(training.start)
+    return sha256_bytes(canonical_json(parts).encode())
+
+
+def _finished(out: Path, key: str) -> dict[str, float]:
+    manifest = read_manifest(out, kind=KIND, schema=SCHEMA)
+    if manifest.get("key") != key:
+        raise ArtifactError(
+            f"{out} must hold the training that was asked for",
+            "one with other settings, text or rules",
+            "Remove it, or choose another --out.",
+        )
+    logger.info("%s is finished; nothing is trained again", out)
+    return _summary(out)
+
+
+def _begin(partial: Path, key: str) -> None:
+    """Make the directory of an unfinished run, or check that the one there is the same run's."""
+    if partial.exists():
+        if read_json(partial / _RUN) != {"key": key}:
+            raise ArtifactError(
+                f"{partial} must be of the same training to be continued",
+                "one with other settings, text or rules",
+                "Remove it, or choose another --out.",
+            )
+        for path in partial.glob(".umim-tokens-*"):  # of a call that was killed
+            shutil.rmtree(path)
+        return
+    publish_directory(partial, lambda folder: write_json(folder / _RUN, {"key": key}))
+
+
+def _split(shards: TokenShards, training: OwnTraining, folder: Path) -> None:
+    """Write the ids of the splits: whole rows; the last ones are held out."""
+    length = training.segment_length
+    total = len(shards) // length
+    held = min(_MOST_HELD_OUT, max(1, total // _HELD_OUT))
+    train = total - 2 * held
+    if train < 1:
+        raise CorpusError(
+            f"training needs at least three rows of {length} tokens, two of them held out",
+            total,
+            "Give more text or a smaller --segment-length.",
+        )
+    borders = dict(
+        zip(SPLITS, ((0, train), (train, train + held), (train + held, total)), strict=True)
+    )
+    for split, (start, stop) in borders.items():
+        ids = shards[start * length : stop * length]
+        save_array(folder / f"{split}.npy", ids.astype(np.uint32))
+
+
+def _rows(partial: Path, split: str, length: int) -> TokenRows:
+    ids: NDArray[np.uint32] = open_array(partial / "tokens" / f"{split}.npy")
+    return TokenRows.of_segments(TokenShards.of_array(ids.astype(np.int32)), length)
+
+
+def _job(training: OwnTraining, out: Path) -> TrainJob:
+    return TrainJob(
+        objective="distill",
+        backbone=training.model,
+        revision=None,
+        rules=str(training.rules),
+        train="train",
+        valid="valid",
+        start=None if training.start is None else str(training.start),
+        form=training.form.form(),
+        max_tokens=training.segment_length,
+        seed=training.seed,
+        config=training.config.model_dump(),
+        strategy="ddp",
+        use_gpu=training.use_gpu,
+        out=str(out),
+    )
+
+
+def _write_recipe(partial: Path, out: Path, training: OwnTraining) -> None:
+    """Write a recipe that trains the same module in the pipeline, and one as the paper does."""
+    common = {"backbone": training.model, "rules": str(out / "checkpoint" / "rules")}
+    settings = training.config.model_dump(mode="json")
+    own, paper = training.form.form(), ModuleForm.model_validate({}).form()
+    cells = [own] if own == paper else [own, paper]
+    recipe = {
+        "name": own_name(out.name)[:64],
+        "description": f"The training of {out.name}, evaluated and compared by the pipeline.",
+        "seed": training.seed,
+        "corpus": {
+            "kind": "files",
+            **{
+                split: {"kind": "ids", "path": str(out / "tokens" / f"{split}.npy")}
+                for split in SPLITS
+            },
+        },
+        "segment_length": training.segment_length,
+        "cells": [common | cell for cell in cells],
+        "distill": settings,
+        "task": None,
+        "cluster": {"workers": 0, "use_gpu": training.use_gpu},
+    }
+    text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    (partial / "recipe.yaml").write_text(text, encoding="utf-8")
+
+
+def _summary(out: Path) -> dict[str, float]:
+    numbers = read_summary(out)
+    curve = [row for row in read_curve(out) if "valid_kl" in row]
+    best = next(row for row in curve if row["step"] == numbers["best_step"])
+    return numbers | {"kl_first": curve[0]["valid_kl"], "kl_best": best["valid_kl"]}

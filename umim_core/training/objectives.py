@@ -1,0 +1,288 @@
+"""Training objectives: distillation of token rows, or preference over questions.
+
+An objective is an ``nn.Module`` whose only parameters are those that it trains; its forward takes
+the indices of a batch's items and returns sums, so that ranks with unequal rows normalise globally.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from umim_core.adaptation.choices import EncodedQuestion
+from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
+from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import Segmentation
+from umim_core.rules.matcher import Matcher, segment_prefix
+from umim_core.training.loss import summed_parts
+from umim_core.training.reference_scores import reference_scores
+from umim_core.training.step import DistillModel, StepLoss, anchor
+from umim_core.training.token_rows import TokenRows
+
+Split = Literal["train", "valid"]
+_AS_MERGED: Final[Mapping[str, float]] = {}
+
+
+RowKind = Literal["merged", "prompt", "copy"]
+_STREAM: Final = 0x6B696E64  # keeps these draws apart from those of the data order
+_LEAST: Final = 16  # tokens of a row that is cut in two
+
+
+class TrainingRow(NamedTuple):
+    """A row of a batch.
+
+    Attributes:
+        ids: Raw ids [T].
+        cut: Their units.
+        loss_from: Raw position before which units have no loss, besides those before the first
+            merge.
+    """
+
+    ids: NDArray[np.integer]
+    cut: Segmentation
+    loss_from: int
+
+
+def training_row(
+    rows: TokenRows,
+    index: int,
+    matcher: Matcher,
+    *,
+    prompt: float = 0.0,
+    copy: float = 0.0,
+) -> TrainingRow:
+    """Return a row of the kind that its index draws."""
+    ids = rows.row(index)
+    if prompt + copy > 0.0 and rows.merge_until[index] == len(ids) >= _LEAST:
+        draw = np.random.default_rng([_STREAM, index])
+        share, size = draw.random(), len(ids)
+        if share < copy:
+            half = ids[: size // 2]
+            twice = np.concatenate([half, half])
+            return TrainingRow(twice, segment_prefix(matcher.segment, twice, len(half)), len(half))
+        if share < copy + prompt:
+            start = int(draw.integers(size // 4, size - size // 4))
+            return TrainingRow(ids, segment_prefix(matcher.segment, ids, start), start)
+    return TrainingRow(ids, rows.segment(index, matcher), 0)
+
+
+class BatchLoss(NamedTuple):
+    """Sums over the weight units (aligned rows, questions) of one batch on one rank.
+
+    It is a tuple because DeepSpeed looks for the outputs that carry a gradient in tuples, lists
+    and mappings only.
+    """
+
+    total: Tensor
+    weight: float
+    kl: Tensor
+
+
+class Objective(Protocol):
+    """Interface of a training objective to the training loop."""
+
+    num_items: int
+
+    @property
+    def module(self) -> nn.Module:
+        """The module being trained."""
+        ...
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the sums of a validation."""
+        ...
+
+    @property
+    def weight_name(self) -> str:
+        """Name of the unit that a batch's sums are divided by."""
+        ...
+
+    def forward(self, indices: Sequence[int]) -> BatchLoss:
+        """Return the loss sums of a batch."""
+        ...
+
+    def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
+        """Return [weight, *sums in the order of ``metric_names``] over this rank's share."""
+        ...
+
+    def score(self, metrics: dict[str, float]) -> float:
+        """Return the score that selects the best checkpoint; lower is better."""
+        ...
+
+
+def spread_rows(rows: int, limit: int) -> list[int]:
+    """Return at most ``limit`` rows, evenly spread: neighbours come from the same document."""
+    count = min(rows, limit)
+    return [index * rows // count for index in range(count)]
+
+
+class DistillObjective(nn.Module):
+    """Predictive distillation over token rows."""
+
+    metric_names = ("cross_entropy", "kl")
+    weight_name = "aligned_rows"
+
+    def __init__(
+        self,
+        merged_model: MergedModel,
+        train: TokenRows,
+        valid: TokenRows,
+        *,
+        bf16: bool,
+        batch_size: int,
+        micro_batch: int | None = None,
+        prompt_rows: float = 0.0,
+        copy_rows: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self._kinds = {"prompt": prompt_rows, "copy": copy_rows}
+        self._model = DistillModel(
+            merged_model,
+            autocast=bf16,
+            micro_batch=micro_batch,
+        )
+        self._matcher = merged_model.require_matcher()
+        self._train, self._valid = train, valid
+        self._batch_size = batch_size
+        self.num_items = len(train)
+
+    @property
+    def module(self) -> MergeModule:
+        """The merge module being trained."""
+        return self._model.module
+
+    def forward(self, indices: Sequence[int]) -> BatchLoss:
+        """Return the loss sums over the aligned rows of these training rows."""
+        loss = self._loss(self._train, indices, self._kinds)
+        return BatchLoss(loss.total, float(loss.rows), loss.kl)
+
+    def _loss(
+        self, rows: TokenRows, indices: Sequence[int], kinds: Mapping[str, float] = _AS_MERGED
+    ) -> StepLoss:
+        batch = [training_row(rows, index, self._matcher, **kinds) for index in indices]
+        loss: StepLoss = self._model(
+            [row.ids for row in batch], [row.cut for row in batch], [row.loss_from for row in batch]
+        )
+        return loss
+
+    @torch.no_grad()
+    def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
+        """Return [rows, cross-entropy sum, KL sum] over this rank's rows."""
+        sums = [0.0] * (1 + len(self.metric_names))
+        mine = spread_rows(len(self._valid), limit)[rank::world]
+        for start in range(0, len(mine), self._batch_size):
+            loss = self._loss(self._valid, mine[start : start + self._batch_size])
+            sums[0] += loss.rows
+            for slot, value in enumerate((loss.total, loss.kl), 1):
+                sums[slot] += float(value)
+        return sums
+
+    def score(self, metrics: dict[str, float]) -> float:
+        """Select by validation cross-entropy."""
+        return metrics["cross_entropy"]
+
+
+class PreferenceObjective(nn.Module):
+    """Preference (DPO) over multiple-choice questions; the reference is the model at the start.
+
+    Args:
+        module: What is trained: the merge module, or the weights of a control.
+        merged_model: The model that is scored; it reads through ``module``.
+        train: Training questions.
+        valid: Validation questions.
+        beta: Strength of the pull towards the reference.
+        batch_size: Questions scored at once outside of training steps.
+        reference: Folder that keeps the scores of the start.
+        asked: Questions of each split that the run will ask; None for all. The others have no
+            scores.
+        micro_batch: Questions scored at once everywhere; None for all of a training step. Each
+            micro-batch leaves its gradient and gives its activations back.
+    """
+
+    metric_names = ("loss", "accuracy")
+    weight_name = "questions"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        merged_model: MergedModel,
+        train: list[EncodedQuestion],
+        valid: list[EncodedQuestion],
+        *,
+        beta: float,
+        batch_size: int,
+        reference: Path,
+        asked: Mapping[Split, Sequence[int]] | None = None,
+        micro_batch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._compressed = merged_model
+        self._questions: dict[Split, list[EncodedQuestion]] = {"train": train, "valid": valid}
+        self._beta, self._micro_batch = beta, micro_batch
+        self._batch_size = min(batch_size, micro_batch or batch_size)
+        self.num_items = len(train)
+        every = {split: range(len(questions)) for split, questions in self._questions.items()}
+        places = [(split, index) for split, of in (asked or every).items() for index in of]
+        scores = reference_scores(
+            [self._questions[split][index] for split, index in places],
+            merged_model,
+            self.module,
+            batch_size=self._batch_size,
+            folder=reference,
+        )
+        self._reference = dict(zip(places, scores, strict=True))
+
+    def _scores(self, questions: list[EncodedQuestion]) -> list[Tensor]:
+        return ending_scores(questions, self._compressed)
+
+    def forward(self, indices: Sequence[int]) -> BatchLoss:
+        """Return the loss sum over these training questions."""
+        if self._micro_batch is None:
+            total = self._total(indices)
+        else:
+            starts = range(0, len(indices), self._micro_batch)
+            parts = (indices[start : start + self._micro_batch] for start in starts)
+            trained = [weight for weight in self.module.parameters() if weight.requires_grad]
+            total = summed_parts(map(self._total, parts), trained)
+        return BatchLoss(total, float(len(indices)), total.detach())
+
+    def _total(self, indices: Sequence[int]) -> Tensor:
+        loss, _ = self._loss("train", indices)
+        total = loss * len(indices)
+        if isinstance(self.module, MergeModule):  # contexts without merges do not reach it
+            total = total + anchor(self.module)
+        return total
+
+    def _loss(self, split: Split, indices: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        questions = [self._questions[split][index] for index in indices]
+        reference = [self._reference[split, index] for index in indices]
+        scores = self._scores(questions)
+        golds = [question.gold for question in questions]
+        return preference_loss(scores, reference, golds, beta=self._beta), scores
+
+    @torch.no_grad()
+    def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
+        """Return [questions, loss sum, correct answers] over this rank's validation questions."""
+        sums, valid = [0.0, 0.0, 0.0], self._questions["valid"]
+        mine = spread_rows(len(valid), limit)[rank::world]
+        for start in range(0, len(mine), self._batch_size):
+            indices = mine[start : start + self._batch_size]
+            loss, scores = self._loss("valid", indices)
+            golds = [valid[index].gold for index in indices]
+            sums[0] += len(indices)
+            sums[1] += float(loss) * len(indices)
+            sums[2] += choice_accuracy(scores, golds) * len(indices)
+        return sums
+
+    def score(self, metrics: dict[str, float]) -> float:
+        """Select by validation accuracy, ties by loss."""
+        return -metrics["accuracy"] + 1e-6 * metrics["loss"]

@@ -1,0 +1,291 @@
+"""Optimisation: the interface of strategies, AdamW in one process, its tensors, the schedule.
+
+Strategies of several ranks (DDP, ZeRO-2) take the same loss scaled by world / global weight, clip
+once to the same norm and use the same AdamW and the same learning-rate schedule (set per step by
+the loop).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from umim_core.config.recipe import DistillConfig, TrainConfig
+from umim_core.errors import ArtifactError, ConfigError
+from umim_core.merging.forms.rule_rows import RuleRows
+from umim_core.training.objectives import BatchLoss
+
+BETAS: Final = (0.9, 0.999)  # of AdamW
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq", "step")
+
+
+_EPSILON: Final = 1e-8
+
+
+def row_table(objective: nn.Module) -> tuple[str, nn.Parameter] | None:
+    """Return name and table of the rule rows that an objective trains; None without any."""
+    for name, module in objective.named_modules():
+        if isinstance(module, RuleRows) and module.table.requires_grad:
+            return f"{name}.table", module.table
+    return None
+
+
+def row_tensors(objective: nn.Module) -> list[str]:
+    """Return the names of the table and of the index of the rule rows that an objective trains."""
+    if (table := row_table(objective)) is None:
+        return []
+    own = table[0].removesuffix("table")
+    held = (*objective.named_parameters(), *objective.named_buffers())
+    return [name for name, _ in held if name.startswith(own)]
+
+
+class RowAdamW:
+    """AdamW by rows, without weight decay.
+
+    Args:
+        table: The rows [K, d]; its gradients are sparse.
+        betas: Decay of the moments.
+
+    Source: AdamW; torch's SparseAdam, which counts steps for all rows together.
+    """
+
+    def __init__(self, table: nn.Parameter, betas: tuple[float, float]) -> None:
+        self._table, self._betas = table, betas
+        self._state = {
+            "exp_avg": torch.zeros_like(table, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(table, requires_grad=False),
+            "steps": torch.zeros(len(table), dtype=torch.int64, device=table.device),
+        }
+
+    def take_gradient(self) -> tuple[Tensor, Tensor]:
+        """Return the rows [U] (int64, ascending) with a gradient and it [U, d]; it is cleared.
+
+        Rows whose gradient is zero are none of them: lookups of spans without a row give such.
+        """
+        gradient, self._table.grad = self._table.grad, None
+        if gradient is None:
+            nothing = self._table.new_zeros(0, self._table.shape[1])
+            return torch.zeros(0, dtype=torch.int64, device=nothing.device), nothing
+        summed = gradient.coalesce()
+        rows, values = summed.indices()[0], summed.values()
+        moved = (values != 0).any(dim=1)
+        return rows[moved], values[moved]
+
+    def mark(self, rows: Tensor) -> Tensor:
+        """Return for every row of the table [K] (int32) 1 if it is among some rows [U], else 0."""
+        marks = torch.zeros(len(self._table), dtype=torch.int32, device=rows.device)
+        marks[rows] = 1
+        return marks
+
+    @torch.no_grad()
+    def step(self, rows: Tensor, gradient: Tensor, learning_rate: float) -> None:
+        """Move some rows.
+
+        Args:
+            rows: Which [U] (int64), different ones.
+            gradient: Theirs [U, d].
+            learning_rate: Of this step.
+        """
+        first, second = self._betas
+        means, squares, counts = self._state.values()
+        mean = means[rows].lerp_(gradient, 1.0 - first)
+        square = squares[rows].lerp_(gradient * gradient, 1.0 - second)
+        steps = counts[rows] + 1
+        means[rows], squares[rows], counts[rows] = mean, square, steps
+        taken = steps[:, None].to(torch.float64)
+        mean = mean / (1.0 - first**taken).to(mean.dtype)
+        scale = (square / (1.0 - second**taken).to(square.dtype)).sqrt_().add_(_EPSILON)
+        self._table[rows] -= learning_rate * (mean / scale)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return moments and steps under the names of a resume state."""
+        return {f"optimizer.rows.{name}": value for name, value in self._state.items()}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what :meth:`tensors` returned.
+
+        Raises:
+            ArtifactError: If it is of other rows.
+        """
+        for name, value in self._state.items():
+            tensor = tensors.get(f"optimizer.rows.{name}")
+            if tensor is None or tensor.shape != value.shape:
+                raise ArtifactError(
+                    "a resume state must fit its rule rows",
+                    f"{name}: {None if tensor is None else tuple(tensor.shape)}",
+                    "Remove the partial directory to start this stage afresh.",
+                )
+            value.copy_(tensor)
+
+
+class Strategy(Protocol):
+    """One optimiser step, and the optimiser's tensors."""
+
+    def loss(self, indices: Sequence[int]) -> BatchLoss:
+        """Run the objective through the wrapper that exchanges gradients."""
+        ...
+
+    def update(self, scaled: Tensor, learning_rate: float) -> float:
+        """Back-propagate, clip, step; return the gradient norm before clipping.
+
+        A norm that is not finite is returned, and nothing is changed.
+        """
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the optimiser state of this rank."""
+        ...
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what :meth:`tensors` returned."""
+        ...
+
+
+def adamw(objective: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """Return the optimiser of what an objective trains, rule rows excepted."""
+    table = row_table(objective)
+    trainable = [
+        parameter
+        for parameter in objective.parameters()
+        if parameter.requires_grad and (table is None or parameter is not table[1])
+    ]
+    return torch.optim.AdamW(
+        trainable,
+        lr=config.learning_rate,
+        betas=BETAS,
+        weight_decay=config.weight_decay,
+        foreach=False,
+    )
+
+
+def parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return what an optimiser moves, group after group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+class AdamWStrategy:
+    """AdamW in this process; rule rows have one of their own (``RowAdamW``).
+
+    Args:
+        objective: What is trained.
+        config: Learning rate, decay and clipping.
+        wrapped: What runs in its place and exchanges gradients; the objective itself if None.
+    """
+
+    def __init__(
+        self, objective: nn.Module, config: TrainConfig, wrapped: nn.Module | None = None
+    ) -> None:
+        self._clip = config.clip_norm
+        self._optimizer = adamw(objective, config)
+        self._parameters = parameters(self._optimizer)
+        self._model = objective if wrapped is None else wrapped
+        table = row_table(objective)
+        self._rows = None if table is None else RowAdamW(table[1], BETAS)
+        self._row_rate = config.row_rate if isinstance(config, DistillConfig) else 1.0
+
+    def loss(self, indices: Sequence[int]) -> BatchLoss:
+        """Run the objective."""
+        loss: BatchLoss = self._model(indices)
+        return loss
+
+    def update(self, scaled: Tensor, learning_rate: float) -> float:
+        """Back-propagate, clip, step."""
+        set_rate(self._optimizer, learning_rate)
+        scaled.backward()  # type: ignore[no-untyped-call]  # theirs
+        clipped = list(self._parameters)
+        if self._rows is not None:
+            rows, gradient = self.exchange_rows(*self._rows.take_gradient())
+            part = nn.Parameter(torch.empty_like(gradient))  # for the table, whose gradient is
+            part.grad = gradient  # sparse: clipping counts it and scales it
+            clipped.append(part)
+        norm = float(nn.utils.clip_grad_norm_(clipped, self._clip))
+        if math.isfinite(norm):  # the same on every rank: gradients are averaged by now
+            self._optimizer.step()
+            if self._rows is not None:
+                self._rows.step(rows, gradient, learning_rate * self._row_rate)
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def exchange_rows(self, rows: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows [U] and their gradient [U, d] as all ranks see them; one has its own."""
+        return rows, gradient
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return AdamW's moments and step counts."""
+        rows = {} if self._rows is None else self._rows.tensors()
+        return optimizer_tensors(self._optimizer) | rows
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore AdamW's moments and step counts."""
+        load_optimizer_tensors(self._optimizer, tensors)
+        if self._rows is not None:
+            self._rows.load(tensors)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return an AdamW's state as named tensors."""
+    tensors: dict[str, Tensor] = {}
+    for index, parameter in enumerate(parameters(optimizer)):
+        for name in _MOMENTS if parameter in optimizer.state else ():
+            value = optimizer.state[parameter][name]
+            tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
+    return tensors
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Restore an AdamW's state.
+
+    Raises:
+        ArtifactError: If the tensors belong to another optimiser.
+    """
+    for index, parameter in enumerate(parameters(optimizer)):
+        moments = {name: tensors.get(f"optimizer.{index}.{name}") for name in _MOMENTS}
+        if all(value is None for value in moments.values()):
+            continue  # saved before the first optimiser step
+        for name, value in moments.items():
+            if value is None or (name != "step" and value.shape != parameter.shape):
+                raise ArtifactError(
+                    "a resume state must fit its optimiser",
+                    f"parameter {index}, {name}",
+                    "Remove the partial directory to start this stage afresh.",
+                )
+            place = value.device if name == "step" else parameter.device
+            optimizer.state[parameter][name] = value.to(place, copy=True)
+
+
+def linear_warmup_decay(step: int, total_steps: int, warmup_fraction: float = 0.1) -> float:
+    """Return the factor on the peak learning rate at a step.
+
+    It rises from 1/w to 1 over the w = ceil(warmup_fraction * total_steps) first steps and falls
+    linearly to 1 / (total_steps - w + 1) at the last one, so that no step is wasted at rate 0.
+
+    Args:
+        step: Step to be taken, counted from 0.
+        total_steps: Planned steps.
+        warmup_fraction: Share of warm-up steps, 0 <= f < 1.
+
+    Raises:
+        ConfigError: If the fraction is outside its bounds or there are no steps.
+
+    Source: paper, "Optimization and Distributed Training" (10 % warm-up, linear decay).
+    """
+    if total_steps < 1 or not 0.0 <= warmup_fraction < 1.0:
+        raise ConfigError(
+            "a schedule needs at least one step and a warm-up fraction in [0, 1)",
+            f"{total_steps} steps, fraction {warmup_fraction}",
+            "Raise the steps or lower the fraction.",
+        )
+    warmup = math.ceil(warmup_fraction * total_steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    return max(0.0, (total_steps - step) / (total_steps - warmup + 1))

@@ -1,0 +1,353 @@
+"""One distillation step: a frozen backbone is teacher on raw ids and student on merged units.
+
+At merge depth 0 the spans of a batch are merged once. Rows then pass in micro-batches; each leaves
+its loss and the gradient of that loss by the surrogates [M, d] and by the adapters, and gives its
+activations back. The gradients add up, and one backward pass takes their sum through the module::
+
+    spans -> module -> z [M, d] --+--> micro-batch 1: loss_1, d loss_1 / dz
+                                  +--> micro-batch 2: loss_2, d loss_2 / dz
+    sum of losses, whose gradient by z is the sum of gradients; exact, as the backbone is frozen
+
+At a depth k above 0 a unit depends on what stands before it: each micro-batch leaves its gradient
+by all trained parameters. Teacher and student share the first k layers, which read the same tokens.
+
+Rows run without padding (``packed_trunk``), and without masks.
+
+Shapes: B rows, T raw tokens, S units, M different spans, d embedding size, R aligned rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.shape import BackboneShape
+from umim_core.backbone.split import with_held_weights
+from umim_core.config.form import ModuleForm
+from umim_core.errors import ConfigError, CorpusError
+from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.merged_trunk import MergedTrunk, unit_states
+from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import (
+    PackedUnits,
+    Segmentation,
+    pack_rows,
+    packed_embeddings,
+)
+from umim_core.training.loss import DEFAULT_CHUNK, aligned_rows, distill_loss, with_gradient
+from umim_core.training.packed_trunk import PackedTrunk
+
+# Rows of a micro-batch unless asked for: a CPU is fastest with four, whose states stay near it.
+MICRO_BATCH: Final = {"cpu": 4, "gpu": 1 << 20}
+
+
+_PROCESS: Final = 1.5 * 2.0**30  # CUDA context, libraries' workspaces, NCCL's buffers, fragments
+_WIDE: Final = 4  # bytes of float32
+_LOGITS_HELD: Final = 4  # chunks of float32 logits at the peak of the loss
+
+
+def step_memory(
+    shape: BackboneShape,
+    form: ModuleForm,
+    *,
+    rows: int,
+    segment_length: int,
+    bf16: bool,
+    strategy: Literal["ddp", "deepspeed"],
+    gpus: int,
+    micro_batch: int | None = None,
+) -> dict[str, float]:
+    """Return the bytes at most that a distillation takes of one GPU, by part.
+
+    Args:
+        shape: The frozen backbone.
+        form: The merge module.
+        rows: Rows of one GPU's share of the batch.
+        segment_length: Tokens of a row.
+        bf16: Whether the frozen weights and their products are bfloat16, else float32.
+        strategy: How gradients are exchanged; ``deepspeed`` shards optimiser state and gradients.
+        gpus: Number of workers, one GPU each.
+        micro_batch: Rows whose activations are held at once; None for all.
+    """
+    units = segment_length * min(rows, micro_batch or rows)
+    width = 2 if bf16 else _WIDE
+    per_layer = _kept_bytes(shape, width)
+    student = units * (shape.layers * per_layer + _WIDE * shape.hidden_size)
+    # Teacher and student follow each other, as loss and backward do; the teacher keeps one block.
+    working = student + max(_loss_bytes(shape, units, width), units * per_layer)
+    return {
+        "weights": float(width * shape.weights),
+        "module and AdamW": _trained_bytes(shape.hidden_size, form, strategy, gpus),
+        "activations, loss": working,
+        "process": _PROCESS,
+    }
+
+
+def _trained_bytes(hidden_size: int, form: ModuleForm, strategy: str, gpus: int) -> float:
+    """Return bytes of weights, gradients and AdamW's two moments, all float32.
+
+    DDP holds the gradient once more in its buckets. ZeRO-2 shards the moments, the master weights
+    and the reduced gradient. Of rule rows there are the table and two moments: their gradients are
+    sparse and have no bucket.
+    """
+    with torch.device("meta"):
+        module = MergeModule.of(form, hidden_size)
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    copies = 4.0 if gpus == 1 else 5.0
+    if strategy == "deepspeed":
+        copies = 2.0 + 4.0 / gpus
+    return _WIDE * (copies * parameters + 3.0 * form.rule_rows * hidden_size)
+
+
+def _kept_bytes(shape: BackboneShape, width: int) -> float:
+    """Return bytes that autograd keeps of one block per unit; see the module."""
+    norms = 2 * (_WIDE if shape.gated_mlp else width) * shape.hidden_size
+    attention = 2 * width * (shape.query_width + shape.kv_width)
+    return norms + attention + (3 if shape.gated_mlp else 4) * width * shape.intermediate_size
+
+
+def _loss_bytes(shape: BackboneShape, units: int, width: int) -> float:
+    chunk = min(units, DEFAULT_CHUNK["gpu"])
+    hidden = 3 * width * units * shape.hidden_size  # teacher, student and its gradient
+    return float(_LOGITS_HELD * _WIDE * chunk * shape.vocab_size + hidden)
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """Sums over the aligned rows of a batch; divide by the rows of the global batch.
+
+    Attributes:
+        total: Soft-target cross-entropy, nats; carries the gradient.
+        kl: KL(teacher || student), nats; no gradient.
+        rows: Number of aligned rows.
+    """
+
+    total: Tensor
+    kl: Tensor
+    rows: int
+
+
+class DistillModel(nn.Module):
+    """The merge module with its loss as one module, so that DDP and DeepSpeed can wrap it.
+
+    Only the merge module's parameters are registered; the backbone is held outside of them, is
+    never broadcast, reduced or saved, and serves as teacher and student.
+
+    Args:
+        merged_model: The frozen backbone, the merge module to train, and the positions of the
+            student's units; the teacher's are those of raw tokens.
+        autocast: Run the backbone in bfloat16 (its products only; the loss is at least float32).
+        micro_batch: Rows whose activations are held at once; None chooses by the kind of device.
+
+    Raises:
+        ConfigError: If ``micro_batch`` is below 1, or there is no merge module.
+    """
+
+    def __init__(
+        self,
+        merged_model: MergedModel,
+        *,
+        autocast: bool = False,
+        micro_batch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.module, backbone = merged_model.require_module(), merged_model.backbone
+        self._frozen = (backbone,)
+        self._unit_positions = merged_model.unit_positions
+        self._autocast = autocast
+        with self._precision():
+            held = with_held_weights(backbone) if autocast else backbone
+            parts = MergedTrunk.of(held, merged_model.merge_depth, self.module.adapters)
+            self._trunk = PackedTrunk(parts.upper)
+            self._lower = None if parts.lower is None else PackedTrunk(parts.lower)
+        if micro_batch is not None and micro_batch < 1:
+            raise ConfigError("micro_batch must be at least 1", micro_batch, "Leave it out.")
+        default = MICRO_BATCH["cpu" if backbone.device.type == "cpu" else "gpu"]
+        self._micro_batch = default if micro_batch is None else micro_batch
+
+    @property
+    def backbone(self) -> Backbone:
+        """The frozen backbone."""
+        return self._frozen[0]
+
+    def forward(
+        self,
+        rows: Sequence[NDArray[np.integer]],
+        segmentations: Sequence[Segmentation],
+        loss_from: Sequence[int] | None = None,
+    ) -> StepLoss:
+        """Return the loss sums of a batch.
+
+        Args:
+            rows: Raw ids per row [T_b].
+            segmentations: Units per row (starts, lengths).
+            loss_from: Raw position per row before which units have no loss; None for the first
+                merge.
+
+        Returns:
+            Sums over the aligned rows. They depend on every parameter even without any merge, so
+            that every rank of a distributed run takes part in the gradient exchange.
+
+        Raises:
+            CorpusError: If a row is longer than the backbone has positions.
+        """
+        limit, longest = self.backbone.max_positions, max(map(len, rows), default=0)
+        if limit is not None and longest > limit:
+            raise CorpusError(
+                f"rows must fit the backbone's {limit} positions",
+                f"{longest} tokens",
+                "Use shorter segments.",
+            )
+        packed = pack_rows(rows, segmentations)  # on the host, which then need not wait for a GPU
+        first = None if loss_from is None else torch.tensor(loss_from)
+        leaf, leaves, sources = None, self._trained(), self._trained()
+        if self._lower is None:
+            pooled = self.surrogates(packed)
+            # A frequent span adds up many gradients: in bfloat16 they would be lost.
+            wide = torch.promote_types(pooled.dtype, torch.float32)
+            leaf = pooled.detach().to(wide).requires_grad_(pooled.requires_grad)
+            leaves, sources = [leaf, *leaves], [pooled, *sources]
+        gradients: list[Tensor | None] = [None] * len(leaves)
+        sums: list[StepLoss] = []
+        for index in self._micro_batches(packed):
+            part = packed.take(index)
+            start = None if first is None else first[index]
+            loss = self._part_loss([rows[i] for i in index.tolist()], part, leaf, start)
+            if loss.total.requires_grad:
+                wanted = [place for place, x in enumerate(leaves) if x.requires_grad]
+                grads = torch.autograd.grad(
+                    loss.total, [leaves[place] for place in wanted], allow_unused=True
+                )
+                for place, gradient in zip(wanted, grads, strict=True):
+                    before = gradients[place]
+                    if gradient is not None:
+                        gradients[place] = gradient if before is None else before + gradient
+            sums.append(replace(loss, total=loss.total.detach()))
+        nothing = anchor(self.module)
+        none = nothing.detach()
+        return StepLoss(
+            with_gradient(none + sum(loss.total for loss in sums), sources, gradients) + nothing,
+            none + sum(loss.kl for loss in sums),
+            sum(loss.rows for loss in sums),
+        )
+
+    def _trained(self) -> list[Tensor]:
+        """Return what micro-batches leave gradients of, besides the surrogates of depth 0."""
+        if self._lower is not None:
+            return list(self.module.parameters())
+        return [] if self.module.adapters is None else list(self.module.adapters.parameters())
+
+    def _part_loss(
+        self,
+        rows: Sequence[NDArray[np.integer]],
+        packed: PackedUnits,
+        pooled: Tensor | None,
+        loss_from: Tensor | None,
+    ) -> StepLoss:
+        """Return the loss sums of a micro-batch; the total carries the gradient."""
+        teacher, student = self.aligned_states(rows, packed, pooled, loss_from)
+        loss = distill_loss(student, teacher, self.backbone)
+        return StepLoss(loss.cross_entropy, loss.kl, loss.rows)
+
+    def surrogates(self, packed: PackedUnits) -> Tensor:
+        """Return the surrogates of a batch's different spans [M, d]."""
+        device = self.backbone.device
+        spans, lengths = packed.span_ids.to(device), packed.span_lengths.to(device)
+        with self._precision():
+            pooled: Tensor = self.module(self.backbone.embed(spans), lengths, spans)
+        return pooled
+
+    def aligned_states(
+        self,
+        rows: Sequence[NDArray[np.integer]],
+        packed: PackedUnits,
+        pooled: Tensor | None,
+        loss_from: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return hidden states of teacher and student at the aligned rows, [R, d] each.
+
+        Args:
+            rows: Raw ids per row [T_b].
+            packed: The same rows in units, on the CPU.
+            pooled: Surrogates of the spans of ``packed`` [M, d]; None above depth 0.
+            loss_from: Raw position [B] before which units are left out; None for the first merge.
+        """
+        aligned, device = aligned_rows(packed, loss_from), self.backbone.device
+        compact = self._unit_positions == "compact"  # what a trunk takes by itself
+        positions = None if compact else packed.position_ids(self._unit_positions)
+        if positions is not None:
+            positions = positions[packed.attention_mask].to(device)
+        tokens = torch.from_numpy(np.concatenate(rows).astype(np.int64)).to(device)
+        in_teacher = _starts(packed.raw_counts)[aligned.batch] + aligned.teacher
+        in_student = _starts(packed.unit_counts)[aligned.batch] + aligned.student
+        at_teacher, at_student = in_teacher.to(device), in_student.to(device)
+        sizes, counts = [len(row) for row in rows], packed.unit_counts.tolist()
+        merged = None  # without adapters nothing asks, and no device is waited for
+        if self.module.adapters is not None:
+            merged = (packed.lengths > 1)[packed.attention_mask].to(device)
+        with self._precision():
+            with torch.no_grad():
+                below = self.backbone.embed(tokens)
+                if self._lower is not None:
+                    below = self._lower.hidden(below, sizes)
+                teacher = self._trunk.hidden(below, sizes)[at_teacher]
+            if pooled is None:
+                units = self._merged_states(packed, tokens, below, sizes)
+            else:
+                units = packed_embeddings(packed, self.backbone, pooled)
+            student = self._trunk.hidden(units, counts, positions, merged)[at_student]
+        return teacher, student
+
+    def _merged_states(
+        self, packed: PackedUnits, tokens: Tensor, states: Tensor, sizes: Sequence[int]
+    ) -> Tensor:
+        """Return the states of all units, row after row [N, d]."""
+        real = packed.attention_mask
+        before = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
+        lengths = packed.lengths[real]
+        ends = (before[:, None] + packed.starts + packed.lengths - 1)[real]
+        return unit_states(
+            self.module, states, tokens, ends.to(tokens.device), lengths.to(tokens.device)
+        )
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(
+            self.backbone.device.type, dtype=torch.bfloat16, enabled=self._autocast
+        )
+
+    def _micro_batches(self, packed: PackedUnits) -> Sequence[Tensor]:
+        """Return rows with a merge; others have no loss.
+
+        Those of similar length go together, for backbones that must pad.
+        """
+        merged = (packed.lengths > 1).any(dim=1).nonzero().view(-1)
+        order = packed.unit_counts[merged].argsort(stable=True)
+        return torch.split(merged[order], self._micro_batch) if len(order) else ()
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """Return where each row begins among all, given how many each has [B]."""
+    return counts.cumsum(0) - counts
+
+
+def anchor(module: MergeModule) -> Tensor:
+    """Return a zero that depends on every parameter of a merge module.
+
+    It runs the module on one token of zeros, and adds up the adapters, so that a rank without any
+    merge hands its gradients over in the same order as the others. A mere sum over the parameters
+    gives another order, and ZeRO-2, which reduces gradients in order of arrival, then adds those of
+    different parameters.
+    """
+    nothing = module.norm_o.weight.new_zeros(1, 1, module.hidden_size)
+    one = torch.ones(1, dtype=torch.int64, device=nothing.device)
+    zero: Tensor = module(nothing, one, one[:, None]).sum() * 0.0
+    for adapter in () if module.adapters is None else module.adapters.parameters():
+        zero = zero + adapter.sum() * 0.0
+    return zero

@@ -1,0 +1,327 @@
+"""The training loop of merge modules (distillation, SFT, preference) and of small backbones.
+
+It knows an objective (what), a strategy (how gradients are exchanged) and a state directory. The
+data order is a function of (seed, position) alone, so a resumed run sees exactly the rows that the
+undisturbed run sees; on CPU in float32 the curve and the weights are bit-identical.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import Tensor
+
+from umim_core.config.recipe import TrainConfig
+from umim_core.errors import ArtifactError, CorpusError, NumericalError
+from umim_core.training.objectives import Objective
+from umim_core.training.optimizer import Strategy, linear_warmup_decay
+from umim_core.training.train_ranks import (
+    from_first_rank,
+    rank_and_world,
+    ranks_where,
+    require_shared,
+    sum_over_ranks,
+)
+from umim_core.training.train_state import (
+    Progress,
+    Row,
+    begin_state,
+    check_state,
+    commit_state,
+    load_parameters,
+    newest_state,
+    parameters_of,
+    read_rank,
+    state_path,
+    step_of,
+    write_rank,
+)
+
+logger = logging.getLogger("umim.train")
+
+
+_NO_STATE = -1
+
+
+def save(
+    objective: Objective,
+    strategy: Strategy,
+    state_dir: Path,
+    progress: Progress,
+    best: dict[str, Tensor],
+) -> None:
+    """Write the state of all ranks; it counts once every rank has written."""
+    rank, world = rank_and_world()
+    tensors = {f"module.{k}": v for k, v in parameters_of(objective.module).items()}
+    tensors |= {f"best.{k}": v for k, v in best.items()}
+    tensors |= strategy.tensors()
+    target = state_path(state_dir, progress.step)
+    if rank == 0:
+        begin_state(target)
+    sum_over_ranks([0.0])  # barrier: the directory exists
+    write_rank(target, rank, tensors, progress)
+    sum_over_ranks([0.0])  # barrier: every rank has written
+    if rank == 0:
+        commit_state(state_dir, target, world)
+
+
+def resume(
+    objective: Objective, strategy: Strategy, state_dir: Path
+) -> tuple[Progress, dict[str, Tensor]]:
+    """Restore the newest whole state that rank 0 sees, on every rank.
+
+    Returns:
+        Where the run stands and the best weights so far; a start and none without a state.
+
+    Raises:
+        ClusterError: If the ranks do not share the directory.
+        ArtifactError: If some rank cannot read that state, or it belongs to another module.
+    """
+    rank, world = rank_and_world()
+    require_shared(state_dir)
+    step = _NO_STATE
+    if rank == 0 and (newest := newest_state(state_dir, world)) is not None:
+        step = step_of(newest)
+    step = from_first_rank(step)
+    if step == _NO_STATE:
+        return Progress(), {}
+    tensors, progress = _read(state_path(state_dir, step), rank, world)
+    logger.info("resuming at step %d", progress.step)
+    device = next(objective.module.parameters()).device
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {
+            name.removeprefix(prefix): value.to(device)
+            for name, value in tensors.items()
+            if name.startswith(prefix)
+        }
+
+    load_parameters(objective.module, part("module."))
+    strategy.load({name: v for name, v in tensors.items() if name.startswith("optimizer.")})
+    return progress, part("best.")
+
+
+def _read(target: Path, rank: int, world: int) -> tuple[dict[str, Tensor], Progress]:
+    state, refusal = None, None
+    try:
+        check_state(target, world)
+        state = read_rank(target, rank)
+    except (ArtifactError, OSError, SafetensorError) as error:
+        refusal = error
+    # A rank that went on alone would wait for the others for good.
+    lacking = ranks_where(state is None)
+    if state is None or lacking:
+        raise ArtifactError(
+            f"every rank must be able to read the resume state {target.name}",
+            f"ranks {lacking} that cannot" + (f" ({refusal})" if refusal else ""),
+            "Look at the file systems of their nodes, then run the same command again.",
+        ) from refusal
+    return state
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Result of a training run."""
+
+    weights: dict[str, Tensor]
+    progress: Progress
+
+
+def train(
+    objective: Objective,
+    strategy: Strategy,
+    config: TrainConfig,
+    *,
+    seed: int,
+    state_dir: Path,
+    on_step: Callable[[Progress, int], None] | None = None,
+    on_plan: Callable[[int, int, float | None], None] | None = None,
+) -> TrainResult:
+    """Train until the steps are used up or patience is lost, resuming where a state exists.
+
+    Args:
+        objective: Loss and validation; its module holds the weights.
+        strategy: Gradient exchange and optimiser.
+        config: Steps, batch size (global), learning rate and the rest.
+        seed: Decides the data order.
+        state_dir: Where resume states live; shared by all ranks.
+        on_step: Called on rank 0 after each step with the progress and the planned steps.
+        on_plan: Called on rank 0 before the first step of this call, with the planned steps left,
+            the validations that they take and the seconds of the first one; None where a resumed
+            run needs none at its start.
+
+    Returns:
+        The best weights, the same on every rank.
+
+    Raises:
+        ClusterError: If the ranks do not share ``state_dir``.
+        ArtifactError: If some rank cannot read the state that is resumed.
+        CorpusError: If there is nothing to train on, or no row has a merge: neither of an epoch,
+            nor of a run that is shorter.
+        NumericalError: If more steps than allowed had to be skipped, or no validation was finite.
+    """
+    if objective.num_items < 1:
+        raise CorpusError("training needs at least one row", 0, "Give more text or shorter rows.")
+    total = planned_steps(config, objective.num_items)
+    progress, best = resume(objective, strategy, state_dir)
+    seconds = None
+    if progress.step == 0 and not progress.curve:
+        began = time.perf_counter()
+        _validate(objective, config, progress, best)
+        seconds = time.perf_counter() - began
+    if on_plan is not None and rank_and_world()[0] == 0:
+        every = config.validate_every
+        left = math.ceil(total / every) - progress.step // every
+        on_plan(total - progress.step, left, seconds)
+    while not progress.finished:
+        _step(objective, strategy, config, progress, seed, total)
+        last = progress.step >= total
+        if last or progress.step % config.validate_every == 0:
+            _validate(objective, config, progress, best)
+        progress.finished = last or progress.stale >= config.patience
+        _require_merges(objective, config, progress)
+        if progress.finished or progress.step % config.checkpoint_every == 0:
+            save(objective, strategy, state_dir, progress, best)
+        if on_step is not None and rank_and_world()[0] == 0:
+            on_step(progress, total)
+    if not best:
+        raise NumericalError(
+            "the validation score must be finite at least once",
+            f"{progress.step} steps without one",
+            "Lower the learning rate, or set bf16: false where the stage has it.",
+        )
+    return TrainResult(best, progress)
+
+
+def planned_steps(config: TrainConfig, num_items: int) -> int:
+    """Return the optimiser steps of a run: the lesser of both limits."""
+    return min(config.max_steps, max(1, config.max_epochs * num_items // config.batch_size))
+
+
+def batch_indices(seed: int, step: int, batch_size: int, num_items: int) -> list[int]:
+    """Return the items of one global batch: consecutive places in a chain of permutations."""
+    indices: list[int] = []
+    for position in range(step * batch_size, (step + 1) * batch_size):
+        epoch, place = divmod(position, num_items)
+        indices.append(int(_permutation(seed, epoch, num_items)[place]))
+    return indices
+
+
+def asked_items(config: TrainConfig, seed: int, num_items: int) -> list[int]:
+    """Return the items of all planned batches, in order: a short run asks for a few of many."""
+    steps = range(planned_steps(config, num_items))
+    batches = (batch_indices(seed, step, config.batch_size, num_items) for step in steps)
+    return sorted({index for batch in batches for index in batch})
+
+
+@lru_cache(maxsize=2)  # a batch touches two epochs at most, unless it is longer than one
+def _permutation(seed: int, epoch: int, num_items: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(num_items)
+
+
+def _step(
+    objective: Objective,
+    strategy: Strategy,
+    config: TrainConfig,
+    progress: Progress,
+    seed: int,
+    total: int,
+) -> None:
+    rank, world = rank_and_world()
+    indices = batch_indices(seed, progress.step, config.batch_size, objective.num_items)
+    loss = strategy.loss(indices[rank::world])
+    bad = not bool(torch.isfinite(loss.total.detach()))
+    shares = [loss.weight, float(bad), float(loss.total.detach()), float(loss.kl.detach())]
+    weight, num_bad, loss_sum, kl_sum = sum_over_ranks(shares)
+    rate = config.learning_rate * linear_warmup_decay(progress.step, total, config.warmup_fraction)
+    progress.step += 1
+    epoch = progress.step * config.batch_size / objective.num_items
+    if not weight:  # no row of the global batch has a merge: there is nothing to learn from
+        row: Row = {"step": progress.step, "epoch": epoch, objective.weight_name: 0.0}
+        progress.curve.append(row)
+        return
+    norm = math.nan if num_bad else strategy.update(loss.total * (world / weight), rate)
+    if not math.isfinite(norm):
+        _skip(config, progress)
+        return
+    progress.curve.append(
+        _finite(
+            {
+                "step": progress.step,
+                "epoch": epoch,
+                "train_loss": loss_sum / weight,
+                "train_kl": kl_sum / weight,
+                "grad_norm": norm,
+                "learning_rate": rate,
+                objective.weight_name: weight,
+            }
+        )
+    )
+
+
+def _require_merges(objective: Objective, config: TrainConfig, progress: Progress) -> None:
+    """Refuse a run that has met no merge where one epoch, or the run, is over."""
+    seen = min(progress.step * config.batch_size, objective.num_items)
+    if seen < objective.num_items and not progress.finished:
+        return
+    if progress.skipped or any(row.get(objective.weight_name) for row in progress.curve):
+        return
+    raise CorpusError(
+        "training needs rows with at least one merge",
+        f"none in {seen} rows",
+        "Lower tau, or use other rules.",
+    )
+
+
+def _skip(config: TrainConfig, progress: Progress) -> None:
+    """Count a step whose loss or gradient is not finite; the weights were left alone."""
+    progress.skipped += 1
+    progress.curve.append({"step": progress.step, "skipped": 1.0})
+    if progress.skipped > config.max_skipped_steps:
+        raise NumericalError(
+            f"at most {config.max_skipped_steps} steps may have a loss or gradient that is not "
+            "finite",
+            progress.skipped,
+            "Lower the learning rate, or set bf16: false where the stage has it.",
+        )
+
+
+def _finite(row: Row) -> Row:
+    """Leave out what JSON has no number for."""
+    return {name: value for name, value in row.items() if math.isfinite(value)}
+
+
+def _validate(
+    objective: Objective, config: TrainConfig, progress: Progress, best: dict[str, Tensor]
+) -> None:
+    rank, world = rank_and_world()
+    share = objective.validation_sums(rank, world, config.validation_rows)
+    weight, *sums = sum_over_ranks(share)
+    if not weight:
+        raise CorpusError(
+            "validation needs rows with at least one merge",
+            "none",
+            "Lower tau, or give more validation text.",
+        )
+    names = objective.metric_names
+    metrics = {name: value / weight for name, value in zip(names, sums, strict=True)}
+    row: Row = {"step": progress.step, **{f"valid_{name}": v for name, v in metrics.items()}}
+    progress.curve.append(_finite(row))
+    score = objective.score(metrics)
+    if math.isfinite(score) and (progress.best_score is None or score < progress.best_score):
+        progress.best_score, progress.best_step, progress.stale = score, progress.step, 0
+        best.clear()
+        best.update({k: v.clone() for k, v in parameters_of(objective.module).items()})
+    elif progress.step:
+        progress.stale += 1
+    logger.info("step %d: %s", progress.step, {k: round(v, 4) for k, v in metrics.items()})
