@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -12,20 +12,20 @@ FOLDERS = ("umim_core", "tasks", "flows", "benchmarks", "docs", "tools", "tests"
 DOORS = {"umim_core", "umim_core.merging.module"}
 
 
-def project_imports(tree: ast.AST) -> list[tuple[int, str, str]]:
+def project_imports(nodes: Sequence[ast.AST]) -> list[tuple[int, str, str]]:
     """Line, module and name of everything that comes from this project."""
     return [
         (node.lineno, node.module, alias.name)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(FOLDERS)
         for alias in node.names
     ]
 
 
-def defined(tree: ast.Module) -> set[str]:
+def defined(nodes: Sequence[ast.AST]) -> set[str]:
     """Names that a module defines at its top level."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -35,17 +35,19 @@ def defined(tree: ast.Module) -> set[str]:
 
 def detours(sources: Mapping[str, str]) -> list[str]:
     """Imports of a name from a module that has imported it itself."""
-    trees = {module: ast.parse(source) for module, source in sources.items()}
-    own = {module: defined(tree) for module, tree in trees.items()}
+    taken, own = {}, {}
+    for module, source in sources.items():
+        nodes = list(ast.walk(ast.parse(source)))
+        taken[module], own[module] = project_imports(nodes), defined(nodes)
     passed_on = {
-        module: {name for _, _, name in project_imports(tree)} - own[module]
-        for module, tree in trees.items()
+        module: {name for _, _, name in names} - own[module]
+        for module, names in taken.items()
         if module not in DOORS
     }
     return [
         f"{module}:{line}: {name} is not defined in {origin}"
-        for module, tree in trees.items()
-        for line, origin, name in project_imports(tree)
+        for module, names in taken.items()
+        for line, origin, name in names
         if name in passed_on.get(origin, ())
     ]
 

@@ -38,6 +38,7 @@ def test_an_export_must_be_one(umim: Umim, tmp_path: Path) -> None:
     assert result.code == 1 and "umim: error" in result.err
 
 
+@pytest.mark.full
 def test_a_server_that_is_ended_lets_its_streams_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMIM_TEST_TOKEN", "secret")
     server = Served("umim-docs-llama", "--host", "127.0.0.1", "--api-key-env", "UMIM_TEST_TOKEN")

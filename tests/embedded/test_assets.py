@@ -45,6 +45,7 @@ def test_all_assets_together_leave_room_in_a_wheel() -> None:
     assert sum(path.stat().st_size for path in assets.rglob("*") if path.is_file()) <= MAX_ASSETS
 
 
+@pytest.mark.full
 def test_backbones_load_without_a_network() -> None:
     """In a process of its own, where every connection is an error."""
     probe = """

@@ -19,6 +19,7 @@ RESUME = (
         step = step_of(newest)
     from_first_rank(step)
 """,
+        (),
         ("tests/tasks/training/test_train_agreement.py",),
     ),
     SeededBug(

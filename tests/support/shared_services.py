@@ -121,9 +121,14 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect
 @pytest.fixture(scope="module")
 def using_prefect(prefect_server: PrefectServer) -> Iterator[PrefectServer]:
     """Flows of this file run against the shared server."""
+    from prefect import context
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: prefect_server.url}):
+    settings = temporary_settings({PREFECT_API_URL: prefect_server.url})
+    with settings, pytest.MonkeyPatch.context() as patch:
+        # A thread without a context of its own reads these; a line that it logs would otherwise
+        # start a second, temporary server, which nobody ends.
+        patch.setattr(context, "GLOBAL_SETTINGS_CONTEXT", context.SettingsContext.get())
         yield prefect_server
 
 

@@ -150,7 +150,7 @@ def test_a_block_that_must_not_be_disturbed_is_finished_and_nothing_after_it(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["told", "written"]
 
 
-@pytest.mark.parametrize("resumable", [False, True])
+@pytest.mark.parametrize("resumable", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_what_nobody_could_go_on_with_is_removed(tmp_path: Path, resumable: bool) -> None:
     code = program(
         "from tasks.run.stage import StageSpec, run_stage",

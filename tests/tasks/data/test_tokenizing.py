@@ -77,6 +77,7 @@ def sums(directory: Path) -> dict[str, str]:
 # Files of a split
 
 
+@pytest.mark.full
 def test_files_on_workers_give_the_tokens_of_the_whole(
     folder: Path, tokenizer: PreTrainedTokenizerBase, reference: TokenizerRef, lease: ClusterLease
 ) -> None:

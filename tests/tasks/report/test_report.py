@@ -155,6 +155,7 @@ def test_every_figure_is_on_the_page_and_a_file_of_its_own(
     assert len(page.ids) == len(set(page.ids))
 
 
+@pytest.mark.full
 def test_the_same_data_gives_the_same_bytes(tmp_path: Path, data: ReportData) -> None:
     for name in ("a", "b"):
         write_report(tmp_path / name, data)

@@ -27,7 +27,7 @@ def started_in(folder: Path) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("inside", [".", "docs"])
+@pytest.mark.parametrize("inside", [".", pytest.param("docs", marks=pytest.mark.full)])
 def test_a_worker_in_another_checkout_is_refused(tmp_path: Path, inside: str) -> None:
     (tmp_path / "flows").mkdir()
     (tmp_path / "docs").mkdir()

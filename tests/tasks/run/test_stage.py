@@ -211,7 +211,7 @@ def test_a_root_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         run_stage(tmp_path / "file", SPEC, never)
 
 
-@pytest.mark.parametrize("resumable", ["fresh", "resumable"])
+@pytest.mark.parametrize("resumable", [pytest.param("fresh", marks=pytest.mark.full), "resumable"])
 def test_a_killed_build_leaves_nothing_final_and_is_built_again(
     tmp_path: Path, resumable: str
 ) -> None:

@@ -91,6 +91,7 @@ def test_the_stage_counts_every_ngram_that_reaches_tau(
     assert not (counted.path / "state").exists()
 
 
+@pytest.mark.full  # the library counts documents, too: test_corpus_mining.py
 def test_a_rule_occurs_in_enough_documents(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
 ) -> None:

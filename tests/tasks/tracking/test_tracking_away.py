@@ -94,6 +94,7 @@ def test_files_that_were_not_sent_are_sent_when_their_stage_is_found(
     assert [file.path for file in client.list_artifacts(runs[0].info.run_id)] == ["note.txt"]
 
 
+@pytest.mark.full
 def test_a_server_that_never_answers_costs_a_run_less_than_ten_seconds(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracker = Tracker(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path)

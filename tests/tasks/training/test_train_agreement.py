@@ -74,6 +74,7 @@ def logs(place: Path) -> list[str]:
     return [(place / f"rank-{rank}.log").read_text("utf-8") for rank in (0, 1)]
 
 
+@pytest.mark.full
 def test_a_rank_that_does_not_see_the_newest_state_resumes_it(tmp_path: Path) -> None:
     run = Run(tmp_path / "state")
     run_ranks(tmp_path, 2, resume_seeing, run, 1, StaleListing(run.folder))
