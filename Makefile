@@ -28,6 +28,8 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
+# Many tests start Python again; without byte code each start compiles our 250 modules (2 s).
+export PYTHONDONTWRITEBYTECODE :=
 
 # First interpreter that runs and is 3.11 or 3.12, which lock.txt covers; PYTHON=... names one.
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
