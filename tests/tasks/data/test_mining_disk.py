@@ -95,8 +95,8 @@ def test_a_full_disk_is_named_with_path_and_bytes_and_the_rerun_succeeds(
     [
         pytest.param("tokenize", 1, marks=pytest.mark.full),
         pytest.param("tokenize", 7, marks=pytest.mark.full),
-        ("count", 1),
-        pytest.param("count", 7, marks=pytest.mark.full),
+        pytest.param("count", 1, marks=pytest.mark.full),
+        ("count", 7),
         ("filter", 1),
         ("rules", 1),
     ],
