@@ -11,6 +11,13 @@ from tasks.report.render import Report
 from tasks.report.tables import DASH, Table, table_markdown
 from umim_core.baselines.methods import side_of
 
+_SPELLING: Final = {
+    "ehpc": "EHPC",
+    "h2o": "H2O",
+    "llmlingua": "LLMLingua",
+    "llmlingua2": "LLMLingua-2",
+    "streaming-llm": "StreamingLLM",
+}
 _HEADINGS: Final = ("", "base model", "UMIM", "truncation", "best other method", "saving")
 _SMALL: Final = "SmolLM2-135M"
 _LARGE: Final = "Qwen2.5-Coder-0.5B"
@@ -54,8 +61,8 @@ def _answers(model: str, report: Report, names: tuple[str, ...]) -> tuple[str, .
 
 
 def _shown(method: str) -> str:
-    """Return a baseline's name as its authors write it, where that is in capitals."""
-    return method.upper() if method in ("ehpc", "h2o") else method
+    """Return a baseline's name as its authors write it."""
+    return _SPELLING.get(method, method)
 
 
 def _place(side: str) -> str:
