@@ -119,26 +119,26 @@ def parse(
     """Read a command line."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     for name, value in options.items():
-        given: dict[str, Any] = {"type": type(value), "default": value}
+        settings: dict[str, Any] = {"type": type(value), "default": value}
         if isinstance(value, type):
-            given = {"type": value}
+            settings = {"type": value}
         elif isinstance(value, list):
-            given = {"nargs": "+", "type": type(value[0]), "default": value}
+            settings = {"nargs": "+", "type": type(value[0]), "default": value}
         elif isinstance(value, tuple):
-            given = {"nargs": "+", "choices": value, "default": list(value)}
+            settings = {"nargs": "+", "choices": value, "default": list(value)}
         elif isinstance(value, dict):
-            given = value
-        parser.add_argument(f"--{name.replace('_', '-')}", help=_HELP.get(name), **given)
+            settings = value
+        parser.add_argument(f"--{name.replace('_', '-')}", help=_HELP.get(name), **settings)
     return parser.parse_args(arguments)
 
 
 def named(words: Sequence[str]) -> dict[str, str]:
     """Return checkpoints by name, of NAME=WHERE or WHERE alone, which is named by its last part."""
     pairs = [word.rpartition("=") for word in words]
-    found = {name or Path(where).name: where for name, _, where in pairs}
-    if len(found) < len(words):
+    checkpoints = {name or Path(where).name: where for name, _, where in pairs}
+    if len(checkpoints) < len(words):
         raise SystemExit(f"every checkpoint needs a name of its own: {', '.join(words)}")
-    return found
+    return checkpoints
 
 
 def fresh(module: str, **options: object) -> Any:

@@ -69,7 +69,7 @@ def build_ids(target: Path, text: Path | None, tokenizer_name: str) -> int:
     with tempfile.TemporaryDirectory(prefix="umim-corpus-") as folder:
         if text is None:
             build_corpus(Path(folder), workers=2)
-            documents = [found.text for found in read_documents(Path(folder) / "train.jsonl")]
+            documents = [document.text for document in read_documents(Path(folder) / "train.jsonl")]
         else:
             documents = [text.read_text(encoding="utf-8")]
     ids = np.concatenate(list(tokenize_documents(documents, tokenizer))).astype(np.int32)
@@ -87,7 +87,7 @@ def held_out_texts(cache: Path = CACHE, split: str = "test") -> list[str]:
         with tempfile.TemporaryDirectory(prefix="docstrings-", dir=folder.parent) as partial:
             build_corpus(Path(partial) / "built", workers=2)
             (Path(partial) / "built").replace(folder)
-    return [found.text for found in read_documents(folder / f"{split}.jsonl")]
+    return [document.text for document in read_documents(folder / f"{split}.jsonl")]
 
 
 def main() -> None:

@@ -147,17 +147,17 @@ def largest(values: Iterable[float | torch.Tensor]) -> float:
 def compare(runs: dict[str, list[Report]]) -> Report:
     """Summarise all rounds of all sides; differences are those of the first round."""
     joint = runs[JOINT][0]
-    seconds = {name: [median_step(found) for found in runs[name]] for name in runs}
+    seconds = {name: [median_step(training) for training in runs[name]] for name in runs}
     sides = {}
-    for name, found in runs.items():
-        first, side = found[0], SIDES[name]
-        steps = [s for run in found for s in run["ranks"][0]["seconds"][WARM_UP:]]
+    for name, rounds in runs.items():
+        first, side = rounds[0], SIDES[name]
+        steps = [s for run in rounds for s in run["ranks"][0]["seconds"][WARM_UP:]]
         sides[name] = {
             "ranks": len(first["ranks"]),
             "seconds_per_step": spread(steps),
             "times_one_process": ratio(seconds, name, JOINT),
             **{
-                kind: max(rank[kind] for run in found for rank in run["ranks"])
+                kind: max(rank[kind] for run in rounds for rank in run["ranks"])
                 for kind in ("moment_bytes", "optimizer_bytes", "peak_bytes")
             },
             "state_bytes": first["state_bytes"],

@@ -106,34 +106,34 @@ def compare_engines(given: Subject, prompts: Ids, config: BenchmarkConfig) -> Re
 
 def gates(report: Report) -> dict[str, Gate]:
     """Return value, limit and verdict of every gate that applies."""
-    found: dict[str, Gate] = {}
+    gates: dict[str, Gate] = {}
     for backbone, measured in report["backbones"].items():
         for batch_size, sides in measured["engines"].items():
             for side, values in sides.items():
                 if side != OURS:
                     of = f"{backbone}_b{batch_size}_against_{side.replace(', ', '_')}"
-                    found[of.replace(" ", "_")] = at_least(values["times_ours"]["median"], 1.0)
+                    gates[of.replace(" ", "_")] = at_least(values["times_ours"]["median"], 1.0)
         for row in measured["rows"]:
             of = f"{backbone}_b{row['batch_size']}_{row['prompt_tokens']}_{row['rules']}"
             if row["asked_reduction"] not in (None, 0.5):  # of the break-even table only
                 continue
             if row["phase"] == "prefill" and row["prompt_tokens"] >= PREFILL_FROM:
                 share = row["speedup"] / row["bound"]
-                found[f"{of}_prefill_of_bound"] = at_least(share, PREFILL_OF_BOUND)
+                gates[f"{of}_prefill_of_bound"] = at_least(share, PREFILL_OF_BOUND)
             if row["phase"] == "decode":
-                found[f"{of}_decode"] = at_least(row["speedup"], DECODE_RATIO)
+                gates[f"{of}_decode"] = at_least(row["speedup"], DECODE_RATIO)
         for part in measured["merging"]:
             if part["prompt_tokens"] >= PREFILL_FROM:
                 of = f"{backbone}_b{part['batch_size']}_{part['prompt_tokens']}_merging_share"
-                found[of] = at_most(part["share"], MERGING_SHARE)
+                gates[of] = at_most(part["share"], MERGING_SHARE)
         if report["dtype"] != "float32":  # elsewhere sums of other orders round differently
             continue
         for batch_size, error in measured["logits_error"].items():
             limit = 0.0 if batch_size == "1" else LOGITS_ERROR
-            found[f"{backbone}_b{batch_size}_logits"] = at_most(
+            gates[f"{backbone}_b{batch_size}_logits"] = at_most(
                 error / LOGITS_ERROR, limit / LOGITS_ERROR
             )
-    return found
+    return gates
 
 
 def equal(report: Report) -> bool:
@@ -162,9 +162,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= {"device": options.device, "dtype": options.dtype, "new_tokens": config.new_tokens}
     report["backbones"] = {}
     for name in options.backbones:
-        given = subject(name, tokens, dtype=options.dtype, device=options.device)
-        report |= {"text": given.text} if given.text else {}
-        report["backbones"][Path(name).name] = measure(given, config)
+        backbone_subject = subject(name, tokens, dtype=options.dtype, device=options.device)
+        report |= {"text": backbone_subject.text} if backbone_subject.text else {}
+        report["backbones"][Path(name).name] = measure(backbone_subject, config)
         save(report, options.out)
 
 

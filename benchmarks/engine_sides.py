@@ -205,12 +205,12 @@ def merging_seconds(given: Subject, prompts: Ids, rounds: int) -> list[float]:
     def run() -> object:
         packed = read_prompts(list(prompts), None, merged_model).packed
         if merged_model.merge_depth:
-            found = merged_model.unit_states(packed, ids, states)
+            units = merged_model.unit_states(packed, ids, states)
         else:
             pooled = spans.merge(packed.span_ids, packed.span_lengths)
-            found = fill_units(packed, backbone, pooled)
+            units = fill_units(packed, backbone, pooled)
         synchronize(backbone.device)
-        return found
+        return units
 
     run()
     return [timed(run)[0] for _ in range(rounds)]

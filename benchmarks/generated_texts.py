@@ -97,8 +97,13 @@ class Subject:
             )
             for seed in range(seeds if DECODINGS[decoding]["do_sample"] else 1)
         ]
-        found = {"decoding": decoding, "merge": merge, "runs": len(runs)}
-        return found | {"metrics": over_seeds(runs), "by_prompt": by_prompt(runs)}
+        return {
+            "decoding": decoding,
+            "merge": merge,
+            "runs": len(runs),
+            "metrics": over_seeds(runs),
+            "by_prompt": by_prompt(runs),
+        }
 
 
 def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) -> list[Ids]:

@@ -52,7 +52,9 @@ class SetLoop:
 
     def __init__(self, rules: RuleSet) -> None:
         self._rules = {n: set(map(tuple, rules.ids_by_order[n].tolist())) for n in ORDERS}
-        self._pairs = {rule[:2] for found in self._rules.values() for rule in found}
+        self._pairs = {
+            rule[:2] for rules_of_order in self._rules.values() for rule in rules_of_order
+        }
 
     def __call__(self, segments: NDArray[np.integer]) -> Spans:
         """Return the merged spans of segments [S, L]."""
@@ -96,8 +98,8 @@ class AhoCorasick:
             return spans
         for row, segment in enumerate(segments):
             first = row * len(segment) + 1
-            found = self._automaton.iter_long(_text(segment))
-            spans += [(first + end - length, length) for end, length in found]
+            matches = self._automaton.iter_long(_text(segment))
+            spans += [(first + end - length, length) for end, length in matches]
         return spans
 
 
@@ -167,9 +169,9 @@ def compare(
             spans[name] = merged_spans(*result[:2]) if name == OURS else result
 
     seconds = alternate(sides, rounds, warmed)
-    found: Report = {"rules": {str(n): count for n, count in rules.counts_by_order.items()}}
-    found["merged_spans"] = len(spans[LOOP])
-    found["sides"] = {
+    figures: Report = {"rules": {str(n): count for n, count in rules.counts_by_order.items()}}
+    figures["merged_spans"] = len(spans[LOOP])
+    figures["sides"] = {
         name: {
             "seconds": spread(seconds[name]),
             "tokens_per_s": len(ids) / spread(seconds[name])["median"],
@@ -177,8 +179,8 @@ def compare(
         }
         for name in sides
     }
-    found["tokenizing_share"] = ratio(seconds, OURS, TOKENIZER)
-    return found, all(spans[name] == spans[LOOP] for name in _MATCHERS)
+    figures["tokenizing_share"] = ratio(seconds, OURS, TOKENIZER)
+    return figures, all(spans[name] == spans[LOOP] for name in _MATCHERS)
 
 
 def bytes_per_rule(rules: RuleSet, folder: Path) -> dict[str, float]:
@@ -218,19 +220,19 @@ def load_times(folder: Path, ids: Ids, rounds: int) -> list[float]:
 
 def gates(report: Report) -> dict[str, Gate]:
     """Return value, limit and verdict of every gate."""
-    found: dict[str, Gate] = {}
+    gates: dict[str, Gate] = {}
     for name, measured in report["rule_sets"].items():
         of = name.replace(", ", "_").replace(" ", "_")
         share, loop = measured["tokenizing_share"], measured["sides"][LOOP]["ratio"]
-        found[f"{of}_of_tokenizing"] = at_most(share["median"], 0.05)
-        found[f"{of}_times_python_loop"] = at_least(loop["median"], 5.0)
+        gates[f"{of}_of_tokenizing"] = at_most(share["median"], 0.05)
+        gates[f"{of}_times_python_loop"] = at_least(loop["median"], 5.0)
     measured = [*report["rule_sets"].values(), report["synthetic"]]
     for place in ("memory", "disk"):
-        largest = max(found["bytes_per_rule"][place] for found in measured)
-        found[f"bytes_per_rule_{place}"] = at_most(largest, 50.0)
+        largest = max(rule_set["bytes_per_rule"][place] for rule_set in measured)
+        gates[f"bytes_per_rule_{place}"] = at_most(largest, 50.0)
     load = report["synthetic"]["load_seconds"]["median"]
-    found["load_seconds"] = at_most(load, 1.0)
-    return found
+    gates["load_seconds"] = at_most(load, 1.0)
+    return gates
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -246,10 +248,10 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report["equal"] = True
     with tempfile.TemporaryDirectory(prefix="umim-matching-") as folder:
         for number, (name, rules) in enumerate(rule_sets(counts).items()):
-            found, equal = compare(rules, rest, lambda: encode(texts, tokenizer), options.rounds)
+            figures, equal = compare(rules, rest, lambda: encode(texts, tokenizer), options.rounds)
             rules.save(Path(folder) / str(number))
-            found["bytes_per_rule"] = bytes_per_rule(rules, Path(folder) / str(number))
-            report["rule_sets"][name] = found
+            figures["bytes_per_rule"] = bytes_per_rule(rules, Path(folder) / str(number))
+            report["rule_sets"][name] = figures
             report["equal"] &= equal
         rules = synthetic_rules(dict(zip(ORDERS, options.synthetic, strict=True)))
         rules.save(Path(folder) / "synthetic")

@@ -69,7 +69,7 @@ def read_rows(
 ) -> RowText:
     """Read a text and choose rows of it."""
     pairs = [source.rpartition("=") for source in sources]
-    name = ", ".join(dict.fromkeys(given or Path(file).name for given, _, file in pairs))
+    name = ", ".join(dict.fromkeys(own_name or Path(file).name for own_name, _, file in pairs))
     files = [file for _, _, file in pairs]
     if not files:
         name = f"docstrings, {use}"
@@ -101,11 +101,11 @@ def run(options: argparse.Namespace, report: Report) -> None:
     models: dict[str, UMIM] = {}
     for name, where in places.items():
         shared = next(iter(models.values())).backbone if models else None
-        given: dict[str, object] = {"backbone": shared}
+        load_options: dict[str, object] = {"backbone": shared}
         if shared is None:
-            given = {"dtype": options.dtype}
-            given |= {} if options.backbone is None else {"backbone": options.backbone}
-        models[name] = UMIM.from_pretrained(where, **given)
+            load_options = {"dtype": options.dtype}
+            load_options |= {} if options.backbone is None else {"backbone": options.backbone}
+        models[name] = UMIM.from_pretrained(where, **load_options)
     first = next(iter(models.values()))
     backbone = first.backbone
     text = read_rows(

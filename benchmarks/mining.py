@@ -152,7 +152,7 @@ def gates(report: Report) -> dict[str, Gate]:
     )
     measured, same = report["memory"], report["same"]
     counted_same = same[COUNTER] and same.get(PREFIX, True)
-    found = {
+    gates = {
         "equal_to_counter": at_least(float(counted_same), 1.0),
         "times_duckdb": at_least(fastest(*DUCKDBS), 2.5),
         "times_counter_per_core": at_least(fastest(COUNTER, COUNTER_PACKED), 5.0),
@@ -162,8 +162,8 @@ def gates(report: Report) -> dict[str, Gate]:
     }
     ray = report["ray"]
     if ray is not None and ray["tokens"] >= RAY_TOKENS:
-        found["ray_of_kernel"] = at_least(ray["share"]["median"], 0.6)
-    return found
+        gates["ray_of_kernel"] = at_least(ray["share"]["median"], 0.6)
+    return gates
 
 
 def run(options: argparse.Namespace, report: Report) -> None:

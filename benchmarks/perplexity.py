@@ -70,12 +70,12 @@ def measure(given: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: in
     sides: dict[str, Callable[[], object]] = {BASE: partial(ours, rows, None)}
     sides |= {name: partial(ours, rows, matcher) for name, matcher in rules.items()}
     together = alternate(sides, rounds)
-    found: Report = {BASE: {"seconds": spread(together[BASE])}}
+    figures: Report = {BASE: {"seconds": spread(together[BASE])}}
     for name, matcher in rules.items():
         one, listed = partial(ours, rows[:1], matcher), partial(listing, given, matcher, rows[0])
         listings = alternate({name: one, LISTING: listed}, rounds)
         units = sum(len(matcher.segment(row)[0]) for row in rows)
-        found[name] = {
+        figures[name] = {
             "rules": len(matcher.rules),
             "infix_free": matcher.rules.infix_free,
             "token_reduction": 1 - units / sum(map(len, rows)),
@@ -85,7 +85,7 @@ def measure(given: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: in
             "listing_times": ratio(listings, LISTING, name),
             "difference": float((one()[0] - listed()).abs().max()),
         }
-    return found
+    return figures
 
 
 @torch.no_grad()
@@ -116,15 +116,15 @@ def listing(given: Subject, matcher: Matcher, row: NDArray[np.int64]) -> torch.T
 
 def gates(report: Report) -> dict[str, Gate]:
     """Return value, limit and verdict of every gate that applies."""
-    found: dict[str, Gate] = {}
+    gates: dict[str, Gate] = {}
     for backbone, measured in report["backbones"].items():
         for name, limit in LIMITS.items():
             times = measured[name]["times_base"]["median"]
-            found[f"{backbone}_{name}_times_base"] = at_most(times, limit)
+            gates[f"{backbone}_{name}_times_base"] = at_most(times, limit)
             if report["length"] >= LISTING_FROM:
                 times = measured[name]["listing_times"]["median"]
-                found[f"{backbone}_{name}_listing_times"] = at_least(times, LISTING_TIMES)
-    return found
+                gates[f"{backbone}_{name}_listing_times"] = at_least(times, LISTING_TIMES)
+    return gates
 
 
 def equal(report: Report) -> bool:
@@ -142,11 +142,11 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report["backbones"] = {}
     timed = options.rows * options.length
     for name in options.backbones:
-        given = subject(name, timed + _MINED, dtype="float32", device=options.device)
-        report |= {"text": given.text} if given.text else {}
-        rows = list(given.ids[:timed].reshape(options.rows, options.length))
-        rules = rule_sets(given, given.ids[timed:])
-        report["backbones"][Path(name).name] = measure(given, rules, rows, options.pairs)
+        backbone_subject = subject(name, timed + _MINED, dtype="float32", device=options.device)
+        report |= {"text": backbone_subject.text} if backbone_subject.text else {}
+        rows = list(backbone_subject.ids[:timed].reshape(options.rows, options.length))
+        rules = rule_sets(backbone_subject, backbone_subject.ids[timed:])
+        report["backbones"][Path(name).name] = measure(backbone_subject, rules, rows, options.pairs)
 
 
 main = Benchmark(

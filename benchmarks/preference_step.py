@@ -51,11 +51,13 @@ def questions_of(ids: Ids, shape: argparse.Namespace) -> Questions:
             f"{len(ids)} tokens",
             "Ask fewer questions, or shorter ones.",
         )
-    found = []
+    questions = []
     for gold, row in enumerate(ids[: shape.questions * size].reshape(shape.questions, size)):
         endings = np.split(row[shape.context :], shape.answers)
-        found.append(EncodedQuestion(row[: shape.context], tuple(endings), gold % shape.answers))
-    return found
+        questions.append(
+            EncodedQuestion(row[: shape.context], tuple(endings), gold % shape.answers)
+        )
+    return questions
 
 
 def packed_scores(questions: Questions, merged_model: MergedModel) -> list[Tensor]:
@@ -120,13 +122,13 @@ def measure(given: Subject, shape: argparse.Namespace) -> Report:
 
 def gates(report: Report) -> dict[str, Gate]:
     """Return value, limit and verdict of every gate."""
-    found: dict[str, Gate] = {}
+    gates: dict[str, Gate] = {}
     for name, measured in report["checkpoints"].items():
-        found[f"{name}_times"] = at_least(measured["times"]["median"], TIMES)
-        found[f"{name}_of_bound"] = at_most(measured["times"]["median"] / measured["columns"], 1.0)
-        found[f"{name}_loss_error"] = at_most(measured["loss_error"] / ERROR, 1.0)
-        found[f"{name}_gradient_error"] = at_most(measured["gradient_error"] / ERROR, 1.0)
-    return found
+        gates[f"{name}_times"] = at_least(measured["times"]["median"], TIMES)
+        gates[f"{name}_of_bound"] = at_most(measured["times"]["median"] / measured["columns"], 1.0)
+        gates[f"{name}_loss_error"] = at_most(measured["loss_error"] / ERROR, 1.0)
+        gates[f"{name}_gradient_error"] = at_most(measured["gradient_error"] / ERROR, 1.0)
+    return gates
 
 
 def equal(report: Report) -> bool:

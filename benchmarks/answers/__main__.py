@@ -62,12 +62,12 @@ def questions(which: str) -> list[Question]:
     if which == "chats":
         return [Question(q["id"], q["content"], tuple(q["keys"])) for q in _lines("chats.jsonl")]
     documents = json.loads((HERE / "documents.json").read_text("utf-8"))
-    found = []
+    document_questions = []
     for q in _lines("document_questions.jsonl"):
         texts = "\n\n".join(documents[name] for name in q["documents"])
         asked = f"{texts}\n\nAnswer in one short sentence: {q['question']}"
-        found.append(Question(q["id"], asked, tuple(q["keys"])))
-    return found
+        document_questions.append(Question(q["id"], asked, tuple(q["keys"])))
+    return document_questions
 
 
 def _lines(name: str) -> list[dict[str, object]]:
@@ -112,9 +112,9 @@ def answer_shortened(
     stays = len(prompt.ids) - gone
     if isinstance(method, ReducedTokens):
         text = Text(prompt.ids, prompt.protected, prompt.question)
-        kept = reduce_tokens(method.reducer, text, stays).kept
-        out = umim.generate(prompt.ids[kept], merge="none", **greedy)
-        return out.text[0], 1 - len(kept) / len(prompt.ids)
+        kept_places = reduce_tokens(method.reducer, text, stays).kept
+        out = umim.generate(prompt.ids[kept_places], merge="none", **greedy)
+        return out.text[0], 1 - len(kept_places) / len(prompt.ids)
     if isinstance(method, EvictedColumns):
         row = generate_evicted(
             [prompt.ids],
@@ -134,8 +134,8 @@ def answer_shortened(
 
 def run(options: argparse.Namespace, report: Report) -> None:
     """Answer all questions from every side."""
-    given = {"dtype": options.dtype} | _named(options.backbone)
-    umim = UMIM.from_pretrained(options.checkpoint, **given)
+    load_options = {"dtype": options.dtype} | _named(options.backbone)
+    umim = UMIM.from_pretrained(options.checkpoint, **load_options)
     report |= {
         "checkpoint": options.name or Path(options.checkpoint).name,
         "backbone": Path(umim.backbone.name).stem,

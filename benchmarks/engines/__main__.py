@@ -148,17 +148,17 @@ def _figures(
     pairs: Sequence[Sequence[Timed]], written: Sequence[list[int]], prompts: Sequence[Prompt]
 ) -> Report:
     """Return times and ratios by pairs, and how many answers are our engine's."""
-    found: Report = {
+    figures: Report = {
         "equal": sum(ids == prompt.wanted for ids, prompt in zip(written, prompts, strict=True)),
         "compared": len(prompts),
     }
     for place, name in ((2, "cpu"), (1, "wall")):
-        found[name] = {
+        figures[name] = {
             "raw": spread([raw[place] for raw, _ in pairs]),
             "merged": spread([merged[place] for _, merged in pairs]),
             "times": spread([raw[place] / merged[place] for raw, merged in pairs]),
         }
-    return found
+    return figures
 
 
 def _version(name: str) -> str:
@@ -204,10 +204,10 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 def gates(report: Report) -> dict[str, Gate]:
     """Return value, limit and verdict of every gate."""
-    found = {"token reduction": at_least(report["token_reduction"], REDUCTION)}
+    gates = {"token reduction": at_least(report["token_reduction"], REDUCTION)}
     for engine in report["engines"].values():
-        found[f"{engine['name']}, CPU"] = at_least(engine["cpu"]["times"]["median"], SPEEDUP)
-    return found
+        gates[f"{engine['name']}, CPU"] = at_least(engine["cpu"]["times"]["median"], SPEEDUP)
+    return gates
 
 
 def equal(report: Report) -> bool:

@@ -66,7 +66,7 @@ def duckdb_columns(rows: Rows, tau: int) -> ColumnCounts:
     padded = np.full((len(rows), length + longest - 1), -1, dtype=np.int32)
     padded[:, :length] = rows
     columns = {f"t{step}": padded[:, step : step + length].ravel() for step in range(longest)}
-    found: ColumnCounts = {}
+    counts_by_order: ColumnCounts = {}
     with duckdb.connect(config={"threads": THREADS}) as connection:
         connection.register("grams", pa.table(columns))
         for n in ORDERS:
@@ -74,8 +74,8 @@ def duckdb_columns(rows: Rows, tau: int) -> ColumnCounts:
             query = _GROUP_COLUMNS.format(names=", ".join(names), last=n - 1, tau=tau)
             table = connection.sql(query).to_arrow_table()
             ids = np.stack([table[name].to_numpy() for name in names], axis=1)
-            found[n] = ids.astype(np.int64), table["c"].to_numpy()
-    return found
+            counts_by_order[n] = ids.astype(np.int64), table["c"].to_numpy()
+    return counts_by_order
 
 
 def duckdb_packed(rows: Rows, bits: int, tau: int) -> PackedCounts:
@@ -90,39 +90,39 @@ def duckdb_apriori(rows: Rows, bits: int, tau: int) -> PackedCounts:
 
 def _grouped(rows: Rows, bits: int, tau: int, longer: str) -> PackedCounts:
     """Count the grams of each order with a query, those of the first order with GROUP BY."""
-    found: PackedCounts = {}
+    counts_by_order: PackedCounts = {}
     with duckdb.connect(config={"threads": THREADS}) as connection:
         for n in ORDERS:
             connection.register("grams", pa.table({"k": packed(rows, n, bits)}))
             query = _GROUP if n == ORDERS[0] else longer
             query = query.format(tau=tau, bits=bits, mask=(1 << (n - 1) * bits) - 1)
             table = connection.sql(query).to_arrow_table()
-            found[n] = table["k"].to_numpy(), table["c"].to_numpy()
-            connection.register("frequent", pa.table({"k": found[n][0]}))
-    return found
+            counts_by_order[n] = table["k"].to_numpy(), table["c"].to_numpy()
+            connection.register("frequent", pa.table({"k": counts_by_order[n][0]}))
+    return counts_by_order
 
 
 def polars_groups(rows: Rows, bits: int, tau: int) -> PackedCounts:
     """Count every gram with group_by of the streaming engine, which is the faster one here."""
-    found: PackedCounts = {}
+    counts_by_order: PackedCounts = {}
     for n in ORDERS:
         groups = pl.LazyFrame({"k": packed(rows, n, bits)}).group_by("k").len("c")
         frame = groups.filter(pl.col("c") >= tau).collect(engine="streaming")
-        found[n] = frame["k"].to_numpy(), frame["c"].to_numpy()
-    return found
+        counts_by_order[n] = frame["k"].to_numpy(), frame["c"].to_numpy()
+    return counts_by_order
 
 
 def counter_tuples(rows: Rows, tau: int) -> TupleCounts:
     """Count tuples with Python alone; the oracle of the other sides."""
     segments = rows.tolist()
-    found: TupleCounts = {}
+    counts_by_order: TupleCounts = {}
     for n in ORDERS:
         grams = chain.from_iterable(
             zip(*(segment[step:] for step in range(n)), strict=False) for segment in segments
         )
         counts = Counter(grams)
-        found[n] = {gram: count for gram, count in counts.items() if count >= tau}
-    return found
+        counts_by_order[n] = {gram: count for gram, count in counts.items() if count >= tau}
+    return counts_by_order
 
 
 def counter_packed(rows: Rows, bits: int, tau: int) -> dict[int, dict[int, int]]:
