@@ -116,25 +116,25 @@ def read(out: Path, steps: int) -> Report:
     }
 
 
-def worst_loss(found: Report, joint: Report) -> float:
+def worst_loss(training: Report, joint: Report) -> float:
     """Return the largest relative difference of a loss on the curve; infinite if a row lacks."""
-    if [sorted(row) for row in found["curve"]] != [sorted(row) for row in joint["curve"]]:
+    if [sorted(row) for row in training["curve"]] != [sorted(row) for row in joint["curve"]]:
         return float("inf")
     return largest(
         abs(row[name] / other[name] - 1.0)
-        for row, other in zip(found["curve"], joint["curve"], strict=True)
+        for row, other in zip(training["curve"], joint["curve"], strict=True)
         for name in LOSSES
         if name in row
     )
 
 
-def worst_gradient(found: Report, joint: Report, *, sharded: bool) -> float:
+def worst_gradient(training: Report, joint: Report, *, sharded: bool) -> float:
     """Return the largest difference of the first gradient in units of its largest component.
 
     The shards of ZeRO-2 follow one another, with zeros at the end; the others hold it whole.
     """
     (expected,) = joint["gradients"]
-    parts = found["gradients"]
+    parts = training["gradients"]
     flats = [torch.cat(parts)[: len(expected)]] if sharded else parts
     return largest((flat - expected).abs().max() / expected.abs().max() for flat in flats)
 
@@ -170,9 +170,9 @@ def compare(runs: dict[str, list[Report]]) -> Report:
     return {"steps": len(joint["ranks"][0]["seconds"]), "sides": sides}
 
 
-def median_step(found: Report) -> float:
+def median_step(training: Report) -> float:
     """Return the median seconds of a step of one training."""
-    return float(np.median(found["ranks"][0]["seconds"][WARM_UP:]))
+    return float(np.median(training["ranks"][0]["seconds"][WARM_UP:]))
 
 
 def gates(report: Report) -> dict[str, Gate]:

@@ -50,17 +50,17 @@ MERGING_SHARE: Final = 0.03
 LOGITS_ERROR: Final = 1e-5
 
 
-def measure(given: Subject, config: BenchmarkConfig, roofline: Roofline | None = None) -> Report:
+def measure(subject: Subject, config: BenchmarkConfig, roofline: Roofline | None = None) -> Report:
     """Measure one backbone."""
     gated = [length for length in config.prompt_lengths if length >= PREFILL_FROM]
     length = min(gated or config.prompt_lengths)
     engines, errors = {}, {}
     for batch_size in config.batch_sizes:
-        prompts = given.ids[: batch_size * length].reshape(batch_size, length)
-        engines[str(batch_size)] = compare_engines(given, prompts, config)
-        errors[str(batch_size)] = logits_error(given, prompts, config.new_tokens)
+        prompts = subject.ids[: batch_size * length].reshape(batch_size, length)
+        engines[str(batch_size)] = compare_engines(subject, prompts, config)
+        errors[str(batch_size)] = logits_error(subject, prompts, config.new_tokens)
     rows = measure_throughput(
-        given.merged_model, given.ids, config, continuation="text", roofline=roofline
+        subject.merged_model, subject.ids, config, continuation="text", roofline=roofline
     )
     merging = [
         {
@@ -71,7 +71,7 @@ def measure(given: Subject, config: BenchmarkConfig, roofline: Roofline | None =
         }
         for row in rows
         if row.phase == "prefill" and row.rules == "natural"
-        for seconds in [merging_seconds(given, first_prompts(given.ids, row), config.pairs)]
+        for seconds in [merging_seconds(subject, first_prompts(subject.ids, row), config.pairs)]
     ]
     return {
         "engine_prompt_tokens": length,
@@ -88,10 +88,10 @@ def first_prompts(ids: Ids, row: ThroughputRow) -> Ids:
     return ids[: row.batch_size * row.prompt_tokens].reshape(row.batch_size, -1)
 
 
-def compare_engines(given: Subject, prompts: Ids, config: BenchmarkConfig) -> Report:
+def compare_engines(subject: Subject, prompts: Ids, config: BenchmarkConfig) -> Report:
     """Run our engine without rules and transformers in turn, and compare their ids."""
     ids: dict[str, list[list[int]]] = {}
-    sides = generation_sides(given.backbone, prompts, config.new_tokens)
+    sides = generation_sides(subject.backbone, prompts, config.new_tokens)
     seconds = alternate(sides, config.pairs, warmed=ids.__setitem__)
     return {
         name: {

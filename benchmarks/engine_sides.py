@@ -186,17 +186,17 @@ def _generate(backbone: Backbone, prompts: Ids, new_tokens: int, cache: str) -> 
         )
 
 
-def merging_seconds(given: Subject, prompts: Ids, rounds: int) -> list[float]:
+def merging_seconds(subject: Subject, prompts: Ids, rounds: int) -> list[float]:
     """Return the seconds that matching, packing, merging and embedding prompts take.
 
     At a merge depth above 0 the module merges states of the same shape, and nothing is embedded.
 
     Args:
-        given: Backbone, rules and module.
+        subject: Backbone, rules and module.
         prompts: Raw ids [B, L].
         rounds: Runs, after one that is not counted.
     """
-    merged_model, backbone = given.merged_model, given.backbone
+    merged_model, backbone = subject.merged_model, subject.backbone
     spans = SpanCache(merged_model)
     ids = torch.tensor(prompts, device=backbone.device)
     states = backbone.embed(ids)  # of the shape of the states before the merge depth
@@ -216,11 +216,11 @@ def merging_seconds(given: Subject, prompts: Ids, rounds: int) -> list[float]:
     return [timed(run)[0] for _ in range(rounds)]
 
 
-def logits_error(given: Subject, prompts: Ids, new_tokens: int) -> float:
+def logits_error(subject: Subject, prompts: Ids, new_tokens: int) -> float:
     """Return the largest difference of any logit from transformers', under an empty rule set.
 
     Args:
-        given: The backbone.
+        subject: The backbone.
         prompts: Raw ids [B, L].
         new_tokens: Tokens per row; once the ids differ, the difference is infinite.
     """
@@ -231,10 +231,10 @@ def logits_error(given: Subject, prompts: Ids, new_tokens: int) -> float:
 
     empty = Matcher(RuleSet.from_spans([]))
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
-    ours = Engine(given.merged_model.merging_by(empty)).generate(
+    ours = Engine(subject.merged_model.merging_by(empty)).generate(
         list(prompts), config, Request(observer=keep)
     )
-    theirs = _generate(given.backbone, prompts, new_tokens, "dynamic")
+    theirs = _generate(subject.backbone, prompts, new_tokens, "dynamic")
     same = [list(row.ids) for row in ours.rows] == theirs.sequences[:, prompts.shape[1] :].tolist()
     if not same:
         return float("inf")

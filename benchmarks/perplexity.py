@@ -49,30 +49,30 @@ _TAU: Final = 5
 Rows = list[NDArray[np.int64]]
 
 
-def rule_sets(given: Subject, mined: NDArray[np.int64]) -> dict[str, Matcher]:
+def rule_sets(subject: Subject, mined: NDArray[np.int64]) -> dict[str, Matcher]:
     """Return rules of which none lies inside another, and rules that do.
 
     Args:
-        given: A subject with its natural rules.
+        subject: A subject with its natural rules.
         mined: Text [T] that the nested ones are mined on.
     """
     counts = count_ngrams(mined.astype(np.int32), np.array([0, len(mined)]), _TAU)
     nested = Matcher(RuleSet.from_counts(counts, RuleOrigin(overlap="none", containment="keep")))
-    return {"plain": given.merged_model.require_matcher(), "nested": nested}
+    return {"plain": subject.merged_model.require_matcher(), "nested": nested}
 
 
-def measure(given: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: int) -> Report:
+def measure(subject: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: int) -> Report:
     """Time every side of one backbone and compare what they give."""
 
     def ours(rows: Rows, matcher: Matcher | None) -> list[torch.Tensor]:
-        return token_log_probs(rows, replace(given.merged_model, matcher=matcher))
+        return token_log_probs(rows, replace(subject.merged_model, matcher=matcher))
 
     sides: dict[str, Callable[[], object]] = {BASE: partial(ours, rows, None)}
     sides |= {name: partial(ours, rows, matcher) for name, matcher in rules.items()}
     together = alternate(sides, rounds)
     figures: Report = {BASE: {"seconds": spread(together[BASE])}}
     for name, matcher in rules.items():
-        one, listed = partial(ours, rows[:1], matcher), partial(listing, given, matcher, rows[0])
+        one, listed = partial(ours, rows[:1], matcher), partial(listing, subject, matcher, rows[0])
         listings = alternate({name: one, LISTING: listed}, rounds)
         units = sum(len(matcher.segment(row)[0]) for row in rows)
         figures[name] = {
@@ -89,16 +89,16 @@ def measure(given: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: in
 
 
 @torch.no_grad()
-def listing(given: Subject, matcher: Matcher, row: NDArray[np.int64]) -> torch.Tensor:
+def listing(subject: Subject, matcher: Matcher, row: NDArray[np.int64]) -> torch.Tensor:
     """Score a row [T] with one forward over its units and one for every hidden token [T - 1]."""
-    backbone = given.backbone
+    backbone = subject.backbone
     scores = torch.zeros(len(row) - 1, dtype=torch.float64)
 
     def hidden(ids: NDArray[np.int64]) -> tuple[torch.Tensor, NDArray[np.int64]]:
         starts, lengths = matcher.segment(ids)
         packed = pack_rows([ids], [(starts, lengths)], device=backbone.device)
-        positions = packed.position_ids(given.merged_model.unit_positions)
-        embeddings = given.merged_model.embed(packed)
+        positions = packed.position_ids(subject.merged_model.unit_positions)
+        embeddings = subject.merged_model.embed(packed)
         return backbone.hidden(embeddings, None, positions)[0], starts + lengths - 1
 
     def score(states: torch.Tensor, at: NDArray[np.int64]) -> None:

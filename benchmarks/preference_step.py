@@ -90,9 +90,9 @@ def flat(gradients: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.to_dense().flatten() for part in gradients])
 
 
-def measure(given: Subject, shape: argparse.Namespace) -> Report:
+def measure(subject: Subject, shape: argparse.Namespace) -> Report:
     """Time both sides on one model and compare what they give."""
-    merged_model, questions = given.merged_model, questions_of(given.ids, shape)
+    merged_model, questions = subject.merged_model, questions_of(subject.ids, shape)
     merged_model.require_module().requires_grad_(True)
     with torch.no_grad():
         reference = packed_scores(questions, merged_model.base())
@@ -105,7 +105,7 @@ def measure(given: Subject, shape: argparse.Namespace) -> Report:
     units = int(merged_model.pack_prompts([q.context for q in questions]).unit_counts.sum())
     tails = shape.questions * shape.answers * (shape.ending - 1)
     columns = {OURS: units + tails, UNPACKED: units * shape.answers + tails}
-    sizes = ModelShape.of(given.backbone.model)
+    sizes = ModelShape.of(subject.backbone.model)
     head = sizes.head_weights * shape.questions * shape.answers * shape.ending
     work = {name: sizes.matrix_weights * count + head for name, count in columns.items()}
     return {

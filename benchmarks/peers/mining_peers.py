@@ -142,42 +142,42 @@ def grams_of_counts(counts: NgramCounts) -> Grams:
     return {n: (counts.ids(n).astype(np.int64), counts.support[n]) for n in ORDERS}
 
 
-def grams_of_columns(found: ColumnCounts) -> Grams:
+def grams_of_columns(counts_by_order: ColumnCounts) -> Grams:
     """Return the result of a peer with columns in the common form."""
     grams: Grams = {}
-    for n, (ids, counts) in found.items():
+    for n, (ids, counts) in counts_by_order.items():
         order = np.lexsort(ids.T[::-1])
         grams[n] = ids[order], counts[order]
     return grams
 
 
-def grams_of_packed(found: PackedCounts, bits: int) -> Grams:
+def grams_of_packed(counts_by_order: PackedCounts, bits: int) -> Grams:
     """Return the result of a peer with packed keys in the common form."""
     grams: Grams = {}
     mask = np.uint64((1 << bits) - 1)
-    for n, (keys, counts) in found.items():
+    for n, (keys, counts) in counts_by_order.items():
         order = np.argsort(keys)
         columns = [(keys[order] >> np.uint64(bits * (n - 1 - i))) & mask for i in range(n)]
         grams[n] = np.stack(columns, axis=1).astype(np.int64), counts[order].astype(np.int64)
     return grams
 
 
-def grams_of_integers(found: Mapping[int, Mapping[int, int]], bits: int) -> Grams:
+def grams_of_integers(counts_by_order: Mapping[int, Mapping[int, int]], bits: int) -> Grams:
     """Return the result of a peer with packed keys in dictionaries in the common form."""
     arrays = {
         n: (
             np.fromiter(counts.keys(), np.uint64, len(counts)),
             np.fromiter(counts.values(), np.int64, len(counts)),
         )
-        for n, counts in found.items()
+        for n, counts in counts_by_order.items()
     }
     return grams_of_packed(arrays, bits)
 
 
-def grams_of_tuples(found: TupleCounts) -> Grams:
+def grams_of_tuples(counts_by_order: TupleCounts) -> Grams:
     """Return the result of the oracle in the common form."""
     grams: Grams = {}
-    for n, counts in found.items():
+    for n, counts in counts_by_order.items():
         ordered = sorted(counts)
         grams[n] = (
             np.array(ordered, dtype=np.int64).reshape(-1, n),
