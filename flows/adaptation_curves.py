@@ -56,17 +56,17 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
     for tau in recipe.taus:
         rules = branch.rules(tau)
         ruled = branch.untrained(rules, tau)
-        named = {name: made for name, made in ruled.items() if name in recipe.settings}
-        ready += [(ScoredModel(name, made, tau=tau), rules) for name, made in named.items()]
-        given = (base, rules, ruled, tau)
-        parts += [partial(branch.trained, *given, seed) for seed in recipe.seeds]
+        named = {name: artifact for name, artifact in ruled.items() if name in recipe.settings}
+        ready += [(ScoredModel(name, artifact, tau=tau), rules) for name, artifact in named.items()]
+        training_inputs = (base, rules, ruled, tau)
+        parts += [partial(branch.trained, *training_inputs, seed) for seed in recipe.seeds]
     parts += [
         partial(branch.control, base, control, seed)
         for control in recipe.controls
         for seed in recipe.seeds
     ]
-    found = run.run_parallel(parts)
-    return Curve(checkpoint, start, base, [point for points in found for point in points])
+    points_by_part = run.run_parallel(parts)
+    return Curve(checkpoint, start, base, [point for points in points_by_part for point in points])
 
 
 def _cell(checkpoint: str) -> Cell:
@@ -109,18 +109,18 @@ class _Branch:
         """Train and score the settings of one threshold with one seed."""
         recipe = self.run.recipe.model_copy(update={"seed": seed})
         config, label = recipe.adapt_config(tau), f"{self.checkpoint} tau {tau} seed {seed}"
-        made = {WT: self.start, **ruled}
+        artifacts = {WT: self.start, **ruled}
         models: list[tuple[ScoredModel, Artifact | None]] = []
         for step in adaptation_steps(config.settings):
             if step.training == "none":
                 continue
-            begin = rules if step.start is None else made[step.start]
-            given = (self.run.lease, recipe, config, self.cell, self.task, begin)
-            made[step.name] = self.run.stage(
-                TRAININGS[step.training], *given, label=label, setting=step.name
+            begin = rules if step.start is None else artifacts[step.start]
+            stage_inputs = (self.run.lease, recipe, config, self.cell, self.task, begin)
+            artifacts[step.name] = self.run.stage(
+                TRAININGS[step.training], *stage_inputs, label=label, setting=step.name
             )
             if step.name in config.settings:
-                model = ScoredModel(step.name, made[step.name], tau=tau, seed=seed)
+                model = ScoredModel(step.name, artifacts[step.name], tau=tau, seed=seed)
                 models.append((model, rules))
         return self.points(base, models)
 
@@ -128,23 +128,25 @@ class _Branch:
         """Train and score a control with one seed."""
         recipe = self.run.recipe.model_copy(update={"seed": seed})
         label = f"{self.checkpoint} {name} seed {seed}"
-        given = (self.run.lease, recipe, self.cell, self.task, name)
-        trained = self.run.stage(control_stage, *given, label=label)
+        stage_inputs = (self.run.lease, recipe, self.cell, self.task, name)
+        trained = self.run.stage(control_stage, *stage_inputs, label=label)
         return self.points(base, [(ScoredModel(name, self.start, trained, seed=seed), None)])
 
     def rules(self, tau: int) -> Artifact:
         """Mine the rules of the task by one threshold, or find them."""
         config, label = self.run.recipe.adapt_config(tau), f"{self.checkpoint} tau {tau}"
-        given = (self.task, self.cell, config.rules, config.max_tokens)
-        return self.run.stage(task_rules_stage, *given, label=label)
+        stage_inputs = (self.task, self.cell, config.rules, config.max_tokens)
+        return self.run.stage(task_rules_stage, *stage_inputs, label=label)
 
     def score(self, model: ScoredModel, base: Artifact | None) -> Artifact:
         """Score the test questions; without a base it is the base itself."""
         parts = (self.checkpoint, model.setting)
         tau = () if model.tau is None else (f"tau {model.tau}",)
         seed = () if model.seed is None else (f"seed {model.seed}",)
-        given = (self.run.lease, self.run.recipe, self.task, model, base)
-        return self.run.stage(choice_scores_stage, *given, label=" ".join(parts + tau + seed))
+        stage_inputs = (self.run.lease, self.run.recipe, self.task, model, base)
+        return self.run.stage(
+            choice_scores_stage, *stage_inputs, label=" ".join(parts + tau + seed)
+        )
 
     def points(
         self, base: Artifact, models: Sequence[tuple[ScoredModel, Artifact | None]]

@@ -134,9 +134,9 @@ def recipes(as_json: JsonFlag = False) -> None:
     """List the recipes."""
     from tasks.run.recipes import all_names, find_recipe
 
-    found = {name: find_recipe(name).description for name in all_names()}
-    lines = [f"{name:<34} {text.strip().splitlines()[0]}" for name, text in found.items()]
-    emit({"recipes": found}, lines, as_json)
+    descriptions = {name: find_recipe(name).description for name in all_names()}
+    lines = [f"{name:<34} {text.strip().splitlines()[0]}" for name, text in descriptions.items()]
+    emit({"recipes": descriptions}, lines, as_json)
 
 
 @app.command()
@@ -191,9 +191,9 @@ def log_lm_eval(
     from tasks.tracking.mlflow_store import Store
     from tasks.tracking.tracker import Tracker
 
-    found, tracker = find_results(path), Tracker()
+    result_files, tracker = find_results(path), Tracker()
     store, rows, lines = Store(tracker.uri, tracker.root, "umim"), [], []
-    for results in found:
+    for results in result_files:
         logged = log_results(store, results, tracker.owner)
         rows.append({**vars(logged), "file": str(results.path), "samples": [*results.samples]})
         lines.append(f"{results.name}: run {logged.run_id}{'' if logged.new else ', was there'}")

@@ -76,22 +76,22 @@ def launch(
         from umim_core.store.artifacts import read_json
 
         measured = measure(recipe, confirm_run_unsafe_code)
-        found = read_json(Path(measured))
-        emit({"path": measured, "table": found}, [*score_lines(found), measured], as_json)
+        content = read_json(Path(measured))
+        emit({"path": measured, "table": content}, [*score_lines(content), measured], as_json)
         return
     if isinstance(loaded, AdaptationRecipe):
         from flows.adapt import adapt
         from tasks.stages.adaptation_result import RESULT
 
-        (made,) = adapt(recipe)
-        path = Path(made[RESULT])
+        (folders,) = adapt(recipe)
+        path = Path(folders[RESULT])
         page = (path / f"{RESULT}.md").read_text(encoding="utf-8")
         emit({"path": str(path)}, [page, str(path)], as_json)
         return
     if flow != "full":
-        found = getattr(import_module(f"flows.{flow}"), flow)(recipe)
-        shown = found if isinstance(found, str) else json.dumps(found, indent=1)
-        emit({"flow": flow, "result": found}, [shown, *_checkpoint_lines(loaded.name)], as_json)
+        result = getattr(import_module(f"flows.{flow}"), flow)(recipe)
+        shown = result if isinstance(result, str) else json.dumps(result, indent=1)
+        emit({"flow": flow, "result": result}, [shown, *_checkpoint_lines(loaded.name)], as_json)
         return
     from flows.full_pipeline import full_pipeline
     from tasks.report.comparison_table import SETTINGS, comparison
@@ -118,9 +118,11 @@ def _checkpoint_lines(recipe: str) -> list[str]:
     from umim_core.checkpoint.next_steps import after_training
 
     prefix = own_name(recipe) + "/"
-    found = {name: path for name, path in own_checkpoints().items() if name.startswith(prefix)}
-    if not found:
+    checkpoints = {
+        name: path for name, path in own_checkpoints().items() if name.startswith(prefix)
+    }
+    if not checkpoints:
         return []
-    width = max(map(len, found))
-    lines = [f"  {name:<{width}}  {path}" for name, path in found.items()]
-    return ["", "checkpoints:", *lines, "", "Next:", *after_training(next(iter(found)))]
+    width = max(map(len, checkpoints))
+    lines = [f"  {name:<{width}}  {path}" for name, path in checkpoints.items()]
+    return ["", "checkpoints:", *lines, "", "Next:", *after_training(next(iter(checkpoints)))]

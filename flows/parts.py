@@ -97,8 +97,11 @@ def _texts(run: PipelineRun, corpus: Corpus) -> dict[str, Artifact]:
         docstrings = corpus.docstrings
         if docstrings is None:
             return {corpus.kind: run.stage(mixture_stage, corpus, None)}
-        made = run.stage(corpus_stage, docstrings, label=docstrings.kind)
-        return {docstrings.kind: made, corpus.kind: run.stage(mixture_stage, corpus, made)}
+        docstring_corpus = run.stage(corpus_stage, docstrings, label=docstrings.kind)
+        return {
+            docstrings.kind: docstring_corpus,
+            corpus.kind: run.stage(mixture_stage, corpus, docstring_corpus),
+        }
     generated = None
     if isinstance(corpus, GeneratedCorpus):
         generated = run.stage(generate_stage, run.lease, corpus, label=corpus.model)
@@ -125,8 +128,9 @@ def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
 def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
     if cell.rules is not None:
         return run.stage(given_rules_stage, cell, label=cell_label(cell))
-    made = _confident_spans if cell.source == "confidence" else _frequent_ngrams
-    return made(run, cell, tokenized)
+    if cell.source == "confidence":
+        return _confident_spans(run, cell, tokenized)
+    return _frequent_ngrams(run, cell, tokenized)
 
 
 def _frequent_ngrams(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
@@ -213,16 +217,16 @@ def _adapted(run: PipelineRun, config: AdaptConfig, task: Artifact, result: Cell
         return
     cell, label = result.cell, cell_label(result.cell)
     rules = run.stage(task_rules_stage, task, cell, config.rules, config.max_tokens, label=label)
-    made = {WT: result.distilled}
+    artifacts = {WT: result.distilled}
     for step in adaptation_steps(config.settings):
-        start = rules if step.start is None else made[step.start]
-        given = (run.lease, run.recipe, config, cell, task, start)
-        made[step.name] = (
+        start = rules if step.start is None else artifacts[step.start]
+        stage_inputs = (run.lease, run.recipe, config, cell, task, start)
+        artifacts[step.name] = (
             run.stage(with_rules_stage, start, rules, label=label, setting=step.name)
             if step.training == "none"
-            else run.stage(TRAININGS[step.training], *given, label=label, setting=step.name)
+            else run.stage(TRAININGS[step.training], *stage_inputs, label=label, setting=step.name)
         )
-    result.settings |= {name: made[name] for name in made if name in config.settings}
+    result.settings |= {name: artifacts[name] for name in artifacts if name in config.settings}
 
 
 def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
@@ -235,8 +239,10 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
     # The driver only waits for workers, so there may be a setting for each of them.
     run.run_parallel(parts, max(run.recipe.cluster.parallel_stages, run.recipe.cluster.workers))
     for result in results:  # whichever was measured first, rows stand in the order of settings
-        found, scores = result.evaluations, result.scores
-        result.evaluations = {name: found[name] for name in result.settings if name in found}
+        evaluations, scores = result.evaluations, result.scores
+        result.evaluations = {
+            name: evaluations[name] for name in result.settings if name in evaluations
+        }
         places = [(task, of) for of in (*result.settings, BASE) for task in sources.tasks]
         result.scores = {place: scores[place] for place in places if place in scores}
 

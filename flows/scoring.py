@@ -26,11 +26,11 @@ def score(
 
     ``config`` says how much, by default as much as the recipe's cells.
     """
-    first, found = next(iter(tasks), None), Scores()
+    first, scores = next(iter(tasks), None), Scores()
     for name, questions in tasks.items() if measures(setting, "accuracy") else ():
         merge = "none" if setting == BASE else TASKS.find(name).merge
         if setting in (BASE, WT) or name == first:
-            found[name, setting] = run.stage(
+            scores[name, setting] = run.stage(
                 task_score_stage,
                 run.lease,
                 questions,
@@ -40,4 +40,4 @@ def score(
                 *run.recipe.placement,
                 label=label if name == first else f"{label}, {name}",
             )
-    return found
+    return scores

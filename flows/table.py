@@ -43,9 +43,9 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     ]
     # The driver only waits for workers, so there may be a cell for each of them.
     most = max(recipe.cluster.parallel_stages, recipe.cluster.workers)
-    made = run.run_parallel([*parts, *texts], most)
-    scores = {(task, of.name): found for (task, of), found in zip(places, made, strict=False)}
-    measured = dict(zip(recipe.texts, made[len(places) :], strict=True))
+    artifacts = run.run_parallel([*parts, *texts], most)
+    scores = {(task, of.name): score for (task, of), score in zip(places, artifacts, strict=False)}
+    measured = dict(zip(recipe.texts, artifacts[len(places) :], strict=True))
     return run.stage(table_stage, recipe, questions, scores, measured)
 
 
