@@ -48,14 +48,14 @@ def documents(results: Path = RESULTS) -> list[Document]:
     shipped = json.loads((RESULTS / "shipped.json").read_text(encoding="utf-8"))
     file = ROOT / "infra" / "recipes" / "shipped.yaml"
     recipe = validated(Recipe, read_recipe_file(file), file.name)
-    made = [
+    shipped_cards = [
         Document(
             _ASSETS / name / "README.md",
             partial(docs_card, name, Checkpoint.load(name), recipe, shipped, metrics),
         )
         for name, metrics in shipped["checkpoints"].items()
     ]
-    return [*made, *model_cards(results), *adapted_cards(results)]
+    return [*shipped_cards, *model_cards(results), *adapted_cards(results)]
 
 
 def model_cards(results: Path = RESULTS) -> Iterator[Document]:
@@ -164,7 +164,7 @@ def adapted_card(name: str, results: Path) -> str:
     accuracy = {"mean": base["accuracy"], "std": base.get("accuracy_se")}
     shown = [{"setting": "base", "token_reduction": 0.0, "accuracy": accuracy}]
     shown += [row | {"seeds": row["seeds"] or None} for row in rows]
-    made = {
+    card_values = {
         "name": Path(name).name,
         "adaptation": report["name"],
         "results": noted["results"],
@@ -176,4 +176,4 @@ def adapted_card(name: str, results: Path) -> str:
         "rules": len(checkpoint.rules),
         "parameters": sum(p.numel() for p in checkpoint.module.parameters()),
     }
-    return page("adapted_card.md", report | place | own | made, TEMPLATES) + "\n"
+    return page("adapted_card.md", report | place | own | card_values, TEMPLATES) + "\n"

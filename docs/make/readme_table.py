@@ -42,19 +42,19 @@ def readme_table(folder: Path = RESULTS) -> str:
 def _answers(model: str, report: Report, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return how many accepted answers of the base model each side keeps."""
     lists = [report["lists"][name] for name in names]
-    kept = {
+    answers = {
         side: sum(questions["sides"][side]["kept"] for questions in lists)
         for side in lists[0]["sides"]
     }
-    merged = {name for name in kept if name.startswith("umim")}
-    others = {name: kept[name] for name in kept.keys() - merged - {"base", "truncation"}}
+    merged = {name for name in answers if name.startswith("umim")}
+    others = {name: answers[name] for name in answers.keys() - merged - {"base", "truncation"}}
     best = max(sorted(others), key=lambda name: others[name], default=None)
     savings = sorted(questions["sides"][_SIDE]["saving"] for questions in lists)
     return (
         f"{model}: answers kept, {' and '.join(names)}",
-        str(kept["base"]),
-        str(kept[_SIDE]),
-        str(kept["truncation"]),
+        str(answers["base"]),
+        str(answers[_SIDE]),
+        str(answers["truncation"]),
         DASH if best is None else f"{_shown(best)} {others[best]}{_place(side_of(best))}",
         "-".join(f"{share * 100:.0f}" for share in savings) + " %",
     )

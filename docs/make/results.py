@@ -34,26 +34,26 @@ def documents(folder: Path = RESULTS) -> list[Document]:
 def documents_of(results: Path) -> list[Document]:
     """Return the page and the figures of a result file; nothing for a file of another kind."""
     text = results.read_text(encoding="utf-8")
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    report = json.loads(text)
+    if not isinstance(report, dict):
         return []
     mark = f"<!-- results {sha256_bytes(text.encode())} -->\n"
     figures: dict[str, Callable[[], str]] = {}
-    if found.get("kind") == "ablation":
-        data = AblationData.model_validate(found)
-        made = partial(ablation_page, data)
+    if report.get("kind") == "ablation":
+        data = AblationData.model_validate(report)
+        write_page = partial(ablation_page, data)
         figures = {f"{results.stem}-{name}": partial(figure_svg, data, name) for name in FIGURES}
-    elif found.get("kind") == "adaptation":
-        made = partial(adaptation_page, found, f"{results.stem}.svg")
-        figures = {results.stem: partial(adaptation_svg, found)}
-    elif (TEMPLATES / f"{found.get('benchmark')}.md").is_file():
-        made = partial(benchmark_page, found)
-        if example := found.get("attention"):
+    elif report.get("kind") == "adaptation":
+        write_page = partial(adaptation_page, report, f"{results.stem}.svg")
+        figures = {results.stem: partial(adaptation_svg, report)}
+    elif (TEMPLATES / f"{report.get('benchmark')}.md").is_file():
+        write_page = partial(benchmark_page, report)
+        if example := report.get("attention"):
             figures = {f"{results.stem}-attention": partial(_attention_svg, example)}
     else:
         return []
     return [
-        Document(results.with_suffix(".md"), made),
+        Document(results.with_suffix(".md"), write_page),
         *(Document(results.with_name(f"{s}.svg"), draw, mark) for s, draw in figures.items()),
     ]
 
