@@ -82,11 +82,11 @@ def _check_priced(checkpoint: Path, priced: Path) -> None:
     """Refuse prices of another checkpoint."""
     own, measured = (
         {
-            "rules": found.rules.digest,
-            "module": found.module.digest(),
-            "settings": found.config.model_dump(exclude={"decode_max_damage"}),
+            "rules": loaded.rules.digest,
+            "module": loaded.module.digest(),
+            "settings": loaded.config.model_dump(exclude={"decode_max_damage"}),
         }
-        for found in map(Checkpoint.load, (checkpoint, priced))
+        for loaded in map(Checkpoint.load, (checkpoint, priced))
     )
     if odd := [part for part in own if own[part] != measured[part]]:
         raise ConfigError(

@@ -72,9 +72,9 @@ def results_of(
         recipe: What was run.
         commit: Of the source tree that trained it.
     """
-    found, config = trail(checkpoint, recipe), read_config(checkpoint)
-    facts, metrics = found.distilled.manifest()["facts"], found.evaluated.metrics
-    names = ["", *(f"_part_{name}" for name in parts(found.tokenized))]
+    stages, config = trail(checkpoint, recipe), read_config(checkpoint)
+    facts, metrics = stages.distilled.manifest()["facts"], stages.evaluated.metrics
+    names = ["", *(f"_part_{name}" for name in parts(stages.tokenized))]
     rules, ships = RuleSet.load(shipped / "rules"), read_config(shipped)
     batch, length = recipe.distill.batch_size, recipe.segment_length
     return {
@@ -102,15 +102,15 @@ def results_of(
             "origin": rules.origin.described(),
             "bytes": (shipped / "rules" / TABLE).stat().st_size,
         },
-        "corpus": _corpus(found.corpus),
+        "corpus": _corpus(stages.corpus),
         "corpus_tokens": {
-            split: found.tokenized.metrics[f"tokens_{split}"] for split in ("train", "valid")
+            split: stages.tokenized.metrics[f"tokens_{split}"] for split in ("train", "valid")
         },
         "protocol": recipe.evaluate.model_dump(),
         "texts": {part_label(s): text_figures(metrics, s) for s in names},
-        "task_name": _task_name(found.scores),
-        "task": {side: score.metrics for side, score in found.scores.items()},
-        "rounding": _rounding(found.tokenized, recipe, {"run": checkpoint, "shipped": shipped}),
+        "task_name": _task_name(stages.scores),
+        "task": {side: score.metrics for side, score in stages.scores.items()},
+        "rounding": _rounding(stages.tokenized, recipe, {"run": checkpoint, "shipped": shipped}),
     }
 
 
@@ -174,12 +174,12 @@ def _rounding(
     rows = rows_of(
         tokenized, "test", recipe.segment_length, _ROUNDING_ROWS, recipe.evaluate.segments
     )
-    found: dict[str, object] = {"rows": len(rows)}
+    figures: dict[str, object] = {"rows": len(rows)}
     for name, path in checkpoints.items():
         merged_model = UMIM.from_pretrained(path, dtype="float32").merged_model
         means = evaluate_alignment(rows, merged_model, recipe.evaluate.batch_size).means
-        found[name] = {metric: means[metric] for metric in ("kl", "top1")}
-    return found
+        figures[name] = {metric: means[metric] for metric in ("kl", "top1")}
+    return figures
 
 
 def ship(
@@ -209,11 +209,11 @@ def ship(
         ConfigError: If its rules are too large, or it was not run as the recipe says.
     """
     with TemporaryDirectory() as folder:
-        made = Path(folder) / shipped.parent.name / shipped.name
-        store(checkpoint, made, weights, priced, defaults)
-        _check_rules(made)
-        results = results_of(checkpoint, made, recipe, commit)
-        _replace(shipped, made)
+        new_checkpoint = Path(folder) / shipped.parent.name / shipped.name
+        store(checkpoint, new_checkpoint, weights, priced, defaults)
+        _check_rules(new_checkpoint)
+        results = results_of(checkpoint, new_checkpoint, recipe, commit)
+        _replace(shipped, new_checkpoint)
     return results
 
 
@@ -242,14 +242,14 @@ def ship_adapted(checkpoint: Path, shipped: Path, results: Path) -> None:
     noted = {"setting": point["setting"], "start": place["checkpoint"], "results": results.stem}
     training = read_config(checkpoint).training | noted
     with TemporaryDirectory() as folder:
-        made = Path(folder) / shipped.name
-        store(checkpoint, made, "float32", defaults={"training": training})
-        _check_rules(made)
-        _replace(shipped, made)
+        new_checkpoint = Path(folder) / shipped.name
+        store(checkpoint, new_checkpoint, "float32", defaults={"training": training})
+        _check_rules(new_checkpoint)
+        _replace(shipped, new_checkpoint)
 
 
-def _check_rules(made: Path) -> None:
-    size = (made / "rules" / TABLE).stat().st_size
+def _check_rules(new_checkpoint: Path) -> None:
+    size = (new_checkpoint / "rules" / TABLE).stat().st_size
     if size > MAX_RULES_BYTES:
         raise ConfigError(
             f"shipped rules must take at most {MAX_RULES_BYTES} bytes",
@@ -258,9 +258,9 @@ def _check_rules(made: Path) -> None:
         )
 
 
-def _replace(shipped: Path, made: Path) -> None:
+def _replace(shipped: Path, new_checkpoint: Path) -> None:
     shutil.rmtree(shipped, ignore_errors=True)
-    publish_directory(shipped, partial(shutil.copytree, made, dirs_exist_ok=True))
+    publish_directory(shipped, partial(shutil.copytree, new_checkpoint, dirs_exist_ok=True))
 
 
 def write_sums(assets: Path = ASSETS, sums: Path = SUMS) -> None:
@@ -295,8 +295,8 @@ def main(arguments: list[str] | None = None) -> None:
     if not isinstance(recipe, Recipe):
         parser.error(f"{options.recipe} trains no checkpoint")
     priced = None if options.priced is None else resolve_checkpoint(options.priced).resolve()
-    given = {"merge": options.merge, "raw_tail": options.raw_tail}
-    defaults = {name: value for name, value in given.items() if value is not None}
+    recommended = {"merge": options.merge, "raw_tail": options.raw_tail}
+    defaults = {name: value for name, value in recommended.items() if value is not None}
     results = ship(checkpoint, shipped, recipe, options.weights, options.commit, priced, defaults)
     file = RESULTS / f"{recipe.name}.json"
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

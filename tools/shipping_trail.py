@@ -59,10 +59,10 @@ def trail(checkpoint: Path, recipe: Recipe) -> Trail:
     }
     evaluated = _one(
         (
-            found
-            for found in _finished(root, "evaluate")
-            if found.manifest()["inputs"]["checkpoint"] == digest
-            and found.manifest()["config"] == asked
+            artifact
+            for artifact in _finished(root, "evaluate")
+            if artifact.manifest()["inputs"]["checkpoint"] == digest
+            and artifact.manifest()["config"] == asked
         ),
         f"the checkpoint must have been evaluated as the recipe {recipe.name} says",
         checkpoint,
@@ -86,10 +86,11 @@ def adapted_point(checkpoint: Path, report: Report) -> tuple[Report, Report]:
     """
     trained = _artifact(checkpoint.parent, checkpoint.parent.parent.name)
     for scores in _finished(checkpoint.parents[2], "choice-scores"):
-        found = scores.manifest()
-        if found["inputs"]["model"] != trained.digest:
+        manifest = scores.manifest()
+        if manifest["inputs"]["model"] != trained.digest:
             continue
-        own = {name: found["config"][name] for name in ("setting", "tau", "seed")} | scores.metrics
+        own = {name: manifest["config"][name] for name in ("setting", "tau", "seed")}
+        own |= scores.metrics
         for place in report["backbones"]:
             for point in place["points"]:
                 if own.items() <= point.items():
@@ -134,7 +135,7 @@ def scores_of(
     """Return the scores of the recipe's first task, of both models on the same questions."""
     if recipe.task is None:
         return {}
-    task, found = TASKS.find(recipe.tasks[0]), dict[str, Artifact]()
+    task, scores = TASKS.find(recipe.tasks[0]), dict[str, Artifact]()
     questions: str | None = None
     for side, merge in (("umim", _MERGES[task.merge]), ("base", "none")):
         asked: dict[str, Any] = {
@@ -144,7 +145,7 @@ def scores_of(
         }
         asked |= json.loads(canonical_json(task.key()))  # no ``method``: that is a baseline's
         inputs = {"model": models[side]} | ({} if questions is None else {"task": questions})
-        found[side] = _one(
+        scores[side] = _one(
             (
                 score
                 for score in _finished(root, "task-score")
@@ -154,8 +155,8 @@ def scores_of(
             f"{side} must have been scored on {task.name} as the recipe {recipe.name} says",
             root,
         )
-        questions = found[side].manifest()["inputs"]["task"]
-    return found
+        questions = scores[side].manifest()["inputs"]["task"]
+    return scores
 
 
 def _finished(root: Path, stage: str) -> Iterator[Artifact]:
@@ -170,12 +171,12 @@ def _artifact(path: Path, stage: str) -> Artifact:
 
 
 def _with_digest(root: Path, stages: Sequence[str], digest: str) -> Artifact:
-    every = (found for stage in stages for found in _finished(root, stage))
+    every = (artifact for stage in stages for artifact in _finished(root, stage))
     rule = f"the run's {' or '.join(stages)} must be under the same root"
-    return _one((found for found in every if found.digest == digest), rule, root)
+    return _one((artifact for artifact in every if artifact.digest == digest), rule, root)
 
 
-def _one(found: Iterator[Artifact], rule: str, where: Path) -> Artifact:
-    for artifact in found:
+def _one(artifacts: Iterator[Artifact], rule: str, where: Path) -> Artifact:
+    for artifact in artifacts:
         return artifact
     raise ConfigError(rule, str(where), "Run the recipe to its end, then ship its checkpoint.")
