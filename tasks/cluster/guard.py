@@ -55,9 +55,9 @@ def _watch(pid: int) -> None:
         numbers = os.read(0, 64)
         if not numbers:
             return
-        if deadline is None and (found := [n for n in numbers if n in _SIGNALS]):
+        if deadline is None and (signals := [n for n in numbers if n in _SIGNALS]):
             deadline = time.monotonic() + STOP_SECONDS
-            os.write(1, bytes(found[:1]))
+            os.write(1, bytes(signals[:1]))
 
 
 def _clear(pid: int, token: str, prefixes: list[str]) -> None:

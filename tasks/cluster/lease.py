@@ -105,8 +105,8 @@ class ClusterLease:
 
     def _ensure(self) -> Cluster:
         if self._cluster is not None and not is_alive(self._cluster):
-            kept = self._keep_logs()
-            where = f"; its logs are in {kept}" if kept else ""
+            log_folder = self._keep_logs()
+            where = f"; its logs are in {log_folder}" if log_folder else ""
             logger.warning("the Ray cluster is lost, another one is started%s", where)
             if self._cluster.started:
                 abandon()
@@ -141,9 +141,9 @@ class ClusterLease:
         if isinstance(error, ClusterError) or (
             isinstance(error, Exception) and not isinstance(error, UmimError)
         ):
-            kept = self._keep_logs()
-            if kept is not None:
-                error.add_note(f"Ray's logs are in {kept}.")
+            log_folder = self._keep_logs()
+            if log_folder is not None:
+                error.add_note(f"Ray's logs are in {log_folder}.")
         self._close()
         self._starter.shutdown()
 
@@ -163,7 +163,7 @@ def keep_logs(logs: Path, place: Path) -> Path | None:
     Returns:
         That folder, or None if nothing could be copied.
     """
-    kept = place / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
+    folder = place / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
     with suppress(OSError):  # files that went meanwhile, a full disk: what can be copied
-        shutil.copytree(logs, kept, ignore_dangling_symlinks=True, dirs_exist_ok=True)
-    return kept if kept.is_dir() else None
+        shutil.copytree(logs, folder, ignore_dangling_symlinks=True, dirs_exist_ok=True)
+    return folder if folder.is_dir() else None

@@ -45,13 +45,13 @@ def listening_addresses() -> list[tuple[str, str, int]]:
         (process name, address, port) per socket, sorted.
     """
     me = psutil.Process()
-    found: set[tuple[str, str, int]] = set()
+    addresses: set[tuple[str, str, int]] = set()
     for process in [me, *me.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             for connection in process.net_connections(kind="inet"):
                 if connection.status == psutil.CONN_LISTEN:
-                    found.add((process.name(), connection.laddr.ip, connection.laddr.port))
-    return sorted(found)
+                    addresses.add((process.name(), connection.laddr.ip, connection.laddr.port))
+    return sorted(addresses)
 
 
 def require_loopback(sockets: Iterable[tuple[str, str, int]]) -> None:

@@ -22,7 +22,7 @@ def first_cause(error: BaseException) -> BaseException:
     """Return what an error of Ray began with: an error of a worker's code, or the loss of it."""
     seen = [error]
     while isinstance(error, RayTaskError) or not isinstance(error, UmimError):
-        inner = next((found for found in _inside(error) if found not in seen), None)
+        inner = next((candidate for candidate in _inside(error) if candidate not in seen), None)
         if inner is None:
             return error
         seen.append(inner)
@@ -59,10 +59,10 @@ def cluster_error(rule: str, error: BaseException, again: str) -> UmimError:
     text = f"{type(cause).__name__}: {cause}".strip()
     lost = isinstance(cause, RayError) and not isinstance(cause, RayTaskError)
     lost |= type(cause).__module__.startswith("ray.train")
-    found = ClusterError(rule, text.splitlines()[0], again if lost else _CORRECT)
-    if text not in str(found):
-        found.add_note(text)
-    return found
+    typed_error = ClusterError(rule, text.splitlines()[0], again if lost else _CORRECT)
+    if text not in str(typed_error):
+        typed_error.add_note(text)
+    return typed_error
 
 
 def _plain(error: UmimError) -> UmimError:

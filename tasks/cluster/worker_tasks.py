@@ -120,14 +120,14 @@ def call_on_worker(
     """
     if not calls_leave_this_process(lease.config):
         return job()
-    config, cluster, found = lease.config, lease.ensure(), list[R]()
+    config, cluster, results = lease.config, lease.ensure(), list[R]()
     cores = cores_of_a_machine(config) if alone else cores_of_a_call(config, cluster)
     gpus = cluster.gpus if alone else 1
     with lease.room(gpus if config.use_gpu else cores):
         run_on_workers(
-            lease, {"": job}, lambda _, result: found.append(result), cores, writes=writes
+            lease, {"": job}, lambda _, result: results.append(result), cores, writes=writes
         )
-    return found[0]
+    return results[0]
 
 
 def calls_leave_this_process(config: ClusterConfig) -> bool:

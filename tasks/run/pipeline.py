@@ -252,8 +252,8 @@ def _files_to_show(artifact: Artifact) -> list[Path]:
     Checkpoints go to the registry, reports to the run of the pipeline.
     """
     rules = artifact.path / "rules"
-    found = [path for kind in _SHOWN for path in sorted(artifact.path.glob(f"*{kind}"))]
-    return [*([rules] if rules.is_dir() else []), *found]
+    files = [path for kind in _SHOWN for path in sorted(artifact.path.glob(f"*{kind}"))]
+    return [*([rules] if rules.is_dir() else []), *files]
 
 
 def _kind(model: type[RunRecipe]) -> str:

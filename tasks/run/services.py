@@ -134,11 +134,11 @@ def down(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
 
 def status(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
     """Return how each service is."""
-    found = []
+    states = []
     for service in services:
         process = _process(folder, service.name)
         alive = "running" if process and _answers(service, process) else "starting"
-        found.append(
+        states.append(
             ServiceState(
                 service.name,
                 "down" if process is None else alive,
@@ -147,7 +147,7 @@ def status(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
                 str(_log(folder, service.name)),
             )
         )
-    return found
+    return states
 
 
 def _start(folder: Path, service: Service) -> None:

@@ -42,8 +42,8 @@ def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
     with ThreadPoolExecutor(most, "part", torch.set_num_threads, (share,)) as pool:
         futures = [pool.submit(copy_context().run, run, part) for part in parts]
     torch.set_num_threads(threads)  # the threads of the pool have changed it for this one, too
-    found = [future.exception() for future in futures]
-    errors = [error for error in found if not isinstance(error, CancelledError | None)]
+    outcomes = [future.exception() for future in futures]
+    errors = [error for error in outcomes if not isinstance(error, CancelledError | None)]
     if errors:
         for other in errors[1:]:
             errors[0].add_note(f"Another part failed, too: {type(other).__name__}: {other}")

@@ -93,8 +93,7 @@ class Artifact:
     @property
     def metrics(self) -> Metrics:
         """The numbers the stage recorded."""
-        found: dict[str, float] = self.manifest()["metrics"]
-        return dict(found)
+        return dict(self.manifest()["metrics"])
 
 
 @dataclass(frozen=True)
@@ -195,9 +194,9 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
     if not spec.resumable:
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
-    kept = _kept_state(final)
+    kept_state = _kept_state(final)
     if spec.resumable:
-        take_back_state(partial, kept)
+        take_back_state(partial, kept_state)
     logger.info("%s: %s", spec.name, _beginning(partial, spec.key[:12]))
     began = time.monotonic()
     try:
@@ -208,7 +207,7 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
         digest = publish_result(
             partial,
             final,
-            kept,
+            kept_state,
             kind="stage",
             schema=STAGE_SCHEMA,
             body={

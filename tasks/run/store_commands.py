@@ -51,12 +51,12 @@ def listed(remote: RemoteRoot) -> list[Stored]:
     named: dict[str, list[str]] = {}
     for checkpoint, stage in remote.checkpoint_stages().items():
         named.setdefault(stage, []).append(checkpoint)
-    found = []
+    stages = []
     for name, age in remote.names("stages").items():
         files = _files(remote, name)
         size = sum(int(entry["bytes"]) for entry in files.values())
-        found.append(Stored(name, size, len(files), age / _DAY, tuple(named.get(name, ()))))
-    return found
+        stages.append(Stored(name, size, len(files), age / _DAY, tuple(named.get(name, ()))))
+    return stages
 
 
 def verify(
@@ -103,8 +103,8 @@ def collect(remote: RemoteRoot, older_than_days: float) -> Collected:
         raise ConfigError("--older-than must be at least 0 days", older_than_days)
     ages = remote.names("stages")
     manifests = {name: remote.manifest(name) or {} for name in ages}
-    kept = _reached(manifests, set(remote.checkpoint_stages().values()))
-    old = [n for n, age in ages.items() if n not in kept and age >= older_than_days * _DAY]
+    reached = _reached(manifests, set(remote.checkpoint_stages().values()))
+    old = [n for n, age in ages.items() if n not in reached and age >= older_than_days * _DAY]
     for name in old:
         remote.remove(f"stages/{name}.json")
     # Listed anew: what was stored meanwhile names files, too.

@@ -55,8 +55,8 @@ SCORES: Final = "scores.json"
 
 def choices_stage(root: Path, recipe: AdaptationRecipe) -> Artifact:
     """Write ``train.jsonl``, ``valid.jsonl`` and ``test.jsonl`` of the recipe's questions."""
-    form, given = _given(recipe)
-    splits = split_questions(given, recipe.sizes.model_dump())
+    form, questions = _given(recipe)
+    splits = split_questions(questions, recipe.sizes.model_dump())
     rows = {split: [asdict(question) for question in part] for split, part in splits.items()}
     spec = StageSpec(
         "choices",
@@ -81,8 +81,8 @@ def _given(
     if isinstance(source, HarnessQuestions):
         from umim_core.evaluation.tasks.harness_questions import harness_questions
 
-        form, found = harness_questions(source.task, Path(source.hub) if source.hub else None)
-        return QuestionForm(form.prompt, form.delimiter, recipe.part), found
+        form, questions = harness_questions(source.task, Path(source.hub) if source.hub else None)
+        return QuestionForm(form.prompt, form.delimiter, recipe.part), questions
     if isinstance(source, DocstringQuestions):
         raise ConfigError(
             "questions of docstrings are made from their corpus", source.kind, "Use stage task."
@@ -92,9 +92,9 @@ def _given(
         "valid": source.valid,
         "test": source.test,
     }
-    given = {split: read_questions(path) for split, path in paths.items() if path is not None}
+    questions = {split: read_questions(path) for split, path in paths.items() if path is not None}
     form = QuestionForm(source.prompt, source.delimiter, recipe.part)
-    return form, given
+    return form, questions
 
 
 def start_stage(root: Path, checkpoint: str) -> Artifact:

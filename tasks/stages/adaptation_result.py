@@ -117,11 +117,12 @@ def _against(point: ScoredPoint, points: Sequence[ScoredPoint]) -> Report:
         or (other.model.control is not None and other.model.seed == own.seed)
     ]
     hits = read_scores(point.scores).hits()
-    found = {
-        other.model.setting: paired("difference", hits, read_scores(other.scores).hits())
-        for other in others
+    return {
+        "against": {
+            other.model.setting: paired("difference", hits, read_scores(other.scores).hits())
+            for other in others
+        }
     }
-    return {"against": found}
 
 
 def _backbone(curve: Curve) -> Report:
@@ -142,7 +143,7 @@ def _rule_rows(trained: Artifact) -> int:
 
 def _point(point: ScoredPoint) -> Report:
     model, trained = point.model, point.model.control or point.model.artifact
-    found = {} if model.seed is None else read_summary(trained.path)
+    summary = {} if model.seed is None else read_summary(trained.path)
     return {
         "setting": model.setting,
         "kind": "setting" if model.control is None else "control",
@@ -151,5 +152,5 @@ def _point(point: ScoredPoint) -> Report:
         "rules": None if point.rules is None else round(sum(point.rules.metrics.values())),
         "rule_rows": None if model.control is not None else _rule_rows(model.artifact),
         **point.scores.metrics,
-        **{name: found.get(name) for name in _TRAINED},
+        **{name: summary.get(name) for name in _TRAINED},
     }

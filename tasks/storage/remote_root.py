@@ -238,13 +238,13 @@ class RemoteRoot:
 
     def checkpoint_stages(self) -> dict[str, str]:
         """Return the stage ``<stage>/<key>`` that each named checkpoint lies in."""
-        found = {}
+        stages = {}
         for name in self.names("checkpoints"):
             record = json.loads(self._read(f"checkpoints/{name}.json") or b"{}")
             parts = Path(str(record.get("path", ""))).parts
             if len(parts) > 1 and not Path(*parts).is_absolute():
-                found[name] = "/".join(parts[:2])
-        return found
+                stages[name] = "/".join(parts[:2])
+        return stages
 
     def fetch_records(self) -> None:
         """Bring the names of checkpoints here."""

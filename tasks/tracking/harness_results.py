@@ -45,22 +45,23 @@ class HarnessResults:
     def params(self) -> dict[str, str]:
         """Return the settings by dotted name, ``umim.module_digest`` among them."""
         config = dict(self.content["config"])
-        if isinstance(given := config.get("model_args"), str):
-            parts = [part for part in given.split(",") if part]  # none: "" of a model's defaults
+        if isinstance(model_args := config.get("model_args"), str):
+            # None: "" of a model's defaults.
+            parts = [part for part in model_args.split(",") if part]
             config["model_args"] = dict(part.partition("=")[::2] for part in parts)
         described = {name: self.content[name] for name in _DESCRIBED if name in self.content}
         return flatten({**config, **described})
 
     def metrics(self) -> dict[str, float]:
         """Return all figures: ``TASK/acc``, ``TASK/acc_stderr``, ``TASK/exact_match.FILTER``."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for task, row in self.content["results"].items():
             for field, value in row.items():
                 metric, comma, chosen = field.partition(",")
                 if comma and isinstance(value, int | float) and not isinstance(value, bool):
                     ending = "" if chosen == "none" else f".{chosen}"
-                    found[fit_name(f"{task}/{metric}{ending}")] = float(value)
-        return found
+                    figures[fit_name(f"{task}/{metric}{ending}")] = float(value)
+        return figures
 
     def table(self, task: str) -> dict[str, list[object]]:
         """Return the logged samples of a task by column, nested values as JSON.
@@ -94,8 +95,8 @@ class LoggedResults:
 def find_results(path: Path) -> list[HarnessResults]:
     """Read a results file, or all that lm_eval wrote to an ``--output_path``, oldest first."""
     named = path.suffix == ".json" and not path.is_dir()
-    found = path.parent.glob(f"{path.stem}_*.json") if named else path.rglob("*.json")
-    paths = [path] if path.is_file() else sorted(filter(_date, found), key=_date)
+    candidates = path.parent.glob(f"{path.stem}_*.json") if named else path.rglob("*.json")
+    paths = [path] if path.is_file() else sorted(filter(_date, candidates), key=_date)
     if not paths:
         raise EvaluationError("a folder must hold results of lm-eval", path, _REMEDY)
     return [_read(results) for results in paths]
@@ -158,8 +159,8 @@ def _read(path: Path) -> HarnessResults:
 
 def _date(path: Path) -> str:
     """Return the date in the name of a results file, which its samples share; empty for none."""
-    found = _DATED.search(path.name)
-    return found[1] if found else ""
+    match = _DATED.search(path.name)
+    return match[1] if match else ""
 
 
 def _flat_sample(sample: Mapping[str, Any]) -> dict[str, object]:

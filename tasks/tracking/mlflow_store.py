@@ -197,14 +197,14 @@ class Store:
         time_ms: int,
     ) -> StoredRun:
         """Find an owner's run of (kind, key) or make it; of two made at once the first stays."""
-        found = self._find(kind, key, owner)
-        if found:
-            return found[0]
+        runs = self._find(kind, key, owner)
+        if runs:
+            return runs[0]
         labels = {**(tags or {}), **owner, KEY_TAG: key, KIND_TAG: kind}
-        made = self._client.create_run(self.experiment_id, time_ms, labels, name)
+        new_run = self._client.create_run(self.experiment_id, time_ms, labels, name)
         first = self._find(kind, key, owner)[0]
-        if first.run_id != made.info.run_id:
-            self._client.delete_run(made.info.run_id)
+        if first.run_id != new_run.info.run_id:
+            self._client.delete_run(new_run.info.run_id)
         return first
 
     def log(
@@ -299,18 +299,18 @@ class Store:
         if not client.search_registered_models(f"name = '{REGISTERED_MODEL}'"):
             client.create_registered_model(REGISTERED_MODEL)
         tags = {"umim.digest": digest, "umim.backbone": backbone}
-        for found in client.search_model_versions(f"name = '{REGISTERED_MODEL}'"):
-            if found.run_id == run_id and found.tags == tags:
-                version = str(found.version)
+        for model_version in client.search_model_versions(f"name = '{REGISTERED_MODEL}'"):
+            if model_version.run_id == run_id and model_version.tags == tags:
+                version = str(model_version.version)
                 break
         else:
             folder = f"checkpoint/{name}"
             client.log_artifacts(run_id, str(directory), folder)
             source = f"{client.get_run(run_id).info.artifact_uri}/{folder}"
-            made = client.create_model_version(
+            model_version = client.create_model_version(
                 REGISTERED_MODEL, source, run_id, tags, await_creation_for=None
             )
-            version = str(made.version)
+            version = str(model_version.version)
         if alias:
             client.set_registered_model_alias(REGISTERED_MODEL, name, version)
 
@@ -321,22 +321,22 @@ class Store:
         for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
-        found = client.get_experiment_by_name(self.experiment)
-        if found is None:
+        experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None:
             place = None if self.served else (self.root / "mlruns").as_uri()
             try:
                 return client, str(client.create_experiment(self.experiment, place))
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-                found = client.get_experiment_by_name(self.experiment)
-        if found is None or found.lifecycle_stage != "active":
+                experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None or experiment.lifecycle_stage != "active":
             raise StoreAwayError(
                 "the MLflow experiment must not be deleted",
                 self.experiment,
                 "Restore it with `mlflow experiments restore`.",
             )
-        return client, str(found.experiment_id)
+        return client, str(experiment.experiment_id)
 
     def _find(self, kind: Kind, key: str, owner: Owner) -> list[StoredRun]:
         wanted = {KEY_TAG: key, KIND_TAG: kind, **owner}

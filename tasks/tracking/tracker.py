@@ -264,17 +264,17 @@ class Tracker:
 
     def pages(self, pipeline: str, view: str = COMPARISON_VIEW) -> Pages | None:
         """Return where a pipeline and a view of its rows are shown; None if that is not known."""
-        found: list[tuple[str, str]] = []
+        runs: list[tuple[str, str]] = []
 
         def look(store: Store) -> None:
             run = store.find("pipeline", pipeline, self.owner)
             if run is not None:
-                found.append((store.experiment_id, run.run_id))
+                runs.append((store.experiment_id, run.run_id))
 
         with stop_deferred(), self._busy:
-            if self._resting() or not self._done(look, CALL_SECONDS) or not found:
+            if self._resting() or not self._done(look, CALL_SECONDS) or not runs:
                 return None
-        [(experiment, run_id)] = found
+        [(experiment, run_id)] = runs
         ui = self.uri if self._store.served else _LOCAL_UI
         place = f"{redact(ui).rstrip('/')}/#/experiments/{experiment}/runs"
         start = f"mlflow ui --backend-store-uri {shlex.quote(redact(self.uri))}"
