@@ -179,11 +179,12 @@ def read_record(directory: Path) -> ControlRecord:
 
 def _check_backbone(record: ControlRecord, backbone: Backbone) -> None:
     known, wanted = record.backbone_model, record.tokenizer_fingerprint
-    found = backbone.identity.differences(known.model_type, known.config, known.weights)
-    if found:
+    differences = backbone.identity.differences(known.model_type, known.config, known.weights)
+    if differences:
         raise BackboneMismatchError(
             f"this control belongs to {record.backbone} ({record.backbone_fingerprint[:12]})",
-            f"{backbone.name} ({backbone.fingerprint[:12]}), which differs in: {'; '.join(found)}",
+            f"{backbone.name} ({backbone.fingerprint[:12]}), "
+            f"which differs in: {'; '.join(differences)}",
             "Load the backbone it was trained on, or train a control for this one.",
         )
     if wanted and not backbone.has_tokenizer(wanted):

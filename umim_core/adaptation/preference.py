@@ -160,8 +160,8 @@ def score_choices(
     scores: list[list[float]] = [[] for _ in questions]
     for start in range(0, len(order), batch_size):
         places = order[start : start + batch_size]
-        found = ending_scores([questions[place] for place in places], merged_model)
-        for place, row in zip(places, found, strict=True):
+        batch_scores = ending_scores([questions[place] for place in places], merged_model)
+        for place, row in zip(places, batch_scores, strict=True):
             if not bool(row.isfinite().all()):
                 raise NumericalError(
                     "the score of every answer must be finite",

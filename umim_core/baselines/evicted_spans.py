@@ -31,11 +31,11 @@ class OldSpansGone:
     rotation: ClassVar[None] = None
 
     def __init__(self, kept: Ints) -> None:
-        self._kept = torch.from_numpy(kept)
+        self._kept_columns = torch.from_numpy(kept)
 
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
         """Return the columns that stay [H, K]; see ``CachePolicy``."""
-        return self._kept.to(held.keys.device).expand(len(held.keys), -1)
+        return self._kept_columns.to(held.keys.device).expand(len(held.keys), -1)
 
 
 def evicted_spans(matcher: Matcher, age: int) -> EvictedColumns:

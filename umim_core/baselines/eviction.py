@@ -55,11 +55,11 @@ class _Written:
         self.positions = torch.cat([self.positions, new + position], dim=1)
         self.tokens = torch.cat([self.tokens, new + token], dim=1)
 
-    def keep(self, kept: Tensor) -> None:
+    def keep(self, columns: Tensor) -> None:
         """Keep columns [H, K]."""
-        self.keys = _columns(self.keys, kept)
-        self.positions = self.positions.gather(1, kept)
-        self.tokens = self.tokens.gather(1, kept)
+        self.keys = _columns(self.keys, columns)
+        self.positions = self.positions.gather(1, columns)
+        self.tokens = self.tokens.gather(1, columns)
 
 
 class PolicyCache:
@@ -157,23 +157,24 @@ class PolicyCache:
                 layer.keys = rotation.turn(written.keys, places - written.positions)[None]
 
 
-def _columns(states: Tensor, kept: Tensor) -> Tensor:
+def _columns(states: Tensor, columns: Tensor) -> Tensor:
     """Return columns [H, K, D] of states [H, L, D], by index [H, K]."""
-    return states.gather(1, kept[..., None].expand(-1, -1, states.shape[-1]))
+    return states.gather(1, columns[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def _checked(kept: Tensor, held: HeldColumns) -> Tensor:
+def _checked(survivors: Tensor, held: HeldColumns) -> Tensor:
     heads, columns = held.keys.shape[:2]
-    shaped = kept.ndim == 2 and len(kept) == heads and kept.shape[1] > 0
+    shaped = survivors.ndim == 2 and len(survivors) == heads and survivors.shape[1] > 0
     if not shaped or not (
-        bool((kept.diff(dim=1) > 0).all()) and 0 <= int(kept.min()) <= int(kept.max()) < columns
+        bool((survivors.diff(dim=1) > 0).all())
+        and 0 <= int(survivors.min()) <= int(survivors.max()) < columns
     ):
         raise EvaluationError(
             f"a cache policy must keep columns below {columns}, rising, for each of {heads} heads",
-            f"layer {held.layer}: shape {tuple(kept.shape)}",
+            f"layer {held.layer}: shape {tuple(survivors.shape)}",
             "Its survivors() breaks the protocol.",
         )
-    return kept
+    return survivors
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ class CompressedPrefix:
 
     def __init__(self, scorer: Backbone) -> None:
         self._scorer = scorer
-        self._kept = np.zeros(0, dtype=np.int64)  # what the cache holds
+        self._cached_ids = np.zeros(0, dtype=np.int64)  # what the cache holds
         self._cache = DynamicCache()
         self._last: Tensor | None = None  # hidden state after the prefix [1, d]
 
@@ -86,12 +86,12 @@ class CompressedPrefix:
         """
         _check_vocabulary(segment, self._scorer)
         limit = self._scorer.max_positions
-        if limit is not None and len(self._kept) + len(segment) > limit:
-            tail = self._kept[-(limit // 2) :]
-            self._kept, self._cache = tail[:0], DynamicCache()
+        if limit is not None and len(self._cached_ids) + len(segment) > limit:
+            tail = self._cached_ids[-(limit // 2) :]
+            self._cached_ids, self._cache = tail[:0], DynamicCache()
             self.append(tail)
         hidden = self._read(segment)
-        if len(self._kept):
+        if len(self._cached_ids):
             self._cache.crop(-len(segment))
         else:
             self._cache = DynamicCache()
@@ -110,11 +110,11 @@ class CompressedPrefix:
         """Add kept tokens [K] to the prefix."""
         if len(ids):
             self._last = self._read(ids)[-1:]
-            self._kept = np.concatenate([self._kept, ids])
+            self._cached_ids = np.concatenate([self._cached_ids, ids])
 
     def _read(self, ids: Ints) -> Tensor:
         """Read ids [S] after the prefix: hidden states [S, d]; the cache grows by them."""
-        first, scorer = len(self._kept), self._scorer
+        first, scorer = len(self._cached_ids), self._scorer
         check_attention_window(scorer.model.config, first + len(ids))
         places = torch.arange(first, first + len(ids), device=scorer.device)[None]
         out = scorer.trunk(

@@ -80,8 +80,8 @@ def repetition(texts: Sequence[Sequence[int]], n: int) -> float:
     Returns:
         0 (nothing occurs twice) .. 1, or NaN if no text has ``n`` tokens.
     """
-    grams = [found for text in texts if (found := _grams(text, n))]
-    return _mean([1.0 - len(set(found)) / len(found) for found in grams])
+    grams = [text_grams for text in texts if (text_grams := _grams(text, n))]
+    return _mean([1.0 - len(set(text_grams)) / len(text_grams) for text_grams in grams])
 
 
 def distinct(texts: Sequence[Sequence[int]], n: int) -> float:
@@ -131,11 +131,13 @@ def continuation_perplexity(
         np.array([*prompt, *continuation], dtype=np.int64)
         for prompt, continuation in zip(prompts, continuations, strict=True)
     ]
-    given = [len(prompt) for prompt in prompts]
+    prompt_lengths = [len(prompt) for prompt in prompts]
     total, targets = 0.0, 0
     for first in range(0, len(rows), batch_size):
         part = slice(first, first + batch_size)
-        for scores in score_rows(rows[part], MergedModel.without_merging(backbone), given[part]):
+        for scores in score_rows(
+            rows[part], MergedModel.without_merging(backbone), prompt_lengths[part]
+        ):
             total += float(scores.log_probs.cpu().double().sum())
             targets += len(scores.log_probs)
     if not math.isfinite(total):

@@ -208,11 +208,11 @@ def checkpoint_config(given: str | Path | Checkpoint | None) -> CheckpointConfig
     return read_config(resolve_checkpoint(fetch_checkpoint(checkpoint)))
 
 
-def _checkpoint(given: str | Path | Checkpoint | None) -> str | Path | Checkpoint:
+def _checkpoint(checkpoint: str | Path | Checkpoint | None) -> str | Path | Checkpoint:
     """Return what was given, else what ``UMIM_CHECKPOINT`` names, else the embedded default."""
-    if isinstance(given, Checkpoint):
-        return given
-    name, origin = given, "checkpoint="
+    if isinstance(checkpoint, Checkpoint):
+        return checkpoint
+    name, origin = checkpoint, "checkpoint="
     if name is None:
         name, origin = os.environ.get(CHECKPOINT_VARIABLE), CHECKPOINT_VARIABLE
     if not name:

@@ -106,28 +106,28 @@ def evaluate_task(
     for each in loaded.values():
         if isinstance(each, SequenceTask):
             each.tokenizer = model.backbone.tokenizer
-    found, samples = run_task(model, loaded[task], limit) if task in loaded else ({}, [])
-    if "acc,none" not in found:
+    metrics, samples = run_task(model, loaded[task], limit) if task in loaded else ({}, [])
+    if "acc,none" not in metrics:
         raise EvaluationError(
             "the task must be multiple choice", task, "Name one that reports acc."
         )
     hits = [_hit_per_token(sample, model.tok_encode) for sample in samples]
     acc_tok = sum(hits) / len(hits)
     unmatched = math.nan if model.scorer else 0.0
-    acc_seq = float(found.get("acc_seq,none", math.nan))
+    acc_seq = float(metrics.get("acc_seq,none", math.nan))
     return TaskResult(
         task=task,
         merge=model.merge,
         backbone=model.backbone.name,
         questions=len(hits),
-        acc=float(found["acc,none"]),
-        acc_stderr=_stderr(float(found["acc,none"]), len(hits)),
-        acc_norm=float(found.get("acc_norm,none", math.nan)),
-        acc_norm_stderr=_stderr(float(found.get("acc_norm,none", math.nan)), len(hits)),
+        acc=float(metrics["acc,none"]),
+        acc_stderr=_stderr(float(metrics["acc,none"]), len(hits)),
+        acc_norm=float(metrics.get("acc_norm,none", math.nan)),
+        acc_norm_stderr=_stderr(float(metrics.get("acc_norm,none", math.nan)), len(hits)),
         acc_tok=acc_tok,
         acc_tok_stderr=_stderr(acc_tok, len(hits)),
-        token_reduction=float(found.get("token_reduction,none", 0.0)),
-        context_token_reduction=float(found.get("context_token_reduction,none", unmatched)),
+        token_reduction=float(metrics.get("token_reduction,none", 0.0)),
+        context_token_reduction=float(metrics.get("context_token_reduction,none", unmatched)),
         acc_seq=acc_seq,
         acc_seq_stderr=_stderr(acc_seq, len(hits)),
     )

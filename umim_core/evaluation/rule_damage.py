@@ -89,8 +89,8 @@ def measure_damage(
                 (occurrences, layout.surrogate),
                 (merges, layout.surrogate.masked_fill(~layout.trunk, -1)),
             ):
-                found = states[states >= 0].bincount(minlength=len(places))
-                counted[places] += found.cpu().numpy()
+                counts = states[states >= 0].bincount(minlength=len(places))
+                counted[places] += counts.cpu().numpy()
         progress(tokens)
     if not merges.any():
         raise EvaluationError(
@@ -124,12 +124,12 @@ def payers(layout: BranchLayout, window: int) -> Tensor:
     """Return the span that each state's divergence goes to [B, T]: a row of ``span_ids``, or -1."""
     columns = torch.arange(layout.lengths.shape[1], device=layout.lengths.device)
     seen = columns.expand_as(layout.lengths)
-    found = torch.full_like(layout.surrogate, -1)
+    spans = torch.full_like(layout.surrogate, -1)
     for _ in range(window):
-        found = torch.where(found < 0, layout.surrogate.gather(1, seen), found)
+        spans = torch.where(spans < 0, layout.surrogate.gather(1, seen), spans)
         before = seen - layout.lengths.gather(1, seen)
         seen = torch.where(before < 0, seen, before)  # the first unit of a row has none before it
-    return found
+    return spans
 
 
 def _divergence(

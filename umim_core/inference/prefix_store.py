@@ -53,7 +53,7 @@ class PrefixStore:
         if max_bytes < 0:
             raise ConfigError("kept columns must take 0 bytes or more", max_bytes, "Give 0.")
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._prefixes: OrderedDict[int, _Kept] = OrderedDict()
         self._number = 0
         self.bytes = 0
 
@@ -65,14 +65,14 @@ class PrefixStore:
             starts: Where its units start [S].
         """
         best, units = None, 0
-        for number, stored in self._kept.items():
+        for number, stored in self._prefixes.items():
             shared = min(_shared(ids, starts, stored), len(starts) - 1)
             if shared > units:
                 best, units = number, shared
         if best is None:
             return None
-        self._kept.move_to_end(best)
-        tokens, cache = int(starts[units]), self._kept[best].cache
+        self._prefixes.move_to_end(best)
+        tokens, cache = int(starts[units]), self._prefixes[best].cache
         mark = cache.mark()
         cache.cut(units, tokens)
         copy = UnitCache.of_rows([(cache, 0)])
@@ -90,11 +90,11 @@ class PrefixStore:
         if not self._max_bytes:
             return
         covered: list[int] = []
-        for number, stored in self._kept.items():
+        for number, stored in self._prefixes.items():
             if _shared(ids, starts, stored) == len(stored.starts):
                 covered.append(number)
             elif len(starts) <= len(stored.starts) and _shared(ids, starts, stored) == len(starts):
-                self._kept.move_to_end(number)
+                self._prefixes.move_to_end(number)
                 return
         copy = UnitCache.of_rows([place])
         if copy.bytes > self._max_bytes:
@@ -102,18 +102,18 @@ class PrefixStore:
         for number in covered:
             self._forget(number)
         self._number += 1
-        self._kept[self._number] = _Kept(ids, starts, copy)
+        self._prefixes[self._number] = _Kept(ids, starts, copy)
         self.bytes += copy.bytes
         while self.bytes > self._max_bytes:
-            self._forget(next(iter(self._kept)))
+            self._forget(next(iter(self._prefixes)))
 
     def clear(self) -> None:
         """Keep nothing of what came so far."""
-        self._kept.clear()
+        self._prefixes.clear()
         self.bytes = 0
 
     def _forget(self, number: int) -> None:
-        self.bytes -= self._kept.pop(number).cache.bytes
+        self.bytes -= self._prefixes.pop(number).cache.bytes
 
 
 def _shared(ids: Ints, starts: Ints, stored: _Kept) -> int:

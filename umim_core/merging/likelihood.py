@@ -138,7 +138,7 @@ def _check_positions(layout: BranchLayout, backbone: Backbone) -> None:
 
 def _score_layout(
     rows: Sequence[Ints],
-    given: Sequence[int],
+    leading: Sequence[int],
     layout: BranchLayout,
     merged_model: MergedModel,
 ) -> list[TokenScores]:
@@ -148,7 +148,7 @@ def _score_layout(
     wanted = np.zeros((len(rows), width), dtype=bool)
     for b, row in enumerate(rows):
         ids[b, : len(row)] = row
-        wanted[b, given[b] - 1 : len(row) - 1] = True
+        wanted[b, leading[b] - 1 : len(row) - 1] = True
     tokens = torch.from_numpy(ids).to(merged_model.backbone.device)
     targets = torch.from_numpy(wanted).to(tokens.device)
     hidden = state_hidden(tokens[:, :-1], layout, merged_model)

@@ -118,7 +118,7 @@ class SpanCache:
     ) -> None:
         self._compressed, self._backbone = merged_model, merged_model.backbone
         self._table_bytes, self._kept_spans = table_bytes, kept_spans
-        self._kept: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
+        self._surrogates: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
         self._lock = Lock()  # a served model answers several requests at once
 
     @cached_property
@@ -152,14 +152,14 @@ class SpanCache:
             return torch.stack([self._one(span) for span in spans])
 
     def _one(self, span: tuple[int, ...]) -> Tensor:
-        surrogate = self._kept.get(span)
+        surrogate = self._surrogates.get(span)
         if surrogate is None:
             device = self._backbone.device
             ids = torch.tensor([span], device=device)
             surrogate = self.merge(ids, torch.tensor([len(span)], device=device))[0]
-            self._kept[span] = surrogate
-            if len(self._kept) > self._kept_spans:
-                self._kept.popitem(last=False)
+            self._surrogates[span] = surrogate
+            if len(self._surrogates) > self._kept_spans:
+                self._surrogates.popitem(last=False)
         else:
-            self._kept.move_to_end(span)
+            self._surrogates.move_to_end(span)
         return surrogate

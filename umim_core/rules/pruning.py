@@ -153,8 +153,11 @@ def recording_reductions(rules: RuleSet, text: Text) -> RuleSet:
     shares = np.arange(1, _STEPS + 1) / _STEPS
     steps = np.unique(np.quantile(rules.require_prices(), shares, method="higher"))
     reductions = [token_reduction(*text, Matcher(rules_under(rules, step))) for step in steps]
-    found = {"price_steps": tuple(map(float, steps)), "price_reductions": tuple(reductions)}
-    return replace(rules, origin=rules.origin.model_copy(update=found))
+    origin_changes = {
+        "price_steps": tuple(map(float, steps)),
+        "price_reductions": tuple(reductions),
+    }
+    return replace(rules, origin=rules.origin.model_copy(update=origin_changes))
 
 
 def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:

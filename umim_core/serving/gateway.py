@@ -230,8 +230,8 @@ class Gateway:
             answer = await self._asked(request, "GET", "/v1/models")
             if answer.status_code != 200:
                 return most
-            found = _document(answer.content).get("data")
-            first = found[0] if isinstance(found, list) and found else {}
+            models = _document(answer.content).get("data")
+            first = models[0] if isinstance(models, list) and models else {}
             length = first.get("max_model_len") if isinstance(first, dict) else None
             self._context = length if isinstance(length, int) else 0
         return max(1, min(most, self._context - len(prompt.ids))) if self._context else most
@@ -346,12 +346,12 @@ def _malformed(rule: str) -> ApiError:
 
 def _passed(answer: httpx.Response) -> Response:
     """Return an engine's answer as it is."""
-    kept = {
+    headers = {
         name: value
         for name in ("content-type", "retry-after")
         if (value := answer.headers.get(name)) is not None
     }
-    return Response(answer.content, answer.status_code, kept)
+    return Response(answer.content, answer.status_code, headers)
 
 
 def _plain_messages(document: dict[str, Any]) -> list[dict[str, str]] | None:
@@ -386,16 +386,16 @@ def _counted(count: object, prompt: MergedPrompt) -> dict[str, Any] | None:
     return {**count, "umim": both}
 
 
-def _chat_logprobs(found: object) -> object:
+def _chat_logprobs(logprobs: object) -> object:
     """Return a completion's log-probabilities in a chat's form; others stay as they are."""
-    if not isinstance(found, dict) or not isinstance(found.get("tokens"), list):
-        return found
+    if not isinstance(logprobs, dict) or not isinstance(logprobs.get("tokens"), list):
+        return logprobs
 
     def entry(token: str, value: object) -> dict[str, object]:
         return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
-    tokens, values = found["tokens"], found.get("token_logprobs") or []
-    best = found.get("top_logprobs") or [None] * len(tokens)
+    tokens, values = logprobs["tokens"], logprobs.get("token_logprobs") or []
+    best = logprobs.get("top_logprobs") or [None] * len(tokens)
     content = [
         {
             **entry(token, value),

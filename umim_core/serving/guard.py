@@ -115,8 +115,8 @@ class Guard:
             _log.info("%s", json.dumps(line))
 
     def _known(self, headers: Headers) -> bool:
-        given = headers.get("authorization", "").encode()
-        return self._token is None or hmac.compare_digest(given, self._token)
+        authorization = headers.get("authorization", "").encode()
+        return self._token is None or hmac.compare_digest(authorization, self._token)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

@@ -43,7 +43,7 @@ class SpanEvictionPress(BasePress):  # type: ignore[misc]  # kvpress is not inst
 
     def __post_init__(self) -> None:
         self._matcher = Matcher(RuleSet.load(Path(self.rules)))
-        self._kept: Tensor | None = None
+        self._columns: Tensor | None = None
 
     @contextmanager
     def __call__(self, model: Any) -> Iterator[None]:
@@ -61,7 +61,7 @@ class SpanEvictionPress(BasePress):  # type: ignore[misc]  # kvpress is not inst
         if ids is None or len(ids) != 1:
             raise GenerationError("spans are found in one row of ids", "none, or several rows")
         starts, lengths = self._matcher.segment(ids[0].cpu().numpy())
-        self._kept = torch.from_numpy(np.union1d([0], starts + lengths - 1)).to(ids.device)
+        self._columns = torch.from_numpy(np.union1d([0], starts + lengths - 1)).to(ids.device)
 
     def compress(
         self,
@@ -73,4 +73,4 @@ class SpanEvictionPress(BasePress):  # type: ignore[misc]  # kvpress is not inst
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
         """Return keys and values [1, heads, kept columns, width] of all [1, heads, T, width]."""
-        return keys[:, :, self._kept].contiguous(), values[:, :, self._kept].contiguous()
+        return keys[:, :, self._columns].contiguous(), values[:, :, self._columns].contiguous()

@@ -78,9 +78,9 @@ class Served:
                 )
             backbone = load_backbone(checkpoint, dtype=dtype, device=device)
             return cls(name or checkpoint, MergedModel.without_merging(backbone), "none", 0)
-        found = checkpoint or default_checkpoint()
-        umim = UMIM.from_pretrained(found, dtype=dtype, device=device)
-        return cls(name or found, umim.merged_model, *umim.checkpoint.config.recommended(merge))
+        source = checkpoint or default_checkpoint()
+        umim = UMIM.from_pretrained(source, dtype=dtype, device=device)
+        return cls(name or source, umim.merged_model, *umim.checkpoint.config.recommended(merge))
 
     @property
     def backbone(self) -> Backbone:
@@ -190,8 +190,8 @@ class LocalEngine:
             options["do_sample"] = False
         else:  # as OpenAI's, whatever the model's own generation_config says
             options |= {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-            given = {"temperature": body.temperature, "top_p": body.top_p}
-            options |= {key: value for key, value in given.items() if value is not None}
+            sampling = {"temperature": body.temperature, "top_p": body.top_p}
+            options |= {key: value for key, value in sampling.items() if value is not None}
         if body.n not in (None, 1):
             options["n"] = body.n
         if body.seed is not None:
@@ -201,8 +201,8 @@ class LocalEngine:
         return cast("GenerateOptions", options)
 
     def _encoded(self, body: ChatBody | CompletionBody) -> TokenPrompt:
-        given: Any = body.prompt if isinstance(body, CompletionBody) else None
+        prompt: Any = body.prompt if isinstance(body, CompletionBody) else None
         if isinstance(body, ChatBody):
-            given = [message.plain() for message in body.messages]
+            prompt = [message.plain() for message in body.messages]
         with self._encoding:
-            return encode_prompts(prompt_items(given), self._served.backbone, None)[0]
+            return encode_prompts(prompt_items(prompt), self._served.backbone, None)[0]

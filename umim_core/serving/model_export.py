@@ -195,8 +195,8 @@ def _check(backbone: Backbone, model: PreTrainedModel, rows: Tensor) -> None:
     ids = torch.arange(min(len(rows), backbone.vocab_size), device=backbone.device)
     wanted = backbone.head(backbone.hidden(torch.cat([backbone.embed(ids), rows])[None]))
     new = torch.cat([ids, torch.arange(len(rows), device=ids.device) + backbone.vocab_size])
-    found = model(input_ids=new[None]).logits[..., : backbone.vocab_size]
-    off = float((found - wanted).float().norm() / wanted.float().norm())
+    logits = model(input_ids=new[None]).logits[..., : backbone.vocab_size]
+    off = float((logits - wanted).float().norm() / wanted.float().norm())
     if off > _TOLERANCE.get(backbone.dtype, 1e-4):
         raise BackboneError(
             "a model with more rows must read merged spans as our engine does",

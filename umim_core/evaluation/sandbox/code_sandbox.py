@@ -111,20 +111,20 @@ def run_confined(program: str, limits: SandboxLimits | None = None) -> Verdict:
         place.write_text(program, encoding="utf-8", errors="replace")
         empty.mkdir()
         code, report = _run(place, empty, bounds, nonce)
-    state, _, told = report.partition(" ")
+    state, _, detail = report.partition(" ")
     if state == "unconfined":
         raise EvaluationError(
             "the kernel must accept limits and a seccomp filter before model-written code is run",
-            told,
+            detail,
             "Evaluate where containers allow seccomp.",
         )
     if code is None:
         return Verdict(False, "timed out")
-    if code == 0 and state == "confined" and told == nonce:
+    if code == 0 and state == "confined" and detail == nonce:
         return Verdict(True, _PASSED)
-    if code != 0 or not told.isidentifier():
+    if code != 0 or not detail.isidentifier():
         return Verdict(False, f"died ({code})")
-    return Verdict(False, told if told in _EXCEPTIONS else "exception")
+    return Verdict(False, detail if detail in _EXCEPTIONS else "exception")
 
 
 def _run(program: Path, folder: Path, bounds: SandboxLimits, nonce: str) -> tuple[int | None, str]:
