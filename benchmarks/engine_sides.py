@@ -220,7 +220,7 @@ def logits_error(subject: Subject, prompts: Ids, new_tokens: int) -> float:
     """Return the largest difference of any logit from transformers', under an empty rule set.
 
     Args:
-        subject: The backbone.
+        subject: The model, whose backbone computes both sides.
         prompts: Raw ids [B, L].
         new_tokens: Tokens per row; once the ids differ, the difference is infinite.
     """

@@ -53,10 +53,10 @@ def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Shipped]:
             wanted.insert(0, first)
         else:
             logger.warning("the row of %s is left out: %s", headline.checkpoint, reason)
-    return [_found(run, corpus, *of) for of in wanted]
+    return [_shipped_row(run, corpus, *of) for of in wanted]
 
 
-def _found(
+def _shipped_row(
     run: PipelineRun,
     corpus: Artifact,
     name: str,

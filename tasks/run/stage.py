@@ -133,7 +133,7 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
     final = safe_join(root, f"{spec.name}/{spec.key}")
     remote = remote_root() if root.resolve() == artifact_root() else None
     if remote is None and (final / MANIFEST).is_file():
-        return _found(final, spec)
+        return _finished(final, spec)
     try:
         with directory_lock(final, wait_seconds=None):
             if remote is not None:
@@ -148,7 +148,7 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
 def _local(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
     """Return the artifact of a stage from its directory, building it if there is none."""
     if (final / MANIFEST).is_file():
-        return _found(final, spec)
+        return _finished(final, spec)
     if final.is_dir():  # without a manifest it does not exist; nothing is thrown away
         final.rename(final.with_name(f"{final.name}.torn-{time.time_ns()}"))
     return _build(final, spec, build)
@@ -160,10 +160,10 @@ def _through(
     """Return the artifact of a stage from object storage, building and storing it if need be."""
     name = f"{spec.name}/{spec.key}"
     if remote.fetch(name, final):
-        return _found(final, spec)
+        return _finished(final, spec)
     with remote.lease(name, lambda: remote.fetch(name, final)) as ours:
         if not ours:
-            return _found(final, spec)
+            return _finished(final, spec)
         with contextlib.ExitStack() as stack:
             if spec.resumable and not final.exists():
                 partial = _partial(final)
@@ -173,7 +173,7 @@ def _through(
             artifact = _local(final, spec, build)
         if not remote.publish(name, final):  # another builder was first, its result counts
             remote.fetch(name, final)
-            return _found(final, spec)
+            return _finished(final, spec)
     return artifact
 
 
@@ -239,7 +239,7 @@ def _thrown_away(partial: Path, spec: StageSpec) -> AbstractContextManager[None]
     return on_stop(functools.partial(shutil.rmtree, partial, ignore_errors=True))
 
 
-def _found(final: Path, spec: StageSpec) -> Artifact:
+def _finished(final: Path, spec: StageSpec) -> Artifact:
     verified = _verified.get()
     new = verified is None or final not in verified
     manifest = read_manifest(final, kind="stage", schema=STAGE_SCHEMA, verify=new)

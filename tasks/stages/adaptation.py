@@ -55,7 +55,7 @@ SCORES: Final = "scores.json"
 
 def choices_stage(root: Path, recipe: AdaptationRecipe) -> Artifact:
     """Write ``train.jsonl``, ``valid.jsonl`` and ``test.jsonl`` of the recipe's questions."""
-    form, questions = _given(recipe)
+    form, questions = _form_and_questions(recipe)
     splits = split_questions(questions, recipe.sizes.model_dump())
     rows = {split: [asdict(question) for question in part] for split, part in splits.items()}
     spec = StageSpec(
@@ -73,7 +73,7 @@ def choices_stage(root: Path, recipe: AdaptationRecipe) -> Artifact:
     return run_stage(root, spec, build)
 
 
-def _given(
+def _form_and_questions(
     recipe: AdaptationRecipe,
 ) -> tuple[QuestionForm, Mapping[TaskSplit, Sequence[Question]]]:
     """Return form and questions of the recipe's source."""

@@ -181,7 +181,7 @@ def test_the_unmerged_end_of_a_turn_is_the_first_unit_of_the_next() -> None:
     backbone = build("llama")
     module, matcher = module_for(backbone), Matcher(RuleSet.from_spans(case.rules))
     first = compared([case], "llama", torch.float64, 1e-10)
-    engine = Engine(MergedModel(first.state._compressed.backbone, module, matcher, "compact"))
+    engine = Engine(MergedModel(first.state._merged_model.backbone, module, matcher, "compact"))
     seen: list[Tensor] = []
     engine.generate(
         [(5, 1, 2)],
@@ -190,7 +190,7 @@ def test_the_unmerged_end_of_a_turn_is_the_first_unit_of_the_next() -> None:
         past=first.state,
     )
     parts = [case.prompt, case.chosen[:-1], case.chosen[-1:], (5, 1, 2)]
-    expected, units = from_scratch(first.state._compressed.backbone, module, matcher, parts)
+    expected, units = from_scratch(first.state._merged_model.backbone, module, matcher, parts)
     assert units == 6  # 9, 7 1, the end, 5 and (1 2)
     assert float((seen[0] - expected).abs().max()) <= 1e-10
 

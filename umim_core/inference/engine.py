@@ -79,7 +79,7 @@ class DecodeRules:
     """Matchers of generated tokens, made of a model's rules; the latest one is kept."""
 
     def __init__(self, merged_model: MergedModel) -> None:
-        self._compressed = merged_model
+        self._merged_model = merged_model
         self._latest: tuple[float, Matcher] | None = None
 
     def matcher(self, request: Request) -> Matcher | None:
@@ -88,9 +88,12 @@ class DecodeRules:
         Raises:
             RuleSetError: If there is a bound and the rules have no prices.
         """
-        if request.merge != "all" or self._compressed.matcher is None:
+        if request.merge != "all" or self._merged_model.matcher is None:
             return None
-        whole, bound = self._compressed.require_matcher(), decode_bound(request, self._compressed)
+        whole, bound = (
+            self._merged_model.require_matcher(),
+            decode_bound(request, self._merged_model),
+        )
         if bound is None:
             return whole
         latest = self._latest  # another thread may replace it

@@ -32,7 +32,7 @@ class GenerationState:
 
     raw_ids: tuple[tuple[int, ...], ...]
     _cache: UnitCache | None = field(repr=False)
-    _compressed: MergedModel = field(repr=False)
+    _merged_model: MergedModel = field(repr=False)
     _held: CacheMark | None = field(default=None, repr=False)
     all_fed: bool = False
 
@@ -64,7 +64,7 @@ class GenerationState:
                 "it was continued or released, or spans were evicted from it",
                 "Use the state of the newest output.",
             )
-        backbone, own = merged_model.backbone, self._compressed
+        backbone, own = merged_model.backbone, self._merged_model
         form = (merged_model.unit_positions, merged_model.merge_depth)
         if backbone is not own.backbone or form != (own.unit_positions, own.merge_depth):
             raise GenerationError(
@@ -109,7 +109,7 @@ class Prefix:
     raw_ids: tuple[int, ...] = field(repr=False)
     spans: Spans = field(repr=False)
     _cache: UnitCache = field(repr=False)
-    _compressed: MergedModel = field(repr=False)
+    _merged_model: MergedModel = field(repr=False)
 
     def __repr__(self) -> str:
         """Return its size in tokens and units."""
@@ -128,7 +128,7 @@ class Prefix:
     def fork(self, rows: int) -> GenerationState:
         """Return a state of some equal rows that begins as the prefix; nothing is copied yet."""
         cache = self._cache.forked(rows)
-        return GenerationState((self.raw_ids,) * rows, cache, self._compressed, all_fed=True)
+        return GenerationState((self.raw_ids,) * rows, cache, self._merged_model, all_fed=True)
 
 
 class LapClock:

@@ -33,7 +33,7 @@ class SharedPrefix:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _StoredPrefix:
     ids: Ints  # [T]
     starts: Ints  # [S]
     cache: UnitCache
@@ -53,7 +53,7 @@ class PrefixStore:
         if max_bytes < 0:
             raise ConfigError("kept columns must take 0 bytes or more", max_bytes, "Give 0.")
         self._max_bytes = max_bytes
-        self._prefixes: OrderedDict[int, _Kept] = OrderedDict()
+        self._prefixes: OrderedDict[int, _StoredPrefix] = OrderedDict()
         self._number = 0
         self.bytes = 0
 
@@ -102,7 +102,7 @@ class PrefixStore:
         for number in covered:
             self._forget(number)
         self._number += 1
-        self._prefixes[self._number] = _Kept(ids, starts, copy)
+        self._prefixes[self._number] = _StoredPrefix(ids, starts, copy)
         self.bytes += copy.bytes
         while self.bytes > self._max_bytes:
             self._forget(next(iter(self._prefixes)))
@@ -116,7 +116,7 @@ class PrefixStore:
         self.bytes -= self._prefixes.pop(number).cache.bytes
 
 
-def _shared(ids: Ints, starts: Ints, stored: _Kept) -> int:
+def _shared(ids: Ints, starts: Ints, stored: _StoredPrefix) -> int:
     """Return how many leading units of two rows are the same."""
     tokens = _equal(ids, stored.ids)
     ends = np.append(starts[1:], len(ids))

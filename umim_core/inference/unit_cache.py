@@ -168,13 +168,13 @@ class UnitInputs:
     """Makes the states of prompts and of generated units."""
 
     def __init__(self, merged_model: MergedModel) -> None:
-        self._compressed, self._backbone = merged_model, merged_model.backbone
+        self._merged_model, self._backbone = merged_model, merged_model.backbone
         by_ids = merged_model.module is not None and not merged_model.merge_depth
         self._spans = SpanCache(merged_model) if by_ids else None
 
     def of_prompts(self, prompts: Prompts, cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Return the states of the prompts' units before the merge depth [B, S, d]."""
-        lower, packed = self._compressed.trunk.lower, prompts.packed
+        lower, packed = self._merged_model.trunk.lower, prompts.packed
         if lower is None or cache.raw is None:
             return self._unit_embeddings(packed)
         device, counts = self._backbone.device, packed.raw_counts
@@ -190,7 +190,7 @@ class UnitInputs:
         states = run_layers(lower, self._backbone.embed(ids), cache.raw, positions)
         cache.raw.commit(counts.cpu())
         cache.remember(states, counts)
-        return self._compressed.unit_states(packed, ids, states)
+        return self._merged_model.unit_states(packed, ids, states)
 
     def _unit_embeddings(self, packed: PackedUnits) -> Tensor:
         """Embed the units of the prompts [B, S, d]."""
@@ -214,7 +214,7 @@ class UnitInputs:
             cache: Where the layers below the depth keep it.
             positions: Its position [B, 1] (int64); None where positions are columns.
         """
-        lower = self._compressed.trunk.lower
+        lower = self._merged_model.trunk.lower
         if lower is None or cache.raw is None:
             return self._step_embeddings(step)
         return self._step_states(step, tokens, cache, lower, positions)
@@ -240,7 +240,7 @@ class UnitInputs:
         merged = np.flatnonzero(step.lengths > 1)
         if merged.size:
             rows, lengths = torch.from_numpy(merged).to(device), step.lengths[merged]
-            states[rows, 0] = self._compressed.merge_states(
+            states[rows, 0] = self._merged_model.merge_states(
                 window[rows], torch.from_numpy(step.spans[merged]).to(device), lengths
             )
         return states

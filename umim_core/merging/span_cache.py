@@ -116,7 +116,7 @@ class SpanCache:
         table_bytes: int = _TABLE_BYTES,
         kept_spans: int = _KEPT_SPANS,
     ) -> None:
-        self._compressed, self._backbone = merged_model, merged_model.backbone
+        self._merged_model, self._backbone = merged_model, merged_model.backbone
         self._table_bytes, self._kept_spans = table_bytes, kept_spans
         self._surrogates: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
         self._lock = Lock()  # a served model answers several requests at once
@@ -124,7 +124,7 @@ class SpanCache:
     @cached_property
     def table(self) -> TabulatedMerger | None:
         """The tabulated module, made when it is first needed; None where there is no table."""
-        module = self._compressed.module
+        module = self._merged_model.module
         if not isinstance(module, MergeModule) or not module.table_offsets:
             return None
         numbers = self._backbone.vocab_size * module.hidden_size * module.table_offsets
@@ -143,7 +143,7 @@ class SpanCache:
             Surrogates [M, d] in the backbone's data type.
         """
         if self.table is None:
-            return self._compressed.surrogates(span_ids, lengths)
+            return self._merged_model.surrogates(span_ids, lengths)
         return self.table(span_ids, lengths).to(self._backbone.dtype)
 
     def find(self, spans: Sequence[tuple[int, ...]]) -> Tensor:

@@ -195,7 +195,8 @@ def generation_config(options: GenerateOptions, backbone: Backbone) -> Generatio
             )
     try:
         config = with_defaults(
-            _given(options, backbone) if config_option is None else config_option, backbone
+            _sampling_config(options, backbone) if config_option is None else config_option,
+            backbone,
         )
     except ValueError as error:
         raise GenerationError(
@@ -208,7 +209,7 @@ def generation_config(options: GenerateOptions, backbone: Backbone) -> Generatio
     return config
 
 
-def _given(options: GenerateOptions, backbone: Backbone) -> GenerationConfig:
+def _sampling_config(options: GenerateOptions, backbone: Backbone) -> GenerationConfig:
     """Return the options that were given as settings, all others None."""
     settings: dict[str, Any] = {name: options[name] for name in _SETTINGS if name in options}
     for name in _INTEGERS:

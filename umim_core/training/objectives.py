@@ -225,7 +225,7 @@ class PreferenceObjective(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self._compressed = merged_model
+        self._merged_model = merged_model
         self._questions: dict[Split, list[EncodedQuestion]] = {"train": train, "valid": valid}
         self._beta, self._micro_batch = beta, micro_batch
         self._batch_size = min(batch_size, micro_batch or batch_size)
@@ -242,7 +242,7 @@ class PreferenceObjective(nn.Module):
         self._reference = dict(zip(places, scores, strict=True))
 
     def _scores(self, questions: list[EncodedQuestion]) -> list[Tensor]:
-        return ending_scores(questions, self._compressed)
+        return ending_scores(questions, self._merged_model)
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sum over these training questions."""
