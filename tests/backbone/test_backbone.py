@@ -71,15 +71,6 @@ def test_a_model_without_output_projection_is_refused() -> None:
         wrap_backbone(BertModel(config), None)
 
 
-def test_a_backbone_is_frozen_and_in_evaluation_mode(
-    tiny_model: Callable[[str, int], PreTrainedModel],
-) -> None:
-    model = tiny_model("gpt2", 0).train()
-    backbone = wrap_backbone(model, None)
-    assert not any(parameter.requires_grad for parameter in backbone.model.parameters())
-    assert not any(module.training for module in backbone.model.modules())
-
-
 def test_text_is_encoded_without_special_tokens_and_decoded_without_them(
     tiny_llama: Backbone,
 ) -> None:
@@ -112,15 +103,6 @@ def test_a_directory_loads_with_the_fingerprints_it_was_saved_with(
     assert back.fingerprint == tiny_llama.fingerprint
     assert back.tokenizer_fingerprint == tiny_llama.tokenizer_fingerprint
     assert str(back.dtype) == f"torch.{dtype}"
-
-
-@pytest.mark.parametrize("name", ["umim-docs-llama", "umim-docs-gpt2"])
-def test_the_embedded_backbones_load_with_one_fingerprint_per_type(name: str) -> None:
-    wide, narrow = load_backbone(name), load_backbone(name, dtype="bfloat16")
-    assert wide.fingerprint == narrow.fingerprint
-    assert wide.special_ids
-    text = "Return a new array of given shape and type, filled with zeros."
-    assert wide.decode(wide.encode(text)) == text
 
 
 def test_an_unknown_name_lists_the_embedded_ones(tmp_path: Path) -> None:

@@ -93,6 +93,11 @@ ERRORS = {
         "a seed must not be negative; got -1",
     ),
     "generate: top-p": (("generate", "w1", *CHECKPOINT, "--sample", "--top-p", "2"), "top_p"),
+    "generate: device": (
+        ("generate", "w1", *CHECKPOINT, "--device", "abacus"),
+        "device must be cpu",
+    ),
+    "ppl: device": (("ppl", "a.txt", *CHECKPOINT, "--device", "cuda:99"), "device must be cpu"),
     "ppl: folder": (("ppl", "folder", *CHECKPOINT), "a folder must hold files that end in"),
     "ppl: empty": (("ppl", "none.txt", *CHECKPOINT), "at least one non-empty document"),
     "ppl: window": (
@@ -108,8 +113,7 @@ ERRORS = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    texts = {"a": TEXT, "one": "w1", "none": "", "nul": "w1\0", "long": "w1 " * 99}
-    for name, text in texts.items():
+    for name, text in (("a", TEXT), ("none", "")):
         (tmp_path / f"{name}.txt").write_text(text)
     return tmp_path
 
@@ -149,6 +153,9 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
         (["ppl", "x", "--max-segments", "0"], "Invalid value for '--max-segments'"),
         (["ppl"], "Missing argument"),
         (["path", "umim-docs-llama", "--part", "x"], "'x' is not one of 'checkpoint', 'backbone'"),
+        (["mine", "x", "--overlap", "some"], "'some' is not one of 'greedy', 'none'"),
+        (["rules"], "Missing argument 'DIR'"),
+        (["rules", "x", "--top", "-1"], "Invalid value for '--top'"),
         (["mime"], "No such command 'mime'"),
     ],
 )

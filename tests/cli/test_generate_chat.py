@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from support.command_line import Result
+from support.command_line import Umim
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.cli.app import main
 from umim_core.merging.merged_model import MergedModel
 
 # The system's part is w10 where nobody gives another; w11 comes before a message, w12 before the
@@ -22,7 +21,6 @@ TEMPLATE = (
     "{% if messages[0].role != 'system' %}w10 {% endif %}{% for m in messages %}"
     "{{ 'w11 ' if m.role == 'user' else '' }}{{ m.content }} {% endfor %}w12"
 )
-Chat = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -47,27 +45,19 @@ def chatty(
 
 
 @pytest.fixture
-def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], chatty: Path) -> Chat:
-    """Send a message of merging words, nine tokens for the reply, in this process."""
-
-    def run(*options: object) -> Result:
-        arguments = ["generate", "w1 w2 w9", "-c", chatty, "--max-new-tokens", 9, *options]
-        arguments += ["--dtype", "float32"]
-        monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Result(int(caught.value.code or 0), *capsys.readouterr())
-
-    return run
+def chat(umim: Umim, chatty: Path) -> Umim:
+    """Send a message of merging words, nine tokens for the reply."""
+    options = ("--max-new-tokens", 9, "--dtype", "float32")
+    return partial(umim, "generate", "w1 w2 w9", "-c", chatty, *options)
 
 
-def test_a_chat_shows_template_message_and_token_reduction(chat: Chat) -> None:
+def test_a_chat_shows_template_message_and_token_reduction(chat: Umim) -> None:
     lines = chat("--chat", "--greedy").out.splitlines()
     assert lines[0].startswith("w10 w11[ w1 w2] w9 w12")
     assert lines[1].startswith("6 prompt tokens -> 5 units, token reduction 16.7%")
 
 
-def test_a_reply_alone_is_that_of_the_library(chat: Chat, chatty: Path) -> None:
+def test_a_reply_alone_is_that_of_the_library(chat: Umim, chatty: Path) -> None:
     message = [{"role": "user", "content": "w1 w2 w9"}]
     reply = UMIM.from_pretrained(chatty, dtype="float32").generate(
         message, max_new_tokens=9, do_sample=False
@@ -75,7 +65,7 @@ def test_a_reply_alone_is_that_of_the_library(chat: Chat, chatty: Path) -> None:
     assert chat("--chat", "--greedy", "--no-show").out == reply.text[0] + "\n"
 
 
-def test_a_system_message_without_a_chat_is_refused(chat: Chat) -> None:
+def test_a_system_message_without_a_chat_is_refused(chat: Umim) -> None:
     result = chat("--system", "w5")
     assert (result.code, result.out) == (1, "")
     assert "a system message belongs to a chat" in result.err and "Add --chat." in result.err

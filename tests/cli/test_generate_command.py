@@ -6,18 +6,16 @@ import io
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from support.command_line import Result
+from support.command_line import Umim
 from umim_core import UMIM
-from umim_core.cli.app import main
 
 PROMPT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
-NEW = ["--max-new-tokens", "9"]
-Generate = Callable[..., Result]
 
 
 class Received(io.BytesIO):
@@ -44,29 +42,19 @@ class Terminal(io.TextIOWrapper):
 
 
 @pytest.fixture
-def generate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny_checkpoint: Path
-) -> Generate:
-    """Run the command on the prompt with some options, in this process."""
-
-    def run(*options: object) -> Result:
-        arguments = ["generate", PROMPT, "-c", tiny_checkpoint, *NEW, *options]
-        monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Result(int(caught.value.code or 0), *capsys.readouterr())
-
-    return run
+def generate(umim: Umim, tiny_checkpoint: Path) -> Umim:
+    """Run the command on the prompt with some options."""
+    return partial(umim, "generate", PROMPT, "-c", tiny_checkpoint, "--max-new-tokens", "9")
 
 
-def test_a_stream_prints_the_text_of_a_whole_run(generate: Generate, tiny_umim: UMIM) -> None:
+def test_a_stream_prints_the_text_of_a_whole_run(generate: Umim, tiny_umim: UMIM) -> None:
     expected = tiny_umim.generate(PROMPT, max_new_tokens=9).text[0]
     assert generate("--stream").out == generate("--no-stream").out == expected + "\n"
 
 
 @pytest.mark.parametrize(("options", "streams"), [([], True), (["--no-stream"], False)])
 def test_a_terminal_gets_pieces_unless_it_refuses_them(
-    generate: Generate,
+    generate: Umim,
     tiny_umim: UMIM,
     monkeypatch: pytest.MonkeyPatch,
     options: Sequence[str],
@@ -81,14 +69,14 @@ def test_a_terminal_gets_pieces_unless_it_refuses_them(
     assert (len(words) > 1) == streams
 
 
-def test_samples_are_those_of_the_library(generate: Generate, tiny_umim: UMIM) -> None:
+def test_samples_are_those_of_the_library(generate: Umim, tiny_umim: UMIM) -> None:
     expected = tiny_umim.generate(PROMPT, max_new_tokens=9, do_sample=True, n=3, seed=5)
     found = json.loads(generate("--sample", "-n", 3, "--seed", 5, "--json").out)["samples"]
     assert [sample["ids"] for sample in found] == [list(ids) for ids in expected.ids]
     assert len({str(sample["ids"]) for sample in found}) > 1
 
 
-def test_the_document_names_figures_and_times(generate: Generate, tiny_umim: UMIM) -> None:
+def test_the_document_names_figures_and_times(generate: Umim, tiny_umim: UMIM) -> None:
     expected = tiny_umim.generate(PROMPT, max_new_tokens=9)
     found = json.loads(generate("--json").out)
     assert found["cumulative_kv_reduction"] == expected.cumulative_kv_reduction[0]
@@ -97,7 +85,7 @@ def test_the_document_names_figures_and_times(generate: Generate, tiny_umim: UMI
 
 
 def test_a_raw_tail_and_a_bound_on_damage_are_those_of_the_library(
-    generate: Generate, tiny_umim: UMIM
+    generate: Umim, tiny_umim: UMIM
 ) -> None:
     options = {"raw_tail": 4, "decode_max_damage": math.inf}
     expected = tiny_umim.generate(PROMPT, max_new_tokens=9, **options)
@@ -125,7 +113,7 @@ def test_a_raw_tail_and_a_bound_on_damage_are_those_of_the_library(
     ],
 )
 def test_options_that_exclude_each_other_are_refused(
-    generate: Generate, options: list[str], message: str
+    generate: Umim, options: list[str], message: str
 ) -> None:
     result = generate(*options)
     assert (result.code, result.out) == (1, "")

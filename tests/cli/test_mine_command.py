@@ -37,15 +37,12 @@ def stream() -> np.ndarray:
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four text files, all their ids in one array, and files that cannot be mined."""
+    """Four text files, all their ids in one array, and a directory."""
     monkeypatch.chdir(tmp_path)
     for number, ids in enumerate(np.split(stream(), np.cumsum(SIZES)[:-1])):
         (tmp_path / f"{number}.txt").write_text(" ".join(f"w{i}" for i in ids))
     np.save(tmp_path / "ids.npy", stream().astype(np.uint16))
     (tmp_path / "old").mkdir()
-    (tmp_path / "latin.text").write_bytes("größe".encode("latin-1"))
-    (tmp_path / "bad.jsonl").write_text('{"text": "w1"}\n{"text": \n')
-    np.save(tmp_path / "signed.npy", np.array([1, 2, 3], np.int32))
     return tmp_path
 
 
@@ -129,10 +126,6 @@ ERRORS = {
     "no tokenizer": (("mine", "0.txt", "--out", "new"), "text needs a tokenizer; got none"),
     "tau": ((*TEXT, "--tau", "0"), "tau must be at least 1; got 0"),
     "segment": ((*TEXT, "--segment-length", "1"), "segment_length must be at least 2; got 1"),
-    "mixed": (("mine", "0.txt", "ids.npy", *TEXT[2:]), "must be of one kind; got ids, text"),
-    "signed": (("mine", "signed.npy", "--out", "new"), "unsigned integer type; got shape (3,), dt"),
-    "json": (("mine", "bad.jsonl", *TEXT[2:]), "bad.jsonl:2: a line must be JSON"),
-    "utf-8": (("mine", "latin.text", *TEXT[2:]), "latin.text: text must be UTF-8"),
     "no out": (("mine", "ids.npy"), "--out must name the rule directory to write; got nothing"),
     "memory": ((*IDS, "--max-memory-gib", "0.0001"), "mining must take at most 0.0001 GiB of mem"),
     "pattern": ((*TEXT, "--protect", "("), "a protected pattern must be a regular expression or"),
@@ -153,11 +146,3 @@ def test_a_broken_rule_is_told_and_leaves_nothing(
     assert result.err.startswith("umim: error: ")
     assert message in result.err
     assert set(corpus.rglob("*")) == before
-
-
-def test_wrong_usage_is_told(umim: Umim, corpus: Path) -> None:
-    result = umim("mine", "ids.npy", "--out", "new", "--overlap", "some")
-    assert (result.code, result.out) == (2, "")
-    message = " ".join(result.err.replace("│", " ").split())
-    assert "'some' is not one of 'greedy', 'none'" in message
-    assert not (corpus / "new").exists()

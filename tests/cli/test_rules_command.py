@@ -175,13 +175,3 @@ def test_a_broken_rule_is_told(umim: Umim, folder: Path, name: str) -> None:
     assert (result.code, result.out) == (1, "")
     assert result.err.startswith("umim: error: ")
     assert message in result.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [([], "Missing argument 'DIR'"), (["rules", "--top", "-1"], "Invalid value for '--top'")],
-)
-def test_wrong_usage_is_told(umim: Umim, arguments: list[str], message: str) -> None:
-    result = umim("rules", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert message in " ".join(result.err.replace("│", " ").split())

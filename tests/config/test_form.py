@@ -48,8 +48,3 @@ def test_unit_positions_are_part_of_the_form_and_dumped_where_they_deviate() -> 
     assert ModuleForm(unit_positions="compact").model_dump() == {"positions": "none"}
     with pytest.raises(ValidationError, match="'compact' or 'preserved'"):
         ModuleForm(unit_positions="restarted")
-
-
-def test_a_configuration_refuses_what_does_not_go_together() -> None:
-    with pytest.raises(ValidationError, match="linear merge module must have positions 'none'"):
-        ModuleForm(kind="linear", positions="learned")

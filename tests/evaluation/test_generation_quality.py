@@ -24,16 +24,6 @@ TEXTS = [(1, 2, 1, 2, 1), (9, 9), (4, 8, 15, 16, 23)]
 texts_of_few_ids = st.lists(st.lists(st.integers(0, 3), max_size=9), max_size=6)
 
 
-def test_repetition_is_the_share_of_grams_that_came_before() -> None:
-    # 12 21 12 21: two of four are different.
-    assert repetition([(1, 2, 1, 2, 1)], 2) == 0.5
-
-
-def test_distinct_pools_the_set() -> None:
-    # 12 21 | 12 | nothing: two of three are different.
-    assert distinct([(1, 2, 1), (1, 2), (5,)], 2) == pytest.approx(2 / 3)
-
-
 @given(texts=texts_of_few_ids, n=st.integers(1, 4))
 def test_both_agree_with_counting_substrings(texts: list[list[int]], n: int) -> None:
     words = ["".join(map(str, text)) for text in texts]  # one digit per token

@@ -63,15 +63,6 @@ out = [model_registry._objs["umim"], MODEL_MAPPING["umim"], "umim_core" in sys.m
     assert answer(code, tmp_path) == [TARGET, TARGET, False, [], built_in + 1, True]
 
 
-@pytest.mark.full
-def test_stock_lookup_gives_our_class_and_theirs(tmp_path: Path) -> None:
-    code = """
-from lm_eval.api.registry import get_model
-out = [get_model("umim").__module__ + ":" + get_model("umim").__name__, get_model("hf").__name__]
-"""
-    assert answer(code, tmp_path) == [TARGET, "HFLM"]
-
-
 @pytest.mark.parametrize(
     ("value", "registered"), [("1", False), pytest.param("0", True, marks=pytest.mark.full)]
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,22 +77,6 @@ def test_every_way_of_reading_has_answers_of_its_own(
     answers(UmimLM(str(checkpoint_path), "all", backbone), place)
     _, forwards = answers(UmimLM(str(checkpoint_path), backbone=backbone, **options), place)
     assert forwards > 0
-
-
-def test_cached_answers_count_in_the_token_reduction(
-    checkpoint_path: Path, backbone: Backbone, tmp_path: Path
-) -> None:
-    place, made = tmp_path / "cache.db", replace(Checkpoint.load(checkpoint_path))
-    first = UmimLM(made, "all", backbone)
-    answers(first, place)
-    second = UmimLM(made, "all", backbone)
-    answers(second, place)
-    cached = CachingLM(second, str(place))
-    assert second.token_reduction == 0.0
-    sizes = [second.sizes_of(Instance(kind, {}, args, 0)) for kind, args in REQUESTS.items()]
-    cached.dbdict.close()
-    assert None not in sizes
-    assert second.token_reduction == first.token_reduction > 0
 
 
 KILLED = {

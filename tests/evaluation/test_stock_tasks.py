@@ -77,25 +77,3 @@ def test_the_literal_command(tmp_path: Path) -> None:
     assert result["config"]["umim"]["token_reduction"] > 0
     assert f"checkpoint {NAME} (from the embedded default)" in done.stderr
     assert "|arc_easy|" in done.stdout and "|piqa " in done.stdout
-
-
-@pytest.mark.full
-def test_merge_none_equals_model_hf(tmp_path: Path) -> None:
-    common = ["--tasks", "arc_easy", "--limit", "20", "--log_samples", "--output_path"]
-    lm_eval(
-        tmp_path, "--model", "umim", "--model_args", f"merge=none,backbone={NAME}",
-        *common, str(tmp_path / "umim"),
-    )  # fmt: skip
-    lm_eval(
-        tmp_path, "--model", "hf", "--model_args", f"pretrained={embedded_path(NAME, 'backbone')}",
-        *common, str(tmp_path / "hf_model"),
-    )  # fmt: skip
-    ours, theirs = only_result(tmp_path / "umim"), only_result(tmp_path / "hf_model")
-    assert ours["results"] == theirs["results"]
-    responses = []
-    for name in ("umim", "hf_model"):
-        [path] = (tmp_path / name).rglob("samples_arc_easy_*.jsonl")
-        lines = path.read_text("utf-8").splitlines()
-        responses.append({(r := json.loads(line))["doc_id"]: r["resps"] for line in lines})
-    assert len(responses[0]) == 20
-    assert responses[0] == responses[1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +10,10 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from support.command_line import console, document
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.cli.app import main
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
@@ -96,19 +94,6 @@ def test_leading_ids_are_what_a_tokenizer_puts_first(
     assert leading_ids(with_template(word_tokenizer(WORDS), template)) == leading
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
-) -> dict[str, object]:
-    """Run a command with --json in this process."""
-    monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments), "--json"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capsys.readouterr()
-    assert not ended.value.code, printed.err
-    found: dict[str, object] = json.loads(printed.out.splitlines()[-1])
-    return found
-
-
 @pytest.fixture(scope="module")
 def checkpoint(umim: UMIM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("special")
@@ -138,7 +123,7 @@ def test_every_window_of_the_command_begins_with_the_bos(
 ) -> None:
     (tmp_path / "text.txt").write_text(f"{TEXT} w5 w6 w7 w8", encoding="utf-8")
     options = ["-c", checkpoint, "--segment-length", 5, "--dtype", "float32", *switch]
-    found = run(monkeypatch, capsys, "ppl", tmp_path / "text.txt", *options)
+    found = document(console(monkeypatch, capsys)("ppl", tmp_path / "text.txt", *options, "--json"))
     assert (found["windows"], found["targets"]) == (len(rows), sum(len(row) - 1 for row in rows))
     arrays = [torch.tensor(row).numpy() for row in rows]
     assert found["ppl_base"] == pytest.approx(umim.perplexity(arrays, merge="none"), rel=1e-5)

@@ -12,14 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from support.tiny_models import random_model, tiny_config
 from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import (
-    BackboneMismatchError,
     CheckpointError,
     ConfigError,
     GenerationError,
-    TokenizerMismatchError,
 )
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.merged_model import MergedModel
@@ -92,40 +90,6 @@ def test_what_is_saved_is_the_module_in_the_object(
     assert not torch.equal(loaded.module.linear_o.weight, umim.module.linear_o.weight)
 
 
-def test_another_backbone_is_refused(umim: UMIM, tmp_path: Path) -> None:
-    umim.save_pretrained(tmp_path / "checkpoint")
-    other = make_backbone(tmp_path / "other", seed=1)
-    with pytest.raises(BackboneMismatchError, match="belongs to"):
-        UMIM.from_pretrained(tmp_path / "checkpoint", backbone=other)
-
-
-def test_another_vocabulary_of_the_same_size_is_refused(umim: UMIM) -> None:
-    swapped = make_tokenizer(LETTERS[::-1])
-    other = wrap_backbone(umim.backbone.model, swapped)
-    assert other.fingerprint == umim.backbone.fingerprint
-    with pytest.raises(TokenizerMismatchError):
-        UMIM(other, umim.checkpoint)
-
-
-def test_an_unknown_checkpoint_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="no-such-checkpoint"):
-        UMIM.from_pretrained("no-such-checkpoint")
-
-
-def test_an_unreachable_hub_repository_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="no-such-owner/no-such-name"):
-        UMIM.from_pretrained("no-such-owner/no-such-name")
-
-
-def test_prompt_spans_and_reduction_are_those_of_compress(umim: UMIM) -> None:
-    output, compression = umim.generate(TEXT, max_new_tokens=1), umim.compress(TEXT)
-    assert output.prompt_spans == (compression.spans,)
-    assert output.token_reduction == (compression.token_reduction,)
-    assert compression.token_reduction > 0
-    assert output.cache_lengths == ((len(compression.units),),)
-
-
 def test_merge_none_is_the_base_model(umim: UMIM) -> None:
     output = umim.generate(TEXT, max_new_tokens=12, merge="none")
     ids = torch.tensor([umim.backbone.encode(TEXT)])
@@ -161,22 +125,6 @@ def test_an_eos_ends_the_text_and_stays_out_of_it(umim: UMIM) -> None:
     assert all("</s>" not in outputs.text[i] for i in ended)
 
 
-def test_sampling_is_reproducible_by_seed(umim: UMIM) -> None:
-    def sample(seed: int) -> tuple[str, ...]:
-        return umim.generate(
-            TEXT,
-            max_new_tokens=16,
-            do_sample=True,
-            temperature=2.0,
-            top_k=20,
-            top_p=0.95,
-            seed=seed,
-        ).text
-
-    assert sample(1) == sample(1)
-    assert sample(1) != sample(2)
-
-
 def test_a_stop_string_ends_the_text(umim: UMIM) -> None:
     free = umim.generate(TEXT, max_new_tokens=16).text[0]
     stop = free[3:5]
@@ -198,14 +146,6 @@ def test_bad_requests_are_refused(
 ) -> None:
     with pytest.raises((ConfigError, GenerationError), match=message):
         umim.generate(prompt, **options)
-
-
-def test_compress_covers_the_text_once_in_order(umim: UMIM) -> None:
-    compression = umim.compress(TEXT)
-    assert "".join(compression.units) == TEXT
-    assert compression.units[0] == "abc"
-    assert compression.spans[0] == (0, 3)
-    assert sum(compression.unit_lengths) == len(compression.ids) == len(TEXT)
 
 
 @pytest.mark.parametrize("merge", ["all", "none"])

@@ -166,17 +166,6 @@ def test_a_continued_chat_reads_only_what_is_new(chatty: UMIM) -> None:
     assert second.prompt_ids[0] == (first.ids[0][-1], *chatty.backbone.encode(added))
 
 
-def test_a_chat_that_does_not_begin_with_its_past_is_refused(chatty: UMIM) -> None:
-    first = chatty.generate([{"role": "user", "content": "Return."}], max_new_tokens=3)
-    with pytest.raises(GenerationError, match="must begin with what its state holds"):
-        chatty.generate([{"role": "user", "content": "Other."}], max_new_tokens=3, past=first.state)
-
-
-def test_a_chat_without_a_template_is_refused(umim: UMIM) -> None:
-    with pytest.raises(GenerationError, match="chat template"):
-        umim.generate([{"role": "user", "content": "Return."}], max_new_tokens=3)
-
-
 def test_log_probabilities_are_those_of_the_base_model(umim: UMIM) -> None:
     output = umim.generate(PROMPT, max_new_tokens=6, merge="none", logprobs=2)
     ids = torch.tensor([[*output.prompt_ids[0], *output.ids[0]]])

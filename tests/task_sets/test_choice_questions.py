@@ -30,6 +30,8 @@ def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> N
             "1: .* UTF-8 can hold",
         ),
         ("[" * 100_000, "q.jsonl:1 must be one JSON object"),
+        ("1" * 5000, "q.jsonl:1 must be one JSON object"),
+        ('{"context": "c", "choices": ["a", "b"], "gold": 0}\n\n[1]', "q.jsonl:3 must be one JSON"),
         ("", "must hold questions"),
     ],
 )

@@ -8,7 +8,6 @@ import io
 import json
 import traceback
 from collections.abc import Iterator
-from itertools import permutations
 from pathlib import Path
 
 import pyarrow as pa
@@ -62,15 +61,6 @@ def assert_no_secret(text: str) -> None:
 
 
 # Order
-
-
-def test_any_order_of_the_names_gives_one_order_of_the_files(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.txt", "c/d.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    names = [str(tmp_path / name) for name in ("b.txt", "a.txt", "c/*.txt")]
-    found = {tuple(iter_documents(TextFiles(paths=tuple(order)))) for order in permutations(names)}
-    assert found == {("a.txt", "b.txt", "c/d.txt")}
 
 
 @pytest.mark.parametrize("second", ["a.txt", "*.txt", "x/../a.txt", "link.txt", "file://"])

@@ -15,7 +15,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_ids import segments
-from umim_core.text.tokens import cut_pieces, first_ids, tokenize_documents
+from umim_core.text.tokens import first_ids, tokenize_documents
 
 PROSE = (
     "Return the sum of the elements over an axis. It's 3.14, isn't it?\n\n"
@@ -113,23 +113,6 @@ def test_a_long_document_gives_the_ids_of_the_whole(
     ]
 
 
-@given(
-    text=st.lists(
-        st.sampled_from(["the", " sum", " ", "\n", ".", "1", "ü", " axis", "'s", "\r\n", "  "]),
-        max_size=300,
-    ).map("".join),
-    size=st.integers(1, 60),
-)
-def test_pieces_give_the_ids_of_the_whole(
-    byte_level: PreTrainedTokenizerBase, text: str, size: int
-) -> None:
-    pieces = list(cut_pieces([(text, True)], byte_level, size))
-    assert "".join(piece for piece, _ in pieces) == text
-    assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
-    ids = chain.from_iterable(whole(piece, byte_level) for piece, _ in pieces)
-    assert list(ids) == whole(text, byte_level)
-
-
 @pytest.mark.parametrize(
     ("most", "read", "all_read"), [(1, 1, False), (4, 4, False), (5, 5, False), (6, 5, True)]
 )
@@ -170,13 +153,6 @@ def test_segments_are_the_cut_concatenation(documents: list[list[int]], length: 
     found = [flat[a:b].tolist() for a, b in pairwise(offsets)]
     assert found == expected
     assert flat.size == offsets[-1]
-
-
-@pytest.mark.parametrize("documents", [[], [[]], [[1, 2, 3]]], ids=["none", "empty", "short"])
-def test_less_than_one_segment_gives_none(documents: list[list[int]]) -> None:
-    flat, offsets = segments((np.array(d, dtype=np.int32) for d in documents), 4)
-    assert flat.size == 0
-    assert offsets.tolist() == [0]
 
 
 @pytest.mark.parametrize("bad", [-1, 2**18])

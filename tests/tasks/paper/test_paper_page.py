@@ -125,9 +125,3 @@ def test_the_table_of_a_recipe_is_shown_once_its_file_is_there(
         f"Limits: {', '.join(rest or [first])}: {amount}; backbone in bfloat16.",
         *([f"`not run: context`: {first}."] if rest else []),
     ]
-
-
-def ours(label: str, file: str) -> Measured:
-    """Entry of a result file in one of the paper's tables."""
-    (table,) = (table for table in paper_tables() if table.label == label)
-    return next(found for found in table.ours if found.file == file)
