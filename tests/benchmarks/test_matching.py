@@ -14,6 +14,7 @@ from benchmarks import matching
 from benchmarks.common import ROOT, Report
 from benchmarks.matching import AhoCorasick, SetLoop, Spans, compare, gates
 from benchmarks.processes.mining_process import LENGTH
+from support.unit_counts import units_of
 from umim_core.rules.ruleset import RuleSet
 
 NESTED = [(1, 2), (1, 2, 3), (2, 3), (2, 3, 1, 2), (3, 3, 3), (0, 0), (0, 0, 0, 0)]
@@ -22,16 +23,12 @@ NESTED = [(1, 2), (1, 2, 3), (2, 3), (2, 3, 1, 2), (3, 3, 3), (0, 0), (0, 0, 0, 
 def naive(segments: np.ndarray, rules: RuleSet) -> Spans:
     """Try every length at every position."""
     wanted = {tuple(map(int, row)) for found in rules.ids_by_order.values() for row in found}
-    spans: Spans = []
-    for number, row in enumerate(segments):
-        at = 0
-        while at < len(row):
-            found = [tuple(map(int, row[at : at + n])) for n in (4, 3, 2)]
-            length = max((len(span) for span in found if span in wanted), default=1)
-            if length > 1:
-                spans.append((number * len(row) + at, length))
-            at += length
-    return spans
+    return [
+        (number * len(row) + at, length)
+        for number, row in enumerate(segments)
+        for at, length in units_of(row.tolist(), wanted)
+        if length > 1
+    ]
 
 
 @pytest.fixture(params=["nested", "infix-free", "none"])

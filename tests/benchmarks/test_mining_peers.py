@@ -7,20 +7,17 @@ import pytest
 
 from benchmarks.peers import mining_peers as peers
 from benchmarks.peers.mining_peers import Grams
+from support.ngram_oracle import oracle
+from umim_core.rules.grams import ORDERS
 
 TAU = 3
 
 
 def naive(rows: np.ndarray, tau: int) -> Grams:
-    """Count in a dictionary, gram by gram."""
-    found: Grams = {}
-    for n in (2, 3, 4):
-        counts: dict[tuple[int, ...], int] = {}
-        for row in rows:
-            for start in range(len(row) - n + 1):
-                gram = tuple(int(token) for token in row[start : start + n])
-                counts[gram] = counts.get(gram, 0) + 1
-        kept = sorted(gram for gram, count in counts.items() if count >= tau)
+    """Count gram by gram, in the form of the peers."""
+    counts, found = oracle(rows.tolist(), tau), {}
+    for n in ORDERS:
+        kept = sorted(gram for gram in counts if len(gram) == n)
         support = np.array([counts[gram] for gram in kept], np.int64)
         found[n] = np.array(kept, np.int64).reshape(-1, n), support
     return found

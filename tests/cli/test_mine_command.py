@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim
-from support.ngram_oracle import Grams, cut, oracle
+from support.ngram_oracle import Grams, cut, grams_of, oracle
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 
@@ -51,14 +51,7 @@ def mine(umim: Umim, tokenizer: Path, *options: object) -> Result:
 
 
 def written(name: str = "out") -> Grams:
-    rules = RuleSet.load(name)
-    return {
-        tuple(gram): int(count)
-        for n in ORDERS
-        for gram, count in zip(
-            rules.ids_by_order[n].tolist(), rules.support_by_order[n].tolist(), strict=True
-        )
-    }
+    return grams_of(RuleSet.load(name))
 
 
 def frequent(tau: int, excluded: frozenset[int] = frozenset()) -> Grams:

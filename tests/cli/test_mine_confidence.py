@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Umim
+from support.ngram_oracle import grams_of
 from umim_core.backbone.backbone import load_backbone
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
@@ -68,16 +69,9 @@ def test_rules_are_the_runs_of_confident_tokens(
     result = umim("mine", tmp_path / "ids.npy", *how, *plain, "--tau", tau, "--out", out)
     assert result.code == 0, result.err
     rules = RuleSet.load(out)
-    found = {
-        tuple(span): int(count)
-        for n in ORDERS
-        for span, count in zip(
-            rules.ids_by_order[n].tolist(), rules.support_by_order[n].tolist(), strict=True
-        )
-    }
     want = {run: c for run, c in confident(model, ids, threshold).items() if c >= tau}
     assert len(want) > 5
-    assert found == want
+    assert grams_of(rules) == want
     document = json.loads(result.out)
     assert document["raw"] == document["overlap"] == {}
     assert sum(document["rules"].values()) == len(want)

@@ -22,7 +22,6 @@ from umim_core.evaluation.tasks.generation_task import (
     GenerationTask,
     generation_config,
 )
-from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
 from umim_core.task_sets.generation_spec import (
     GENERATION_TASKS,
     GenerationQuestion,
@@ -123,16 +122,6 @@ def test_a_tokenizer_alone_measures_texts_for_a_model_of_unknown_context(
     found = generation_config(OWN, own)["metadata"]
     assert found["context"] is None  # type: ignore[index]  # of a plain dict
     assert generation_config(OWN, metadata)["metadata"]["context"] == 48  # type: ignore[index]
-
-
-def test_every_task_has_known_metrics_and_a_file_for_the_command() -> None:
-    (folder,) = tasks.__path__
-    index = TaskManager(include_path=folder, include_defaults=False).task_index
-    names = [name for name in GENERATION_TASKS.names() if name != OWN.name]
-    for name in names:
-        assert {TEXT_METRICS.find(metric) for metric in GENERATION_TASKS.find(name).metrics}
-        assert "GenerationTask" in (index[name].cfg or {})["class"]
-    assert names
 
 
 @pytest.mark.full

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from transformers import GenerationConfig
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
@@ -16,6 +15,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from tests.evaluation.conftest import oracle_context
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import BackboneMismatchError, CheckpointError, ConfigError
@@ -103,25 +103,12 @@ def test_empty_rules_give_the_base_models_likelihoods(
     assert ours.token_reduction == 0.0
 
 
-def oracle_context(model: UmimLM, context: list[int], ending: list[int]) -> float:
-    """Merge the context by hand and run the model's own causal forward on the embeddings."""
-    backbone, module = model.backbone, model.scorer.merged_model.module
-    starts, lengths = model.scorer.merged_model.matcher.segment(np.array(context))
-    pieces = []
-    for start, length in zip(starts, lengths, strict=True):
-        span = backbone.embed(torch.tensor(context[start : start + length]))
-        pieces.append(span if length == 1 else module(span[None], torch.tensor([length])))
-    pieces.append(backbone.embed(torch.tensor(ending)))
-    with torch.no_grad():
-        logits = backbone.model(inputs_embeds=torch.cat(pieces)[None]).logits[0]
-    rows = logits[len(starts) - 1 : -1].double().log_softmax(-1)
-    return float(rows[torch.arange(len(ending)), torch.tensor(ending)].sum())
-
-
 def test_context_mode_matches_the_context_alone(build: Build) -> None:
     model = build("prompt", 4)
     pairs = PAIRS[:3] + PAIRS[4:6]
-    expected = [oracle_context(model, *model._encode_pair(*pair)) for pair in pairs]
+    expected = [
+        oracle_context(model.scorer.merged_model, *model._encode_pair(*pair)) for pair in pairs
+    ]
     found = [value for value, _ in model.loglikelihood(requests(pairs))]
     assert found == pytest.approx(expected, abs=1e-4)
     assert model.context_token_reduction > model.token_reduction > 0
@@ -184,7 +171,7 @@ def test_long_contexts_lose_leading_units_not_tokens(build: Build) -> None:
     assert len(model.scorer.merged_model.matcher.segment(kept)[0]) == 20
     room = MAX_LENGTH - len(ending) + 1
     fitted, _ = model.scorer.fit(np.array(context), room)
-    expected = oracle_context(model, fitted.tolist(), ending)
+    expected = oracle_context(model.scorer.merged_model, fitted.tolist(), ending)
     assert model.loglikelihood(requests(PAIRS[-1:]))[0][0] == pytest.approx(expected, abs=1e-4)
 
 

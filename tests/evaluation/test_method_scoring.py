@@ -96,26 +96,21 @@ class FirstTokens:
 
 
 ASKED = [
-    ("umim_arc_easy", {"question": "Why is the sky blue?"}, "Question: {}\nAnswer:", "Answer:"),
-    ("arc_easy", {"question": "Why is the sky blue?"}, "Question: {}\nAnswer:", "Answer:"),
-    (
-        "umim_qmsum",
-        {"question": "Why is the sky blue?"},
-        "A meeting.\nQuery: {}\nAnswer:",
-        "Answer:",
-    ),
-    ("umim_ruler_1k", {"question": "Why is the sky blue?"}, "Text. {} It is so as", "It is so as"),
+    ("umim_arc_easy", "Question: {}\nAnswer:", "Answer:"),
+    ("arc_easy", "Question: {}\nAnswer:", "Answer:"),
+    ("umim_qmsum", "A meeting.\nQuery: {}\nAnswer:", "Answer:"),
+    ("umim_ruler_1k", "Text. {} It is so as", "It is so as"),
 ]
 
 
-@pytest.mark.parametrize(("task", "row", "prompt", "cue"), ASKED, ids=[case[0] for case in ASKED])
+@pytest.mark.parametrize(("task", "prompt", "cue"), ASKED, ids=[case[0] for case in ASKED])
 def test_reducers_get_the_question_and_the_cue_stays(
-    checkpoint_path: Path, task: str, row: dict[str, Any], prompt: str, cue: str
+    checkpoint_path: Path, task: str, prompt: str, cue: str
 ) -> None:
     """Before, every reducer took the cue for the question, and could delete it."""
     question = "Why is the sky blue?"
     prefix = cue if task == "umim_ruler_1k" else ""
-    document = {**row, "answer_prefix": prefix}
+    document = {"question": question, "answer_prefix": prefix}
     model = UmimLM(checkpoint_path, method="truncation", dtype="float32", target_tr=0.5)
     reducer = FirstTokens()
     model.scorer.reducer = reducer

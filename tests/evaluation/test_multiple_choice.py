@@ -7,27 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
+from tests.evaluation.conftest import oracle_context
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.multiple_choice import evaluate_task
-
-
-def oracle_context(model: UmimLM, context: list[int], ending: list[int]) -> float:
-    """Merge the context by hand and run the model's own causal forward on the embeddings."""
-    backbone, module = model.backbone, model.scorer.merged_model.module
-    starts, lengths = model.scorer.merged_model.matcher.segment(np.array(context))
-    pieces = []
-    for start, length in zip(starts, lengths, strict=True):
-        span = backbone.embed(torch.tensor(context[start : start + length]))
-        pieces.append(span if length == 1 else module(span[None], torch.tensor([length])))
-    pieces.append(backbone.embed(torch.tensor(ending)))
-    with torch.no_grad():
-        logits = backbone.model(inputs_embeds=torch.cat(pieces)[None]).logits[0]
-    rows = logits[len(starts) - 1 : -1].double().log_softmax(-1)
-    return float(rows[torch.arange(len(ending)), torch.tensor(ending)].sum())
 
 
 def write_task(folder: Path) -> None:
@@ -62,6 +47,6 @@ def test_accuracy_per_token_agrees_with_an_oracle(checkpoint_path: Path, tmp_pat
         row = json.loads(line)
         prompt = row["context"] + "\n\nSummary:"
         pairs = [model._encode_pair(prompt, " " + choice) for choice in row["choices"]]
-        means = [oracle_context(model, *pair) / len(pair[1]) for pair in pairs]
+        means = [oracle_context(model.scorer.merged_model, *pair) / len(pair[1]) for pair in pairs]
         hits.append(int(np.argmax(means)) == row["gold"])
     assert result.acc_tok == pytest.approx(np.mean(hits))

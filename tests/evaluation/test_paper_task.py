@@ -20,6 +20,7 @@ from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.paper_task import PaperTask, contest_answer
 from umim_core.evaluation.tasks.task_runs import knows_task, load_tasks, own_config, run_task
 from umim_core.evaluation.text_metrics.bertscore import BERTSCORE
+from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.spec import TASKS
 
@@ -111,4 +112,7 @@ def test_every_task_has_a_file_for_lm_evals_command(names: set[str]) -> None:
         made = own_config(name)
         assert made is not None and made["task"] == name and knows_task(name)
         assert name in index
+    for name in GENERATION_TASKS.names():
+        assert {TEXT_METRICS.find(metric) for metric in GENERATION_TASKS.find(name).metrics}
+        assert "GenerationTask" in (index[name].cfg or {})["class"]
     assert own_config("umim_gsm8k") is None and own_config("../umim_piqa") is None

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from support.engine_matrix import module_for
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
@@ -32,12 +33,6 @@ NO_RULES = Matcher(RuleSet.from_spans([]))
 
 def build(name: str) -> Backbone:
     return random_backbone(name, torch.float64, vocab_size=VOCAB, max_position_embeddings=LIMIT)
-
-
-def module_for(backbone: Backbone) -> MergeModule:
-    module = MergeModule(backbone.hidden_size).to(backbone.dtype)
-    module.initialise(0.2, torch.Generator().manual_seed(1))
-    return module.eval().requires_grad_(False)
 
 
 def random_rules() -> Matcher:

@@ -21,13 +21,6 @@ def push(units: GeneratedUnits, *tokens: int | None) -> None:
     units.push(np.array([token or 0 for token in tokens], dtype=np.int64), running)
 
 
-def test_an_ended_row_keeps_its_units_while_others_grow() -> None:
-    units = GeneratedUnits(Matcher(RuleSet.from_spans([(1, 2)])), rows=2)
-    for tokens in ((1, 1), (2, 2), (None, 1), (None, 2)):
-        push(units, *tokens)
-    assert [units.spans(row) for row in (0, 1)] == [((0, 2),), ((0, 2), (2, 2))]
-
-
 def test_a_row_outgrows_its_first_buffer() -> None:
     units = GeneratedUnits(Matcher(RuleSet.from_spans([(1, 2)])), rows=2)
     for step in range(300):

@@ -7,13 +7,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from support.tiny_models import random_backbone
 from umim_core.errors import GenerationError
-from umim_core.inference.engine import Engine
 from umim_core.inference.request import check_generation_config
 from umim_core.inference.sampling import TokenChooser
 from umim_core.inference.stopping import Stopper
-from umim_core.merging.merged_model import MergedModel
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.0]])
 
@@ -71,23 +68,6 @@ def test_a_rows_draws_do_not_depend_on_the_rows_beside_it() -> None:
 def test_a_repetition_penalty_sees_each_rows_own_raw_ids() -> None:
     config = GenerationConfig(max_new_tokens=1, repetition_penalty=3.0)
     assert choose(config, ids=[[0], [0, 1, 3]]) == [1, 2]
-
-
-def test_a_repetition_penalty_gives_what_transformers_gives() -> None:
-    backbone = random_backbone(vocab_size=13, initializer_range=0.3)
-    prompt = [1, 2, 3, 4]
-    theirs = backbone.model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, 4, dtype=torch.int64),
-        max_new_tokens=20,
-        do_sample=False,
-        repetition_penalty=1.7,
-        pad_token_id=0,
-    )
-    ours = Engine(MergedModel.without_merging(backbone)).generate(
-        [prompt], GenerationConfig(max_new_tokens=20, repetition_penalty=1.7)
-    )
-    assert list(ours.rows[0].ids) == theirs[0, 4:].tolist()
 
 
 def letters(alphabet: str) -> PreTrainedTokenizerFast:

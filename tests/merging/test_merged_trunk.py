@@ -198,22 +198,16 @@ def test_continuations_together_equal_each_alone_behind_its_context(depth: int, 
 def test_raw_positions_have_the_bits_of_the_base_model(
     depth: int, rank: int, dtype: torch.dtype
 ) -> None:
-    """Before its first merge a row computes what the base model computes, next to merged rows."""
+    """Without a merge a row computes what the base model computes."""
     backbone, matcher = build("llama", dtype), random_rules(1, True)
     model = random_merged_model(backbone, matcher, depth, rank)
-    rows = [np.array([0, 0, 0]), np.array([0] * 12)]
-    assert not (matcher.segment(rows[0])[1] > 1).any() or True
     raw = [ids for ids in random_prompts(9, 40) if (matcher.segment(ids)[1] == 1).all()][:4]
     raw = [ids for ids in raw if len(ids) > 1]
     assert raw
-    mixed = [*raw, *(ids[: len(ids)] for ids in random_prompts(3, 4))]
     base = MergedModel.without_merging(backbone)
-    wide = max(map(len, mixed))
-    alike = [ids for ids in mixed if len(ids) == wide] or mixed
     for ids in raw:
         own = score_rows([ids], model)[0]
         assert torch.equal(own.log_probs, score_rows([ids], base)[0].log_probs)
-    assert len(score_rows(alike, model)) == len(alike)
 
 
 def test_adapters_change_merged_rows_and_no_other_bit() -> None:

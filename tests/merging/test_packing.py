@@ -17,6 +17,8 @@ from umim_core.merging.packing import (
     Segmentation,
     pack_rows,
 )
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
 
 
 def cut(lengths: list[int]) -> Segmentation:
@@ -118,6 +120,11 @@ def test_without_spans_no_module_is_needed(tiny_backbone: Backbone) -> None:
 def test_spans_without_a_module_are_refused(tiny_llama: Backbone) -> None:
     with pytest.raises(ConfigError, match="merged units need a merge module"):
         MergedModel.without_merging(tiny_llama).embed(pack([[1, 2]], [[2]]))
+
+
+def test_rules_without_a_module_are_refused(tiny_llama: Backbone) -> None:
+    with pytest.raises(ConfigError, match="rules need a merge module"):
+        MergedModel(tiny_llama, None, Matcher(RuleSet.from_spans([(1, 2)])), "compact")
 
 
 def test_surrogates_have_the_type_of_the_backbone_and_reach_the_module(

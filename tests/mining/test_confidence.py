@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from support.ngram_oracle import Grams, flat, grams_of
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import (
     ConfigError,
@@ -25,7 +26,6 @@ from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import Offsets
 
-Grams = dict[tuple[int, ...], int]
 THRESHOLD = 0.02  # a random model of 32 tokens exceeds it in part
 SIZES = (20, 1, 0, 13, 2, 30, 27, 3)
 
@@ -65,18 +65,9 @@ def grams(ids: dict[int, np.ndarray], support: dict[int, np.ndarray]) -> Grams:
     }
 
 
-def rules_of(rules: RuleSet) -> Grams:
-    return grams(rules.ids_by_order, rules.support_by_order)
-
-
 @pytest.fixture
 def segments(rng: np.random.Generator) -> list[list[int]]:
     return [rng.choice([0, 3, 4, 5, 6, 7], size, p=[0.05, *[0.19] * 5]).tolist() for size in SIZES]
-
-
-def flat(segments: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    offsets = np.cumsum([0, *map(len, segments)], dtype=np.int64)
-    return np.array([i for segment in segments for i in segment], dtype=np.int64), offsets
 
 
 def test_runs_are_those_found_token_by_token(
@@ -118,7 +109,7 @@ def test_tau_and_filters_apply_to_the_runs(tiny_llama: Backbone, segments: list[
     runs = oracle(segments, sure, {0})
     twice = {run: n for run, n in runs.items() if len(run) in ORDERS and n >= 2}
     mined = mine(tiny_llama, *flat(segments), min_probability=THRESHOLD, tau=2)
-    assert rules_of(mined) == twice != {}
+    assert grams_of(mined) == twice != {}
     assert mined.origin.source == "confidence"
     assert (mined.origin.tau, mined.origin.overlap, mined.origin.containment) == (2, "none", "keep")
     filtered = mine(
@@ -126,7 +117,7 @@ def test_tau_and_filters_apply_to_the_runs(tiny_llama: Backbone, segments: list[
     )
     assert filtered.infix_free
     assert 0 < len(filtered) < len(mined) + sum(1 for n in runs.values() if n == 1)
-    assert rules_of(filtered).items() <= runs.items()
+    assert grams_of(filtered).items() <= runs.items()
 
 
 @pytest.mark.parametrize(

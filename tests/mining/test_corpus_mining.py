@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from support.ngram_oracle import Grams, cut, document_oracle, oracle
+from support.ngram_oracle import Grams, cut, document_oracle, grams_of, oracle
 from umim_core.errors import ArtifactError, ConfigError, CorpusError, RuleSetError, UmimError
 from umim_core.mining.corpus_mining import MiningReport, mine_rules
 from umim_core.mining.mining_options import MiningOptions
@@ -52,16 +52,6 @@ def corpus(tmp_path: Path) -> Source:
 
 def stream() -> np.ndarray:
     return np.concatenate([np.array(document, dtype=np.int64) for document in documents()])
-
-
-def grams_of(rules: RuleSet) -> Grams:
-    return {
-        tuple(gram): int(count)
-        for n in ORDERS
-        for gram, count in zip(
-            rules.ids_by_order[n].tolist(), rules.support_by_order[n].tolist(), strict=True
-        )
-    }
 
 
 def mined(

@@ -49,12 +49,6 @@ def test_grams_with_their_documents_equal_the_oracle(
     assert as_dict(select(counts, tau, least)) == kept
 
 
-def test_an_empty_corpus_holds_nothing() -> None:
-    ids, offsets = flat([[]])
-    options, counter = MiningOptions(tau=1, min_documents=2), LocalCounter(ids, offsets)
-    assert as_dict(select(find_ngrams(options, counter, np.array([0])), 1, 1)) == {}
-
-
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_a_recount_is_the_same_for_any_number_of_threads(threads: int, tmp_path: object) -> None:
     ids = np.random.default_rng(1).integers(0, 6, 1003)
@@ -96,9 +90,3 @@ def test_an_id_out_of_range_is_refused_in_a_thread_too() -> None:
     keys = count_ngrams(*flat([[1, 2]]), 1).keys
     with pytest.raises(CorpusError, match=r"0\.\.262143"):
         LocalCounter(ids, offsets, threads=2).recount(keys, None)
-
-
-def test_a_threshold_below_one_is_refused() -> None:
-    ids, offsets = flat([[1, 2, 3, 4]])
-    with pytest.raises(RuleSetError, match="tau must be at least 1; got 0"):
-        find_ngrams(MiningOptions(tau=0), LocalCounter(ids, offsets))

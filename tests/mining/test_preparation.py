@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.errors import ArtifactError, CorpusError
 from umim_core.mining import preparation
 from umim_core.mining.preparation import (
-    check_absent,
-    excluded_ids,
     ids_digest,
     tokenized_corpus,
     whole_segments,
@@ -40,15 +38,6 @@ def test_documents_keep_their_borders(
     assert list(tmp_path.glob(".umim-tokens-*")) == []
 
 
-def test_an_error_removes_the_folder(tmp_path: Path) -> None:
-    np.save(tmp_path / "ids.npy", np.arange(9, dtype=np.uint16))
-    source = TokenIds(path=str(tmp_path / "ids.npy"))
-    with pytest.raises(KeyError), tokenized_corpus(source, None, tmp_path):
-        assert len(list(tmp_path.iterdir())) == 2
-        raise KeyError
-    assert [path.name for path in tmp_path.iterdir()] == ["ids.npy"]
-
-
 @pytest.mark.parametrize("beside", ["ids.npy", "ids.npy/x", "dangling", "dangling/x"])
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, beside: str) -> None:
     np.save(tmp_path / "ids.npy", np.arange(9, dtype=np.uint16))
@@ -59,14 +48,6 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, beside: str) -> No
         tokenized_corpus(source, None, tmp_path / beside),
     ):
         pytest.fail("it was made")
-
-
-def test_an_output_that_exists_is_refused_even_if_it_leads_nowhere(tmp_path: Path) -> None:
-    check_absent(tmp_path / "new" / "out")
-    (tmp_path / "link").symlink_to("nowhere")
-    for name in ("", "link"):
-        with pytest.raises(ArtifactError, match="the output directory must not exist"):
-            check_absent(tmp_path / name)
 
 
 @pytest.mark.parametrize(("size", "count"), [(10, 1), (19, 1), (20, 2)])
@@ -80,14 +61,6 @@ def test_ids_that_the_tokenizer_does_not_have_are_refused(
     assert whole_segments(shards([31, 31]), tiny_tokenizer, 2).count == 1
     with pytest.raises(CorpusError, match=r"0\.\.31, the tokenizer's vocabulary; got 32"):
         whole_segments(shards([31, 32]), tiny_tokenizer, 2)
-
-
-def test_special_and_protected_ids_are_left_out(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    assert excluded_ids(tiny_tokenizer, ()) == (0,)
-    assert excluded_ids(tiny_tokenizer, ("^w3",)) == (0, 3, 30, 31)
-    assert excluded_ids(None, ()) == ()
-    with pytest.raises(ConfigError, match=r"protected tokens need a tokenizer; got \['x'\]"):
-        excluded_ids(None, ("x",))
 
 
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])

@@ -29,12 +29,6 @@ TEMPLATES = {
         "{{ '<|start|>' + m['role'] + '<|sep|>\n\n' + m['content'] | trim + '<|endoftext|>' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant<|sep|>\n\n' }}{% endif %}"
     ),
-    "gemma": (
-        "{{ '<bos>' }}{% for m in messages %}"
-        "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' "
-        "+ m['content'] | trim + '<|endoftext|>\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
-    ),
     "chatml": (
         "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] "
         "+ '<|endoftext|>' + '\n' }}{% endfor %}"
@@ -44,11 +38,6 @@ TEMPLATES = {
         "{{ '<s>' }}{% for m in messages %}{% if m['role'] == 'user' %}"
         "{{ '[INST] ' + m['content'] | trim + ' [/INST]' }}{% else %}"
         "{{ ' ' + m['content'] | trim + '<|endoftext|>' }}{% endif %}{% endfor %}"
-    ),
-    "zephyr": (
-        "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] | trim "
-        "+ '<|endoftext|>' + '\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
     ),
     "plain": (
         "{% for m in messages %}{{ m['role'] | upper + ': ' + m['content'] | trim + '\n' }}"

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from support.command_line import console
 from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone, wrap_backbone
-from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import GenerationError, TokenizerMismatchError
+from umim_core.errors import GenerationError
 
 TEXT = "w1 w2 w9 w3 w4 w5"
-
-
-def test_beam_search_is_refused_by_name(tiny_umim: UMIM) -> None:
-    with pytest.raises(GenerationError, match="beam search is not supported; got num_beams"):
-        tiny_umim.generate(TEXT, num_beams=4)
-    with pytest.raises(TypeError, match="unknown options"):
-        tiny_umim.generate(TEXT, beams=4)
 
 
 def test_a_missing_chat_template_is_named(tiny_umim: UMIM) -> None:
@@ -41,16 +30,6 @@ def test_padding_without_a_mask_is_warned_of(
     tiny_umim.generate(ids[1], max_new_tokens=1)
     tiny_umim.generate([np.array([1, 2]), np.array([3])], max_new_tokens=1)
     assert caplog.messages == []
-
-
-def test_a_tokenizer_mismatch_names_both(
-    tiny_llama: Backbone, tiny_checkpoint: Path, word_tokenizer: object
-) -> None:
-    other = word_tokenizer(["<eos>", *(f"v{i}" for i in range(1, 32))])  # type: ignore[operator]
-    strange = wrap_backbone(tiny_llama.model, other, name="strange")
-    message = r"must be that of .*backbone \(\w{12}\); got one of strange, 32 entries \(\w{12}\)"
-    with pytest.raises(TokenizerMismatchError, match=message):
-        Checkpoint.load(tiny_checkpoint).check_vocabulary(strange)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from support.gguf_files import tiny_bpe, write_gguf
+from support.gguf_files import LLAMA3, tiny_bpe, write_gguf
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
 from umim_core.errors import BackboneError
@@ -22,14 +22,6 @@ from umim_core.store.artifacts import directory_digest
 
 PIPELINE = tiny_bpe()
 VOCAB = len(PIPELINE["model"]["vocab"]) + 3  # rows beyond the tokens, as published models have
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 # Settings that differ from every default, and for each family what is its own.
 OWN: dict[str, dict[str, Any]] = {
     "llama": {},

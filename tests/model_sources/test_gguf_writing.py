@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from support.gguf_files import TEMPLATE, tiny_bpe
+from support.gguf_files import LLAMA3, TEMPLATE, tiny_bpe
 from support.gguf_files import write_gguf as written_by_tests
 from support.tiny_models import random_model, tiny_config
 from umim_core.errors import BackboneError
@@ -23,14 +23,6 @@ from umim_core.model_sources.gguf_writing import write_gguf
 PIPELINE = tiny_bpe()
 TOKENS = len(PIPELINE["model"]["vocab"])
 ROWS = TOKENS + 5  # as many more as spans have
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 
 
 def directory(folder: Path, family: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> Path:

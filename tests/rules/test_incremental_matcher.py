@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.unit_counts import units_of
 from umim_core.errors import ConfigError
 from umim_core.rules.incremental_matcher import SuffixMatcher
 from umim_core.rules.matcher import Matcher
@@ -15,19 +16,6 @@ from umim_core.text.token_ids import MAX_TOKEN_ID
 
 Spans = set[tuple[int, ...]]
 Step = tuple[int, tuple[int, ...]]  # units taken back, ids of the new unit
-
-
-def oracle(ids: list[int], rules: Spans) -> list[tuple[int, int]]:
-    """Longest-first, left-to-right matching, spelled out: all units as (start, length)."""
-    units, start = [], 0
-    while start < len(ids):
-        found = [
-            n for n in (4, 3, 2) if start + n <= len(ids) and tuple(ids[start : start + n]) in rules
-        ]
-        length = found[0] if found else 1
-        units.append((start, length))
-        start += length
-    return units
 
 
 def step(suffixes: SuffixMatcher, tokens: list[int | None]) -> list[Step | None]:
@@ -111,7 +99,7 @@ def check_law(rules: Spans, rows: list[list[int]]) -> None:
                 held.append((at + 1 - len(span), len(span)))
                 assert span == tuple(row[at + 1 - len(span) : at + 1])
             seen = min(at + 1, len(row))
-            assert held == oracle(row[:seen], rules)
+            assert held == units_of(row[:seen], rules)
 
 
 @given(case=rules_and_rows())

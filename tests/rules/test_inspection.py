@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.unit_counts import units_of
 from umim_core.rules.inspection import (
     Rule,
     coverage,
@@ -36,16 +37,6 @@ def ruleset(counted: dict[Span, int]) -> RuleSet:
     )
 
 
-def unit_lengths(row: list[int], spans: Iterable[Span]) -> list[int]:
-    """The longest rule at each position, from left to right."""
-    lengths, at = [], 0
-    while at < len(row):
-        fitting = [n for n in (2, 3, 4) if at + n <= len(row) and tuple(row[at : at + n]) in spans]
-        lengths.append(max(fitting, default=1))
-        at += lengths[-1]
-    return lengths
-
-
 def flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     ids = np.array([token for row in rows for token in row], np.int32)
     return ids, np.cumsum([0, *map(len, rows)], dtype=np.int64)
@@ -53,7 +44,7 @@ def flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 def reduction(rows: list[list[int]], spans: Iterable[Span]) -> float:
     tokens = sum(map(len, rows))
-    return (tokens - sum(len(unit_lengths(row, spans)) for row in rows)) / tokens
+    return (tokens - sum(len(units_of(row, spans)) for row in rows)) / tokens
 
 
 @given(COUNTED, ROWS)
@@ -61,7 +52,7 @@ def test_coverage_counts_tokens_segments_and_spans_of_each_order(
     counted: dict[Span, int], rows: list[list[int]]
 ) -> None:
     found = coverage(*flat(rows), Matcher(ruleset(counted)))
-    lengths = [length for row in rows for length in unit_lengths(row, counted)]
+    lengths = [length for row in rows for _, length in units_of(row, counted)]
     assert (found.tokens, found.segments) == (sum(map(len, rows)), len(rows))
     assert found.spans == {n: lengths.count(n) for n in (2, 3, 4)}
     assert found.token_reduction == reduction(rows, counted)

@@ -14,6 +14,14 @@ from transformers import PreTrainedModel
 
 from support.tiny_models import random_model, tiny_config
 
+LLAMA3: Final[dict[str, Any]] = {  # rotary embeddings of Llama 3
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"

@@ -11,6 +11,7 @@ import pytest
 
 from umim_core.mining import counting
 from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.ruleset import RuleSet
 
 Gram = tuple[int, ...]
 Grams = dict[Gram, int]
@@ -60,6 +61,17 @@ def by_gram(counts: NgramCounts, values: dict[int, np.ndarray]) -> Grams:
         tuple(gram): int(value)
         for n in ORDERS
         for gram, value in zip(counts.ids(n).tolist(), values[n], strict=True)
+    }
+
+
+def grams_of(rules: RuleSet) -> Grams:
+    """Return the counts of a rule set by rule."""
+    return {
+        tuple(gram): count
+        for n in ORDERS
+        for gram, count in zip(
+            rules.ids_by_order[n].tolist(), rules.support_by_order[n].tolist(), strict=True
+        )
     }
 
 

@@ -135,13 +135,6 @@ def test_a_limit_below_one_is_refused(
 # Segments
 
 
-def test_documents_run_into_each_other_and_the_rest_is_dropped() -> None:
-    flat, offsets = segments([np.array([1, 2, 3, 4, 5]), np.array([6, 7, 8, 9])], 4)
-    assert flat.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert offsets.tolist() == [0, 4, 8]
-    assert (flat.dtype, offsets.dtype) == (np.int32, np.int64)
-
-
 @given(
     documents=st.lists(st.lists(st.integers(0, 2**18 - 1), max_size=12), max_size=12),
     length=st.integers(2, 9),
@@ -153,6 +146,7 @@ def test_segments_are_the_cut_concatenation(documents: list[list[int]], length: 
     found = [flat[a:b].tolist() for a, b in pairwise(offsets)]
     assert found == expected
     assert flat.size == offsets[-1]
+    assert (flat.dtype, offsets.dtype) == (np.int32, np.int64)
 
 
 @pytest.mark.parametrize("bad", [-1, 2**18])

@@ -15,6 +15,8 @@ from torch import Tensor
 from support.merge_modules import FORMS, give_rows
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.config.form import UnitPositions
+from umim_core.errors import CorpusError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
@@ -38,10 +40,12 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> Backbone:
     return random_backbone(family, dtype, vocab_size=VOCAB, max_position_embeddings=32, **tied)
 
 
-def model_for(backbone: Backbone, form: str = "paper") -> DistillModel:
+def model_for(
+    backbone: Backbone, form: str = "paper", unit_positions: UnitPositions = "compact"
+) -> DistillModel:
     module = MergeModule(HIDDEN, **FORMS[form]).to(backbone.dtype)
     module.initialise(0.2, torch.Generator().manual_seed(1))
-    return wrapped(backbone, module)
+    return DistillModel(MergedModel(backbone, module, None, unit_positions))
 
 
 def wrapped(backbone: Backbone, module: MergeModule, **options: object) -> DistillModel:
@@ -58,8 +62,16 @@ def batch(units: list[list[int]] = UNITS) -> tuple[Rows, list[Segmentation]]:
     return rows, cuts
 
 
-def plain_loss(model: DistillModel, rows: Rows, cuts: list[Segmentation]) -> tuple[Tensor, int]:
-    """Cross-entropy sum over aligned rows, and their number."""
+def plain_loss(
+    model: DistillModel,
+    rows: Rows,
+    cuts: list[Segmentation],
+    unit_positions: UnitPositions = "compact",
+) -> tuple[Tensor, int]:
+    """Cross-entropy sum over aligned rows, and their number.
+
+    Where raw positions are preserved, a unit's position is that of its last raw token.
+    """
     backbone, total, count = model.backbone, torch.zeros((), dtype=torch.float64), 0
     table = backbone.embedding_weight
     for ids, (starts, lengths) in zip(rows, cuts, strict=True):
@@ -71,11 +83,17 @@ def plain_loss(model: DistillModel, rows: Rows, cuts: list[Segmentation]) -> tup
             span = table[torch.from_numpy(ids[start : start + length])]
             own, size = torch.from_numpy(ids[start : start + length]), torch.tensor([length])
             units.append(span[0] if length == 1 else model.module(span[None], size, own[None])[0])
-        student = backbone.model(inputs_embeds=torch.stack(units)[None]).logits[0]
+        ends, at = starts + lengths - 1, {}
+        if unit_positions == "preserved":
+            at = {
+                "position_ids": torch.from_numpy(ends)[None],
+                "attention_mask": torch.ones(1, len(ends)),
+            }
+        student = backbone.model(inputs_embeds=torch.stack(units)[None], **at).logits[0]
         with torch.no_grad():
             teacher = backbone.model(input_ids=torch.from_numpy(ids)[None]).logits[0]
         for unit in range(merged[0], len(units)):
-            p_t = teacher[starts[unit] + lengths[unit] - 1].softmax(-1)
+            p_t = teacher[ends[unit]].softmax(-1)
             total = total - (p_t * student[unit].log_softmax(-1)).sum()
             count += 1
     return total, count
@@ -87,16 +105,24 @@ def gradients(model: DistillModel, loss: Tensor) -> dict[str, Tensor]:
     return {name: value.to_dense() for name, value in zip(names, found, strict=True)}
 
 
-def test_loss_and_gradient_equal_the_plain_computation(backbone: Backbone) -> None:
-    model = model_for(backbone)
+@pytest.mark.parametrize("unit_positions", ["compact", "preserved"])
+def test_loss_and_gradient_equal_the_plain_computation(
+    backbone: Backbone, unit_positions: UnitPositions
+) -> None:
+    model = model_for(backbone, unit_positions=unit_positions)
     rows, cuts = batch()
     loss = model(rows, cuts)
-    expected, count = plain_loss(model, rows, cuts)
+    expected, count = plain_loss(model, rows, cuts, unit_positions)
     assert loss.rows == count == 11
     torch.testing.assert_close(loss.total, expected, atol=1e-9, rtol=1e-9)
     found, wanted = gradients(model, loss.total), gradients(model, expected)
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, atol=1e-9, rtol=1e-7, msg=name)
+
+
+def test_a_row_beyond_the_positions_is_refused() -> None:
+    with pytest.raises(CorpusError, match=r"32 positions.*33 tokens.*shorter segments"):
+        model_for(build("gpt2"))(*batch([[2] + [1] * 31]))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -18,7 +18,6 @@ from support.merge_modules import (
     spans_of,
 )
 from support.merge_modules import uniform as draw
-from umim_core.errors import ConfigError
 from umim_core.merging.module import MAX_SPAN, ContextualPooling, MergeModule
 
 
@@ -88,8 +87,3 @@ def test_layers_begin_below_the_scale_of_the_embeddings(
     spans = scale * spans_of(100, 3, 64, torch_rng)
     added = module.layers[0](spans, torch.ones(100, 3, dtype=torch.bool)) - spans
     assert 0.05 * scale < added.std().item() < scale
-
-
-def test_cannot_be_tabulated() -> None:
-    with pytest.raises(ConfigError, match=r"project every token on its own .*; got depth 3\."):
-        module_of("depth 3").project(torch.zeros(5, 1, 16))

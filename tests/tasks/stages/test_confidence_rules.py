@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tasks.stages.confidence
+from support.ngram_oracle import grams_of
 from support.token_artifacts import write_documents
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
@@ -73,20 +74,12 @@ def setting(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Backbone) -> S
     return Setting(tmp_path_factory.mktemp("confidence"), tiny_llama)
 
 
-def grams(rules: RuleSet) -> dict[tuple[int, ...], int]:
-    return {
-        tuple(span): int(count)
-        for n, spans in rules.ids_by_order.items()
-        for span, count in zip(spans.tolist(), rules.support_by_order[n], strict=True)
-    }
-
-
 def test_rules_are_the_runs_that_occur_often_enough(setting: Setting, tmp_path: Path) -> None:
     rules = setting.rules(tmp_path, setting.count(tmp_path))
     runs = setting.runs()
     assert max(map(len, runs)) > 4  # a longer run to discard
     expected = {run: n for run, n in runs.items() if 2 <= len(run) <= 4 and n >= 2}
-    assert grams(rules) == expected
+    assert grams_of(rules) == expected
     assert len(expected) > 3
     assert (rules.origin.source, rules.origin.tau) == ("confidence", 2)
     assert (rules.origin.overlap, rules.origin.containment) == ("none", "keep")
@@ -95,7 +88,7 @@ def test_rules_are_the_runs_that_occur_often_enough(setting: Setting, tmp_path: 
 def test_thresholds_share_what_the_backbone_was_asked(setting: Setting, tmp_path: Path) -> None:
     counted = setting.count(tmp_path)
     assert not setting.count(tmp_path, tau=1).executed
-    every, twice = (grams(setting.rules(tmp_path, counted, tau=tau)) for tau in (1, 2))
+    every, twice = (grams_of(setting.rules(tmp_path, counted, tau=tau)) for tau in (1, 2))
     assert twice == {run: n for run, n in every.items() if n >= 2} != every
 
 

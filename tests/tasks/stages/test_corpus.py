@@ -55,15 +55,6 @@ def test_a_remote_corpus_is_tokenised_and_leaves_no_credentials(
     assert all(SECRET.encode() not in path.read_bytes() for path in files)
 
 
-def test_remote_content_decides_the_artifact(
-    tmp_path: Path, config: FilesCorpus, store: ObjectStore
-) -> None:
-    first = corpus_stage(tmp_path, config)
-    assert not corpus_stage(tmp_path, config).executed
-    store.objects["data/valid.txt"] = b"Return the other array."
-    assert corpus_stage(tmp_path, config).digest != first.digest
-
-
 def test_remote_files_that_change_under_the_pipeline_are_refused(
     tmp_path: Path, config: FilesCorpus, store: ObjectStore, lease: ClusterLease
 ) -> None:

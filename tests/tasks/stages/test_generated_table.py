@@ -17,7 +17,6 @@ from support.tiny_table import (
     write_hub,
 )
 from tasks.data.table_jobs import read_report, read_shards
-from tasks.data.table_sources import source_facts
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE
 from umim_core.errors import ConfigError
@@ -136,13 +135,3 @@ def test_unconfined_programs_are_refused(tiny_checkpoint: Path, tmp_path: Path) 
     options = {"tasks": ["humaneval"], "hub": None, "confirm_run_unsafe_code": True}
     with pytest.raises(ConfigError, match=r"run confined in a table.*got humaneval"):
         run_table(tmp_path / "root", generated_table(tiny_checkpoint, tmp_path, **options))
-
-
-def test_limits_and_a_seed_of_answers_are_in_the_key(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    def facts(**changes: Any) -> dict[str, object]:
-        recipe = generated_table(tiny_checkpoint, tmp_path, **changes)
-        return source_facts(recipe, recipe.tasks[0], {"hub": "x"})
-
-    assert facts() == {"generation": {"new_tokens": 6, "answers": 2}}
-    assert facts(seed=1)["generation"] == {"new_tokens": 6, "answers": 2, "seed": 1}
-    assert facts(new_tokens=None, answers=None) == {}
