@@ -1,26 +1,25 @@
-"""Backbones: the three parts of many architectures, fingerprints, and what is refused."""
+"""Backbones and tokenizers: parts of many architectures, fingerprints, threads, what is refused."""
 
 from __future__ import annotations
 
 import io
 import json
+import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertModel,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
 
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
+from umim_core.embedded.assets import embedded_names
 from umim_core.errors import BackboneError
 from umim_core.evaluation.harness import UmimLM
 
@@ -190,3 +189,51 @@ def test_positions_that_jump_are_still_one_sequence(name: str) -> None:
     found = backbone.hidden(embeddings[:, kept], position_ids=positions[:, kept])
     assert torch.allclose(found, whole[:, kept], rtol=0, atol=1e-6)
     assert not torch.allclose(backbone.hidden(embeddings[:, kept]), found, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["umim-docs-llama", "umim-docs-gpt2"])
+def test_threads_that_load_at_once_get_the_same_whole_model(name: str) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(load_backbone, [name] * 6))
+    assert len({backbone.fingerprint for backbone in found}) == 1
+
+
+@pytest.mark.parametrize("name", embedded_names())
+def test_the_short_way_to_a_tokenizer_gives_what_transformers_gives(name: str) -> None:
+    ours = load_tokenizer(name)
+    theirs = AutoTokenizer.from_pretrained(resolve_backbone(name), trust_remote_code=False)
+    assert type(ours) is type(theirs)
+    assert tokenizer_fingerprint(ours) == tokenizer_fingerprint(theirs)
+    assert ours("Return it.")["input_ids"] == theirs("Return it.")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("./nowhere", "a path that does not exist"),
+        ("a/b/c", "a path that does not exist"),
+        ("nosuch", "neither a directory nor downloaded before"),
+        ("umim-docs-lama", "Did you mean 'umim-docs-llama'?"),
+    ],
+)
+def test_a_missing_tokenizer_is_told_at_once_and_by_what_it_looks_like(
+    name: str, value: str
+) -> None:
+    with pytest.raises(BackboneError) as caught:
+        load_tokenizer(name, local_files_only=True)
+    assert value in str(caught.value)
+
+
+def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(address: tuple[str, int], _: float) -> None:
+        asked.append(address)
+        raise OSError("no route")
+
+    monkeypatch.setattr("umim_core.backbone.tokenizer_files.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("umim_core.backbone.tokenizer_files.getproxies", dict)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(BackboneError, match="neither a directory nor downloaded before"):
+        load_tokenizer("nosuch")
+    assert len(asked) == 1

@@ -1,4 +1,4 @@
-"""One's own checkpoints have names; what is no checkpoint is told what it is instead."""
+"""One's own checkpoints have names and next steps; what is no checkpoint is told what it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.command_line import Umim, console
-from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.checkpoint.checkpoint_index import (
     artifact_root,
     own_checkpoint,
@@ -16,6 +16,7 @@ from umim_core.checkpoint.checkpoint_index import (
     own_name,
     record_checkpoint,
 )
+from umim_core.checkpoint.next_steps import FIELD, after_pruning
 from umim_core.errors import CheckpointError, ConfigError
 
 
@@ -97,3 +98,16 @@ def test_a_name_cannot_climb_out_of_the_index(stage: Path, name: str) -> None:
 def test_a_misspelt_name_is_told_the_right_one() -> None:
     with pytest.raises(CheckpointError, match=r"does not exist\. Did you mean 'umim-docs-llama'\?"):
         resolve_checkpoint("umim-docs-lama")
+
+
+@pytest.mark.parametrize("revision", [None, "v2"])
+def test_training_is_printed_for_models_that_the_command_takes(
+    tiny_checkpoint: Path, revision: str | None
+) -> None:
+    config = read_config(tiny_checkpoint).model_copy(update={"backbone_revision": revision})
+    generate, train = after_pruning(Path("less"), config, ["a.txt"], FIELD)
+    assert generate.startswith("  umim generate")
+    if revision is None:
+        assert train.startswith("  umim train") and "--start less --out less-trained" in train
+    else:
+        assert "revision v2" in train and "recipe" in train

@@ -1,4 +1,4 @@
-"""Rule fields of a cell: what goes together, and that older recipes read the same."""
+"""Form and rule fields of a cell: what goes together, and that older recipes read the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from support.merge_modules import FORMS
+from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import Cell, Recipe
 
 CONFIDENT = {"backbone": "a", "source": "confidence"}
@@ -57,3 +59,19 @@ def test_a_recipe_that_they_cannot_follow_is_refused(
     assert recipe(CONFIDENT).cells[0].source == "confidence"
     with pytest.raises(ValidationError, match=message):
         recipe(cell, **fields)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_every_form_is_dumped_and_read_back(form: dict[str, Any]) -> None:
+    found = ModuleForm(**form)
+    assert found.form() == {"positions": "none", **form}
+    assert ModuleForm.model_validate_json(found.model_dump_json()) == found
+
+
+def test_unit_positions_are_part_of_the_form_and_dumped_where_they_deviate() -> None:
+    found = ModuleForm(unit_positions="preserved")
+    assert found.form() == {"positions": "none", "unit_positions": "preserved"}
+    assert ModuleForm.model_validate_json(found.model_dump_json()) == found
+    assert ModuleForm(unit_positions="compact").model_dump() == {"positions": "none"}
+    with pytest.raises(ValidationError, match="'compact' or 'preserved'"):
+        ModuleForm(unit_positions="restarted")

@@ -1,4 +1,4 @@
-"""The pages of the benchmarks show their results."""
+"""The pages of benchmarks and adaptations show their committed results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from docs.make.__main__ import main
 from docs.make.document import RESULTS
+from docs.make.results import documents_of
+from support.tiny_adaptation import adaptation
 from tasks.report.render import Report
 
 FACTS = {"platform": "Linux", "cores": 2, "commit": "0123456789abcdef", "versions": {"numpy": "2"}}
@@ -60,3 +62,15 @@ def test_every_result_file_of_a_benchmark_has_a_page() -> None:
         if "benchmark" in json.loads(path.read_text("utf-8"))
     ]
     assert places and [path.stem for path in places if not path.with_suffix(".md").is_file()] == []
+
+
+def test_a_result_file_has_its_page_and_the_figure_that_the_page_shows(tmp_path: Path) -> None:
+    file = tmp_path / "adaptation-tiny.json"
+    file.write_text(json.dumps(adaptation()), "utf-8")
+    page, figure = documents_of(file)
+    assert (page.path.name, figure.path.name) == ("adaptation-tiny.md", "adaptation-tiny.svg")
+    assert f"({figure.path.name})" in page.make()
+    for document in (page, figure):
+        assert not document.current()
+        document.write()
+        assert document.current()

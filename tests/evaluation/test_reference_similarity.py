@@ -1,4 +1,4 @@
-"""Stand-in features, and similarity of generated texts to held-out continuations."""
+"""Features that stand in, MAUVE of drawn ones, similarity to held-out continuations."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.text_metrics.bertscore import BERTSCORE, greedy_bertscore
 from umim_core.evaluation.text_metrics.reference_similarity import (
+    FEWEST_TEXTS,
     MAUVE,
     References,
     chrf,
@@ -96,3 +97,25 @@ def test_mauve_is_of_the_last_tokens_of_texts_that_are_not_empty(backbone: Backb
         for part in (texts[:-1], wanted)
     ]
     assert found.mauve == pytest.approx(mauve(*last), abs=1e-6)
+
+
+def drawn(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
+
+
+@pytest.mark.full  # mauve-text imports scikit-learn
+def test_mauve_is_high_for_one_distribution_low_for_two_and_the_same_again() -> None:
+    pytest.importorskip("mauve", reason="mauve-text is the `metrics` extra")
+    first, again = drawn(60, 1), drawn(60, 2)
+    assert mauve(first, first) == pytest.approx(1.0, abs=1e-3)
+    near = mauve(first, again)
+    # Features are scaled to length 1: another distribution is one of other directions.
+    assert near > 0.8 and mauve(first, again + 50) < 0.1
+    assert mauve(first, again) == near
+
+
+def test_too_few_texts_are_refused() -> None:
+    enough, few = drawn(FEWEST_TEXTS, 1), drawn(FEWEST_TEXTS - 1, 1)
+    for pair in ((enough, few), (few, enough)):
+        with pytest.raises(EvaluationError, match="at least 20 texts and as many references"):
+            mauve(*pair)

@@ -1,7 +1,8 @@
-"""Sampling in lm-eval: hf's distribution, and draws that depend on seed and request alone."""
+"""Generation in lm-eval: hf's distribution, draws of seed and request, and refused kwargs."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 from lm_eval.api.instance import Instance
 
 from support.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models
+from umim_core.errors import GenerationError
 from umim_core.inference.request import DEFAULT_TOP_K
 from umim_core.inference.sampling import TokenChooser
 
@@ -109,3 +111,34 @@ def test_a_request_draws_the_same_whatever_stands_beside_it(merge: str) -> None:
         again = models.ours(merge, 4).generate_until(requests)
     assert found[0] == found[1] == found[2]
     assert again != found[0]  # another evaluation without a seed draws anew
+
+
+def test_kwargs_without_effect_are_reported_once_and_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    models = Models(Case(options={"early_stopping": "never", "use_cache": True, "max_length": 30}))
+    logging.getLogger("lm_eval").propagate = True
+    with caplog.at_level(logging.WARNING, "lm_eval"):
+        texts = models.ours("all", 1).generate_until(models.requests())
+    assert all(texts)
+    lines = [line for line in caplog.messages if line.startswith("umim: ")]
+    assert len(lines) == len(set(lines))
+    for name in ("early_stopping", "use_cache", "max_length"):
+        assert any(name in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_beams": 3}, "num_beams"),
+        ({"do_sample": True, "temperature": 0.0}, "out of range"),
+        ({"decode_max_damage": "most"}, "decode_max_damage must be a number of nats"),
+        ({"top_p": 7.0, "do_sample": True, "temperature": 1.0}, "out of range"),
+    ],
+)
+def test_kwargs_that_cannot_be_honoured_are_refused_by_name(
+    options: dict[str, object], named: str
+) -> None:
+    models = Models(Case(options=options))
+    with pytest.raises(GenerationError, match=named):
+        models.ours("all", 1).generate_until(models.requests())

@@ -12,11 +12,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
-from umim_core.merging.packing import (
-    PackedUnits,
-    Segmentation,
-    pack_rows,
-)
+from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -40,17 +36,6 @@ def module_for(backbone: Backbone) -> MergeModule:
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(2))
     return module.requires_grad_(False)
-
-
-def test_docstring_example() -> None:
-    packed = pack([[11, 12, 13, 14]], [[1, 2, 1]])
-    assert packed.token_ids.tolist() == [[11, 0, 14]]
-    assert packed.span_index.tolist() == [[-1, 0, -1]]
-    assert packed.span_ids.tolist() == [[12, 13]]
-    assert packed.span_lengths.tolist() == [2]
-    assert packed.starts.tolist() == [[0, 1, 3]]
-    assert packed.lengths.tolist() == [[1, 2, 1]]
-    assert packed.attention_mask.tolist() == [[True, True, True]]
 
 
 @given(case=batches())

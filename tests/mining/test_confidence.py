@@ -13,13 +13,7 @@ from transformers import PreTrainedModel
 
 from support.ngram_oracle import Grams, flat, grams_of
 from umim_core.backbone.backbone import Backbone, wrap_backbone
-from umim_core.errors import (
-    ConfigError,
-    CorpusError,
-    EvaluationError,
-    NumericalError,
-    RuleSetError,
-)
+from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError, RuleSetError
 from umim_core.mining.confidence import confidence_counts
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.origin import RuleOrigin

@@ -10,8 +10,16 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from support.ngram_oracle import Grams, cut, document_oracle, grams_of, oracle
-from umim_core.errors import ArtifactError, ConfigError, CorpusError, RuleSetError, UmimError
-from umim_core.mining.corpus_mining import MiningReport, mine_rules
+from umim_core.backbone.backbone import Backbone
+from umim_core.errors import (
+    ArtifactError,
+    ConfigError,
+    CorpusError,
+    EvaluationError,
+    RuleSetError,
+    UmimError,
+)
+from umim_core.mining.corpus_mining import MiningReport, mine_confident_spans, mine_rules
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
@@ -238,3 +246,49 @@ def test_special_tokens_are_in_no_rule(tmp_path: Path, tokenizer: str) -> None:
     source = TokenIds(path=str(tmp_path / "ids.npy"))
     mine_rules(source, tmp_path / "out", tokenizer=tokenizer, options=PLAIN)
     assert grams_of(RuleSet.load(tmp_path / "out")) == oracle(cut(ids, 10), 2, frozenset({0}))
+
+
+MISSING = TextFiles(paths=("no.txt",))
+
+
+OF_64 = MiningOptions(segment_length=64)
+
+
+BAD_PATTERN = MiningOptions(segment_length=64, protect=("(",))
+
+
+def test_a_bad_pattern_is_refused_before_the_corpus_is_read(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tiny_tokenizer.save_pretrained(tmp_path)
+    for options, error in ((OF_64, CorpusError), (BAD_PATTERN, ConfigError)):
+        with pytest.raises(error):
+            mine_rules(MISSING, tmp_path / "out", tokenizer=str(tmp_path), options=options)
+
+
+@pytest.mark.parametrize(
+    ("options", "threshold", "error", "message"),
+    [
+        (OF_64, 0.5, CorpusError, "no.txt"),
+        (OF_64, 1.5, ConfigError, "min_probability must lie between 0 and 1; got 1.5"),
+        (BAD_PATTERN, 0.5, ConfigError, r"\("),
+        (MiningOptions(segment_length=65), 0.5, EvaluationError, "64 positions; got 65 positions"),
+    ],
+    ids=["nothing wrong but the corpus", "threshold", "pattern", "positions"],
+)
+def test_confidence_options_are_refused_before_the_corpus_is_read(
+    tmp_path: Path,
+    tiny_llama: Backbone,
+    options: MiningOptions,
+    threshold: float,
+    error: type[UmimError],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        mine_confident_spans(
+            MISSING,
+            tmp_path / "out",
+            backbone=tiny_llama,
+            options=options,
+            min_probability=threshold,
+        )

@@ -11,11 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from umim_core.errors import ArtifactError, CorpusError
 from umim_core.mining import preparation
-from umim_core.mining.preparation import (
-    ids_digest,
-    tokenized_corpus,
-    whole_segments,
-)
+from umim_core.mining.preparation import ids_digest, tokenized_corpus, whole_segments
 from umim_core.text.shards import TokenShards
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_ids import UniformOffsets

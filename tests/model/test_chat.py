@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedTokenizerFast,
-)
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
 
 from support.tiny_models import random_backbone
 from umim_core import UMIM

@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.unit_counts import units_of
-from umim_core.rules.inspection import (
-    Rule,
-    coverage,
-    thresholds,
-    token_reduction,
-    top_rules,
-    visible,
-)
+from umim_core.rules.inspection import Rule, coverage, thresholds, top_rules, visible
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
@@ -57,12 +50,6 @@ def test_coverage_counts_tokens_segments_and_spans_of_each_order(
     assert found.spans == {n: lengths.count(n) for n in (2, 3, 4)}
     assert found.token_reduction == reduction(rows, counted)
     assert sum(found.shares.values()) == pytest.approx(float(any(found.spans.values())))
-
-
-def test_token_reduction_of_a_worked_example() -> None:
-    rules = ruleset({(1, 2): 1, (1, 2, 3): 1})  # [1 2 3] [1 2] 4 | 3 [1 2]
-    ids, offsets = flat([[1, 2, 3, 1, 2, 4], [3, 1, 2]])
-    assert token_reduction(ids, offsets, Matcher(rules)) == 4 / 9
 
 
 @given(COUNTED, st.integers(1, 12))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,12 +79,6 @@ def test_a_directory_without_tables_loads_and_matches_alike(saved: Path) -> None
     assert Matcher(RuleSet.load(saved)).segment(ids)[1].tolist() == [3, 4, 2]
 
 
-def test_missing_tables_are_refused_where_the_manifest_lists_them(saved: Path) -> None:
-    (saved / "matcher" / "tables.npy").unlink()
-    with pytest.raises(ArtifactError, match=r"exactly the files .*got \['matcher/tables\.npy'\]"):
-        RuleSet.load(saved)
-
-
 def test_tables_of_other_rules_are_refused(saved: Path, tmp_path: Path) -> None:
     RuleSet.from_spans([*SPANS[1:], (1, 3)]).save(tmp_path / "other")
     (tmp_path / "other" / "matcher" / "tables.npy").rename(saved / "matcher" / "tables.npy")
@@ -137,31 +130,6 @@ def test_tables_that_are_none_are_refused(
 ) -> None:
     change(saved, edit)
     with pytest.raises(ArtifactError, match=message):
-        RuleSet.load(saved)
-
-
-def _declare(shape: str) -> bytes:
-    header = f"{{'descr': '<u8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(640)
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered")
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"PK\x03\x04 an archive",
-        _declare(f"({1 << 60},)"),
-        _declare(f"({1 << 70},)"),
-        _declare("(5"),
-        _declare("(5,), 7: 8"),
-        b"\x93NUMPY\x01\x00\xff\xffshort",
-    ],
-)
-def test_a_file_that_is_no_array_is_refused(saved: Path, content: bytes) -> None:
-    (saved / "matcher" / "tables.npy").write_bytes(content)
-    sign(saved)
-    with pytest.raises(ArtifactError, match=r"tables\.npy must be an \.npy array"):
         RuleSet.load(saved)
 
 

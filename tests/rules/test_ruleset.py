@@ -1,8 +1,9 @@
-"""The rule set and its directory: round trip, format, and refusal of everything malformed."""
+"""The rule set and its directory: round trip, format, prices, vocabulary, what is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
+from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
+from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
 from umim_core.store.artifacts import read_json, write_json, write_manifest
 
@@ -199,3 +206,83 @@ def test_the_digest_tells_rules_counts_and_origin_apart() -> None:
     ]
     assert base.digest == RuleSet.from_spans([(1, 2)]).digest
     assert len({base.digest, *(other.digest for other in others)}) == 6
+
+
+SPANS = [(1, 2), (3, 4), (1, 2, 3), (5, 6, 7, 8)]
+
+
+PRICES = np.array([0.5, 0.0, 1.25, 0.1], np.float32)
+
+
+@pytest.fixture
+def rules() -> RuleSet:
+    return replace(RuleSet.from_spans(SPANS), prices=PRICES)
+
+
+def test_prices_come_back_with_their_rules_and_leave_the_digest(
+    rules: RuleSet, tmp_path: Path
+) -> None:
+    rules.save(tmp_path / "rules")
+    back = RuleSet.load(tmp_path / "rules")
+    assert back.require_prices().dtype == np.float32
+    assert np.array_equal(back.require_prices(), PRICES)
+    assert back.digest == rules.digest == RuleSet.from_spans(SPANS).digest
+
+
+def test_rules_that_are_taken_keep_their_prices(rules: RuleSet) -> None:
+    taken = rules.take(np.array([False, True, False, True]))
+    assert taken.require_prices().tolist() == PRICES[[1, 3]].tolist()
+
+
+def test_an_altered_price_is_refused(rules: RuleSet, tmp_path: Path) -> None:
+    rules.save(tmp_path / "rules")
+    path = tmp_path / "rules" / "prices.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ArtifactError, match="SHA-256"):
+        RuleSet.load(tmp_path / "rules")
+
+
+@pytest.mark.parametrize(
+    ("prices", "found"),
+    [
+        (PRICES[:3], r"float32 \(3,\)"),
+        (PRICES.astype(np.float64), r"float64 \(4,\)"),
+        (np.array([0, 0, np.nan, 0], np.float32), "not finite"),
+    ],
+)
+def test_what_is_no_price_of_every_rule_is_refused(prices: np.ndarray, found: str) -> None:
+    with pytest.raises(RuleSetError, match=f"must be 4 finite float32 numbers.*{found}"):
+        replace(RuleSet.from_spans(SPANS), prices=prices)
+
+
+def test_rules_without_prices_name_the_remedy() -> None:
+    with pytest.raises(RuleSetError, match=r"4 rules without prices\. Measure them: umim prune"):
+        RuleSet.from_spans(SPANS).require_prices()
+
+
+def test_an_id_beyond_the_vocabulary_is_refused() -> None:
+    check_vocabulary(RuleSet.from_spans([(1, 31)]), 32, ())
+    check_vocabulary(RuleSet.from_spans([]), 32, (0,))
+    with pytest.raises(TokenizerMismatchError, match=r"0\.\.31, the tokenizer's .*; got 32"):
+        check_vocabulary(RuleSet.from_spans([(1, 32)]), 32, ())
+
+
+def test_a_special_token_in_a_rule_is_refused() -> None:
+    rules = RuleSet.from_spans([(1, 2), (3, 7, 4), (5, 6, 7), (1, 2, 3)])
+    check_vocabulary(rules, 32, (0, 8))
+    with pytest.raises(RuleSetError, match=r"got \[3, 7, 4\] and 1 more of 3 tokens"):
+        check_vocabulary(rules, 32, (0, 7))
+
+
+@pytest.mark.parametrize("span", [(1, 0), (1, 32)])
+def test_a_checkpoint_with_such_rules_is_refused(
+    tiny_llama: Backbone, span: tuple[int, ...]
+) -> None:
+    rules = RuleSet.from_spans([span])  # of an unknown tokenizer
+    checkpoint = Checkpoint.of(
+        MergedModel(tiny_llama, MergeModule(tiny_llama.hidden_size), Matcher(rules), "compact")
+    )
+    with pytest.raises(
+        (RuleSetError, TokenizerMismatchError), match=r"of the tokenizer|vocabulary"
+    ):
+        checkpoint.check_backbone(tiny_llama)

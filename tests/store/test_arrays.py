@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,29 @@ def test_a_torn_file_is_refused(tmp_path: Path, cut: int) -> None:
     np.save(tmp_path / "x.npy", np.arange(9), allow_pickle=False)
     (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:cut])
     with pytest.raises(ArtifactError, match=r"must be an \.npy array"):
+        open_array(tmp_path / "x.npy")
+
+
+def _declare(shape: str) -> bytes:
+    header = f"{{'descr': '<u8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(640)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"PK\x03\x04 an archive",
+        _declare(f"({1 << 60},)"),
+        _declare(f"({1 << 70},)"),
+        _declare("(5"),
+        _declare("(5,), 7: 8"),
+        b"\x93NUMPY\x01\x00\xff\xffshort",
+    ],
+)
+def test_a_file_that_is_no_array_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.npy").write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"x\.npy must be an \.npy array"):
         open_array(tmp_path / "x.npy")
 
 

@@ -1,4 +1,4 @@
-"""Rows of generation tasks: prompts, their room, and what metrics need."""
+"""Rows and options of generation tasks: prompts, their room, what metrics need, bounds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ import pytest
 from tests.evaluation.conftest import byte_tokenizer
 from umim_core.errors import ConfigError
 from umim_core.task_sets.generation_rows import CHAT_ROOM, TaskOptions, make_rows
-from umim_core.task_sets.generation_spec import (
-    GenerationQuestion,
-    GenerationSet,
-    Wish,
-)
+from umim_core.task_sets.generation_spec import GenerationQuestion, GenerationSet, Wish
 from umim_core.text.token_ids import encode
 
 TOKENIZER = byte_tokenizer()
@@ -81,3 +77,25 @@ def test_a_generator_is_told_the_room_and_can_measure_prompts() -> None:
 def test_a_malformed_specification_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(TASK, **changes)
+
+
+def test_options_are_taken_from_among_the_arguments_of_the_model() -> None:
+    metadata = {"checkpoint": "x", "version": 1.0, "task_seed": 3, "task_new_tokens": 64}
+    metadata |= {"task_data": "data", "task_features": "of another task"}
+    assert TaskOptions.read(metadata) == TaskOptions(task_seed=3, task_new_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"task_sed": 1},
+            "one of task_new_tokens, .*; got task_sed. Did you mean 'task_seed'",
+        ),
+        ({"task_questions": 0}, "at least 1; got 0"),
+        ({"task_new_tokens": True}, "at least 1; got True"),
+    ],
+)
+def test_an_option_out_of_bounds_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TaskOptions.read(given)

@@ -1,13 +1,15 @@
-"""The distillation step where spans merge inside the model, and with adapters."""
+"""The distillation step where spans merge inside the model, with adapters, and its loss blocks."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from support.engine_matrix import build, random_prompts, random_rules
 from support.merged_models import oracle_states, random_merged_model, units_of
+from umim_core.training.loss import blocked_terms, chunk_terms
 from umim_core.training.step import DistillModel
 
 FORMS = [(1, 0), (1, 3), (0, 3)]
@@ -72,3 +74,27 @@ def test_autocast_runs_the_parts_with_held_weights() -> None:
     exact = DistillModel(model)(rows, cuts)
     rounded = DistillModel(model, autocast=True)(rows, cuts)
     assert float(rounded.kl) == pytest.approx(float(exact.kl), rel=0.1)
+
+
+def logits(rows: int, vocab: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    teacher = 3.0 * torch.randn(rows, vocab, generator=generator)
+    return teacher, teacher + 0.5 * torch.randn(rows, vocab, generator=generator)
+
+
+def test_sums_over_a_large_vocabulary_keep_single_precision() -> None:
+    teacher, student = logits(8, 50_257)
+    wide = chunk_terms(teacher.double(), student.double())
+    for found, expected in zip(chunk_terms(teacher, student)[:2], wide[:2], strict=True):
+        assert float(found) == pytest.approx(float(expected), rel=3e-6)
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(11, 50_257), (70, 8192), (3, 300_000), (0, 64)])
+def test_blocks_of_rows_give_the_terms_of_the_whole_chunk(rows: int, vocab: int) -> None:
+    teacher, student = logits(rows, vocab)
+    whole = chunk_terms(teacher, student)
+    for found, expected in zip(blocked_terms(teacher, student.clone()), whole, strict=True):
+        if vocab == 300_000:  # a row alone in its block
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+        else:
+            assert torch.equal(found, expected)

@@ -1,17 +1,20 @@
-"""Random spans and similar neighbours: exact reduction, an oracle each, scores by hand."""
+"""Baselines of embeddings: pooled spans, random spans and similar neighbours, an oracle each."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from support.reduced_texts import FAMILIES, word_backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import BASELINES, Ints, MergedSpans
 from umim_core.evaluation.method_scoring import method_scorer
 from umim_core.evaluation.scored_requests import Request
@@ -160,3 +163,28 @@ def test_a_context_that_is_cut_fits_with_the_units_that_are_left(case: Case) -> 
     scorer = method_scorer(case.method, case.given, 20)
     [found] = scorer.score([Request(ids, answer)], 1)
     assert found.sizes is not None and found.sizes.units <= 20 + 1
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean-embedding": lambda span: torch.stack(list(span)).mean(dim=0),
+    "last-embedding": lambda span: span[-1],
+    "sum-embedding": lambda span: torch.stack(list(span)).sum(dim=0),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_pooled_spans_equal_an_independent_computation(name: str, tiny_backbone: Backbone) -> None:
+    method = BASELINES.find(name)(tiny_backbone, Matcher(RuleSet.from_spans([(1, 2)])))
+    assert isinstance(method, MergedSpans)
+    ids, lengths = torch.tensor([[3, 4, 5, 6], [7, 7, 9, 9], [1, 2, 0, 0]]), [4, 3, 2]
+    found = method.merger(tiny_backbone.embed(ids), torch.tensor(lengths))
+    for row, length, value in zip(ids, lengths, found, strict=True):
+        expected = POOLS[name](tiny_backbone.embedding_weight[row[:length]])
+        torch.testing.assert_close(value, expected)
+
+
+def test_the_rules_of_the_cell_cut_the_text(tiny_backbone: Backbone) -> None:
+    matcher = Matcher(RuleSet.from_spans([(1, 2)]))
+    method = BASELINES.find("mean-embedding")(tiny_backbone, matcher)
+    assert isinstance(method, MergedSpans)
+    assert method.segmenter is matcher

@@ -1,4 +1,4 @@
-"""Speed-ups in the comparison: the batch size and prompt that the documents name."""
+"""Benchmarks in the comparison: batch size and prompt; data types of stages that measure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from support.token_artifacts import tokenized
@@ -13,8 +14,9 @@ from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.stages.benchmark import benchmark_stage, throughput_rows
-from umim_core.config.evaluate import BenchmarkConfig
-from umim_core.config.recipe import Cell, ClusterConfig
+from tasks.stages.evaluate import evaluate_stage
+from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
+from umim_core.config.recipe import BackboneDtype, Cell, ClusterConfig
 
 PROMPTS, BATCHES = (8, 24, 16), (2, 1)
 
@@ -51,3 +53,31 @@ def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
     for name in ("prefill_speedup", "decode_speedup"):
         assert row.metrics[name] == expected[name]
     assert len({found.speedup for found in throughput_rows(timed)}) > len(PROMPTS)
+
+
+LENGTH = 16
+
+
+IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
+
+
+def evaluated(root: Path, made: Artifact, merge: Path, dtype: BackboneDtype) -> Artifact:
+    config = EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2)
+    return evaluate_stage(root, IN_PROCESS, made, merge, config, LENGTH, "cpu", dtype)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    rng = np.random.default_rng(0)
+    splits = {split: rng.integers(1, 4, 8 * LENGTH) for split in ("train", "test")}
+    return tokenized(tmp_path_factory.mktemp("tokens"), splits)
+
+
+def test_what_is_measured_in_bfloat16_is_near_float32(
+    tokens: Artifact, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    exact = evaluated(tmp_path, tokens, tiny_checkpoint, "float32").metrics
+    rough = evaluated(tmp_path, tokens, tiny_checkpoint, "bfloat16").metrics
+    for name in ("ppl_base", "ppl_umim", "cross_entropy"):
+        assert rough[name] == pytest.approx(exact[name], rel=2e-2)
+        assert rough[name] != exact[name]

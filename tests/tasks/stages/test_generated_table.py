@@ -10,12 +10,7 @@ import pytest
 import torch
 
 from support.tiny_pipeline import Walk
-from support.tiny_table import (
-    QUESTIONS,
-    generated_table,
-    run_table,
-    write_hub,
-)
+from support.tiny_table import QUESTIONS, generated_table, run_table, write_hub
 from tasks.data.table_jobs import read_report, read_shards
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE

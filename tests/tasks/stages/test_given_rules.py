@@ -1,4 +1,4 @@
-"""A cell that names a rule directory: nothing is mined for it, and its row says what it holds."""
+"""Rules that a recipe is given, and task rules within its budget."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from flows.parts import plan
+from support.tiny_pipeline import Walk
+from tasks.stages.adapt import task_rules_stage
 from tasks.stages.mine import given_rules_stage
 from umim_core.config.recipe import Cell, Recipe
 from umim_core.errors import TokenizerMismatchError
@@ -46,3 +48,13 @@ def test_nothing_is_mined_for_such_a_cell(cell: Cell) -> None:
     made = [step["stage"] for step in plan(recipe)]
     assert made.count("given-rules") == 1
     assert made.count("count") == made.count("filter") == 1
+
+
+@pytest.mark.full  # a whole run is in its fixture
+def test_the_budget_of_a_recipe_limits_the_task_rules(tiny_run: Walk, tmp_path: Path) -> None:
+    (call,) = (call for call in tiny_run.calls if call.name == "task-rules")
+    task, cell, rules, max_tokens = call.args
+    free = int(call.artifact.metrics["rules_2"])
+    limited = rules.model_copy(update={"rule_budget": free // 2})
+    made = task_rules_stage(tmp_path, task, cell, limited, max_tokens)
+    assert 0 < made.metrics["rules_2"] <= free // 2 < free

@@ -1,4 +1,4 @@
-"""Tables of the paper: shards of questions, found after a kill, equal however they are spread."""
+"""Tables of the paper: shards of questions, found after a kill, equal however spread; refusals."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from support.tiny_table import (
     write_hub,
     write_questions,
 )
-from tasks.data.table_jobs import SHARDS, ModelPlace, read_shards
+from tasks.data.table_jobs import SHARDS, ModelPlace, measure_text, read_shards, table_row
 from tasks.run.stage import Artifact
-from umim_core.config.table_recipe import TableRecipe, TableSetting
+from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
+from umim_core.errors import CheckpointError, EvaluationError
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.tasks.question_records import ShardScores
@@ -203,3 +204,18 @@ def finished(root: Path) -> dict[tuple[str, str], int]:
         (path.parents[1].name.partition(".")[0], path.name): path.stat().st_mtime_ns
         for path in (root / "shards").glob("*/shards/*.json")
     }
+
+
+def test_a_checkpoint_that_another_machine_has_otherwise_is_refused(
+    tiny_checkpoint: Path,
+) -> None:
+    place = ModelPlace(str(tiny_checkpoint), "0" * 64, "cpu", "float32", 4)
+    text = TableText(source=source_of(("none.txt",)))
+    with pytest.raises(CheckpointError, match=r"the same checkpoint.* instead of 000000000000"):
+        measure_text(place, text)
+
+
+def test_other_prompts_under_another_setting_are_refused() -> None:
+    base, own = (ShardScores({"acc": [1.0]}, (0, 0), (0, 0), [prompt]) for prompt in "ab")
+    with pytest.raises(EvaluationError, match="other prompts under own"):
+        table_row("t", "own", own, base)
