@@ -1,4 +1,4 @@
-"""What a checkpoint recommends for generation, the bound of decode rules too, and overrides."""
+"""A checkpoint's recommendations for generation, its bound for decode rules, and overrides."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Flow runs in Prefect: settings taken from it, retries, and runs without its server."""
+"""Flow runs in Prefect: settings taken from it, and runs without its server."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from uuid import uuid4
@@ -12,20 +11,11 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import exception_to_failed_state
 
 from tasks.cluster.ray_cluster import CHECKOUT
-from tasks.run.pipeline import _worth_a_retry
 from tasks.run.prefect_runs import in_the_checkout, prefect_may_be_away, prefect_must_answer
 from tasks.run.recipes import find_recipe
-from umim_core.errors import (
-    ArtifactError,
-    ClusterError,
-    ConfigError,
-    CorpusError,
-    NumericalError,
-    TrackingError,
-)
+from umim_core.errors import ClusterError, ConfigError, CorpusError
 
 
 def ask_a_closed_port() -> None:
@@ -81,22 +71,3 @@ def test_relative_paths_of_a_deployed_run_start_at_the_checkout(
             with pytest.raises(ConfigError, match=f"got {recipe}, that is {tmp_path / recipe}"):
                 find_recipe(recipe)
     assert Path.cwd() == tmp_path
-
-
-def tried_again(error: Exception) -> bool:
-    return _worth_a_retry(None, None, asyncio.run(exception_to_failed_state(error)))
-
-
-@pytest.mark.parametrize("kind", [ClusterError, TrackingError])
-def test_what_may_pass_is_tried_again(kind: type[ClusterError | TrackingError]) -> None:
-    assert tried_again(kind("rule", "value", "remedy"))
-
-
-@pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("a lost node")])
-def test_what_nobody_foresaw_is_tried_again(error: Exception) -> None:
-    assert tried_again(error)
-
-
-@pytest.mark.parametrize("kind", [ArtifactError, ConfigError, CorpusError, NumericalError])
-def test_what_a_person_must_mend_is_not(kind: type[ArtifactError]) -> None:
-    assert not tried_again(kind("rule", "value", "remedy"))
