@@ -33,7 +33,7 @@ from umim_core.errors import BackboneError
 HEADS = EvaluatorHeads(0, (1, 3))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=(*FAMILIES, "qwen2"))  # which lists types of its layers
 def backbone(request: pytest.FixtureRequest) -> Backbone:
     """Each family in turn."""
     return word_backbone(request.param)
@@ -126,7 +126,7 @@ def test_a_backbone_without_room_for_a_needle_and_its_question_is_refused() -> N
         list(probes(small))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, "qwen2"))
 def test_the_early_layer_with_the_most_mass_is_found(family: str) -> None:
     """Of five layers the first three may be taken, and the fourth has more mass than they."""
     tokenizer = word_backbone(family).require_tokenizer()

@@ -32,8 +32,7 @@ from transformers.cache_utils import DynamicCache
 
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
-from umim_core.backbone.model_files import frozen_twin
-from umim_core.backbone.split import layer_list
+from umim_core.backbone.split import layer_range
 from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
 from umim_core.baselines.reduction import highest
 from umim_core.errors import BackboneError, ConfigError
@@ -77,10 +76,7 @@ class LastQueries:
 
     def __init__(self, backbone: Backbone, layers: int) -> None:
         self._backbone = backbone
-        self.model = frozen_twin(backbone.model)
-        holder, name = layer_list(self.model)
-        setattr(holder, name, getattr(holder, name)[:layers])
-        self.model.config.num_hidden_layers = layers
+        self.model = layer_range(backbone, 0, layers).model
 
     @torch.no_grad()
     def weights(self, ids: Ints, queries: int) -> Tensor:
