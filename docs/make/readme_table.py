@@ -48,7 +48,9 @@ def _answers(model: str, report: Report, names: tuple[str, ...]) -> tuple[str, .
     }
     merged = {name for name in answers if name.startswith("umim")}
     others = {name: answers[name] for name in answers.keys() - merged - {"base", "truncation"}}
-    best = max(sorted(others), key=lambda name: others[name], default=None)
+    best = max(  # of equal ones one that shortens the prompt, too
+        sorted(others), key=lambda name: (others[name], side_of(name) != "cache"), default=None
+    )
     savings = sorted(questions["sides"][_SIDE]["saving"] for questions in lists)
     return (
         f"{model}: answers kept, {' and '.join(names)}",
