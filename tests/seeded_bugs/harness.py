@@ -78,8 +78,9 @@ class Harness:
         bug.check(self._copy)
         path = self._copy / bug.file
         before = path.read_text(encoding="utf-8")
-        runs: list[tuple[Suite, tuple[str, ...]]] = [("quick", bug.tests)]
-        runs += [("full", bug.full_tests)] if bug.full_tests else []
+        asked: list[tuple[Suite, tuple[str, ...]]]
+        asked = [("quick", bug.tests), ("full", bug.full_tests)]
+        runs = [(suite, tests) for suite, tests in asked if tests]  # none named: not all of them
         for suite, tests in runs:
             self._require_passing(suite, tests)
         runs += [("quick", ()), ("full", ())] if whole else []
