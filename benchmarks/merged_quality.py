@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.common import Benchmark, Report, named
 from benchmarks.corpus import CACHE, held_out_texts, open_ids
+from benchmarks.timing import device_name
 from umim_core import UMIM
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.paired_differences import increase_with_error
@@ -103,11 +104,12 @@ def run(options: argparse.Namespace, report: Report) -> None:
         shared = next(iter(models.values())).backbone if models else None
         load_options: dict[str, object] = {"backbone": shared}
         if shared is None:
-            load_options = {"dtype": options.dtype}
+            load_options = {"dtype": options.dtype, "device": options.device}
             load_options |= {} if options.backbone is None else {"backbone": options.backbone}
         models[name] = UMIM.from_pretrained(where, **load_options)
     first = next(iter(models.values()))
     backbone = first.backbone
+    report["facts"]["device"] = device_name(backbone.device)
     text = read_rows(
         "test",
         options.test,
@@ -200,6 +202,7 @@ main = Benchmark(
         "window": 512,
         "tokens": 50_000_000,
         "dtype": {"default": "float32", "choices": ("float32", "bfloat16")},
+        "device": "cpu",
         "batch_size": 4,
         "cache": CACHE,
     },

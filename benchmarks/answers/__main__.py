@@ -27,6 +27,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.common import Benchmark, Report
+from benchmarks.timing import device_name
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import BASELINES, EvictedColumns, Method, ReducedTokens, Text
@@ -134,8 +135,9 @@ def answer_shortened(
 
 def run(options: argparse.Namespace, report: Report) -> None:
     """Answer all questions from every side."""
-    load_options = {"dtype": options.dtype} | _named(options.backbone)
+    load_options = {"dtype": options.dtype, "device": options.device} | _named(options.backbone)
     umim = UMIM.from_pretrained(options.checkpoint, **load_options)
+    report["facts"]["device"] = device_name(umim.backbone.device)
     report |= {
         "checkpoint": options.name or Path(options.checkpoint).name,
         "backbone": Path(umim.backbone.name).stem,
@@ -229,6 +231,7 @@ main = Benchmark(
         "raw_tails": [_RAW_TAIL],
         "methods": ["truncation"],
         "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
+        "device": "cpu",
         "new_tokens": 40,
         "most": 1000,
     },

@@ -27,6 +27,7 @@ from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.training.objectives import DistillObjective, PreferenceObjective
+from umim_core.training.packed_trunk import PackedTrunk
 from umim_core.training.step import DistillModel
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_loop import train
@@ -98,6 +99,26 @@ def test_a_distillation_step_equals_that_of_the_cpu(
     assert float(gradient.abs().max()) > 1e-3
     torch.testing.assert_close(found[0], values, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found[1], gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_rows_are_padded_on_a_gpu_and_taken_apart_on_a_cpu() -> None:
+    """A launch for every row, and with cuDNN a plan for every length, took longer than padding."""
+
+    def batches(backbone: Backbone, lengths: list[int]) -> set[int]:
+        trunk, sizes = PackedTrunk(backbone), []
+        units = backbone.embed(torch.ones(sum(lengths), dtype=torch.int64, device=backbone.device))
+        hook = backbone.trunk.register_forward_pre_hook(
+            lambda _, __, options: sizes.append(len(options["inputs_embeds"])), with_kwargs=True
+        )
+        trunk.hidden(units, lengths)
+        hook.remove()
+        return set(sizes)
+
+    backbone = backbone_of("llama", torch.float32)
+    assert batches(backbone, [2, 3, 4]) == {1}
+    with second_device():
+        moved(backbone.model)
+        assert batches(backbone, [2, 3, 4]) == {3}
 
 
 def rows(count: int, seed: int) -> TokenRows:

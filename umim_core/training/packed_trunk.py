@@ -1,4 +1,4 @@
-"""Forward pass of a backbone's blocks over rows of different lengths, without padding.
+"""Forward pass of a backbone's blocks over rows of different lengths, on a CPU without padding.
 
 The products of all blocks see one long row of real units; attention takes the rows apart::
 
@@ -7,6 +7,8 @@ The products of all blocks see one long row of real units; attention takes the r
 Attention of a row is the backbone's own sdpa attention, causal and without a mask, so that a row
 gets what it would get alone. transformers looks attention functions up in a table, to which ours
 is added; backbones that do not use the table, or whose windows are shorter than a row, are padded.
+On a GPU all are (H100, SmolLM2-135M, a step of 32 rows: 0.33 s padded, 0.61 s apart with flash
+attention; cuDNN, which torch prefers, plans attention anew for every length and is far slower).
 Where no rows are given, as in another thread that uses the same backbone, ours is sdpa attention.
 
 Shapes: N units of all rows, B rows, S units of the longest row, d embedding size.
@@ -54,6 +56,9 @@ class PackedTrunk:
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
         self._blocks: int = backbone.model.config.num_hidden_layers
+        if backbone.device.type != "cpu":
+            self._longest = 0
+            return
         AttentionInterface.register(_NAME, _attention_by_row)
         AttentionMaskInterface.register(_NAME, _mask_by_row)
         self._longest = self._longest_packed_row()

@@ -11,7 +11,7 @@ activations back. The gradients add up, and one backward pass takes their sum th
 At a depth k above 0 a unit depends on what stands before it: each micro-batch leaves its gradient
 by all trained parameters. Teacher and student share the first k layers, which read the same tokens.
 
-Rows run without padding (``packed_trunk``), and without masks.
+Rows run without masks, and on a CPU without padding (``packed_trunk``).
 
 Shapes: B rows, T raw tokens, S units, M different spans, d embedding size, R aligned rows.
 """
