@@ -11,7 +11,11 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
+import lm_eval.tasks
+from lm_eval.tasks import TaskManager
+
 from umim_core.errors import ConfigError, CorpusError
+from umim_core.evaluation.tasks import task_runs
 from umim_core.evaluation.tasks.harness_questions import harness_questions
 from umim_core.evaluation.tasks.task_runs import knows_task, load_tasks, standing_for_the_hub
 from umim_core.store.artifacts import directory_digest
@@ -62,6 +66,26 @@ def put(hub: Path, name: str, config: str, splits: Splits) -> None:
     for split, rows in splits.items():
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(lines, "utf-8")
+
+
+# Folders of lm-eval with the tasks that are asked for here, the tag and the group.
+FEW = ("arc", "hellaswag", "hendrycks_ethics", "gsm8k", "mmlu/default")
+
+
+@pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.full)])
+def index(request: pytest.FixtureRequest) -> TaskManager | None:
+    """Index of some folders of lm-eval; None stands for all, which takes 20 s to build."""
+    if request.param == "all":
+        return None
+    folders = [Path(lm_eval.tasks.__file__).parent / name for name in FEW]
+    assert all(folder.is_dir() for folder in folders)
+    return TaskManager(include_path=folders, include_defaults=False, metadata={})
+
+
+@pytest.fixture(autouse=True)
+def _index(index: TaskManager | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if index is not None:
+        monkeypatch.setattr(task_runs, "_shipped", lambda: index)
 
 
 @pytest.fixture(autouse=True)
