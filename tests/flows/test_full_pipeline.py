@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,12 +16,15 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.logging.handlers import APILogWorker
 
+from flows import parts
 from flows.full_pipeline import full_pipeline
 from support.shared_services import PrefectServer
+from support.tiny_pipeline import Walk, counting_in_process
 from support.traces import CANARIES, Descendants, traces
 from support.tracked_runs import runs_of
 from tasks.cluster.private_cluster import require_loopback
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
+from tasks.run.recipes import find_recipe
 from umim_core.checkpoint.checkpoint_index import own_checkpoints
 from umim_core.store.artifacts import read_manifest
 
@@ -37,21 +41,21 @@ RECIPE = {
     "name": "tiny",
     "corpus": {
         "kind": "docstrings",
-        "packages": ["numpy", "click", "requests"],
-        "out_of_domain": ["mpmath"],
-        "train_tokens": 60000,
+        "packages": ["networkx"],
+        "out_of_domain": ["filelock"],
+        "train_tokens": 20000,
     },
     "cells": [
         {"backbone": "umim-docs-llama", "tau": 5, "adapt": True},
         {"backbone": "umim-docs-gpt2", "tau": 5},
     ],
-    "segment_length": 128,
+    "segment_length": 64,
     "distill": _STEP,
-    "task": {"train": 12, "valid": 4, "test": 4},
+    "task": {"train": 6, "valid": 4, "test": 4},
     "adapt": {"rules": {"tau": 3, "overlap": "none", "containment": "keep"}, "sft": _STEP}
     | {"dpo": {**_OPTIMISE, "beta": 0.1}},
-    "evaluate": {"alignment_rows": 2, "perplexity_rows": 2, "task_questions": 4, "batch_size": 2},
-    "benchmark": {"prompt_lengths": [32], "new_tokens": 4, "warmup": 0, "pairs": 2},
+    "evaluate": {"alignment_rows": 2, "perplexity_rows": 2, "task_questions": 2, "batch_size": 2},
+    "benchmark": {"prompt_lengths": [16], "new_tokens": 2, "warmup": 0, "pairs": 1},
     "cluster": {"workers": 0},
 }
 STAGES = {
@@ -123,6 +127,21 @@ def test_every_stage_leaves_one_artifact_per_use(finished: tuple[Finished, Path]
     run, _ = finished
     assert {name.split("/")[0] for name in run.artifacts()} == STAGES
     assert not list(run.root.glob("*/*.partial"))
+
+
+def test_the_count_on_the_cluster_is_that_of_one_process(
+    finished: tuple[Finished, Path], tmp_path: Path
+) -> None:
+    run, _ = finished
+    later = shutil.ignore_patterns(*STAGES - {"corpus", "task", "tokenize"})
+    shutil.copytree(run.root, tmp_path / "root", ignore=later)
+    alone: Any = Walk(tmp_path / "root", find_recipe(str(run.recipe)))
+    with counting_in_process():
+        parts.mine(alone, parts.prepare(alone))
+    assert set(alone.executed()) == {"count", "filter"}
+    made = {f"{call.name}/{call.artifact.key}": call.artifact.digest for call in alone.calls}
+    assert made.items() <= run.artifacts().items()
+    assert all(call.artifact.metrics["ngrams_2"] for call in alone.calls if call.name == "count")
 
 
 def test_every_checkpoint_is_named_by_its_cell_and_setting(finished: tuple[Finished, Path]) -> None:

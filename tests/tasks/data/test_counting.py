@@ -1,6 +1,6 @@
 """The count on Ray against the count in one process, for several block sizes (reliability 35).
 
-The quick set counts in blocks in ``tasks/stages/test_mine_stages.py``.
+The quick set counts on Ray in ``flows/test_full_pipeline.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stages ``count`` and ``filter`` on a real cluster: equal to counting one by one; resumed."""
+"""Stages ``count`` and ``filter``, on a real cluster too: equal to counting one by one; resumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
-from support.tiny_mining import LENGTH, TAU, TinyCorpus, frequent, stored
+from support.tiny_mining import LENGTH, TAU, NoCluster, TinyCorpus, frequent, stored
+from support.tiny_pipeline import counting_in_process
 from tasks.cluster.lease import ClusterLease
 from tasks.data.counting import ClusterCounter
 from tasks.data.counting_tables import Corpus
@@ -30,8 +31,17 @@ from umim_core.text.sources import TokenIds
 from umim_core.text.token_ids import UniformOffsets
 
 
-@pytest.fixture(scope="module")
-def lease(two_cores: None) -> Iterator[ClusterLease]:
+@pytest.fixture(scope="module", params=["here", pytest.param("cluster", marks=pytest.mark.full)])
+def lease(request: pytest.FixtureRequest) -> Iterator[ClusterLease]:
+    """Where is counted: in this process, or on a cluster.
+
+    The quick count on a cluster is that of flows/test_full_pipeline.py.
+    """
+    if request.param == "here":
+        with counting_in_process():
+            yield NoCluster()
+        return
+    request.getfixturevalue("two_cores")
     with ClusterLease(ClusterConfig(cpus=2, workers=0)) as found:
         found.ensure()
         yield found
@@ -137,8 +147,10 @@ def test_protected_tokens_are_in_no_ngram(
 def test_memory_beyond_the_limit_is_refused_before_anything_is_counted(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path, saved: list[int]
 ) -> None:
+    blocks = 1000 if isinstance(lease, NoCluster) else None  # by the cores of the cluster
+    limited = MiningConfig(max_memory_gib=0.0001, block_tokens=blocks)
     with pytest.raises(ResourceLimitError) as caught:
-        corpus.count(tmp_path, lease, MiningConfig(max_memory_gib=0.0001))
+        corpus.count(tmp_path, lease, limited)
     assert str(caught.value).startswith("mining must take at most 0.0001 GiB of memory; got ")
     assert "GiB for 6,000 tokens. Raise tau or the limit" in str(caught.value)
     assert saved == []
@@ -210,9 +222,10 @@ def test_a_torn_order_is_counted_again(
     assert "order 2 is counted again" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["shards", pytest.param("array", marks=pytest.mark.full)])
+@pytest.mark.full  # the quick recount is that of the library: test_recount.py
+@pytest.mark.parametrize("kind", ["shards", "array"])
 def test_given_ngrams_and_their_documents_are_counted_exactly(
-    corpus: TinyCorpus, lease: ClusterLease, kind: str
+    corpus: TinyCorpus, two_cores: None, kind: str
 ) -> None:
     offsets = UniformOffsets(LENGTH, len(corpus.ids) // LENGTH)
     ids = corpus.ids[: offsets[-1]]
@@ -227,9 +240,10 @@ def test_given_ngrams_and_their_documents_are_counted_exactly(
         assert documents[n].tolist() == [spread[n][row] for row in rows]
 
 
-@pytest.mark.parametrize("recount", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full  # the quick error of a worker is that of a broken file: test_tokenizing.py
+@pytest.mark.parametrize("recount", [False, True])
 def test_the_typed_error_of_a_worker_reaches_the_caller(
-    corpus: TinyCorpus, lease: ClusterLease, recount: bool, capfd: pytest.CaptureFixture[str]
+    corpus: TinyCorpus, two_cores: None, recount: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ids = corpus.ids[:6000].copy()
     ids[4321] = -3
