@@ -15,6 +15,8 @@ def test_files_that_ask_for_a_service_are_one_group_and_others_stand_alone() -> 
     mining, flow = TESTS / "tasks/data/test_counting.py", TESTS / "flows/test_mine_flow.py"
     assert group_of(mining) == group_of(flow) == "services"
     assert group_of(TESTS / "flows/test_secrets.py") == "tiny run"
+    ranks = ("test_strategies.py", "test_train_merges.py")
+    assert {group_of(TESTS / "tasks/training" / name) for name in ranks} == {"ranks"}
     alone = TESTS / "rules/test_filters.py"
     assert group_of(alone) == str(alone)
 

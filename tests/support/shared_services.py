@@ -1,4 +1,4 @@
-"""Services that take seconds to start are started once and shared: a Ray cluster, Prefect, MLflow.
+"""Services that take seconds to start are shared: a Ray cluster, Prefect, MLflow, a fork server.
 
 A file that asks for one of them is grouped with the others that do: they run one after the other,
 before all other files, and on one worker of pytest-xdist. `make test` spreads groups and files over
@@ -28,6 +28,8 @@ _GROUPS = {
     "prefect_server": "services",
     "using_prefect": "services",
     "tiny_run": "tiny run",
+    "run_ranks": "ranks",  # the fork server of training_processes.py, which imports torch
+    "start_ranks": "ranks",
 }
 
 
@@ -102,6 +104,7 @@ class PrefectServer(NamedTuple):
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     """A Prefect server with a database of its own; ``using_prefect`` runs flows against it."""
+    from prefect.logging.handlers import APILogWorker
     from prefect.server.api.server import SubprocessASGIServer
     from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
@@ -115,6 +118,8 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect
     try:
         yield PrefectServer(server.api_url, database)
     finally:
+        # What is still to be sent when the server is gone is tried for over a minute at exit.
+        APILogWorker.drain_all(timeout=30)
         server.stop()
 
 
