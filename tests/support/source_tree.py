@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@cache
 def parse(path: Path) -> ast.Module:
+    """Return a file's syntax, which nobody changes; parsed once in a process."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
