@@ -65,7 +65,7 @@ def _rows() -> tuple[ComparisonRow, ...]:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def data() -> ReportData:
     return ReportData(
         recipe="tiny <recipe>",
@@ -84,6 +84,14 @@ def data() -> ReportData:
         chance=0.25,
         links={"MLflow run": "http://127.0.0.1:5000/#/x", "bad": "javascript:alert(1)"},
     )
+
+
+@pytest.fixture(scope="module")
+def written(data: ReportData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of the data; written once, for its figures take two seconds."""
+    folder = tmp_path_factory.mktemp("report")
+    write_report(folder, data)
+    return folder
 
 
 class _Page(HTMLParser):
@@ -127,11 +135,8 @@ def _page(out: Path) -> _Page:
     return page
 
 
-def test_the_page_fetches_nothing_and_runs_its_own_script_alone(
-    tmp_path: Path, data: ReportData
-) -> None:
-    write_report(tmp_path, data)
-    page, text = _page(tmp_path), (tmp_path / "report.html").read_text()
+def test_the_page_fetches_nothing_and_runs_its_own_script_alone(written: Path) -> None:
+    page, text = _page(written), (written / "report.html").read_text()
     assert page.fetched == []
     assert not {"link", "iframe", "img", "object"} & set(page.tags)
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
@@ -143,14 +148,11 @@ def test_the_page_fetches_nothing_and_runs_its_own_script_alone(
     assert "default-src 'none'" in text
 
 
-def test_every_figure_is_on_the_page_and_a_file_of_its_own(
-    tmp_path: Path, data: ReportData
-) -> None:
-    write_report(tmp_path, data)
-    assert {path.stem for path in (tmp_path / "figures").iterdir()} == FIGURES
-    for path in (tmp_path / "figures").iterdir():
+def test_every_figure_is_on_the_page_and_a_file_of_its_own(written: Path) -> None:
+    assert {path.stem for path in (written / "figures").iterdir()} == FIGURES
+    for path in (written / "figures").iterdir():
         assert ElementTree.parse(path).getroot().tag.endswith("svg")  # noqa: S314  our own file
-    page = _page(tmp_path)
+    page = _page(written)
     assert {f"figure-{name}" for name in FIGURES} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
 
@@ -166,11 +168,8 @@ def test_the_same_data_gives_the_same_bytes(tmp_path: Path, data: ReportData) ->
         assert (first / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_merged_spans_are_marked_by_length_and_text_is_escaped(
-    tmp_path: Path, data: ReportData
-) -> None:
-    write_report(tmp_path, data)
-    text = (tmp_path / "report.html").read_text()
+def test_merged_spans_are_marked_by_length_and_text_is_escaped(written: Path) -> None:
+    text = (written / "report.html").read_text()
     block = re.search(r'<div class="spans">(.*?)</div>', text, re.DOTALL)
     assert block is not None
     assert block[1] == ('<span class="n3">a &lt;b&gt;</span> &amp; c<span class="n2"> d e</span>')
@@ -178,19 +177,17 @@ def test_merged_spans_are_marked_by_length_and_text_is_escaped(
     assert "tiny &lt;recipe&gt;" in text
 
 
-def test_what_was_not_measured_is_a_dash_everywhere(tmp_path: Path, data: ReportData) -> None:
-    write_report(tmp_path, data)
-    cells = _page(tmp_path).cells
+def test_what_was_not_measured_is_a_dash_everywhere(written: Path) -> None:
+    cells = _page(written).cells
     assert "–" in cells
     assert not {"nan", "None", "NaN", "inf"} & set(cells)
-    assert "nan" not in (tmp_path / "report.md").read_text()
-    rows = json.loads((tmp_path / "report.json").read_text())["rows"]
+    assert "nan" not in (written / "report.md").read_text()
+    rows = json.loads((written / "report.json").read_text())["rows"]
     assert rows[1]["metrics"]["top1"] is None
 
 
-def test_the_page_shows_the_numbers_of_the_data(tmp_path: Path, data: ReportData) -> None:
-    write_report(tmp_path, data)
-    cells = _page(tmp_path).cells
+def test_the_page_shows_the_numbers_of_the_data(written: Path) -> None:
+    cells = _page(written).cells
     for shown in ("35.2", "0.472", "22.90", "58.20", "1.31", "1,120.90", "12,345"):
         assert shown in cells
     assert {"61.2 ± 1.3", "58.7 ± 1.3"} <= set(cells)
