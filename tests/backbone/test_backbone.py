@@ -191,7 +191,9 @@ def test_positions_that_jump_are_still_one_sequence(name: str) -> None:
     assert not torch.allclose(backbone.hidden(embeddings[:, kept]), found, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["umim-docs-llama", "umim-docs-gpt2"])
+@pytest.mark.parametrize(
+    "name", ["umim-docs-llama", pytest.param("umim-docs-gpt2", marks=pytest.mark.full)]
+)
 def test_threads_that_load_at_once_get_the_same_whole_model(name: str) -> None:
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(load_backbone, [name] * 6))

@@ -82,6 +82,7 @@ def test_filters_are_on_unless_they_are_switched_off(
     assert RuleSet.load("out").origin.tokenizer_fingerprint is None
 
 
+@pytest.mark.full  # within this process: test_rules_of_text_and_their_figures
 def test_json_is_alone_on_stdout_of_a_real_process(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.array([1, 2, 3] * 40, np.uint16))
     entry = [sys.executable, "-c", "from umim_core.cli.app import main; main()"]

@@ -13,6 +13,7 @@ from support.engine_matrix import build, random_prompts, random_rules, settings
 from support.family_configs import EXACT
 from support.family_configs import random_model as model_of_family
 from support.merged_models import oracle_states, random_merged_model, units_of
+from support.pairwise import pairwise
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.split import split_backbone
@@ -65,9 +66,7 @@ class Recorder:
                 self.logits[row, len(ids)] = forward.logits[row]
 
 
-@pytest.mark.parametrize("infix_free", [True, False])
-@pytest.mark.parametrize("rank", [0, 3])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "mistral"])
+@pairwise(family=["llama", "qwen2", "gpt2", "mistral"], rank=[0, 3], infix_free=[True, False])
 def test_decoding_equals_a_forward_from_scratch_after_every_step(
     family: str, rank: int, infix_free: bool
 ) -> None:

@@ -238,6 +238,7 @@ def test_a_killed_build_leaves_nothing_final_and_is_built_again(
     assert names(root / "slow" / SLOW_KEY) == {"result", "manifest.json"}
 
 
+@pytest.mark.full  # quickly in store/test_locking.py, and of two builders in test_remote_root.py
 def test_two_processes_that_launch_one_stage_build_it_once(tmp_path: Path) -> None:
     root = tmp_path / "root"
     first, second = (start(root, "fresh", 1.0) for _ in range(2))
@@ -248,6 +249,7 @@ def test_two_processes_that_launch_one_stage_build_it_once(tmp_path: Path) -> No
     assert names(root / "slow") == {SLOW_KEY}
 
 
+@pytest.mark.full  # the lock of a killed process is in the quick store/test_locking.py
 def test_a_second_process_takes_over_when_the_first_is_killed(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with start(root, "fresh", 600) as first:

@@ -61,7 +61,9 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
     ("config", "preference"),
     [
         (EVERY, False),
-        (EVERY.model_copy(update={"checkpoint_every": 2}), False),
+        pytest.param(
+            EVERY.model_copy(update={"checkpoint_every": 2}), False, marks=pytest.mark.full
+        ),
         (EVERY, True),
     ],
     ids=["every-step", "every-two", "preference"],
