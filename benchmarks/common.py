@@ -34,7 +34,9 @@ _HELP: Final = {
     "export_half": "the same in float16; OpenVINO needs it",
     "features": "model whose hidden states stand in for those of BERTScore and MAUVE; each "
     "checkpoint's backbone if absent",
+    "gsm8k": "the published test.jsonl of GSM8K",
     "held_out": "tokens at the end",
+    "humaneval": "the published HumanEval.jsonl; what the model writes runs in the sandbox",
     "ids": "one flat array of token ids (.npy)",
     "length": "tokens of a row",
     "merge": "what the checkpoints merge",

@@ -34,7 +34,7 @@ _SIDE: Final = "umim, raw tail 16"
 def readme_table(folder: Path = RESULTS) -> str:
     """Return the table in Markdown, six rows of six cells."""
     rows = [_answers(model, _read(folder, name), lists) for model, name, lists in _ANSWERS]
-    rows.append(_functions(_LARGE, _read(folder, "table-humaneval-qwen")))
+    rows.append(_functions(_LARGE, _read(folder, "problems-qwen")))
     rows.append(_quality(_SMALL, _read(folder, "merged_quality-smollm2")["subjects"]["adapters"]))
     return table_markdown(Table("", _HEADINGS, tuple(rows), "")) + "\n"
 
@@ -73,15 +73,10 @@ def _place(side: str) -> str:
 
 def _functions(model: str, report: Report) -> tuple[str, ...]:
     """Return how many functions of HumanEval each side solves."""
-    rows = {row["setting"]: row for row in report["scores"]}
-    asked = rows["original"]["questions"]
-    solved = [
-        str(round(rows[name]["pass@1"]["mean"] * asked))
-        for name in ("original", "UMIM", "truncation")
-    ]
-    # Truncation drops what saves as much as merging, so its reduction is the saving.
-    saving = f"{rows['truncation']['context_token_reduction'] * 100:.0f} %"
-    return f"{model}: HumanEval, solved of {asked}", *solved, DASH, saving
+    functions = report["sets"]["humaneval"]
+    solved = [str(functions["sides"][side]["solved"]) for side in ("base", "umim", "truncation")]
+    saving = f"{functions['saving'] * 100:.0f} %"
+    return f"{model}: HumanEval, solved of {functions['problems']}", *solved, DASH, saving
 
 
 def _quality(model: str, figures: Report) -> tuple[str, ...]:

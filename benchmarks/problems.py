@@ -1,0 +1,180 @@
+"""Problems solved from merged prompts: HumanEval and GSM8K, whole sets in batches, greedy.
+
+    python -m benchmarks.problems --checkpoint DIR --humaneval FILE --gsm8k FILE --out FILE.json
+
+``--humaneval`` and ``--gsm8k`` are the published files (HumanEval.jsonl, test.jsonl). The base
+model, merged prompts with 16 raw tokens at their end, and truncation to the same saving answer each
+problem once. A function counts if its tests pass in the sandbox; a sum if the number behind "answer
+is", or else the last number, is the right one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from benchmarks.answers.__main__ import Prompt, Question
+from benchmarks.common import Benchmark, Report
+from benchmarks.timing import device_name
+from umim_core import UMIM
+from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.evaluation.text_metrics.code_tests import code_tests
+
+_RAW_TAIL: Final = 16
+_ENDS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of a function of HumanEval
+_ASKED: Final = (
+    "\nPlease reason step by step, and end with the line: The answer is <number>."  # GSM8K
+)
+_ANSWER: Final = re.compile(r"answer is:?\s*\$?\\?\(?\$?(-?[\d,]+(?:\.\d+)?)")
+_NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_SIDES: Final = ("base", "umim", "truncation")
+Row = Mapping[str, Any]
+
+
+def solves_function(answer: str, row: Row) -> bool:
+    """Return whether a completion passes the tests of its function."""
+    for end in _ENDS:
+        answer = answer.split(end)[0]
+    return code_tests([answer], row)["pass@1"] == 1.0
+
+
+def solves_sum(answer: str, row: Row) -> bool:
+    """Return whether an answer gives the number behind ``####`` of the published one."""
+    named = _ANSWER.search(answer)
+    numbers = [named.group(1)] if named else _NUMBER.findall(answer)
+    right = row["answer"].rpartition("####")[2].strip()
+    return bool(numbers) and _value(numbers[-1]) == _value(right)
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", "").strip() or "nan")
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Answer every problem from every side."""
+    # cuDNN plans attention anew for every length, and decoding has a new one at every token.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    where = {} if options.backbone is None else {"backbone": options.backbone}
+    umim = UMIM.from_pretrained(
+        options.checkpoint, dtype=options.dtype, device=options.device, **where
+    )
+    report["facts"]["device"] = device_name(umim.backbone.device)
+    report |= {
+        "checkpoint": options.name or Path(options.checkpoint).name,
+        "backbone": Path(umim.backbone.name).stem,
+        "dtype": options.dtype,
+        "sets": {},
+    }
+    sets: list[tuple[str, Path | None, int, Callable[[str, Row], bool]]] = [
+        ("humaneval", options.humaneval, 192, solves_function),
+        ("gsm8k", options.gsm8k, 256, solves_sum),
+    ]
+    for name, path, new_tokens, solves in sets:
+        if path is not None:
+            lines = path.read_text("utf-8").splitlines()[: options.most]
+            rows = [json.loads(line) for line in lines]
+            answers, saving = answer_all(umim, name, rows, new_tokens, options.batch_size)
+            solved = {
+                side: [solves(text, row) for text, row in zip(texts, rows, strict=True)]
+                for side, texts in answers.items()
+            }
+            report["sets"][name] = figures(solved, saving, new_tokens)
+            print(name, report["sets"][name]["sides"], file=sys.stderr, flush=True)
+
+
+def answer_all(
+    umim: UMIM, name: str, rows: Sequence[Row], new_tokens: int, batch_size: int
+) -> tuple[dict[str, list[str]], float]:
+    """Return the answers of every side, and the mean share of layer-tokens that merging saves."""
+    if name == "humaneval":
+        prompts: list[Any] = [row["prompt"] for row in rows]
+    else:
+        prompts = [[{"role": "user", "content": row["question"] + _ASKED}] for row in rows]
+
+    def answer(asked: list[Any], **options: Any) -> tuple[list[str], list[float]]:
+        order = sorted(range(len(asked)), key=lambda place: len(str(asked[place])))
+        texts, reductions = [""] * len(asked), [0.0] * len(asked)
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            out = umim.generate(
+                [asked[place] for place in batch],
+                max_new_tokens=new_tokens,
+                do_sample=False,
+                **options,
+            )
+            for place, text, reduction in zip(batch, out.text, out.token_reduction, strict=True):
+                texts[place], reductions[place] = text, float(reduction)
+        return texts, reductions
+
+    base, _ = answer(prompts, merge="none")
+    merged, reductions = answer(prompts, merge="prompt", raw_tail=_RAW_TAIL)
+    savings = [reduction * umim.merged_model.saved_share for reduction in reductions]
+    pairs = zip(prompts, savings, strict=True)
+    truncated, _ = answer([_truncated(umim, asked, share) for asked, share in pairs], merge="none")
+    answers = dict(zip(_SIDES, (base, merged, truncated), strict=True))
+    return answers, float(np.mean(savings))
+
+
+def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
+    """Return the ids of a prompt without its first tokens that may go."""
+    if isinstance(asked, str):
+        ids = np.array(umim.backbone.encode(asked), dtype=np.int64)
+        protected = np.zeros(len(ids), dtype=bool)
+        protected[-_RAW_TAIL:] = True
+    else:
+        prompt = Prompt.of(Question("", asked[0]["content"], ()), umim.backbone)
+        ids, protected = prompt.ids, prompt.protected
+    stays = np.ones(len(ids), dtype=bool)
+    stays[np.flatnonzero(~protected)[: round(saving * len(ids))]] = False
+    return ids[stays]
+
+
+def figures(solved: Mapping[str, Sequence[bool]], saving: float, new_tokens: int) -> Report:
+    """Return how many problems each side solves, and its points against the base model."""
+    base = np.array(solved["base"], dtype=float)
+    sides = {}
+    for side, right in solved.items():
+        own = np.array(right, dtype=float)
+        error = mean_difference_error(own.tolist(), base.tolist())
+        points = {
+            "mean": 100 * float(own.mean() - base.mean()),
+            "std": None if error is None else 100 * error,
+        }
+        sides[side] = {"solved": int(sum(right)), "points": points}
+    return {
+        "problems": len(base),
+        "new_tokens": new_tokens,
+        "saving": saving,
+        "sides": sides,
+        "rows": {side: [int(x) for x in right] for side, right in solved.items()},
+    }
+
+
+main = Benchmark(
+    name="problems",
+    doc=__doc__,
+    options={
+        "checkpoint": {"required": True},
+        "name": str,
+        "backbone": str,
+        "humaneval": Path,
+        "gsm8k": Path,
+        "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
+        "device": "cpu",
+        "batch_size": 8,
+        "most": 1000,
+    },
+    measure=run,
+).main
+
+
+if __name__ == "__main__":
+    sys.exit(main())
