@@ -1,11 +1,12 @@
-"""Problems solved from merged prompts: HumanEval and GSM8K, whole sets in batches, greedy.
+"""Problems solved from merged prompts: HumanEval and GSM8K in batches, greedy.
 
     python -m benchmarks.problems --checkpoint DIR --humaneval FILE --gsm8k FILE --out FILE.json
 
-``--humaneval`` and ``--gsm8k`` are the published files (HumanEval.jsonl, test.jsonl). The base
-model, merged prompts with 16 raw tokens at their end, and truncation to the same saving answer each
-problem once. A function counts if its tests pass in the sandbox; a sum if the number behind "answer
-is", or else the last number, is the right one.
+``--humaneval`` and ``--gsm8k`` are the published files (HumanEval.jsonl, test.jsonl), of which the
+first ``--most`` problems are read. The base model, merged prompts with 16 raw tokens at their end,
+and truncation to the same saving answer each once. A function counts if its tests pass in the
+sandbox; a word problem if the number behind the first "answer is", or else the last number, is the
+right one.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from benchmarks.timing import device_name
 from umim_core import UMIM
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.text_metrics.code_tests import code_tests
+from umim_core.model.inputs import encode_prompts
 
 _RAW_TAIL: Final = 16
 _ENDS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of a function of HumanEval
 _ASKED: Final = (
     "\nPlease reason step by step, and end with the line: The answer is <number>."  # GSM8K
 )
-_ANSWER: Final = re.compile(r"answer is:?\s*\$?\\?\(?\$?(-?[\d,]+(?:\.\d+)?)")
-_NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_NUMBER: Final = r"-?\$?\d[\d,]*(?:\.\d+)?"
+_NAMED: Final = re.compile(rf"(?i)answer is[^\d\n-]{{0,12}}({_NUMBER})")
 _SIDES: Final = ("base", "umim", "truncation")
 Row = Mapping[str, Any]
 
@@ -46,16 +48,16 @@ def solves_function(answer: str, row: Row) -> bool:
     return code_tests([answer], row)["pass@1"] == 1.0
 
 
-def solves_sum(answer: str, row: Row) -> bool:
+def solves_word_problem(answer: str, row: Row) -> bool:
     """Return whether an answer gives the number behind ``####`` of the published one."""
-    named = _ANSWER.search(answer)
-    numbers = [named.group(1)] if named else _NUMBER.findall(answer)
+    named = _NAMED.search(answer)
+    numbers = [named.group(1)] if named else re.findall(_NUMBER, answer)
     right = row["answer"].rpartition("####")[2].strip()
     return bool(numbers) and _value(numbers[-1]) == _value(right)
 
 
 def _value(number: str) -> float:
-    return float(number.replace(",", "").strip() or "nan")
+    return float(number.replace(",", "").replace("$", ""))
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -75,7 +77,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     }
     sets: list[tuple[str, Path | None, int, Callable[[str, Row], bool]]] = [
         ("humaneval", options.humaneval, 192, solves_function),
-        ("gsm8k", options.gsm8k, 256, solves_sum),
+        ("gsm8k", options.gsm8k, 256, solves_word_problem),
     ]
     for name, path, new_tokens, solves in sets:
         if path is not None:
@@ -126,7 +128,7 @@ def answer_all(
 def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
     """Return the ids of a prompt without its first tokens that may go."""
     if isinstance(asked, str):
-        ids = np.array(umim.backbone.encode(asked), dtype=np.int64)
+        ids = np.asarray(encode_prompts([asked], umim.backbone, None)[0])
         protected = np.zeros(len(ids), dtype=bool)
         protected[-_RAW_TAIL:] = True
     else:

@@ -1,10 +1,10 @@
-"""Problems: when an answer counts, how sides compare, and the whole command on a tiny model."""
+"""Problems: when an answer counts, how sides compare, every side's answers on a tiny model."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.problems import answer_all, figures, solves_sum
+from benchmarks.problems import answer_all, figures, solves_word_problem
 from umim_core import UMIM
 
 RIGHT = {"answer": "Two and two.\n#### 1,004"}
@@ -16,14 +16,16 @@ RIGHT = {"answer": "Two and two.\n#### 1,004"}
         ("So the answer is 1004.", True),
         ("First 3 apples. The answer is: $1,004.00", True),
         ("12 apples, then 1,004 apples", True),
+        ("The Answer is, **1,004**", True),
         ("The answer is 1003, not 1004", False),
+        ("The answer is -1004", False),
         ("no number", False),
     ],
 )
-def test_a_sum_counts_by_the_number_that_is_named_or_else_the_last(
+def test_a_word_problem_counts_by_the_number_that_is_named_or_else_the_last(
     answer: str, counts: bool
 ) -> None:
-    assert solves_sum(answer, RIGHT) is counts
+    assert solves_word_problem(answer, RIGHT) is counts
 
 
 def test_points_are_paired_differences_to_the_base_model() -> None:

@@ -29,7 +29,7 @@ def _look() -> dict[str, str | None]:
     return {"file": umim_core.errors.__file__, **{name: os.environ.get(name) for name in names}}
 
 
-@pytest.mark.full  # of a whole run in the quick flows/test_full_pipeline.py
+@pytest.mark.full  # quickly for a whole run: flows/test_full_pipeline.py
 def test_every_socket_of_the_cluster_and_its_workers_is_on_loopback(two_cores: None) -> None:
     ray.get([ray.remote(_look).options(num_cpus=1).remote() for _ in range(4)])
     sockets = listening_addresses()
