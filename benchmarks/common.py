@@ -134,6 +134,11 @@ def parse(
     return parser.parse_args(arguments)
 
 
+def named_backbone(backbone: str | None) -> dict[str, str]:
+    """Return the load option that says where a checkpoint's backbone lies, where it is given."""
+    return {} if backbone is None else {"backbone": backbone}
+
+
 def named(words: Sequence[str]) -> dict[str, str]:
     """Return checkpoints by name, of NAME=WHERE or WHERE alone, which is named by its last part."""
     pairs = [word.rpartition("=") for word in words]

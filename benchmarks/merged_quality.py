@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.common import Benchmark, Report, named
+from benchmarks.common import Benchmark, Report, named, named_backbone
 from benchmarks.corpus import CACHE, held_out_texts, open_ids
 from benchmarks.timing import device_name
 from umim_core import UMIM
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         load_options: dict[str, object] = {"backbone": shared}
         if shared is None:
             load_options = {"dtype": options.dtype, "device": options.device}
-            load_options |= {} if options.backbone is None else {"backbone": options.backbone}
+            load_options |= named_backbone(options.backbone)
         models[name] = UMIM.from_pretrained(where, **load_options)
     first = next(iter(models.values()))
     backbone = first.backbone

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.answers.__main__ import Prompt, Question
-from benchmarks.common import Benchmark, Report
+from benchmarks.common import Benchmark, Report, named_backbone
 from benchmarks.timing import device_name
 from umim_core import UMIM
 from umim_core.evaluation.paired_differences import mean_difference_error
@@ -64,10 +64,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
     """Answer every problem from every side."""
     # cuDNN plans attention anew for every length, and decoding has a new one at every token.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    where = {} if options.backbone is None else {"backbone": options.backbone}
-    umim = UMIM.from_pretrained(
-        options.checkpoint, dtype=options.dtype, device=options.device, **where
-    )
+    load_options = {"dtype": options.dtype, "device": options.device}
+    load_options |= named_backbone(options.backbone)
+    umim = UMIM.from_pretrained(options.checkpoint, **load_options)
     report["facts"]["device"] = device_name(umim.backbone.device)
     report |= {
         "checkpoint": options.name or Path(options.checkpoint).name,

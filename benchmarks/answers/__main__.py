@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.common import Benchmark, Report
+from benchmarks.common import Benchmark, Report, named_backbone
 from benchmarks.timing import device_name
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
@@ -135,7 +135,8 @@ def answer_shortened(
 
 def run(options: argparse.Namespace, report: Report) -> None:
     """Answer all questions from every side."""
-    load_options = {"dtype": options.dtype, "device": options.device} | _named(options.backbone)
+    load_options = {"dtype": options.dtype, "device": options.device}
+    load_options |= named_backbone(options.backbone)
     umim = UMIM.from_pretrained(options.checkpoint, **load_options)
     report["facts"]["device"] = device_name(umim.backbone.device)
     report |= {
@@ -168,11 +169,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
             rows.append(_row(question, answer, others, options.raw_tails, share))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         report["lists"][which] = summary(rows)
-
-
-def _named(backbone: str | None) -> dict[str, str]:
-    """Return the option that says where a checkpoint's backbone lies, where it is given."""
-    return {} if backbone is None else {"backbone": backbone}
 
 
 def _row(
