@@ -22,15 +22,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks.answers.__main__ import Prompt, Question
-from benchmarks.common import Benchmark, Report, named_backbone
-from benchmarks.timing import device_name
+from benchmarks.answers.__main__ import RAW_TAIL, SUBJECT, Prompt, Question, load, shortened
+from benchmarks.common import Benchmark, Report
 from umim_core import UMIM
+from umim_core.baselines.methods import BASELINES, ReducedTokens
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.text_metrics.code_tests import code_tests
 from umim_core.model.inputs import encode_prompts
 
-_RAW_TAIL: Final = 16
 _ENDS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of a function of HumanEval
 _ASKED: Final = (
     "\nPlease reason step by step, and end with the line: The answer is <number>."  # GSM8K
@@ -64,16 +63,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
     """Answer every problem from every side."""
     # cuDNN plans attention anew for every length, and decoding has a new one at every token.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    load_options = {"dtype": options.dtype, "device": options.device}
-    load_options |= named_backbone(options.backbone)
-    umim = UMIM.from_pretrained(options.checkpoint, **load_options)
-    report["facts"]["device"] = device_name(umim.backbone.device)
-    report |= {
-        "checkpoint": options.name or Path(options.checkpoint).name,
-        "backbone": Path(umim.backbone.name).stem,
-        "dtype": options.dtype,
-        "sets": {},
-    }
+    umim = load(options, report)
+    report["sets"] = {}
     sets: list[tuple[str, Path | None, int, Callable[[str, Row], bool]]] = [
         ("humaneval", options.humaneval, 192, solves_function),
         ("gsm8k", options.gsm8k, 256, solves_word_problem),
@@ -116,7 +107,7 @@ def answer_all(
         return texts, reductions
 
     base, _ = answer(prompts, merge="none")
-    merged, reductions = answer(prompts, merge="prompt", raw_tail=_RAW_TAIL)
+    merged, reductions = answer(prompts, merge="prompt", raw_tail=RAW_TAIL)
     savings = [reduction * umim.merged_model.saved_share for reduction in reductions]
     pairs = zip(prompts, savings, strict=True)
     truncated, _ = answer([_truncated(umim, asked, share) for asked, share in pairs], merge="none")
@@ -129,13 +120,13 @@ def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
     if isinstance(asked, str):
         ids = np.asarray(encode_prompts([asked], umim.backbone, None)[0])
         protected = np.zeros(len(ids), dtype=bool)
-        protected[-_RAW_TAIL:] = True
+        protected[-RAW_TAIL:] = True
+        prompt = Prompt(ids, protected, ids[-RAW_TAIL:])
     else:
         prompt = Prompt.of(Question("", asked[0]["content"], ()), umim.backbone)
-        ids, protected = prompt.ids, prompt.protected
-    stays = np.ones(len(ids), dtype=bool)
-    stays[np.flatnonzero(~protected)[: round(saving * len(ids))]] = False
-    return ids[stays]
+    truncation = BASELINES.find("truncation")(umim.backbone, umim.matcher)
+    assert isinstance(truncation, ReducedTokens)
+    return shortened(truncation, prompt, saving)
 
 
 def figures(solved: Mapping[str, Sequence[bool]], saving: float, new_tokens: int) -> Report:
@@ -162,17 +153,7 @@ def figures(solved: Mapping[str, Sequence[bool]], saving: float, new_tokens: int
 main = Benchmark(
     name="problems",
     doc=__doc__,
-    options={
-        "checkpoint": {"required": True},
-        "name": str,
-        "backbone": str,
-        "humaneval": Path,
-        "gsm8k": Path,
-        "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
-        "device": "cpu",
-        "batch_size": 8,
-        "most": 1000,
-    },
+    options=SUBJECT | {"humaneval": Path, "gsm8k": Path, "batch_size": 8},
     measure=run,
 ).main
 

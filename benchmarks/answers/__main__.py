@@ -42,7 +42,16 @@ from umim_core.model.options import GenerateOptions, generation_config
 HERE: Final = Path(__file__).parent
 LISTS: Final = ("chats", "documents")
 BASE: Final = "base"
-_RAW_TAIL: Final = 16
+RAW_TAIL: Final = 16
+# What both benchmarks of answers load, see load().
+SUBJECT: Final[dict[str, object]] = {
+    "checkpoint": {"required": True},
+    "name": str,
+    "backbone": str,
+    "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
+    "device": "cpu",
+    "most": 1000,
+}
 
 
 @dataclass(frozen=True)
@@ -98,10 +107,17 @@ class Prompt:
         assert isinstance(prompt, PromptIds)
         (first, end) = prompt.parts[0]
         protected = np.ones(len(prompt.ids), dtype=bool)
-        protected[first : max(first, end - _RAW_TAIL)] = False
+        protected[first : max(first, end - RAW_TAIL)] = False
         asked = question.text.rpartition("\n\n")[2]
         ids = backbone.require_tokenizer()(asked, add_special_tokens=False)["input_ids"]
         return cls(prompt.ids, protected, np.array(ids, dtype=np.int64))
+
+
+def shortened(method: ReducedTokens, prompt: Prompt, saving: float) -> np.ndarray:
+    """Return the ids [N] that a method of the prompt leaves of it."""
+    text = Text(prompt.ids, prompt.protected, prompt.question)
+    stays = len(prompt.ids) - round(saving * len(prompt.ids))
+    return prompt.ids[reduce_tokens(method.reducer, text, stays).kept]
 
 
 def answer_shortened(
@@ -112,10 +128,9 @@ def answer_shortened(
     gone = round(saving * len(prompt.ids))
     stays = len(prompt.ids) - gone
     if isinstance(method, ReducedTokens):
-        text = Text(prompt.ids, prompt.protected, prompt.question)
-        kept_places = reduce_tokens(method.reducer, text, stays).kept
-        out = umim.generate(prompt.ids[kept_places], merge="none", **greedy)
-        return out.text[0], 1 - len(kept_places) / len(prompt.ids)
+        left = shortened(method, prompt, saving)
+        out = umim.generate(left, merge="none", **greedy)
+        return out.text[0], 1 - len(left) / len(prompt.ids)
     if isinstance(method, EvictedColumns):
         row = generate_evicted(
             [prompt.ids],
@@ -133,8 +148,8 @@ def answer_shortened(
     )
 
 
-def run(options: argparse.Namespace, report: Report) -> None:
-    """Answer all questions from every side."""
+def load(options: argparse.Namespace, report: Report) -> UMIM:
+    """Load the checkpoint of ``SUBJECT``'s options and say in the report what it is."""
     load_options = {"dtype": options.dtype, "device": options.device}
     load_options |= named_backbone(options.backbone)
     umim = UMIM.from_pretrained(options.checkpoint, **load_options)
@@ -142,9 +157,17 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= {
         "checkpoint": options.name or Path(options.checkpoint).name,
         "backbone": Path(umim.backbone.name).stem,
+        "dtype": options.dtype,
+    }
+    return umim
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Answer all questions from every side."""
+    umim = load(options, report)
+    report |= {
         "form": umim.checkpoint.config.form(),
         "rules": len(umim.rules),
-        "dtype": options.dtype,
         "new_tokens": options.new_tokens,
         "lists": {},
     }
@@ -185,7 +208,7 @@ def _row(
         for raw_tail in raw_tails:
             text, reduction = answer(chat, merge="prompt", raw_tail=raw_tail)
             sides[f"umim, raw tail {raw_tail}"] = (text, reduction * share)
-            if raw_tail == _RAW_TAIL:
+            if raw_tail == RAW_TAIL:
                 sides |= others(question, reduction * share)
     return {
         "id": question.name,
@@ -219,17 +242,12 @@ def summary(rows: Sequence[Mapping[str, object]]) -> Report:
 main = Benchmark(
     name="answers",
     doc=__doc__,
-    options={
-        "checkpoint": {"required": True},
-        "name": str,
-        "backbone": str,
+    options=SUBJECT
+    | {
         "lists": LISTS,
-        "raw_tails": [_RAW_TAIL],
+        "raw_tails": [RAW_TAIL],
         "methods": ["truncation"],
-        "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
-        "device": "cpu",
         "new_tokens": 40,
-        "most": 1000,
     },
     measure=run,
 ).main
