@@ -210,9 +210,10 @@ def test_threads_start_no_cluster_and_keep_no_record_once_the_run_is_stopped(
         "    time.sleep(0.5)",
         "    (notes / f'Ray {\"ray\" in sys.modules}').touch()",
         "lease = ClusterLease(ClusterConfig(cpus=1))",
-        "for call in lease.ensure, lambda: tracker.points('0' * 64, []):",
-        "    threading.Thread(target=goes_on, args=[call], daemon=True).start()",
-        "with on_stop(look): time.sleep(600)",
+        "with on_stop(look):  # before a thread says ready",
+        "    for call in lease.ensure, lambda: tracker.points('0' * 64, []):",
+        "        threading.Thread(target=goes_on, args=[call], daemon=True).start()",
+        "    time.sleep(600)",
     )
     with running(code, tmp_path) as (run, _, _):
         assert stop(run, signal.SIGTERM)[0] == 143
