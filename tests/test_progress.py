@@ -11,7 +11,7 @@ from umim_core.progress import Points, followed, leave_note, listening
 
 
 def wait_for(heard: list[Points], count: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while len(heard) < count and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(heard) == count

@@ -54,12 +54,12 @@ def test_a_program_that_does_not_reach_its_end_fails(program: str, reason: str) 
 
 
 @pytest.mark.parametrize(
-    ("program", "wall"), [("while True: pass", 60.0), ("import time; time.sleep(60)", 0.7)]
+    ("program", "wall"), [("while True: pass", 200.0), ("import time; time.sleep(200)", 0.7)]
 )
 def test_a_program_without_end_is_stopped(program: str, wall: float) -> None:
     start = time.monotonic()
     assert run_confined(program, SandboxLimits(seconds=1, wall_seconds=wall)).reason == "timed out"
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 180
 
 
 def children(process: int) -> list[int]:
@@ -86,8 +86,8 @@ def runs_program(process: int) -> bool:
 
 
 def await_true(condition: Callable[[], bool]) -> bool:
-    """Return whether a condition comes true within 20 seconds."""
-    end = time.monotonic() + 20
+    """Return whether a condition comes true within two minutes."""
+    end = time.monotonic() + 120
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
     return condition()
@@ -98,15 +98,15 @@ def test_a_program_ends_with_the_call_that_runs_it(by: signal.Signals) -> None:
     caller = (
         "import signal\n"
         "signal.signal(signal.SIGALRM, lambda *_: 1 / 0)\n"
-        "from umim_core.evaluation.sandbox.code_sandbox import run_confined\n"
-        "run_confined('import time; time.sleep(40)')\n"
+        "from umim_core.evaluation.sandbox.code_sandbox import SandboxLimits, run_confined\n"
+        "run_confined('import time; time.sleep(600)', SandboxLimits(wall_seconds=600))\n"
     )
     with subprocess.Popen([sys.executable, "-c", caller], stderr=subprocess.DEVNULL) as process:
         assert await_true(lambda: any(map(runs_program, children(process.pid))))
         (program,) = children(process.pid)
         try:
             process.send_signal(by)
-            process.wait(20)
+            process.wait(120)
             assert await_true(lambda: not runs_program(program))
         finally:
             process.kill()

@@ -207,7 +207,7 @@ def test_the_prefect_run_is_named_by_its_recipe_and_shows_our_lines(
     finished: tuple[Finished, Path],
 ) -> None:
     run, _ = finished
-    APILogWorker.drain_all(timeout=30)
+    APILogWorker.drain_all(timeout=240)
     with get_client(sync_client=True) as client:
         (flow_run,) = [found for found in client.read_flow_runs() if found.name == str(run.recipe)]
         wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run.id]))
@@ -229,7 +229,7 @@ def test_secrets_of_the_environment_reach_no_result_and_no_log(
     finished: tuple[Finished, Path],
 ) -> None:
     run, _ = finished
-    APILogWorker.drain_all(timeout=30)
+    APILogWorker.drain_all(timeout=240)
     tokens = sorted(run.started.values)  # of this run's cluster, and of one that tests share
     assert tokens
     secrets = CANARIES | {f"RAY_AUTH_TOKEN {n}": token for n, token in enumerate(tokens)}

@@ -43,8 +43,12 @@ def url(umim: UMIM) -> Iterator[str]:
         yield address
 
 
-def post(url: str, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(url + path, json=body, timeout=120)
+def post(url: str, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+    return httpx.post(url + path, json=body, headers=headers, timeout=240)
+
+
+def get(url: str, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+    return httpx.get(url + path, headers=headers, timeout=240)
 
 
 def test_a_completion_is_the_librarys(umim: UMIM, url: str) -> None:
@@ -65,13 +69,13 @@ def test_ids_and_the_opt_out_header_are_honoured(umim: UMIM, url: str) -> None:
     ids = umim.backbone.encode(PROMPT)
     body = {"prompt": ids, "max_tokens": 12, "temperature": 0}
     merged = post(url, COMPLETIONS, **body).json()
-    raw = httpx.post(url + COMPLETIONS, json=body, headers={"x-umim-merge": "off"}).json()
+    raw = post(url, COMPLETIONS, {"x-umim-merge": "off"}, **body).json()
     for document, merge in ((merged, "prompt"), (raw, "none")):
         tail = 4 if merge == "prompt" else 0
         alone = umim.generate(ids, max_new_tokens=12, merge=merge, raw_tail=tail)
         assert document["choices"][0]["text"] == alone.text[0]
     assert raw["usage"]["prompt_tokens"] == len(ids) > merged["usage"]["prompt_tokens"]
-    wrong = httpx.post(url + COMPLETIONS, json=body, headers={"x-umim-merge": "maybe"})
+    wrong = post(url, COMPLETIONS, {"x-umim-merge": "maybe"}, **body)
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "invalid_header")
 
 
@@ -162,7 +166,7 @@ def test_bad_requests_get_typed_errors(
     [b"", b"{", b"[]", b"null", b"\xff", b'{"a":NaN}', b"[" * 100_000, b'{"prompt":"\\ud800"}'],
 )
 def test_what_is_no_json_object_is_refused(url: str, raw: bytes) -> None:
-    answer = httpx.post(url + CHAT, content=raw)
+    answer = httpx.post(url + CHAT, content=raw, timeout=240)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
@@ -175,7 +179,7 @@ def test_large_messages_are_refused_by_name(umim: UMIM, url: str) -> None:
         answer = post(small, CHAT, messages=[message])
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
         parts = (b"x" * 1000 for _ in range(200))  # in chunks, without an announced length
-        answer = httpx.post(small + CHAT, content=parts)
+        answer = httpx.post(small + CHAT, content=parts, timeout=240)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
 
 
@@ -207,11 +211,11 @@ def test_a_client_that_goes_frees_its_row(umim: UMIM, streamed: bool) -> None:
     with in_thread(held.app(None)) as url:
         if streamed:
             body = {**LONG, "stream": True}
-            with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=120) as answer:
+            with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=240) as answer:
                 next(answer.iter_lines())
         else:
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(url + COMPLETIONS, json=LONG, timeout=httpx.Timeout(120, read=1))
+                httpx.post(url + COMPLETIONS, json=LONG, timeout=httpx.Timeout(240, read=1))
         wait_for(url, "umim_requests_in_flight", 1)  # the one that asks
         gate.open()
         assert post(url, COMPLETIONS, prompt=PROMPT, max_tokens=2).status_code == 200
@@ -287,16 +291,16 @@ def test_without_memory_only_the_requests_concerned_fail(umim: UMIM, kind: str) 
         for answer in (before, after):
             assert answer.json()["choices"][0]["text"] == alone.text[0]
         assert metric(url, "umim_rows_running") == 0
-        assert httpx.get(url + "/health").json() == {"status": "ok"}
+        assert get(url, "/health").json() == {"status": "ok"}
 
 
 def test_a_token_is_wanted_where_one_is_set(umim: UMIM) -> None:
     with in_thread(server(umim).app("secret")) as url:
-        assert httpx.get(url + "/health").json() == {"status": "ok"}
+        assert get(url, "/health").json() == {"status": "ok"}
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
-            answer = httpx.get(url + "/v1/models", headers=headers)
+            answer = get(url, "/v1/models", headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
-        right = httpx.get(url + "/v1/models", headers={"authorization": "Bearer secret"})
+        right = get(url, "/v1/models", {"authorization": "Bearer secret"})
         assert right.json()["data"][0]["id"] == "tiny"
 
 

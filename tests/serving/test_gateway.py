@@ -70,7 +70,7 @@ def url(upstream: str, export: Path) -> Iterator[str]:
 
 
 def post(url: str, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
-    return httpx.post(url + path, json=body, headers=headers, timeout=120)
+    return httpx.post(url + path, json=body, headers=headers, timeout=240)
 
 
 def merged_ids(
@@ -151,7 +151,7 @@ def test_what_the_engine_refuses_is_its_own_answer(url: str, fields: dict[str, A
 
 
 def test_broken_bodies_stop_here(url: str, upstream: str, export: Path) -> None:
-    answer = httpx.post(url + CHAT, content=b"{")
+    answer = httpx.post(url + CHAT, content=b"{", timeout=240)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
     for body in ({}, {"messages": []}, {"messages": [1]}, {"messages": "Hi"}):
         answer = post(url, CHAT, **body)
@@ -194,7 +194,7 @@ def test_an_engine_that_dies_and_comes_back(
             assert post(url, CHAT, **body).status_code == 200
             assert httpx.get(url + "/health").status_code == 200
             long = {**body, "max_tokens": 1000, "temperature": 0.5, "stream": True}
-            with httpx.stream("POST", url + CHAT, json=long, timeout=120) as answer:
+            with httpx.stream("POST", url + CHAT, json=long, timeout=240) as answer:
                 lines = answer.iter_lines()
                 next(lines)
                 upstream.process.send_signal(signal.SIGKILL)
@@ -222,7 +222,7 @@ def test_a_client_that_goes_ends_the_engines_work(
     ):
         body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 1000}
         body |= {"temperature": 0.5, "stream": True}
-        with httpx.stream("POST", url + CHAT, json=body, timeout=120) as answer:
+        with httpx.stream("POST", url + CHAT, json=body, timeout=240) as answer:
             next(answer.iter_lines())
         wait_for(upstream, "umim_rows_running", 0)
         assert metric(upstream, "umim_generated_tokens_total") < 1000

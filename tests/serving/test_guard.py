@@ -47,7 +47,7 @@ def test_a_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixtur
         with socket.create_connection((address.hostname or "", address.port or 0)) as reader:
             reader.sendall(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert closed.wait(60)
-            assert httpx.get(url + "/metrics").status_code == 200  # others are served
+            assert httpx.get(url + "/metrics", timeout=120).status_code == 200  # others are served
             wait_for(url, "umim_requests_in_flight", 1)
     assert "Traceback" not in caplog.text
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -44,10 +45,17 @@ def test_a_run_waits_for_one_that_it_would_disturb_and_says_so(
     theirs: str, ours: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with another(theirs) as process:
-        assert process.stdin is not None
-        threading.Timer(0.5, process.stdin.close).start()
+        stdin = process.stdin
+        assert stdin is not None
+
+        def let_go() -> None:
+            while "waiting for the machine" not in caplog.text and process.poll() is None:
+                time.sleep(0.02)
+            stdin.close()
+
+        threading.Thread(target=let_go, daemon=True).start()
         with KINDS[ours]():
-            assert process.wait(timeout=10) == 0
+            assert process.wait(timeout=120) == 0
     assert "waiting for the machine" in caplog.text
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final
@@ -36,9 +37,15 @@ _SECONDS: Final = 240.0
 
 
 def free_port() -> int:
-    """Return a port of loopback on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    """Return a port of loopback on which nothing listens.
+
+    It is none of those that the system gives to connections, to Ray or to who asks for any: such a
+    one may be gone before its server has started.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextmanager
@@ -145,7 +152,7 @@ def piece(choice: dict[str, Any]) -> str:
 
 def metric(url: str, name: str) -> float:
     """A metric of a server by its name with labels."""
-    for line in httpx.get(url + "/metrics").text.splitlines():
+    for line in httpx.get(url + "/metrics", timeout=_SECONDS).text.splitlines():
         if line.startswith(name + " "):
             return float(line.split()[-1])
     raise AssertionError(name)

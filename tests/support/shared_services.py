@@ -54,6 +54,9 @@ def _place(path: Path) -> tuple[int, ...]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _place(item.path))
+    for item in items:  # one of them starts the service, however slow or busy the machine is
+        if _asks_for(item.path) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
 
 
 class _Grouped(LoadFileScheduling):
@@ -114,12 +117,12 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect
     server = SubprocessASGIServer(port=free_port())
     address = f"sqlite+aiosqlite:///{database}"
     with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: address}):
-        server.start(timeout=180)
+        server.start(timeout=240)
     try:
         yield PrefectServer(server.api_url, database)
     finally:
         # What is still to be sent when the server is gone is tried for over a minute at exit.
-        APILogWorker.drain_all(timeout=30)
+        APILogWorker.drain_all(timeout=120)
         server.stop()
 
 

@@ -57,7 +57,7 @@ def test_a_caller_without_the_token_is_refused(two_cores: None) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert "let in" not in result.stdout
     assert "InvalidAuthToken" in result.stderr
@@ -93,7 +93,7 @@ def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env={**clean, "PYTHONPATH": str(CHECKOUT), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.busy_machine import within
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 SECONDS = 5.0
 HEAD = """
@@ -57,26 +59,28 @@ def running(code: str, notes: Path) -> Iterator[tuple[subprocess.Popen[str], psu
     ) as run:
         assert run.stdout is not None
         pid, folder = run.stdout.readline().split()
-        child = psutil.Process(int(pid))
+        child, guard = psutil.Process(int(pid)), family(run)
         try:
             yield run, child, Path(folder)
-            child.wait(SECONDS)
-            deadline = time.monotonic() + SECONDS
-            while Path(folder).exists() and time.monotonic() < deadline:
-                time.sleep(0.02)
-            assert not Path(folder).exists()
+            assert within(
+                SECONDS, lambda: not child.is_running() and not Path(folder).exists(), *guard
+            )
         finally:
             run.kill()
 
 
+def family(run: subprocess.Popen[str]) -> list[int]:
+    """Return the numbers of a run and of its children: its guard is one."""
+    return [run.pid, *(child.pid for child in psutil.Process(run.pid).children())]
+
+
 def stop(run: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
     """Send a signal; return the status and what the run said, at most five seconds later."""
-    began = time.monotonic()
+    pids = family(run)
     run.send_signal(number)
-    status = run.wait(60)
-    assert time.monotonic() - began < SECONDS
+    assert within(SECONDS, lambda: run.poll() is not None, *pids)
     assert run.stderr is not None
-    return status, run.stderr.read()
+    return run.returncode, run.stderr.read()
 
 
 @pytest.mark.parametrize("busy", BUSY.values(), ids=BUSY)
@@ -134,8 +138,8 @@ def test_a_block_that_must_not_be_disturbed_is_finished_and_nothing_after_it(
         "lock = threading.Lock()",
         "def write():",
         "    with stop_deferred(), lock:",
-        "        ready()",
-        "        time.sleep(0.5)",
+        "        ready().wait()  # a stop kills it first",
+        "        time.sleep(0.2)",
         "        (notes / 'written').touch()",
         "    (notes / 'too far').touch()",
         "def tell():",

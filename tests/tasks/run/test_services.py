@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
+from support.busy_machine import within
 from support.servers import free_port
 from tasks.run import services
 from tasks.run.services import Service, down, local_services, status, up
@@ -31,11 +32,19 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
     The child ends by a kill alone: its father does not hand SIGTERM on.
     """
     monkeypatch.setattr(services, "_STOP_SECONDS", 0.5)
+    monkeypatch.setattr(services, "_ANSWER_SECONDS", 120.0)
     port = free_port()
     command = [sys.executable, "-c", FATHER, str(port), "--bind", "127.0.0.1"]
     made = Service("files", [*command, "--directory", str(tmp_path)], port)
     yield made
     down(tmp_path, [made])
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_service_is_started_once_found_again_and_ended_with_its_children(
@@ -49,7 +58,7 @@ def test_a_service_is_started_once_found_again_and_ended_with_its_children(
     assert len(family) == 2
     (after,) = down(tmp_path, [service])
     assert (after.state, after.pid) == ("down", None)
-    assert not any(process.is_running() and process.status() != "zombie" for process in family)
+    assert within(5, lambda: not any(map(alive, family)), *(process.pid for process in family))
     assert down(tmp_path, [service]) == [after]
 
 
@@ -60,7 +69,7 @@ def test_a_taken_port_is_refused_and_what_listens_there_is_left_alone(
     other = replace(service, name="other")
     with pytest.raises(ClusterError, match="the port of other must be free"):
         up(tmp_path, [other])
-    assert service.url and httpx.get(service.url).is_success
+    assert service.url and httpx.get(service.url, timeout=120).is_success
     assert [of.state for of in status(tmp_path, [service, other])] == ["running", "down"]
 
 

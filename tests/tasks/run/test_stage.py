@@ -74,7 +74,7 @@ def start(root: Path, resumable: str, seconds: float) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 0
     return output.split()
 
@@ -220,7 +220,7 @@ def test_a_killed_build_leaves_nothing_final_and_is_built_again(
         assert process.stdout is not None
         assert process.stdout.readline() == "building\n"
         process.send_signal(signal.SIGKILL)
-        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert process.wait(timeout=240) == -signal.SIGKILL
     assert names(root / "slow") == {f"{SLOW_KEY}.partial", f".{SLOW_KEY}.lock"}
     assert (root / "slow" / f"{SLOW_KEY}.partial" / "state" / "step").exists()
 

@@ -124,7 +124,7 @@ def test_a_file_that_takes_too_long_costs_the_others_no_patience(
     tmp_path: Path, store: str, files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("UPLOAD_SECONDS", "_PATIENCE_SECONDS", "_LOCKED_SECONDS"):
-        monkeypatch.setattr(tracker_module, name, 2)
+        monkeypatch.setattr(tracker_module, name, 4)
     with files_of(store, silent=True, a=1) as server:
         send(Tracker(store, tmp_path / "root"), files)
         assert server.asked == ["a", "b", "c", "a"]
