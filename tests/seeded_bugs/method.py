@@ -51,8 +51,8 @@ METHOD = (
         "containment keeps where it should drop",
         "method",
         "umim_core/rules/filters.py",
-        'if policy == "keep" or not len(ids):',
-        'if policy == "drop" or not len(ids):',
+        'in longer if containment == "drop"',
+        'in longer if containment == "keep"',
         ("tests/rules/test_filters.py",),
     ),
     SeededBug(

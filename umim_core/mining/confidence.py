@@ -16,7 +16,7 @@ Source: paper, "Alternative Merge-Rule Construction".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -71,18 +71,12 @@ def confidence_counts(
     min_probability: float = DEFAULT_PROBABILITY,
     batch_size: int = 8,
     excluded: Iterable[int] = (),
-    progress: Callable[[int], object] = lambda tokens: None,
 ) -> SpanCounts:
-    """Count the runs of 2, 3 and 4 confident tokens.
+    """Count the runs of 2, 3 and 4 confident tokens of ids, flat [T].
 
-    Args:
-        backbone: The model whose confidence counts.
-        ids: Raw token ids, flat [T].
-        offsets: Segment borders [num_segments + 1], first 0, last T; segments may be ragged.
-        min_probability: Probability that every token of a run exceeds, between 0 and 1.
-        batch_size: Segments per forward.
-        excluded: Ids that end a run and are in none; the tokenizer's special ids always are.
-        progress: Called with the number of tokens done so far.
+    Segments, with borders [num_segments + 1], may be ragged; ``batch_size`` of them share a
+    forward. Every token of a run exceeds ``min_probability``; ``excluded`` ids, as the tokenizer's
+    special ones always, end a run and are in none.
 
     Returns:
         Per order n the spans [R_n, n], rows ascending, and how many runs they are [R_n].
@@ -116,18 +110,13 @@ def confidence_counts(
         for n in ORDERS:
             at = starts[lengths == n, None] + np.arange(n)
             rows_by_order[n].append(tokens[at])
-        progress(int(borders[-1]))
     rows = {n: np.concatenate(rows_by_order[n]) for n in ORDERS}
     counted = {n: _count_rows(rows[n], np.ones(len(rows[n]), np.int64)) for n in ORDERS}
     return {n: counted[n][0] for n in ORDERS}, {n: counted[n][1] for n in ORDERS}
 
 
 def add_span_counts(parts: Sequence[SpanCounts]) -> SpanCounts:
-    """Add the runs of several pieces of a corpus; a piece holds whole segments.
-
-    Returns:
-        The same for all of them together.
-    """
+    """Add the runs of several pieces of a corpus; a piece holds whole segments."""
     spans, support = {}, {}
     for n in ORDERS:
         rows = np.concatenate([np.zeros((0, n), np.int32), *(part[0][n] for part in parts)])

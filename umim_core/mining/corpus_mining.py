@@ -41,21 +41,15 @@ if TYPE_CHECKING:
     from umim_core.backbone.backbone import Backbone
 
 _CHOICE_TOKENS: Final = 1 << 25  # tokens at most that spans are chosen on
-
-
 Ints = NDArray[np.int64]
 _ROUNDS: Final = 12  # five sufficed on general English, whatever K was
 _THREADS: Final = 2
 
 
 def choose_spans(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints, count: int) -> RuleSet:
-    """Keep the spans that together save the most tokens of a text.
+    """Keep the K = ``count`` spans that together save the most tokens of a text.
 
-    Args:
-        rules: Candidates with their counts.
-        ids: Token ids of all segments, flat [T].
-        offsets: Segment borders [num_segments + 1]; no span crosses one.
-        count: Spans to keep, K.
+    No span crosses a border [num_segments + 1] of its segments, flat ids [T].
 
     Returns:
         K rules, or all that save anything where there are fewer; of the same origin.
@@ -76,8 +70,7 @@ def choose_spans(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints, count:
         saved = saved_tokens(own, ids, offsets)
         if int(saved.sum()) <= most:
             break
-        most, best = int(saved.sum()), chosen
-        best = chosen.copy()
+        most, best = int(saved.sum()), chosen.copy()
         best[chosen] = saved > 0
         value = np.zeros(len(rules), dtype=np.int64)
         rest = _raw_rest(own, ids, offsets)
@@ -121,17 +114,13 @@ def _highest(value: Ints, count: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class MiningReport:
-    """Counts of a mining run, per order n = 2, 3, 4.
+    """Counts of a mining run, per order n = 2, 3, 4; tokens are those in whole segments.
 
     Attributes:
-        tokens: Tokens in whole segments.
-        segments: Number of segments.
-        documents: Number of documents.
         tau: Least count of a rule; above the one asked for where a budget raised it.
         raw: n-grams that reach tau; empty for confidence rules.
         overlap: Those left by the overlap filter; likewise.
         rules: Those left by both filters.
-        digest: SHA-256 of the rule set.
         seconds: Time of tokenizing, counting and filtering.
     """
 
@@ -147,14 +136,7 @@ class MiningReport:
 
 
 def spans_of(rules: RuleSet, shards: TokenShards, offsets: UniformOffsets, count: int) -> RuleSet:
-    """Choose spans by what they save of a corpus, on evenly spread segments of a large one.
-
-    Args:
-        rules: The candidates.
-        shards: The corpus.
-        offsets: Its segments.
-        count: Spans to keep.
-    """
+    """Choose spans by what they save of a corpus, on evenly spread segments of a large one."""
     segments = min(offsets.count, max(1, _CHOICE_TOKENS // offsets.length))
     chosen = [number * offsets.count // segments for number in range(segments)]
     ids = np.concatenate([shards[offsets[i] : offsets[i + 1]] for i in chosen])
@@ -169,22 +151,12 @@ class _Found(NamedTuple):
 
 
 def mine_rules(
-    source: Source,
-    out: Path,
-    *,
-    tokenizer: str | None = None,
-    options: MiningOptions | None = None,
+    source: Source, out: Path, *, tokenizer: str | None = None, options: MiningOptions | None = None
 ) -> MiningReport:
     """Count n-grams, filter them and write a rule directory.
 
     The token ids go through a temporary folder next to ``out`` (4 bytes per token), so that the
-    corpus need not fit in memory.
-
-    Args:
-        source: Text, or ready token ids.
-        out: Rule directory; must not exist yet.
-        tokenizer: Name of the tokenizer; may be None for ready ids (then no fingerprint is kept).
-        options: How to mine; None for the defaults.
+    corpus need not fit in memory. Ready token ids need no tokenizer; then no fingerprint is kept.
 
     Raises:
         ConfigError: If text is given without a tokenizer, or an option is out of its bounds.
@@ -297,13 +269,9 @@ def mine_confident_spans(
 ) -> MiningReport:
     """Make rules of the spans that a language model is confident about, and write their directory.
 
-    Args:
-        source: Text, or ready ids of the backbone's tokenizer.
-        out: Rule directory; must not exist yet.
-        backbone: The model, with its tokenizer.
-        options: tau, segment length, filters and protected tokens; budget and documents have
-            no part in it.
-        min_probability: Probability that every token of a span exceeds; None for the paper's.
+    The source is text, or ready ids of the backbone's tokenizer. Of the options a budget and a
+    number of documents have no part in it. Every token of a span exceeds ``min_probability``; None
+    is the paper's.
 
     Raises:
         BackboneError: If the backbone has no tokenizer.

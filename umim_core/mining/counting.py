@@ -56,10 +56,7 @@ def count_ngrams(
         tau: Least count, at least 1; overlapping occurrences count.
         excluded: Ids that take part in no gram.
         max_order: Longest order to count; longer ones are empty in the result.
-        threads: Threads; None takes one per core.
-
-    Returns:
-        The frequent grams per order, the same for any number of threads.
+        threads: Threads; None takes one per core. The result does not depend on them.
 
     Raises:
         CorpusError: If ids are out of range or the borders do not cover them.
@@ -105,18 +102,12 @@ def thread_count(threads: int | None) -> int:
 
 
 class OrderCounter:
-    """Count the n-grams of one order, chunk by chunk.
+    """Count the n-grams of one order, 2 to 4, chunk by chunk of about ``chunk_tokens`` a thread.
 
     Chunks of whole segments are turned into keys by position, each thread its own chunk, and then
     counted by partition, each thread its own partitions: nothing is locked and nothing merged.
-
-    Args:
-        order: n, 2 to 4.
-        indexes: Indexes of the frequent keys of the orders 2 .. n-1 of the whole corpus, see
-            ``hashing.rank_indexes``.
-        excluded: Whether an id takes part in no gram [2^18].
-        threads: Threads; None takes one per core.
-        chunk_tokens: Tokens per thread and chunk, about.
+    ``indexes`` are ``hashing.rank_indexes`` of the frequent keys of the whole corpus; ``excluded``
+    says whether an id takes part in no gram [2^18]. None takes a thread per core.
     """
 
     def __init__(
@@ -196,13 +187,9 @@ def _chunks(
 def segment_ranges(
     offsets: Offsets, size: int, first: int = 0, last: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Yield ranges [low, high) of whole segments that hold about ``size`` tokens each.
+    """Yield ranges [low, high) of whole segments, at least one, of about ``size`` tokens each.
 
-    Args:
-        offsets: Segment borders [num_segments + 1].
-        size: Tokens per range, about; a range holds at least one segment.
-        first: First segment.
-        last: End of the segments; None for all.
+    They begin with the segment ``first`` and end before ``last``; None goes on to the end.
     """
     low, end = first, len(offsets) - 1 if last is None else last
     while low < end:

@@ -36,13 +36,9 @@ class Counter(Protocol):
 
 @dataclass(frozen=True)
 class LocalCounter:
-    """Count in this process.
+    """Count in this process: ids [T] in segments with borders [num_segments + 1].
 
-    Attributes:
-        ids: Token ids [T].
-        offsets: Segment borders [num_segments + 1].
-        excluded: Ids that take part in no n-gram.
-        threads: Threads; None takes one per core.
+    ``excluded`` ids take part in no n-gram; None takes a thread per core.
     """
 
     ids: Tokens
@@ -96,10 +92,7 @@ def find_ngrams(
 ) -> NgramCounts:
     """Find the n-grams that occur at least ``tau`` times.
 
-    Args:
-        options: Their threshold, and whether their documents are counted.
-        counter: Counts the corpus, without the ids that take part in no n-gram.
-        document_ends: End positions of the documents [D], where they are counted.
+    Documents end at ``document_ends`` [D], which is needed where the options count them.
 
     Raises:
         CorpusError: If ids are out of range.

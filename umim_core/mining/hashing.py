@@ -47,12 +47,7 @@ class PartitionedCounts:
         return sum(entries.nbytes for entries in self._entries)
 
     def add(self, partition: int, keys: Ints, weights: Ints = NO_WEIGHTS) -> None:
-        """Add keys of one partition.
-
-        Args:
-            partition: 0 .. PARTITIONS - 1.
-            keys: Keys [K], all of that partition; any order, repeated or not.
-            weights: What each adds [K]; empty for 1 each.
+        """Add keys [K] of one partition, repeated or not; each counts 1, or its weight [K].
 
         Raises:
             CorpusError: If a count passes 2^63 - 1.
@@ -91,12 +86,7 @@ class PartitionedCounts:
         return keys, counts
 
     def frequent(self, tau: int, pool: Executor | None = None) -> tuple[Ints, Ints]:
-        """Return all keys and counts that reach ``tau``, sorted by key.
-
-        Args:
-            tau: Least count.
-            pool: Threads that sort a run of partitions each; None sorts in this one.
-        """
+        """Return all keys and counts that reach ``tau``, sorted by key, by the pool's threads."""
         runs = [range(first, PARTITIONS, _RUNS) for first in range(_RUNS)]
         sorted_runs = list(
             (map if pool is None else pool.map)(partial(self._sorted_run, tau), runs)
@@ -137,13 +127,9 @@ def index_bytes(keys: float) -> float:
 
 
 def rank_index(keys: Ints) -> Ints:
-    """Return the index of frequent keys for lookups of their ranks.
+    """Return a read-only index of keys [R], all different: (key, rank) pairs [2 * capacity].
 
-    Args:
-        keys: Packed keys [R], all different; a key's rank is its position.
-
-    Returns:
-        (key, rank) pairs [2 * capacity], read-only.
+    A key's rank is its position.
     """
     index = _empty_pairs(max(16, int(len(keys) / _INDEX_LOAD)))
     build_index(keys, index)

@@ -48,15 +48,10 @@ def _slot(key: int, capacity: int) -> int:
 def insert(
     keys: Ints, weights: Ints, entries: Ints, used: int, limit: int, begin: int
 ) -> tuple[int, int, bool]:
-    """Add keys to a table until all are in or it is full.
+    """Add keys [K] from ``begin`` on to a table until all are in or ``limit`` pairs are in use.
 
-    Args:
-        keys: Keys [K].
-        weights: What each adds [K], or an empty array for 1 each.
-        entries: (key, count) pairs of the table [2 * capacity], -1 where empty; changed.
-        used: Pairs in use.
-        limit: Pairs that may be in use.
-        begin: First key to add.
+    Each adds its weight [K], or 1 where there are none. ``entries`` are the table's (key, count)
+    pairs [2 * capacity], -1 where empty; they are changed.
 
     Returns:
         Index of the first key that was not added, pairs in use, whether a count passed 2^63 - 1.
@@ -205,16 +200,10 @@ def gram_ranks(
     triples: Ints,
     ranks: Ints,
 ) -> None:
-    """Write the rank of the ``order``-gram, 1 to 3, that starts at each position, or -1.
+    """Write the rank of the ``order``-gram, 1 to 3, that starts at each position to ``ranks`` [T].
 
-    Args:
-        ids: Token ids [T].
-        offsets: Segment borders [num_segments + 1].
-        order: 1, 2 or 3; the rank of a 1-gram is its id.
-        excluded: Whether an id takes part in no gram [2^18].
-        pairs: Index of the frequent 2-grams, see :func:`build_index`.
-        triples: Index of the frequent 3-grams.
-        ranks: Result [T].
+    It is -1 for no frequent gram, or one with an excluded id [2^18]; the rank of a 1-gram is its
+    id. ``pairs`` and ``triples`` are indexes of the frequent grams, see :func:`build_index`.
     """
     _first_ranks(ids, excluded, ranks)
     if order > 1:
@@ -227,15 +216,10 @@ def gram_ranks(
 def scatter_keys(
     ids: Ids, offsets: Ints, order: int, ranks: Ints, keys: Ints, borders: Ints
 ) -> None:
-    """Write the candidate keys of ``order``, grouped by partition.
+    """Write the candidate keys of ``order``, 2 to 4, grouped by partition.
 
-    Args:
-        ids: Token ids [T].
-        offsets: Segment borders [num_segments + 1].
-        order: n, 2 to 4.
-        ranks: Ranks [T] of the (n-1)-grams.
-        keys: Result, room for [T].
-        borders: Result [PARTITIONS + 1]: partition p is ``keys[borders[p]:borders[p + 1]]``.
+    ``ranks`` [T] are those of the (n-1)-grams. Results are ``keys``, with room for [T], and
+    ``borders`` [PARTITIONS + 1]: partition p is ``keys[borders[p]:borders[p + 1]]``.
     """
     sizes = np.zeros(PARTITIONS, dtype=np.int64)
     for row in range(offsets.size - 1):

@@ -14,12 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from umim_core.errors import ResourceLimitError
-from umim_core.mining.counting import (
-    CHUNK_TOKENS,
-    CHUNKS_PER_THREAD,
-    OrderCounter,
-    excluded_mask,
-)
+from umim_core.mining.counting import CHUNK_TOKENS, CHUNKS_PER_THREAD, OrderCounter, excluded_mask
 from umim_core.mining.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
@@ -51,16 +46,10 @@ def check_memory(
     threads: int,
     at_a_time: int | None = None,
 ) -> None:
-    """Refuse to mine where that may take more memory than a limit allows.
+    """Refuse to mine ids [T] where that may take more memory than the limit of the options.
 
-    Args:
-        ids: Token ids [T].
-        offsets: Segment borders.
-        options: The limit, and what is looked for.
-        excluded: Ids that take part in no n-gram.
-        threads: Threads of the process.
-        at_a_time: Tokens that a worker of a cluster counts before it sends its pairs; None for one
-            process, which counts all of them into one table.
+    A worker of a cluster counts tokens ``at_a_time`` before it sends its pairs; one process (None)
+    counts all of them into one table.
 
     Raises:
         ResourceLimitError: If it may.
@@ -81,10 +70,8 @@ def check_memory(
 def sample_segments(ids: Tokens, offsets: Offsets, tokens: int) -> tuple[Ids, Ints]:
     """Return about so many tokens in whole segments, drawn in groups of neighbours.
 
-    Full groups are chosen; a shorter one at the end is taken only where all are.
-
-    Returns:
-        The sampled ids [S] (int32) and their segment borders (int64).
+    Full groups are chosen; a shorter one at the end is taken only where all are. They are the
+    sampled ids [S] (int32) and their segment borders (int64).
     """
     segments, total = len(offsets) - 1, int(offsets[-1])
     groups, full = -(-segments // _GROUP_SEGMENTS), segments // _GROUP_SEGMENTS
@@ -141,18 +128,13 @@ def mining_memory(
     shorter = below * (index_bytes(frequent) + BYTES_PER_PAIR * frequent)
     tables = table_bytes(shares.distinct * block) + shorter + _COPIES * BYTES_PER_PAIR * frequent
     memory = _working_bytes(block, threads) + tables
-    if options.count_documents:
-        recounted = _recount_bytes(tokens, len(ORDERS) * frequent, threads, 3 * threads)
-        memory = max(memory, recounted)
+    if options.count_documents:  # a pass that counts given n-grams into three vectors a thread
+        grams = len(ORDERS) * frequent
+        recounted = index_bytes(grams) + BYTES_PER_PAIR * grams + _COUNT_BYTES * grams * 3 * threads
+        memory = max(memory, _working_bytes(tokens, threads) + recounted)
     return memory
 
 
 def _working_bytes(tokens: int, threads: int) -> float:
     buffered = threads * CHUNKS_PER_THREAD * CHUNK_TOKENS
     return float(buffered * _BUFFER_BYTES + min(tokens, _MAPPED_TOKENS) * _TOKEN_BYTES)
-
-
-def _recount_bytes(tokens: int, grams: float, threads: int, vectors: int) -> float:
-    """Return the memory of a pass that counts given n-grams into so many vectors."""
-    tables = index_bytes(grams) + BYTES_PER_PAIR * grams + _COUNT_BYTES * grams * vectors
-    return _working_bytes(tokens, threads) + tables

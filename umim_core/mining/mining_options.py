@@ -17,8 +17,6 @@ class MiningOptions:
     Attributes:
         tau: Least count.
         segment_length: Tokens per segment; n-grams cross no border, the remainder is dropped.
-        overlap: Overlap policy.
-        containment: Containment policy.
         rule_budget: Most rules; tau is raised until they fit. None for no limit.
         spans: Keep so many n-grams by the tokens that they save (``choose_spans``); they pass no
             filter. None keeps all rules.

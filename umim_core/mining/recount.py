@@ -21,7 +21,7 @@ from umim_core.errors import CorpusError
 from umim_core.mining.hashing import rank_index
 from umim_core.mining.kernel import gram_ranks, next_ranks
 from umim_core.rules.grams import ORDERS
-from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, UniformOffsets, read_ids
+from umim_core.text.token_ids import Ints, Offsets, Tokens, UniformOffsets, read_ids
 
 _CHUNK_TOKENS: Final = 1 << 20
 _TAIL: Final = ORDERS[-1] - 1
@@ -51,14 +51,11 @@ def _documents(
 
 
 class Recount:
-    """Count given n-grams.
+    """Count given n-grams by sorted packed keys [R_n] per order, as in ``NgramCounts``.
 
-    Args:
-        keys: Sorted packed keys [R_n] per order, as in ``NgramCounts``; the prefix of every n-gram
-            must be among those of order n - 1.
-        count_documents: Count documents too (24 bytes per n-gram instead of 8).
-        indexes: ``rank_index`` of the keys per order, shared by those that count the same keys;
-            None builds them.
+    The prefix of every n-gram must be among those of order n - 1. Documents take 24 bytes per
+    n-gram instead of 8. ``indexes`` are ``rank_index`` of the keys per order, shared by those that
+    count the same keys; None builds them.
 
     Attributes:
         support: Occurrences [R_n] per order so far.
@@ -88,14 +85,10 @@ class Recount:
         high: int | None = None,
         document_ends: Ints = NO_DOCUMENTS,
     ) -> None:
-        """Count the n-grams that start at the tokens ``low`` .. ``high - 1``.
+        """Count the n-grams that start at tokens ``low`` .. ``high - 1`` of a corpus [T].
 
-        Args:
-            ids: Token ids of the whole corpus [T].
-            offsets: Segment borders of the whole corpus.
-            low: First token; a document border when documents are counted.
-            high: End; None for the end of the corpus.
-            document_ends: End positions of all documents [D], where documents are counted.
+        Without ``high`` they are counted to its end. When documents are counted, ``low`` is the
+        border of one, and their ``document_ends`` [D] are needed.
 
         Raises:
             CorpusError: If an id is out of range, or documents are counted and end too early.
@@ -113,18 +106,15 @@ class Recount:
             stop = min(start + _CHUNK_TOKENS, end)
             chunk = read_ids(ids, start, min(stop + _TAIL, total))
             borders = _borders(offsets, start, start + chunk.size)
-            self._add_chunk(chunk, borders, stop - start, start, document_ends, ranks[: chunk.size])
-
-    def _add_chunk(
-        self, ids: Ids, borders: Ints, starts: int, start: int, ends: Ints, ranks: Ints
-    ) -> None:
-        gram_ranks(ids, borders, 1, self._none, self._indexes[2], self._indexes[3], ranks)
-        first = int(np.searchsorted(ends, start, side="right"))
-        for n in ORDERS:
-            next_ranks(ids, borders, n, self._indexes[n], ranks)
-            _occurrences(ranks, starts, self.support[n])
-            if self._counts_documents:
-                _documents(ranks, starts, start, ends, first, self._last_seen[n], self.documents[n])
+            part = ranks[: chunk.size]
+            gram_ranks(chunk, borders, 1, self._none, self._indexes[2], self._indexes[3], part)
+            document = int(np.searchsorted(document_ends, start, side="right"))
+            for n in ORDERS:
+                next_ranks(chunk, borders, n, self._indexes[n], part)
+                _occurrences(part, stop - start, self.support[n])
+                if self._counts_documents:
+                    seen, counted = self._last_seen[n], self.documents[n]
+                    _documents(part, stop - start, start, document_ends, document, seen, counted)
 
 
 def _borders(offsets: Offsets, low: int, high: int) -> Ints:

@@ -31,11 +31,7 @@ from umim_core.store.publication import publish_directory
 DAMAGE_KIND: Final = "damage"
 DAMAGE_SCHEMA: Final = 1
 PRIOR_OCCURRENCES: Final = 4.0
-_ARRAYS: Final[dict[str, Any]] = {
-    "occurrences": np.int64,
-    "merges": np.int64,
-    "kl": np.float64,
-}
+_ARRAYS: Final[dict[str, Any]] = {"occurrences": np.int64, "merges": np.int64, "kl": np.float64}
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -44,12 +40,8 @@ class DamageOrigin(BaseModel):
     """Text and model of a measurement, as its manifest records them.
 
     Attributes:
-        backbone: Name of the backbone.
-        backbone_fingerprint: SHA-256 of its architecture and weights.
         module_digest: SHA-256 of the merge module's form and weights.
-        unit_positions: Positions of units in the backbone.
         text_digest: SHA-256 of the text's ids, as int32.
-        tokens: Raw tokens of the text.
         rows: Rows that the text was cut into.
         window: States after a merge whose divergence goes to it, its own included.
     """
@@ -68,14 +60,7 @@ class DamageOrigin(BaseModel):
 
 @dataclass(frozen=True)
 class DamageTable:
-    """Measured damage of the rules of one set.
-
-    Attributes:
-        rules: The rules that were measured.
-        occurrences: States that end in a merged unit of each rule [R] (int64).
-        merges: Units of the whole text that are the rule [R] (int64); never more.
-        kl: Sum of the divergence that goes to the rule [R] (float64), nats.
-        origin: Text and model.
+    """Measured damage of the rules of one set; the module says what its arrays hold.
 
     Raises:
         ArtifactError: If an array has another shape or type, or values that cannot be.

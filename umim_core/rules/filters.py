@@ -91,15 +91,11 @@ def _by_rank(support: Counts) -> NDArray[np.int64]:
 
 
 def greedy_overlap(ids: Ids, support: Counts) -> tuple[NDArray[np.bool_], int]:
-    """Apply the greedy overlap filter in rounds.
+    """Apply the greedy overlap filter in rounds to different rules [R, n] with counts [R].
 
     A round keeps every undecided rule that is better (larger count, ties: smaller ids) than all
     undecided rules it competes with, then drops the competitors of those. The result is the one of
     a walk through the rules from the best to the worst, whatever the order of the input.
-
-    Args:
-        ids: Rules [R, n], all different.
-        support: Counts [R].
 
     Returns:
         Mask [R], and the number of rounds.
@@ -128,42 +124,16 @@ def greedy_overlap(ids: Ids, support: Counts) -> tuple[NDArray[np.bool_], int]:
 
 
 def overlap_mask(ids: Ids, support: Counts, policy: Overlap) -> NDArray[np.bool_]:
-    """Return which rules of one order survive the overlap filter.
+    """Return which of different rules [R, n] of one order survive the overlap filter: a mask [R].
 
     Two rules compete when the (n-1)-suffix of one is the (n-1)-prefix of the other; a rule never
-    competes with itself. ``greedy`` goes by descending count, ties by ascending ids, and keeps a
-    rule unless it competes with a kept one (see :func:`greedy_overlap`).
-
-    Args:
-        ids: Rules [R, n], all different.
-        support: Counts [R].
-        policy: ``greedy`` (the paper's filter, made precise) or ``none``.
-
-    Returns:
-        Mask [R].
+    competes with itself. ``greedy``, the paper's filter made precise, goes by descending count,
+    ties by ascending ids, and keeps a rule unless it competes with a kept one (see
+    :func:`greedy_overlap`); ``none`` keeps all.
     """
     if policy == "none":
         return np.ones(len(ids), dtype=np.bool_)
     return greedy_overlap(ids, support)[0]
-
-
-def containment_mask(ids: Ids, longer: list[Ids], policy: Containment) -> NDArray[np.bool_]:
-    """Return which rules of one order lie inside no longer rule.
-
-    Args:
-        ids: Rules [R, n].
-        longer: Kept rules of every higher order.
-        policy: ``drop`` removes contained rules, ``keep`` keeps them.
-
-    Returns:
-        Mask [R].
-    """
-    if policy == "keep" or not len(ids):
-        return np.ones(len(ids), dtype=np.bool_)
-    outside = np.ones(len(ids), dtype=np.bool_)
-    for rules in longer:
-        outside[_contained(ids, rules)[0]] = False
-    return outside
 
 
 def _contained(ids: Ids, longer: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -189,26 +159,24 @@ def filter_rules(
 ) -> tuple[dict[int, NDArray[np.bool_]], dict[int, NDArray[np.bool_]]]:
     """Apply both filters: overlap within each order, then containment from the longest order down.
 
-    Args:
-        ids_by_order: Rules [R_n, n] per order.
-        support_by_order: Counts [R_n] per order.
-        overlap: Policy within an order.
-        containment: Policy across orders.
+    Containment ``drop`` removes rules that lie inside a longer one that passed the overlap filter.
+    Rules are [R_n, n] per order, counts [R_n].
 
     Returns:
         Masks [R_n] per order: after the overlap filter, and after both.
 
     Source: paper, "Intra-order Overlap Filtering" and "Cross-order Containment Filtering".
     """
-    after_overlap: dict[int, NDArray[np.bool_]] = {}
+    after_overlap = {n: overlap_mask(ids_by_order[n], support_by_order[n], overlap) for n in ORDERS}
     final: dict[int, NDArray[np.bool_]] = {}
-    for n in ORDERS:
-        after_overlap[n] = overlap_mask(ids_by_order[n], support_by_order[n], overlap)
     longer: list[Ids] = []
     for n in reversed(ORDERS):
         passed = ids_by_order[n][after_overlap[n]]
+        outside = np.ones(len(passed), dtype=np.bool_)
+        for rules in longer if containment == "drop" and len(passed) else ():
+            outside[_contained(passed, rules)[0]] = False
         final[n] = after_overlap[n].copy()
-        final[n][after_overlap[n]] = containment_mask(passed, longer, containment)
+        final[n][after_overlap[n]] = outside
         longer.append(passed)
     return after_overlap, final
 
@@ -228,7 +196,7 @@ def step_counts(
 def tau_for_budget(
     counts: NgramCounts, budget: int, overlap: Overlap, containment: Containment
 ) -> int:
-    """Return the smallest threshold whose filtered rules fit a budget.
+    """Return the smallest threshold, at least ``counts.tau``, whose filtered rules fit a budget.
 
     Dropping longer rules lets contained ones back in, so the number of rules may rise with tau
     under ``containment = drop``. Yet every rule lives in one interval of thresholds: up to its own
@@ -236,9 +204,6 @@ def tau_for_budget(
     follow from the ends of these intervals, so the answer is exact: every smaller tau from
     ``counts.tau`` on gives more rules than the budget. It gives none at all where too many rules
     share one count.
-
-    Returns:
-        tau, at least ``counts.tau``.
 
     Raises:
         RuleSetError: If the budget is below 1.

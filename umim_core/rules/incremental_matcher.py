@@ -53,12 +53,9 @@ class SuffixMatcher:
         self._borders = np.zeros(rows, dtype=np.int64)
 
     def resume(self, row: int, ids: Ints, starts: Ints) -> None:
-        """Let a row go on from a text that was segmented as a whole.
+        """Let a row go on from a text of ids [T] that was segmented as a whole by the same rules.
 
-        Args:
-            row: Which one.
-            ids: Raw ids of the text [T].
-            starts: Where its units start [S], by the same rules.
+        Its units start at ``starts`` [S].
         """
         last = ids[-LONGEST:]
         self._recent[row] = -1
@@ -67,14 +64,7 @@ class SuffixMatcher:
         self._borders[row] = sum(1 << int(k) for k in places if k < LONGEST - 1)
 
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
-        """Add one token to every running row.
-
-        Args:
-            tokens: New ids [B]; those of other rows are ignored.
-            running: Rows that grow [B].
-
-        Returns:
-            How many units each row takes back and which unit it gets.
+        """Add one token [B] to every row that is running [B]; those of other rows are ignored.
 
         Raises:
             ConfigError: If there is not one token and one flag per row.

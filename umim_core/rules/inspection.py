@@ -20,19 +20,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Ints = NDArray[np.int64]
-
-
 _REPEATED: Final = math.lcm(*ORDERS)
 _PER_KEY: Final = 3  # tokens that fit into one int64
 _POINTS: Final = 8  # of a curve of coverage
 
 
 def collision_rate(rules: RuleSet) -> float:
-    """Return the share of rules that have the surrogate of another rule, whatever the weights.
-
-    Returns:
-        0 .. 1; 0 without rules.
-    """
+    """Return the share of rules with the surrogate of another, whatever the weights; 0 without."""
     _, sizes = _surrogates(rules)
     return float(sizes[sizes > 1].sum() / len(rules)) if len(rules) else 0.0
 
@@ -40,8 +34,7 @@ def collision_rate(rules: RuleSet) -> float:
 def collision_groups(rules: RuleSet, most: int) -> list[NDArray[np.int64]]:
     """Return rules that share a surrogate, the groups with the highest counts first.
 
-    Returns:
-        Per group the places [>= 2] of its rules in the rule set (sorted by n, then ids).
+    Per group it is the places [>= 2] of its rules in the rule set (sorted by n, then ids).
     """
     order, sizes = _surrogates(rules)
     ends = np.cumsum(sizes)
@@ -69,12 +62,7 @@ def _surrogates(rules: RuleSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
-
-    Attributes:
-        ids: Its 2 to 4 token ids.
-        count: Its count in the corpus it was mined from.
-    """
+    """One rule: its 2 to 4 token ids, and its count in the corpus it was mined from."""
 
     ids: tuple[int, ...]
     count: int
@@ -113,18 +101,9 @@ class Coverage:
 
 
 def token_reduction(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> float:
-    """Return the realised token reduction, (raw tokens - units) / raw tokens.
+    """Return the realised token reduction, (raw tokens - units) / raw tokens, of a text.
 
-    Args:
-        ids: Token ids of all segments, flat [T].
-        offsets: Segment borders [num_segments + 1]; no unit crosses one.
-        matcher: The rules.
-
-    Returns:
-        0 .. 0.75.
-
-    Raises:
-        CorpusError: If there is no token, ids are out of range or borders do not cover them.
+    Arguments and errors are those of :func:`coverage`.
 
     Source: the paper, "token reduction".
     """
@@ -132,12 +111,7 @@ def token_reduction(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -
 
 
 def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Coverage:
-    """Segment held-out text and count what was merged.
-
-    Args:
-        ids: Token ids of all segments, flat [T].
-        offsets: Segment borders [num_segments + 1]; no unit crosses one.
-        matcher: The rules.
+    """Segment held-out text, ids [T] and borders [num_segments + 1], and count what was merged.
 
     Raises:
         CorpusError: If there is no token, ids are out of range or borders do not cover them.
@@ -161,11 +135,6 @@ def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> l
     in that one.
 
     Counts fall off so steeply that matching every part anew costs about twice the whole set.
-
-    Args:
-        rules: The rule set.
-        ids: Token ids of all segments, flat [T].
-        offsets: Segment borders [num_segments + 1].
 
     Returns:
         One point per threshold, ascending, of at most eight; none without rules.

@@ -112,10 +112,6 @@ def _looks_random(tail: str) -> bool:
     return len(tail) >= 4 and changes >= 2 and 2.5 * changes >= len(tail) - 1
 
 
-def _is_private_key(text: str) -> bool:
-    return _PRIVATE_KEY.search(text) is not None
-
-
 def _is_url_with_password(text: str) -> bool:
     return any(
         not _PLACEHOLDER.search(match["password"]) and not _PLACEHOLDER.search(match["user"])
@@ -158,7 +154,7 @@ _CHECKS: Final[dict[Kind, Callable[[str], bool]]] = {
     "URL with password": _is_url_with_password,
     "e-mail address": _is_email,
     "API key": _is_key,
-    "private key": _is_private_key,
+    "private key": lambda text: _PRIVATE_KEY.search(text) is not None,
     "long number": _is_long_number,
 }
 
@@ -166,8 +162,7 @@ _CHECKS: Final[dict[Kind, Callable[[str], bool]]] = {
 def scan_rules(rules: RuleSet, tokenizer: PreTrainedTokenizerBase) -> list[Leak]:
     """Return the rules whose decoded text looks like an address, a key or a private number.
 
-    Returns:
-        Leaks, longest rules first, then by ids.
+    The longest rules come first, those of a length by their ids.
     """
     leaks = []
     for n in reversed(ORDERS):
@@ -216,10 +211,7 @@ def _extended(ids: Ids, rows: Ints, following: tuple[Ints, Ints]) -> list[list[i
 def check_export(
     rules: RuleSet, tokenizer: PreTrainedTokenizerBase, policy: LeakPolicy = "refuse"
 ) -> list[Leak]:
-    """Scan rules before they are published.
-
-    Returns:
-        The leaks; empty under ``refuse``.
+    """Scan rules before they are published and return the leaks; none under ``refuse``.
 
     Raises:
         LeakError: If a rule looks like private text and the policy is ``refuse``. Its message names

@@ -24,10 +24,7 @@ Ints = NDArray[np.int64]
 
 
 class Matcher:
-    """Segment token ids into units: a matched rule, or a single raw token.
-
-    Args:
-        rules: The rule set; it may be empty.
+    """Segment token ids into units: a matched rule, or a single raw token; there may be no rules.
 
     Example:
         With the rules (1,2) and (1,2,3), the ids 1 2 3 1 2 4 become the units
@@ -41,13 +38,9 @@ class Matcher:
         self._tables = rules.tables
 
     def segment(self, ids: NDArray[np.integer]) -> tuple[Ints, Ints]:
-        """Cut one sequence into units.
+        """Cut one sequence of token ids [T] into units: starts [S] and lengths [S] (int64).
 
-        Args:
-            ids: Token ids [T].
-
-        Returns:
-            Starts [S] and lengths [S] (int64); they cover every token once, in order.
+        They cover every token once, in order.
 
         Raises:
             CorpusError: If the ids are not 1-D or out of range.
@@ -58,12 +51,12 @@ class Matcher:
     def segment_many(
         self, ids: NDArray[np.integer], offsets: Ints, *, threads: int = 1
     ) -> tuple[Ints, Ints, Ints]:
-        """Cut many sequences at once; no unit crosses a border.
+        """Cut many sequences at once; no unit crosses a border. Threads share the sequences.
 
         Args:
             ids: Token ids of all sequences, flat [T].
             offsets: Borders [B + 1] (int64), first 0, last T, never falling.
-            threads: Threads to share the sequences; the result is the same.
+            threads: How many; the result is the same.
 
         Returns:
             Starts [S] (positions in the flat array), lengths [S], and unit borders [B + 1].
@@ -122,15 +115,9 @@ def segment_prefix(
     ids: NDArray[np.integer],
     mergeable: int,
 ) -> tuple[Ints, Ints]:
-    """Cut one sequence into units where rules apply to its first tokens only.
+    """Cut ids [T] into units where rules apply to the first ``mergeable`` tokens only.
 
-    Args:
-        segment: Cuts ids into units, as ``Matcher.segment``.
-        ids: Token ids [T].
-        mergeable: Leading tokens open to merging, 0 .. T; the others stay raw.
-
-    Returns:
-        Starts [S] and lengths [S] (int64).
+    ``segment`` cuts as ``Matcher.segment``; so are starts [S] and lengths [S] (int64).
     """
     starts, lengths = segment(ids[:mergeable])
     raw = np.arange(mergeable, len(ids), dtype=np.int64)
@@ -142,15 +129,10 @@ def segment_parts(
     ids: NDArray[np.integer],
     parts: Sequence[tuple[int, int]],
 ) -> tuple[Ints, Ints]:
-    """Cut one sequence into units where rules apply to some parts of it only, each on its own.
+    """Cut ids [T] into units where rules apply to some parts only, each cut on its own.
 
-    Args:
-        segment: Cuts the ids of one part into units.
-        ids: Token ids [T].
-        parts: Where rules may apply, as (first token, end), in order and apart.
-
-    Returns:
-        Starts [S] and lengths [S] (int64).
+    ``parts`` are (first token, end), in order and apart; ``segment`` cuts as ``Matcher.segment``,
+    and so are starts [S] and lengths [S] (int64).
     """
     starts, lengths, at = [], [], 0
     for first, end in (*parts, (len(ids), len(ids))):

@@ -40,12 +40,9 @@ _T = TypeVar("_T", bound=np.generic)
 
 @dataclass(frozen=True)
 class MatcherTables:
-    """Arrays that the matcher reads.
+    """Arrays that the matcher reads: the trie [S] and the bit set of pairs that begin a rule [P].
 
-    Attributes:
-        slots: The trie [S] (uint64), read-only.
-        pairs: Bit set of the pairs that begin a rule [P] (uint64), read-only.
-        infix_free: Whether no rule lies inside another.
+    Both are uint64 and read-only; ``infix_free`` says whether no rule lies inside another.
     """
 
     slots: Words
@@ -59,10 +56,7 @@ class MatcherTables:
 
     @classmethod
     def build(cls, ids_by_order: dict[int, Ids]) -> MatcherTables:
-        """Build the tables of rules.
-
-        Args:
-            ids_by_order: Rules [R_n, n] (int32) per order, rows ascending, ids 0 .. 2^18 - 1.
+        """Build the tables of rules [R_n, n] (int32) per order, rows ascending, ids 0 .. 2^18 - 1.
 
         Raises:
             ArtifactError: If the rules have more prefixes than a table has slots.
@@ -83,11 +77,7 @@ class MatcherTables:
         return cls(slots, bits, not any(holds_shorter(ids, slots) for ids in rules))
 
     def write(self, path: Path, digest: str) -> None:
-        """Write the tables as an array file.
-
-        Args:
-            path: The file; its folder must exist.
-            digest: SHA-256 of the rule set, in hex.
+        """Write the tables as an array file, with the SHA-256 of their rule set (hex).
 
         Raises:
             ArtifactError: If the disk refuses.
@@ -99,16 +89,11 @@ class MatcherTables:
 
     @classmethod
     def read(cls, path: Path, digest: str, num_rules: int) -> MatcherTables:
-        """Map tables from disk.
+        """Map the tables of ``num_rules`` rules with a SHA-256 (hex) from what :meth:`write` wrote.
 
         The bytes must have been checked against the manifest. Here it is checked, in one pass over
         the slots, that the tables belong to these rules and that every search in them ends; no
         content can lead a search out of them.
-
-        Args:
-            path: What :meth:`write` wrote.
-            digest: SHA-256 of the rule set that they must have been made of, in hex.
-            num_rules: How many rules it has.
 
         Raises:
             ArtifactError: If the file is no such table, or one of other rules.

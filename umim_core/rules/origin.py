@@ -24,8 +24,6 @@ class RuleOrigin(BaseModel):
 
     Attributes:
         tau: Least count of a rule, or None (rules not made by a threshold).
-        overlap: Overlap policy the rules were filtered with.
-        containment: Containment policy the rules were filtered with.
         segment_length: Tokens per segment when counting, or None (ragged segments).
         tokenizer_fingerprint: Of the tokenizer whose ids these are, or None (unknown).
         corpus_digest: SHA-256 of the token ids counted, or None.

@@ -19,20 +19,13 @@ from umim_core.backbone.fingerprint import special_ids
 from umim_core.errors import ConfigError, RuleSetError, TokenizerMismatchError
 from umim_core.rules.ruleset import RuleSet
 
-NAMED_PATTERNS: Final = {
-    "digits": r"\d",
-    "capitals": r"^\s*[A-Z]",
-    "newlines": r"[\n\r]",
-}
+NAMED_PATTERNS: Final = {"digits": r"\d", "capitals": r"^\s*[A-Z]", "newlines": r"[\n\r]"}
 
 
 def protected_ids(
     tokenizer: PreTrainedTokenizerBase, patterns: Sequence[str] = ()
 ) -> NDArray[np.int64]:
-    """Return the ids that take part in no rule.
-
-    Returns:
-        Sorted ids (int64): the special tokens, and every token that a pattern matches.
+    """Return the sorted ids (int64) of special tokens and of every token that a pattern matches.
 
     Raises:
         ConfigError: If a pattern is no regular expression, or matches every token.
@@ -72,11 +65,7 @@ def check_for_module(
 ) -> None:
     """Refuse rules that no merge module can be made for: another tokenizer's, or none at all.
 
-    Args:
-        rules: The rules.
-        fingerprint: SHA-256 of the backbone's tokenizer.
-        vocabulary: Entries of its vocabulary.
-        special: Ids of its special tokens.
+    The tokenizer is given by its SHA-256, its number of entries and its special ids.
 
     Raises:
         TokenizerMismatchError: If the rules belong to another tokenizer.

@@ -42,8 +42,7 @@ class Cut:
     """Rules that meet a budget.
 
     Attributes:
-        rules: Those that stay.
-        kept: Whether each rule of the set stays [R] (bool).
+        rules: Those that stay; ``kept`` says it of each rule of the set [R] (bool).
         token_reduction: (raw tokens - units) / raw tokens with these rules alone.
         most: Price of the dearest rule that stays.
     """
@@ -95,18 +94,12 @@ def cut_to_budget(
     target: float,
     free: NDArray[np.bool_] | None = None,
 ) -> Cut:
-    """Keep the rules of the least price until they reach a token reduction.
+    """Keep the rules of the least price [R] until they reach a token reduction on a text.
 
     Rules are taken by rising price, of equal ones the most frequent first. Were the last one that
     is taken left out, the reduction would be below the target: the budget is met within one rule.
-    Each trial matches the text anew with the rules of the trial; bisection finds their number.
-
-    Args:
-        rules: The rules.
-        price: One number a rule [R].
-        text: Token ids of all segments, flat [T], and segment borders [num_segments + 1].
-        target: (raw tokens - units) / raw tokens, above 0 and below 0.75.
-        free: Rules that may stay [R] (bool); None for all.
+    Each trial matches the text anew with the rules of the trial; bisection finds their number. The
+    target lies above 0 and below 0.75; only ``free`` rules [R] (bool) may stay, None for all.
 
     Raises:
         ConfigError: If the target is out of bounds.

@@ -35,13 +35,9 @@ def write_table(
     support_by_order: dict[int, Counts],
     compression_level: int | None = None,
 ) -> None:
-    """Write rules as Parquet.
+    """Write rules [R_n, n] per order and their counts [R_n] as Parquet.
 
-    Args:
-        path: The file.
-        ids_by_order: Rules [R_n, n] per order.
-        support_by_order: Their counts [R_n].
-        compression_level: Of zstd; None for its own.
+    ``compression_level`` is of zstd; None for its own.
 
     Raises:
         ArtifactError: If the disk refuses.
@@ -143,13 +139,7 @@ def _numbers(array: pa.Array) -> NDArray[Any]:
 
 
 def check_order(n: int, ids: Ids | None, support: Counts | None, tau: int | None) -> None:
-    """Check the rules of one order.
-
-    Args:
-        n: The order.
-        ids: Rules [R, n] (int32).
-        support: Counts [R] (int64).
-        tau: Least count, or None for 1.
+    """Check the rules [R, n] (int32) of order n and their counts [R] (int64), at least tau or 1.
 
     Raises:
         RuleSetError: If shapes, types, ids or counts are out of bounds, or the rows do not rise.

@@ -34,26 +34,8 @@ from umim_core.text.token_ids import MAX_TOKEN_ID
 
 RULES_SCHEMA: Final = 1
 _TABLES: Final = "matcher/tables.npy"
-
-
-PRICES_FILE: Final = "prices.npy"
+_PRICES: Final = "prices.npy"
 Prices = NDArray[np.float32]
-
-
-def check_prices(prices: Prices, rules: int) -> None:
-    """Refuse what is no price of every rule.
-
-    Raises:
-        RuleSetError: If shape or type differ from [R] float32, or a number is not finite.
-    """
-    right = prices.shape == (rules,) and prices.dtype == np.float32
-    if not right or not np.isfinite(prices).all():
-        fault = "a number that is not finite" if right else f"{prices.dtype} {prices.shape}"
-        raise RuleSetError(
-            f"prices of rules must be {rules} finite float32 numbers, one a rule",
-            fault,
-            "Measure them with umim prune CHECKPOINT TEXTS --keep-all.",
-        )
 
 
 def write_prices(directory: Path, prices: Prices) -> None:
@@ -62,7 +44,7 @@ def write_prices(directory: Path, prices: Prices) -> None:
     Raises:
         ArtifactError: If the disk refuses.
     """
-    save_array(directory / PRICES_FILE, prices)
+    save_array(directory / _PRICES, prices)
 
 
 def read_prices(directory: Path) -> Prices | None:
@@ -71,7 +53,7 @@ def read_prices(directory: Path) -> Prices | None:
     Raises:
         ArtifactError: If the file is torn, no array, or holds Python objects.
     """
-    path = directory / PRICES_FILE
+    path = directory / _PRICES
     return np.array(open_array(path)) if path.exists() else None
 
 
@@ -97,8 +79,16 @@ class RuleSet:
     def __post_init__(self) -> None:
         for n in ORDERS:
             check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.origin.tau)
-        if self.prices is not None:
-            check_prices(self.prices, len(self))
+        if self.prices is None:
+            return
+        right = self.prices.shape == (len(self),) and self.prices.dtype == np.float32
+        if not right or not np.isfinite(self.prices).all():
+            wrong = f"{self.prices.dtype} {self.prices.shape}"
+            raise RuleSetError(
+                f"prices of rules must be {len(self)} finite float32 numbers, one a rule",
+                "a number that is not finite" if right else wrong,
+                "Measure them with umim prune CHECKPOINT TEXTS --keep-all.",
+            )
 
     def __repr__(self) -> str:
         """Return how many rules there are of each order, and how they were made."""
@@ -111,10 +101,8 @@ class RuleSet:
     def from_counts(cls, counts: NgramCounts, origin: RuleOrigin | None = None) -> RuleSet:
         """Filter n-gram counts into rules.
 
-        Args:
-            counts: Frequent n-grams.
-            origin: Filters, what is recorded, and a threshold above the one the counts were made
-                with; None, or without one, takes theirs.
+        ``origin`` names filters, what is recorded, and a threshold above the one the counts were
+        made with; None, or without one, takes theirs.
 
         Raises:
             RuleSetError: If the threshold is below that of the counts.
@@ -136,10 +124,7 @@ class RuleSet:
     ) -> RuleSet:
         """Make rules of the spans that reach the threshold of ``origin`` and pass its filters.
 
-        Args:
-            ids: Spans [R_n, n] per order, rows ascending.
-            support: Their counts [R_n].
-            origin: Threshold and filters; recorded.
+        Spans [R_n, n] per order come with rows ascending, and their counts [R_n].
 
         Raises:
             RuleSetError: If the threshold is below 1.
@@ -209,12 +194,9 @@ class RuleSet:
         return self.origin.described() | {"rules": rules}
 
     def take(self, kept: NDArray[np.bool_]) -> RuleSet:
-        """Return some of the rules with their prices, of the same origin.
+        """Return those rules that are kept [R], with their prices, of the same origin.
 
         What the cheapest of all rules save is no longer recorded: fewer rules save another share.
-
-        Args:
-            kept: Whether each rule stays [R]; rules are sorted by n, then ids.
         """
         borders = np.cumsum(list(self.counts_by_order.values()))[:-1]
         parts = dict(zip(ORDERS, np.split(kept, borders), strict=True))
@@ -242,9 +224,7 @@ class RuleSet:
         return self.prices
 
     def places(self, spans: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Return the places [M] of rules of one order, spans [M, n], in the set.
-
-        Places count rules sorted by n, then ids.
+        """Return the places [M] of rules of one order [M, n] in the set, sorted by n, then ids.
 
         Raises:
             RuleSetError: If a span is no rule of the set.
@@ -261,9 +241,7 @@ class RuleSet:
     def check_tokenizer(self, fingerprint: str, named: str | None = None) -> None:
         """Refuse a tokenizer other than the one the rules were mined with.
 
-        Args:
-            fingerprint: Of the tokenizer.
-            named: The tokenizer for people; its first digits if None.
+        Messages call it ``named``, or by the first digits of its fingerprint.
 
         Raises:
             TokenizerMismatchError: If both fingerprints are known and differ.
@@ -296,14 +274,10 @@ class RuleSet:
 
     @classmethod
     def load(cls, directory: str | Path, *, tokenizer_fingerprint: str | None = None) -> RuleSet:
-        """Read a rule directory.
+        """Read what :meth:`save` wrote; rules of another tokenizer than the one given are refused.
 
         Every byte is checked against the manifest's SHA-256 and every row against the format. The
         matcher's tables are mapped, not read into memory, and must carry the digest of these rules.
-
-        Args:
-            directory: What :meth:`save` wrote.
-            tokenizer_fingerprint: If given, rules of another tokenizer are refused.
 
         Raises:
             ArtifactError: If the directory is missing, torn, altered or of an unknown schema, or

@@ -222,13 +222,9 @@ def _longest(ids: Ids, position: int, end: int, slots: Words) -> int:
 
 @_njit
 def segment(ids: Ids, offsets: Ints, slots: Words, pairs: Words) -> tuple[Ints, Ints, Ints]:
-    """Cut sequences into units, longest rule first, left to right.
+    """Cut sequences into units, longest rule first, left to right, by a trie and its bit set.
 
-    Args:
-        ids: Token ids [T], 0 .. 2^18 - 1.
-        offsets: Borders [B + 1], first 0, last T.
-        slots: The trie.
-        pairs: Its bit set.
+    Token ids [T] lie in 0 .. 2^18 - 1; borders [B + 1] begin with 0 and end with T.
 
     Returns:
         Starts [S], lengths [S], unit borders [B + 1].
@@ -263,14 +259,11 @@ def segment(ids: Ids, offsets: Ints, slots: Words, pairs: Words) -> tuple[Ints, 
 def advance(
     tokens: Ints, running: NDArray[np.bool_], recent: Ids, borders: Ints, slots: Words
 ) -> tuple[Ints, Ints, Ints]:
-    """Add one token to every running row and merge what ends with it.
+    """Add one token [B] to every running row [B] and merge what ends with it.
 
-    Args:
-        tokens: New ids [B]; one outside 0 .. 2^18 - 1 is part of no rule.
-        running: Rows that get theirs [B].
-        recent: The last four ids of each row [B, 4], oldest first; changed.
-        borders: Bit k is set where the id k places before the newest begins a unit [B]; changed.
-        slots: The trie.
+    A token outside 0 .. 2^18 - 1 is part of no rule. ``recent`` are the last four ids of each row
+    [B, 4], oldest first; bit k of ``borders`` [B] is set where the id k places before the newest
+    begins a unit. Both are changed.
 
     Returns:
         Units to take back [B], ids of the new unit [B, 4] (zeros behind it) and its length [B];
