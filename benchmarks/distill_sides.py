@@ -92,7 +92,7 @@ def loss_sides(
     def ours() -> Result:
         leaf, head = student.clone().requires_grad_(), Head(weight)
         loss = distill_loss(leaf, teacher, head)  # type: ignore[arg-type]  # no rest
-        (gradient,) = torch.autograd.grad(loss.cross_entropy / shape.rows, leaf)
+        (gradient,) = torch.autograd.grad(loss.total / shape.rows, leaf)
         return float(loss.kl) / shape.rows, gradient
 
     def plain() -> Result:

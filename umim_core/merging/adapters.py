@@ -95,11 +95,9 @@ class _AdaptedLinear(nn.Module):
 
 @contextmanager
 def merged_rows(rows: Tensor | None) -> Iterator[None]:
-    """Adapt some units of the forwards within.
+    """Adapt merged units of the forwards within; None adapts nothing.
 
-    Args:
-        rows: Places of merged units [M] (int64) among all units of a forward, row after row; None
-            adapts nothing.
+    Their places [M] (int64) are among all units of a forward, row after row.
     """
     token = _merged.set(rows if rows is not None and len(rows) else None)
     try:

@@ -45,16 +45,12 @@ _COLUMNS: Final = 2048  # of a row with several continuations: its mask is [L, L
 
 
 def block_mask(groups: Tensor, dtype: torch.dtype) -> Tensor:
-    """Build the additive attention mask of packed rows.
+    """Build the additive attention mask [B, 1, L, L] of packed rows.
 
-    Args:
-        groups: Group per column [B, L] (int64): -1 padding, 0 context, k >= 1 continuation k.
-        dtype: The backbone's floating dtype.
-
-    Returns:
-        Mask [B, 1, L, L]: 0 where query i may see key j, the lowest finite value elsewhere.
-        A column sees the context and its own group up to itself. Nothing sees padding, except a
-        padding column itself, which keeps its softmax finite.
+    Groups [B, L] (int64) of columns are -1 for padding, 0 for the context, k >= 1 for continuation
+    k. It is 0 where query i may see key j, the lowest finite value elsewhere: a column sees the
+    context and its own group up to itself. Nothing sees padding, except a padding column itself,
+    which keeps its softmax finite.
     """
     query, key = groups[:, :, None], groups[:, None, :]
     columns = torch.arange(groups.shape[1], device=groups.device)
@@ -141,13 +137,8 @@ def score_continuations(
     """Score raw continuations after contexts that are matched alone and compressed.
 
     No rule crosses from a context into a continuation; continuation tokens stay raw. Gradients
-    reach the module when autograd is on.
-
-    Args:
-        contexts: Raw context ids per row [T_b], at least one token each.
-        endings: Raw continuation ids per row; at least one token each.
-        merged_model: The model.
-        parts: Where rules may apply to each context; None for everywhere.
+    reach the module when autograd is on. Contexts [T_b] and continuations are raw ids, at least one
+    token each; rules apply to the ``parts`` of each context, None for everywhere.
 
     Returns:
         Per row, one score per continuation, in order.
@@ -172,7 +163,7 @@ def score_continuations(
     table, counts = packed.position_ids(unit_positions).cpu().numpy(), packed.unit_counts.tolist()
     positions = [row[:units] for row, units in zip(table, counts, strict=True)]
     causal = _alone(endings)
-    _check_length(positions, endings, backbone, windowed=causal and unit_positions == "compact")
+    _check_length(positions, endings, backbone, causal and unit_positions == "compact")
     layout = _layout(positions, endings, packed.starts.device)
     if merged_model.merge_depth:
         inputs = _states(contexts, endings, layout, packed, merged_model)
@@ -227,11 +218,7 @@ def _states(
 
 
 def _check_length(
-    contexts: Sequence[Ints],
-    endings: Sequence[Sequence[Ints]],
-    backbone: Backbone,
-    *,
-    windowed: bool,
+    contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]], backbone: Backbone, windowed: bool
 ) -> None:
     """Refuse what does not fit; ``windowed`` if the backbone's own windows are in force."""
     inputs = [max(map(len, row)) - 1 for row in endings]

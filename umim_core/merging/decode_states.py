@@ -67,14 +67,10 @@ class BranchLayout:
         return bool(self.trunk.all())
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """Build the additive mask [B, 1, T, T]: 0 where query i may see key j.
+        """Build the additive mask [B, 1, T, T] of a floating type.
 
-        Args:
-            dtype: The backbone's floating dtype.
-
-        Returns:
-            0 where j is i, its predecessor, the predecessor's, and so on; the lowest finite value
-            elsewhere.
+        It is 0 where key j is query i, its predecessor, the predecessor's, and so on; the lowest
+        finite value elsewhere.
         """
         columns = torch.arange(self.trunk.shape[1], device=self.trunk.device)
         causal = columns[None, :] <= columns[:, None]  # [T, T]
@@ -92,13 +88,7 @@ def branch_layout(
 ) -> BranchLayout:
     """Lay out rows of units for one forward over all states that decoding passes through.
 
-    Args:
-        packed: Rows cut into units; at least one row with a token.
-        matcher: What cut them; None if all tokens are raw.
-        unit_positions: Positions of units.
-
-    Returns:
-        Tables over T columns.
+    At least one row has a token. ``matcher`` is what cut them; None if all tokens are raw.
     """
     raw, device = packed.raw_counts, packed.starts.device
     width = int(raw.max())
@@ -155,8 +145,11 @@ class _Prefixes:
         for size in range(2, _LONGEST):
             longer = np.flatnonzero(sizes > size)
             if matcher is not None and len(longer):
-                cut = _cut_prefixes(spans[longer, :size], matcher)
-                lengths[longer, size - 1], units[longer, size - 1] = cut
+                borders = np.arange(len(longer) + 1, dtype=np.int64) * size
+                prefixes = spans[longer, :size].reshape(-1)
+                _, sizes_within, ends = matcher.segment_many(prefixes, borders)
+                lengths[longer, size - 1] = sizes_within[ends[1:] - 1]  # of the last unit
+                units[longer, size - 1] = np.diff(ends) - 1
         whole = np.arange(len(spans)), sizes - 1
         lengths[whole], units[whole] = sizes, 0
         units[-1] = 0
@@ -173,13 +166,6 @@ class _Prefixes:
         """Return the tables on a device."""
         parts = (self.lengths, self.units, self.surrogate, self.span_ids, self.span_lengths)
         return _Prefixes(*(part.to(device) for part in parts))
-
-
-def _cut_prefixes(prefixes: Ints, matcher: Segmenter) -> tuple[Ints, Ints]:
-    """Return the last unit's tokens and the units less one [P] of sequences [P, n]."""
-    borders = np.arange(len(prefixes) + 1, dtype=np.int64) * prefixes.shape[1]
-    _, lengths, ends = matcher.segment_many(prefixes.reshape(-1), borders)
-    return lengths[ends[1:] - 1], np.diff(ends) - 1
 
 
 def _span_keys(spans: Ints, row: Ints, last: Ints, sizes: Ints) -> Ints:

@@ -65,11 +65,9 @@ def score_rows(
 ) -> list[TokenScores]:
     """Score x_{t+1} given the compressed x_0 .. x_t for the targets of every row, in one forward.
 
-    Args:
-        rows: Raw ids per row [T_b], at least one token each.
-        merged_model: The model.
-        given: Leading tokens per row that are not scored, at least 1; 1 if None.
-        parts: Where rules may apply to each row but its last token; None for everywhere.
+    Rows are raw ids [T_b], at least one token each; ``given`` leading tokens of each are not
+    scored, 1 if None. Rules apply to the ``parts`` of each row but its last token; None for
+    everywhere.
 
     Returns:
         Per row its T_b - given scores.
@@ -92,8 +90,7 @@ def score_rows(
 def token_log_probs(rows: Sequence[Ints], merged_model: MergedModel) -> list[Tensor]:
     """Return log p(x_{t+1} | compressed x_0 .. x_t) for every target; see ``score_rows``.
 
-    Returns:
-        Per row the T_b - 1 log-probabilities (float64, CPU); entry t belongs to raw token t + 1.
+    Per row these are T_b - 1 numbers (float64, CPU); entry t belongs to raw token t + 1.
     """
     scored = score_rows(rows, merged_model)
     return [scores.log_probs.cpu().double() for scores in scored]
@@ -103,24 +100,20 @@ def _check_rows(rows: Sequence[Ints], vocab_size: int) -> None:
     sizes = [np.size(row) for row in rows]
     if not sizes or min(sizes) == 0:
         raise EvaluationError("every row must hold at least one token", sizes, "Drop empty rows.")
-    for b, row in enumerate(rows):
-        _check_ids(b, np.asarray(row), vocab_size)
-
-
-def _check_ids(b: int, ids: Ints, vocab_size: int) -> None:
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise EvaluationError(
-            "a row must be a 1-D array of integers",
-            f"row {b}: shape {ids.shape}, {ids.dtype}",
-            "Pass one array of token ids per row.",
-        )
-    outside = ids[(ids < 0) | (ids >= vocab_size)]
-    if outside.size:
-        raise EvaluationError(
-            f"ids must lie between 0 and {vocab_size - 1}",
-            f"row {b}: {outside[0]}",
-            "Encode with the backbone's own tokenizer.",
-        )
+    for b, ids in enumerate(map(np.asarray, rows)):
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise EvaluationError(
+                "a row must be a 1-D array of integers",
+                f"row {b}: shape {ids.shape}, {ids.dtype}",
+                "Pass one array of token ids per row.",
+            )
+        outside = ids[(ids < 0) | (ids >= vocab_size)]
+        if outside.size:
+            raise EvaluationError(
+                f"ids must lie between 0 and {vocab_size - 1}",
+                f"row {b}: {outside[0]}",
+                "Encode with the backbone's own tokenizer.",
+            )
 
 
 def _check_positions(layout: BranchLayout, backbone: Backbone) -> None:
@@ -137,10 +130,7 @@ def _check_positions(layout: BranchLayout, backbone: Backbone) -> None:
 
 
 def _score_layout(
-    rows: Sequence[Ints],
-    leading: Sequence[int],
-    layout: BranchLayout,
-    merged_model: MergedModel,
+    rows: Sequence[Ints], leading: Sequence[int], layout: BranchLayout, merged_model: MergedModel
 ) -> list[TokenScores]:
     """Run the forward of a layout and score its targets."""
     width = layout.trunk.shape[1]
@@ -159,10 +149,7 @@ def _score_layout(
 def state_hidden(tokens: Tensor, layout: BranchLayout, merged_model: MergedModel) -> Tensor:
     """Return the hidden states after every state that decoding passes through [B, L, d].
 
-    Args:
-        tokens: Raw ids [B, L] (int64), right-padded.
-        layout: Their states.
-        merged_model: The model.
+    Tokens are raw ids [B, L] (int64), right-padded; ``layout`` has their states.
 
     Raises:
         EvaluationError: If a row exceeds the backbone's positions.

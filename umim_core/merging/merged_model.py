@@ -1,12 +1,5 @@
 """Frozen language model that reads units: backbone, merge module, matcher and positions.
 
-    backbone            the frozen model
-    module              makes the embedding of a merged span
-    matcher             the rules, which cut raw ids into units
-    unit_positions      which positions the units have in the backbone, as the module was trained
-    raw_tail            how many tokens at the end of a prompt stay raw, as a caller wants it
-    decode_max_damage   which rules generated tokens merge by, where a caller does not say it
-
 Without rules it is the base model: ``merged_model.base()``.
 
 Shapes: B rows, S units of the longest row, M spans, N tokens of the longest span, d embedding size.
@@ -26,12 +19,7 @@ from torch import Tensor
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge, UnitPositions, check_merge, check_raw_tail
 from umim_core.errors import ConfigError
-from umim_core.merging.merged_trunk import (
-    MergedTrunk,
-    merge_states,
-    span_places,
-    unit_states,
-)
+from umim_core.merging.merged_trunk import MergedTrunk, merge_states, span_places, unit_states
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import (
     PackedUnits,
@@ -156,9 +144,7 @@ class MergedModel:
     def segment(self, ids: NDArray[np.integer], parts: Parts | None = None) -> Segmentation:
         """Cut raw ids [T] into units: their starts [S] and lengths [S].
 
-        Args:
-            ids: The ids.
-            parts: Where rules may apply, each part on its own; None for everywhere.
+        Rules apply to each of ``parts`` on its own; None for everywhere.
         """
         if parts is not None:
             return segment_parts(self.segment, ids, parts)
@@ -169,9 +155,7 @@ class MergedModel:
     def segment_prompt(self, ids: NDArray[np.integer], parts: Parts | None = None) -> Segmentation:
         """Cut a prompt's raw ids [T] into units; its last ``raw_tail`` tokens stay raw.
 
-        Args:
-            ids: The ids.
-            parts: Where rules may apply; each has a raw tail of its own. None for everywhere.
+        Rules apply to each of ``parts``, with a raw tail of its own; None for everywhere.
         """
         if parts is not None:
             return segment_parts(self.segment_prompt, ids, parts)
@@ -216,22 +200,17 @@ class MergedModel:
     def unit_states(self, packed: PackedUnits, ids: Tensor, states: Tensor) -> Tensor:
         """Return the states of units before the merge depth [B, S, d]; padding has any.
 
-        Args:
-            packed: Rows cut into units.
-            ids: Their raw ids [B, T] (int64), right-padded.
-            states: The states of their tokens [B, T, d].
+        Their raw ids [B, T] (int64) are right-padded; ``states`` are those of these tokens [B, T,
+        d].
         """
         ends = (packed.starts + packed.lengths - 1).clamp(min=0)
         return self.states_of(ids, states, ends, packed.lengths)
 
     def states_of(self, ids: Tensor, states: Tensor, ends: Tensor, lengths: Tensor) -> Tensor:
-        """Return the states [B, S, d] of units that end at some tokens.
+        """Return the states [B, S, d] of units of raw ids [B, T] (int64) that end at some tokens.
 
-        Args:
-            ids: Raw ids [B, T] (int64).
-            states: States of these tokens before the merge depth [B, T, d].
-            ends: Token that each unit ends with [B, S] (int64).
-            lengths: Its tokens [B, S] (int64); 0 counts as 1.
+        ``states`` are those of the tokens before the merge depth [B, T, d], ``ends`` [B, S] (int64)
+        the token that each unit ends with, ``lengths`` [B, S] (int64) its tokens; 0 counts as 1.
         """
         rows = torch.arange(len(ids), device=ids.device)[:, None] * ids.shape[1]
         flat = unit_states(
@@ -244,12 +223,10 @@ class MergedModel:
         return flat.view(*ends.shape, -1)
 
     def merge_states(self, window: Tensor, ids: Tensor, lengths: NDArray[np.int64]) -> Tensor:
-        """Return the states [M, d] of units that end with the last of four tokens.
+        """Return the states [M, d] of units of 2 to 4 tokens that end with the last of four.
 
-        Args:
-            window: States of four tokens before the merge depth [M, 4, d].
-            ids: Ids of each unit [M, 4] (int64), zero behind its end.
-            lengths: Its tokens [M], 2 .. 4.
+        ``window`` has the states of four tokens before the merge depth [M, 4, d], ``ids`` those of
+        each unit [M, 4] (int64), zero behind its end.
         """
         sizes = torch.from_numpy(lengths).to(window.device)
         ends = torch.full_like(sizes, window.shape[1] - 1)

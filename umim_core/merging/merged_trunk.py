@@ -52,12 +52,7 @@ class MergedTrunk:
 
     @classmethod
     def of(cls, backbone: Backbone, depth: int, adapters: SpanAdapters | None) -> Self:
-        """Take a backbone apart.
-
-        Args:
-            backbone: The frozen model.
-            depth: Merge depth k, 0 .. L-1.
-            adapters: Of layers k .. L-1, or None.
+        """Take a backbone apart at merge depth k, 0 .. L-1; adapters are of layers k .. L-1.
 
         Raises:
             ConfigError: If the depth is not below the number of layers.
@@ -83,11 +78,8 @@ class MergedTrunk:
     ) -> Tensor:
         """Return hidden states after the final norm [B, S, d].
 
-        Args:
-            units: Their states before the merge depth [B, S, d].
-            merged: Which of them are merged [B, S] (bool).
-            mask: As in ``Backbone.hidden``.
-            positions: As there.
+        ``units`` are states before the merge depth [B, S, d], of which some are ``merged`` [B, S]
+        (bool); mask and positions are as in ``Backbone.hidden``.
         """
         with self.adapting(merged):
             return self.upper.hidden(units, mask, positions)
@@ -120,16 +112,10 @@ def span_places(ends: Tensor, lengths: Tensor) -> Tensor:
 
 
 def merge_states(module: MergeModule, states: Tensor, lengths: Tensor, ids: Tensor) -> Tensor:
-    """Merge the states of spans before the merge depth.
+    """Return the states [M, d] of units, merged of those of their tokens before the merge depth.
 
-    Args:
-        module: Adds to a span's last state, at that state's scale.
-        states: States of the spans' tokens [M, N, d]; what stands beyond a span has no influence.
-        lengths: Tokens of each span [M] (int64).
-        ids: Their token ids [M, N] (int64), by which rule rows are found.
-
-    Returns:
-        States of the units [M, d], in the type of ``states``.
+    The module adds to a span's last state, at that state's scale. What stands beyond a span in
+    ``states`` [M, N, d] has no influence; rule rows are found by the token ids [M, N] (int64).
     """
     wide = states.to(torch.promote_types(states.dtype, module.dtype))
     last = wide[torch.arange(len(wide), device=wide.device), lengths - 1]
@@ -142,14 +128,10 @@ def merge_states(module: MergeModule, states: Tensor, lengths: Tensor, ids: Tens
 def unit_states(
     module: MergeModule | None, states: Tensor, ids: Tensor, ends: Tensor, lengths: Tensor
 ) -> Tensor:
-    """Return the states of units [S, d], given those of all tokens before the merge depth.
+    """Return the states of units [S, d], given those of all tokens before the merge depth [N, d].
 
-    Args:
-        module: Merges; None where no unit is merged.
-        states: States of tokens, row after row [N, d].
-        ids: Their ids [N] (int64).
-        ends: Place of each unit's last token among them [S] (int64).
-        lengths: Its tokens [S] (int64).
+    ``ids`` [N] (int64) are those of the tokens, row after row; a unit of ``lengths`` [S] (int64)
+    tokens ends at the place ``ends`` [S] (int64) among them. No module: no unit is merged.
     """
     units = states[ends]
     merged = (lengths > 1).nonzero().view(-1)

@@ -9,7 +9,7 @@ Shapes: B rows, S units of the longest row, M different spans, N tokens of the l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -34,13 +34,11 @@ class Segmenter(Protocol):
 
     def segment(self, ids: NDArray[np.integer]) -> Segmentation:
         """Cut ids [T] into units of 1 to 4 tokens; see ``Matcher.segment``."""
-        ...
 
     def segment_many(
         self, ids: NDArray[np.integer], offsets: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Cut sequences that lie side by side, each on its own; see ``Matcher.segment_many``."""
-        ...
 
 
 class SpanMerger(Protocol):
@@ -48,7 +46,6 @@ class SpanMerger(Protocol):
 
     def __call__(self, spans: Tensor, lengths: Tensor) -> Tensor:
         """Pool spans."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,11 +80,10 @@ class PackedUnits:
         def cut(units: Tensor) -> Tensor:
             return units[rows, :width]
 
-        return PackedUnits(
+        return replace(
+            self,
             token_ids=cut(self.token_ids),
             span_index=cut(self.span_index),
-            span_ids=self.span_ids,
-            span_lengths=self.span_lengths,
             attention_mask=cut(self.attention_mask),
             unit_counts=counts,
             starts=cut(self.starts),
@@ -95,11 +91,10 @@ class PackedUnits:
         )
 
     def position_ids(self, unit_positions: UnitPositions) -> Tensor:
-        """Return the position of every unit in the backbone [B, S] (int64).
+        """Return the position of every unit in the backbone [B, S] (int64), rising along a row.
 
-        Returns:
-            Positions that rise along a row. Padding has its column's number if compact and 0 if
-            preserved: never more than the highest position of a unit in the batch.
+        Padding has its column's number if compact and 0 if preserved: never more than the highest
+        position of a unit in the batch.
         """
         if unit_positions == "preserved":
             return (self.starts + self.lengths - 1).clamp(min=0)
@@ -123,12 +118,7 @@ def pack_rows(
     segmentations: Sequence[Segmentation],
     device: torch.device | str = "cpu",
 ) -> PackedUnits:
-    """Pack rows of raw ids and their segmentations.
-
-    Args:
-        rows: Raw ids per row [T_b].
-        segmentations: (starts, lengths) per row; they cover each row once, in order.
-        device: Where the tensors go.
+    """Pack rows of raw ids [T_b] and their units (starts, lengths), which cover each row in order.
 
     Raises:
         CorpusError: If a segmentation does not cover its row or has units of more than 4 tokens.
@@ -180,12 +170,9 @@ def pack_rows(
 
 
 def fill_units(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tensor:
-    """Return the embeddings of all units [B, S, d], given the surrogates of the batch's spans.
+    """Return the embeddings of all units [B, S, d] in the backbone's data type.
 
-    Args:
-        packed: The batch.
-        backbone: Supplies static embeddings and the data type of the result.
-        pooled: Surrogates [M, d] of ``packed.span_ids``, of any float type.
+    ``pooled`` are the surrogates [M, d] of ``packed.span_ids``, of any float type.
     """
     embeddings = backbone.embed(packed.token_ids)
     merged = packed.span_index >= 0
@@ -196,11 +183,8 @@ def fill_units(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tenso
 def packed_embeddings(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tensor:
     """Return the embeddings of all real units, row after row, without padding [N, d].
 
-    Args:
-        packed: The batch; on the CPU, only indices travel to the backbone's device, and nothing
-            waits for it.
-        backbone: Supplies static embeddings and the data type of the result.
-        pooled: Surrogates [M, d] of ``packed.span_ids``, of any float type.
+    Arguments are those of :func:`fill_units`. Of a batch on the CPU only indices travel to the
+    backbone's device, and nothing waits for it.
     """
     device, real = backbone.device, packed.attention_mask
     ids, spans = packed.token_ids[real], packed.span_index[real]

@@ -48,13 +48,7 @@ class TabulatedMerger:
     @classmethod
     @torch.no_grad()
     def of(cls, module: MergeModule, embed: Embed, vocab_size: int, chunk: int = 8192) -> Self:
-        """Tabulate a module.
-
-        Args:
-            module: The module, on the device of the embeddings.
-            embed: Looks embeddings up, as ``Backbone.embed`` does.
-            vocab_size: Ids 0 .. V-1 are tabulated.
-            chunk: Vocabulary entries projected at once.
+        """Tabulate ids 0 .. V-1 of a module on the device of the embeddings, ``chunk`` at once.
 
         Raises:
             ConfigError: If the embeddings have another size than the module, or if its tokens look
@@ -76,14 +70,10 @@ class TabulatedMerger:
 
     @torch.no_grad()
     def __call__(self, span_ids: Tensor, lengths: Tensor) -> Tensor:
-        """Pool spans of ids.
+        """Pool spans of ids [M, N] (int64) with lengths [M] (int64), 1 .. N, to surrogates [M, d].
 
-        Args:
-            span_ids: Token ids [M, N] (int64); beyond a span's length any id of the vocabulary.
-            lengths: Tokens of each span [M] (int64), 1 .. N.
-
-        Returns:
-            Surrogate embeddings [M, d] in the module's own data type.
+        Beyond a span's length any id of the vocabulary may stand. Surrogates have the module's
+        type.
         """
         width, offsets = span_ids.shape[1], self.table.shape[1]
         columns = torch.arange(width, device=span_ids.device) if offsets > 1 else 0
@@ -97,24 +87,17 @@ class TabulatedMerger:
 # 113 MB to save 2 ms of a prompt of 512 tokens; of a large model it would cost gigabytes for a pass
 # that is a thousandth of the prefill.
 _TABLE_BYTES: Final = 64 << 20
-_KEPT_SPANS: Final = 4096
 
 
 class SpanCache:
-    """Look surrogates up by the ids of their spans.
+    """Look surrogates up by the ids of their spans; the module's weights must not change any more.
 
-    Args:
-        merged_model: Makes the surrogates; the weights of its module must not change any more.
-        table_bytes: Largest table of projections that is made.
-        kept_spans: Surrogates that are kept, at least 1.
+    A table of projections takes ``table_bytes`` at most; ``kept_spans`` surrogates are kept, at
+    least 1.
     """
 
     def __init__(
-        self,
-        merged_model: MergedModel,
-        *,
-        table_bytes: int = _TABLE_BYTES,
-        kept_spans: int = _KEPT_SPANS,
+        self, merged_model: MergedModel, *, table_bytes: int = _TABLE_BYTES, kept_spans: int = 4096
     ) -> None:
         self._merged_model, self._backbone = merged_model, merged_model.backbone
         self._table_bytes, self._kept_spans = table_bytes, kept_spans
@@ -133,14 +116,9 @@ class SpanCache:
         return TabulatedMerger.of(module, self._backbone.embed, self._backbone.vocab_size)
 
     def merge(self, span_ids: Tensor, lengths: Tensor) -> Tensor:
-        """Merge different spans in one pass.
+        """Merge different spans of ids [M, N] (int64), zero-padded, with lengths [M] in one pass.
 
-        Args:
-            span_ids: Token ids [M, N] (int64), zero-padded.
-            lengths: Tokens of each span [M] (int64).
-
-        Returns:
-            Surrogates [M, d] in the backbone's data type.
+        Surrogates [M, d] have the backbone's data type.
         """
         if self.table is None:
             return self._merged_model.surrogates(span_ids, lengths)

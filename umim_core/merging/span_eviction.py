@@ -44,18 +44,14 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 
 def last_queries(cut: Segmentation, age: int, certain: int = CERTAIN) -> Ints:
-    """Return the last token that sees the column of each token of a text.
+    """Return the last token that sees the column of each token of a text [T] (int64).
+
+    It is the largest integer for columns that always stay. ``cut`` has the units' starts and
+    lengths [S]; W = ``age`` tokens are read behind a span before it gives up its columns, and
+    ``certain`` behind a unit's first token until the unit is certain.
 
     A worked example, W = 0: units (a), (b, c) of 3 tokens give [never, 4, never]; as a prompt,
     whose units are certain at its end (``certain=0``), [never, 2, never]. Token 0 always stays.
-
-    Args:
-        cut: Starts and lengths of the text's units [S].
-        age: Tokens W that are read behind a span before it gives up its columns.
-        certain: Tokens that must be read behind a unit's first until the unit is certain.
-
-    Returns:
-        Token numbers [T] (int64), the largest integer for columns that always stay.
     """
     starts, lengths = cut
     ends = starts + lengths - 1

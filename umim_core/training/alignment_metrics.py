@@ -48,11 +48,9 @@ class AlignmentSums:
 
 
 def row_metrics(teacher: Tensor, student: Tensor) -> dict[str, Tensor]:
-    """Return every metric of each row [R] (float64).
+    """Return every metric of each row [R] (float64) of logits [R, V] of teacher and student.
 
-    Args:
-        teacher: Logits [R, V], at least float32: rounded logits tie where the model does not.
-        student: Logits [R, V] of the same rows.
+    The teacher's are at least float32: rounded logits tie where the model does not.
     """
     parts = [
         _block_metrics(t, s, _row_sums(t, s, room)) for t, s, room in _blocks(teacher, student)
@@ -62,12 +60,7 @@ def row_metrics(teacher: Tensor, student: Tensor) -> dict[str, Tensor]:
 
 
 def row_divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """Return KL(teacher || student) of each row [R] in nats (float64).
-
-    Args:
-        teacher: Logits [R, V].
-        student: Logits [R, V] of the same rows.
-    """
+    """Return KL(teacher || student) of each row [R] of logits [R, V], in nats (float64)."""
     parts = [_row_sums(t, s, room).kl for t, s, room in _blocks(teacher, student)]
     return torch.cat([torch.zeros(0, dtype=torch.float64, device=teacher.device), *parts])
 
@@ -111,13 +104,14 @@ def _row_sums(teacher: Tensor, student: Tensor, room: Tensor) -> _RowSums:
 def _block_metrics(teacher: Tensor, student: Tensor, sums: _RowSums) -> dict[str, Tensor]:
     """Return every metric of a block of logits [C, V]."""
     first_t, first_s = _leading(teacher, 10), _leading(student, 10)
+    nucleus_t, size_t = _nucleus(teacher, sums.log_sum_t, TOP_P)
+    nucleus_s, size_s = _nucleus(student, sums.log_sum_s, TOP_P)
+    both = nucleus_t & nucleus_s
     return {
         "top1": (first_t[:, 0] == first_s[:, 0]).double(),
         "top3": top_k_overlap(first_t, first_s, 3),
         "top10": top_k_overlap(first_t, first_s, 10),
-        "topp": _overlap(
-            _nucleus(teacher, sums.log_sum_t, TOP_P), _nucleus(student, sums.log_sum_s, TOP_P)
-        ),
+        "topp": _count(both).double() / torch.minimum(size_t, size_s).double(),
         "mrr": 1.0 / _rank(student, first_s, first_t[:, :1]).double(),
         "kl": sums.kl,
         "cross_entropy": sums.cross_entropy,
@@ -152,11 +146,6 @@ def top_k_overlap(first_t: Tensor, first_s: Tensor, k: int) -> Tensor:
     """Return |top-k of teacher and student in common| / k per row [R], from rankings [R, >= k]."""
     k = min(k, first_t.shape[-1])
     return (first_t[:, :k, None] == first_s[:, None, :k]).any(-1).sum(-1).double() / k
-
-
-def _overlap(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the overlap of two sets per row, divided by the smaller [C]."""
-    return _count(ours[0] & theirs[0]).double() / torch.minimum(ours[1], theirs[1]).double()
 
 
 def _nucleus(logits: Tensor, log_sum: Tensor, p: float) -> tuple[Tensor, Tensor]:

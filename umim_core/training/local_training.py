@@ -65,17 +65,9 @@ _MOST_HELD_OUT: Final = 64  # rows
 class OwnTraining:
     """Model, data and options of one training in one process.
 
-    Attributes:
-        model: Embedded name, directory or hub repository of the backbone.
-        rules: Rule directory, as ``umim mine`` writes it.
-        source: Text, or ids of the model's tokenizer.
-        config: Optimisation.
-        form: Form of the merge module.
-        segment_length: Tokens per row.
-        seed: Of weights and data order.
-        use_gpu: Whether the model runs on a GPU.
-        start: Checkpoint whose module is trained further, in its form; None for fresh weights.
-            Spans that have a rule row there and are rules here keep it.
+    The backbone is an embedded name, a directory or a hub repository; the text may be ids of its
+    tokenizer. With ``start`` the module of that checkpoint is trained further, in its form; spans
+    that have a rule row there and are rules here keep it.
     """
 
     model: str

@@ -55,10 +55,8 @@ class AlignedRows:
 def aligned_rows(packed: PackedUnits, first: Tensor | None = None) -> AlignedRows:
     """Return the aligned (teacher, student) positions of a batch.
 
-    Args:
-        packed: Rows cut into units.
-        first: Raw position [B] (int64) before which a row's units are left out, besides those
-            before its first merge; None leaves out the latter alone.
+    Left out are a row's units before its first merge, and those before its raw position ``first``
+    [B] (int64), if it is given.
     """
     student = packed.attention_mask & ((packed.lengths > 1).cumsum(dim=1) > 0)
     if first is not None:
@@ -69,16 +67,16 @@ def aligned_rows(packed: PackedUnits, first: Tensor | None = None) -> AlignedRow
 
 
 @dataclass(frozen=True)
-class DistillLoss:
+class StepLoss:
     """Sums over aligned rows; divide by the rows of the global batch.
 
     Attributes:
-        cross_entropy: Sum over rows, nats; carries the gradient.
-        kl: Sum over rows of KL(teacher || student), nats; no gradient.
+        total: Soft-target cross-entropy, nats; carries the gradient.
+        kl: KL(teacher || student), nats; no gradient.
         rows: Number of aligned rows.
     """
 
-    cross_entropy: Tensor
+    total: Tensor
     kl: Tensor
     rows: int
 
@@ -86,12 +84,7 @@ class DistillLoss:
 class _SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        student: Tensor,
-        teacher: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        chunk: int,
+        ctx: Any, student: Tensor, teacher: Tensor, weight: Tensor, bias: Tensor | None, chunk: int
     ) -> tuple[Tensor, Tensor]:
         total = torch.zeros((), dtype=_wide(student), device=student.device)
         divergence = torch.zeros_like(total)
@@ -101,10 +94,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
         for start in range(0, len(student), chunk):
             rows = slice(start, start + chunk)
             cross_entropy, kl, residual = terms(
-                *(
-                    _logits(states[rows], weight, bias, page)
-                    for states, page in zip((teacher, student), pages, strict=True)
-                )
+                _logits(teacher[rows], weight, bias, pages[0]),
+                _logits(student[rows], weight, bias, pages[1]),
             )
             total += cross_entropy
             divergence += kl
@@ -124,11 +115,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def chunk_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the loss asks of a chunk of logits.
-
-    Args:
-        teacher: Logits of the teacher [C, V].
-        student: Logits of the student [C, V].
+    """Return what the loss asks of a chunk of logits [C, V].
 
     Returns:
         Sum of the cross-entropies, sum of the KL divergences, and p_S - p_T [C, V], the gradient of
@@ -142,11 +129,7 @@ def blocked_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Ten
     """Return :func:`chunk_terms`, formed in blocks of rows that fit a core's cache.
 
     On some processors a single row is summed in another order than rows together, so that the last
-    bits differ.
-
-    Args:
-        teacher: Logits of the teacher [C, V].
-        student: Logits of the student [C, V]; they are overwritten.
+    bits differ. The student's logits are overwritten.
     """
     fitting = max(1, _BLOCK_BYTES // (student.shape[1] * student.element_size()))
     block = 1 << (fitting.bit_length() - 1)  # threads share rows out: of five, one would wait
@@ -202,12 +185,9 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, page: Tensor | 
 
 
 def distill_loss(
-    student: Tensor,
-    teacher: Tensor,
-    backbone: Backbone,
-    chunk: int | None = None,
-) -> DistillLoss:
-    """Return the loss sums over aligned rows.
+    student: Tensor, teacher: Tensor, backbone: Backbone, chunk: int | None = None
+) -> StepLoss:
+    """Return the loss sums over aligned rows; zero, and without NaN, for R = 0.
 
     Args:
         student: Hidden states of the student at the aligned rows [R, d]; carries the gradient.
@@ -215,9 +195,6 @@ def distill_loss(
         backbone: Supplies the frozen head. In half precision it stays so on a GPU, where products
             of halves give float32 logits, and is widened on a CPU.
         chunk: Rows C whose logits are held at once; None chooses by the kind of device.
-
-    Returns:
-        Sums over the R rows; zero, and without NaN, for R = 0.
     """
     weight, bias, device = backbone.head_weight, backbone.head_bias, student.device.type
     if device == "cpu":
@@ -228,7 +205,7 @@ def distill_loss(
     total, divergence = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
         *states, weight, bias, chunk
     )
-    return DistillLoss(total, divergence, len(student))
+    return StepLoss(total, divergence, len(student))
 
 
 class _WithGradient(torch.autograd.Function):
@@ -251,13 +228,7 @@ class _WithGradient(torch.autograd.Function):
 def with_gradient(
     value: Tensor, sources: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> Tensor:
-    """Return a number whose gradients by some tensors were computed before.
-
-    Args:
-        value: The number.
-        sources: What it depends on, of any shapes.
-        gradients: Its gradient by each of them, of that shape; None for none.
-    """
+    """Return a number whose gradients by some tensors were computed before; None for none."""
     out: Tensor = _WithGradient.apply(  # type: ignore[no-untyped-call]  # theirs
         value, tuple(gradients), *sources
     )
@@ -269,9 +240,16 @@ def summed_parts(losses: Iterable[Tensor], sources: Sequence[Tensor]) -> Tensor:
     values: list[Tensor] = []
     sums: list[Tensor | None] = [None] * len(sources)
     for loss in losses:
-        for slot, part in enumerate(torch.autograd.grad(loss, sources, allow_unused=True)):
-            before = sums[slot]
-            if part is not None:
-                sums[slot] = part if before is None else before + part
+        add_gradients(sums, loss, sources)
         values.append(loss.detach())
     return with_gradient(torch.stack(values).sum(), sources, sums)
+
+
+def add_gradients(sums: list[Tensor | None], loss: Tensor, sources: Sequence[Tensor]) -> None:
+    """Add the gradients of a loss by those sources that need one to the sums so far, in place."""
+    wanted = [place for place, source in enumerate(sources) if source.requires_grad]
+    parts = torch.autograd.grad(loss, [sources[place] for place in wanted], allow_unused=True)
+    for place, part in zip(wanted, parts, strict=True):
+        before = sums[place]
+        if part is not None:
+            sums[place] = part if before is None else before + part

@@ -21,15 +21,13 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher, segment_prefix
-from umim_core.training.loss import summed_parts
+from umim_core.training.loss import StepLoss, summed_parts
 from umim_core.training.reference_scores import reference_scores
-from umim_core.training.step import DistillModel, StepLoss, anchor
+from umim_core.training.step import DistillModel, anchor
 from umim_core.training.token_rows import TokenRows
 
 Split = Literal["train", "valid"]
 _AS_MERGED: Final[Mapping[str, float]] = {}
-
-
 RowKind = Literal["merged", "prompt", "copy"]
 _STREAM: Final = 0x6B696E64  # keeps these draws apart from those of the data order
 _LEAST: Final = 16  # tokens of a row that is cut in two
@@ -51,12 +49,7 @@ class TrainingRow(NamedTuple):
 
 
 def training_row(
-    rows: TokenRows,
-    index: int,
-    matcher: Matcher,
-    *,
-    prompt: float = 0.0,
-    copy: float = 0.0,
+    rows: TokenRows, index: int, matcher: Matcher, *, prompt: float = 0.0, copy: float = 0.0
 ) -> TrainingRow:
     """Return a row of the kind that its index draws."""
     ids = rows.row(index)
@@ -89,33 +82,24 @@ class Objective(Protocol):
     """Interface of a training objective to the training loop."""
 
     num_items: int
+    weight_name: str  # of the unit that a batch's sums are divided by
 
     @property
     def module(self) -> nn.Module:
         """The module being trained."""
-        ...
 
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Names of the sums of a validation."""
-        ...
-
-    @property
-    def weight_name(self) -> str:
-        """Name of the unit that a batch's sums are divided by."""
-        ...
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sums of a batch."""
-        ...
 
     def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
         """Return [weight, *sums in the order of ``metric_names``] over this rank's share."""
-        ...
 
     def score(self, metrics: dict[str, float]) -> float:
         """Return the score that selects the best checkpoint; lower is better."""
-        ...
 
 
 def spread_rows(rows: int, limit: int) -> list[int]:
@@ -144,11 +128,7 @@ class DistillObjective(nn.Module):
     ) -> None:
         super().__init__()
         self._kinds = {"prompt": prompt_rows, "copy": copy_rows}
-        self._model = DistillModel(
-            merged_model,
-            autocast=bf16,
-            micro_batch=micro_batch,
-        )
+        self._model = DistillModel(merged_model, autocast=bf16, micro_batch=micro_batch)
         self._matcher = merged_model.require_matcher()
         self._train, self._valid = train, valid
         self._batch_size = batch_size
@@ -193,18 +173,12 @@ class DistillObjective(nn.Module):
 class PreferenceObjective(nn.Module):
     """Preference (DPO) over multiple-choice questions; the reference is the model at the start.
 
-    Args:
-        module: What is trained: the merge module, or the weights of a control.
-        merged_model: The model that is scored; it reads through ``module``.
-        train: Training questions.
-        valid: Validation questions.
-        beta: Strength of the pull towards the reference.
-        batch_size: Questions scored at once outside of training steps.
-        reference: Folder that keeps the scores of the start.
-        asked: Questions of each split that the run will ask; None for all. The others have no
-            scores.
-        micro_batch: Questions scored at once everywhere; None for all of a training step. Each
-            micro-batch leaves its gradient and gives its activations back.
+    Trained is ``module``, the merge module or the weights of a control, which ``merged_model``
+    reads through. The scores of the start are kept in the folder ``reference``, of the questions
+    that are ``asked`` of each split alone; None for all. ``beta`` is the pull towards the
+    reference. ``batch_size`` questions are scored at once outside of training steps,
+    ``micro_batch`` everywhere; each micro-batch leaves its gradient and gives its activations back.
+    None takes a step as a whole.
     """
 
     metric_names = ("loss", "accuracy")
@@ -241,9 +215,6 @@ class PreferenceObjective(nn.Module):
         )
         self._reference = dict(zip(places, scores, strict=True))
 
-    def _scores(self, questions: list[EncodedQuestion]) -> list[Tensor]:
-        return ending_scores(questions, self._merged_model)
-
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sum over these training questions."""
         if self._micro_batch is None:
@@ -265,7 +236,7 @@ class PreferenceObjective(nn.Module):
     def _loss(self, split: Split, indices: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         questions = [self._questions[split][index] for index in indices]
         reference = [self._reference[split, index] for index in indices]
-        scores = self._scores(questions)
+        scores = ending_scores(questions, self._merged_model)
         golds = [question.gold for question in questions]
         return preference_loss(scores, reference, golds, beta=self._beta), scores
 

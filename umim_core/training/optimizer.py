@@ -21,8 +21,6 @@ from umim_core.training.objectives import BatchLoss
 
 BETAS: Final = (0.9, 0.999)  # of AdamW
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq", "step")
-
-
 _EPSILON: Final = 1e-8
 
 
@@ -44,11 +42,7 @@ def row_tensors(objective: nn.Module) -> list[str]:
 
 
 class RowAdamW:
-    """AdamW by rows, without weight decay.
-
-    Args:
-        table: The rows [K, d]; its gradients are sparse.
-        betas: Decay of the moments.
+    """AdamW by rows [K, d], whose gradients are sparse, without weight decay.
 
     Source: AdamW; torch's SparseAdam, which counts steps for all rows together.
     """
@@ -83,13 +77,7 @@ class RowAdamW:
 
     @torch.no_grad()
     def step(self, rows: Tensor, gradient: Tensor, learning_rate: float) -> None:
-        """Move some rows.
-
-        Args:
-            rows: Which [U] (int64), different ones.
-            gradient: Theirs [U, d].
-            learning_rate: Of this step.
-        """
+        """Move some rows [U] (int64), different ones, by their gradient [U, d]."""
         first, second = self._betas
         means, squares, counts = self._state.values()
         mean = means[rows].lerp_(gradient, 1.0 - first)
@@ -127,22 +115,18 @@ class Strategy(Protocol):
 
     def loss(self, indices: Sequence[int]) -> BatchLoss:
         """Run the objective through the wrapper that exchanges gradients."""
-        ...
 
     def update(self, scaled: Tensor, learning_rate: float) -> float:
         """Back-propagate, clip, step; return the gradient norm before clipping.
 
         A norm that is not finite is returned, and nothing is changed.
         """
-        ...
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the optimiser state of this rank."""
-        ...
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore what :meth:`tensors` returned."""
-        ...
 
 
 def adamw(objective: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
@@ -176,10 +160,7 @@ def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 class AdamWStrategy:
     """AdamW in this process; rule rows have one of their own (``RowAdamW``).
 
-    Args:
-        objective: What is trained.
-        config: Learning rate, decay and clipping.
-        wrapped: What runs in its place and exchanges gradients; the objective itself if None.
+    ``wrapped`` runs in the objective's place and exchanges gradients; None is the objective itself.
     """
 
     def __init__(
@@ -264,18 +245,13 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
 
 
 def linear_warmup_decay(step: int, total_steps: int, warmup_fraction: float = 0.1) -> float:
-    """Return the factor on the peak learning rate at a step.
+    """Return the factor on the peak learning rate at a step, counted from 0.
 
     It rises from 1/w to 1 over the w = ceil(warmup_fraction * total_steps) first steps and falls
     linearly to 1 / (total_steps - w + 1) at the last one, so that no step is wasted at rate 0.
 
-    Args:
-        step: Step to be taken, counted from 0.
-        total_steps: Planned steps.
-        warmup_fraction: Share of warm-up steps, 0 <= f < 1.
-
     Raises:
-        ConfigError: If the fraction is outside its bounds or there are no steps.
+        ConfigError: If the fraction is not in [0, 1) or there are no steps.
 
     Source: paper, "Optimization and Distributed Training" (10 % warm-up, linear decay).
     """

@@ -69,13 +69,11 @@ class PackedTrunk:
         positions: Tensor | None = None,
         merged: Tensor | None = None,
     ) -> Tensor:
-        """Return hidden states after the final norm [N, d].
+        """Return hidden states after the final norm [N, d] of all rows, one after the other [N, d].
 
-        Args:
-            units: Embeddings of all rows, one after the other [N, d].
-            lengths: Units per row [B], at least 1 each; they add up to N.
-            positions: Position of every unit [N] (int64), or None for 0, 1, .. in every row.
-            merged: Units that adapters act on [N] (bool); None for none.
+        ``lengths`` are the units per row [B], at least 1 each; they add up to N. Positions [N]
+        (int64) are 0, 1, .. in every row if None; adapters act on units that are ``merged`` [N]
+        (bool).
         """
         if not len(units):
             return units

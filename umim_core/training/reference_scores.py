@@ -54,8 +54,7 @@ def reference_scores(
 ) -> list[Tensor]:
     """Return the scores of all questions under a model that is not trained yet.
 
-    Returns:
-        Per question, the mean token log-probability of each answer [C] (nats per token).
+    Per question it is the mean token log-probability of each answer [C] (nats per token).
 
     Raises:
         ArtifactError: If scores that were found are not those of this model, or none can be kept.
@@ -100,6 +99,8 @@ def _key(
 ) -> str:
     """Return the SHA-256 of all that decides the scores' bits on one machine."""
     matcher, backbone = merged_model.matcher, merged_model.backbone
+    # The ids of all contexts and answers, which cover prompt and cut.
+    ids = [[part.tolist() for part in (q.context, *q.endings)] for q in questions]
     parts = {
         "backbone": backbone.fingerprint,
         "dtype": str(backbone.dtype),
@@ -109,7 +110,7 @@ def _key(
         "unit_positions": merged_model.unit_positions,
         "merge_depth": merged_model.merge_depth,
         "raw_tail": merged_model.raw_tail,
-        "questions": _questions_digest(questions),
+        "questions": sha256_bytes(canonical_json(ids).encode()),
         "batch_size": size,
         "ranks": rank_and_world()[1],
     }
@@ -119,12 +120,6 @@ def _key(
 def _digest(value: Tensor) -> str:
     raw = value.detach().cpu().flatten().view(torch.uint8).numpy()
     return sha256_bytes(f"{value.dtype} {tuple(value.shape)}\n".encode() + raw.tobytes())
-
-
-def _questions_digest(questions: Sequence[EncodedQuestion]) -> str:
-    """Return the SHA-256 of the ids of all contexts and answers; it covers prompt and cut."""
-    rows = [[part.tolist() for part in (q.context, *q.endings)] for q in questions]
-    return sha256_bytes(canonical_json(rows).encode())
 
 
 def _read(folder: Path, key: str) -> list[float] | None:

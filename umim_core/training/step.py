@@ -19,7 +19,7 @@ Shapes: B rows, T raw tokens, S units, M different spans, d embedding size, R al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
@@ -35,19 +35,19 @@ from umim_core.errors import ConfigError, CorpusError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.merged_trunk import MergedTrunk, unit_states
 from umim_core.merging.module import MergeModule
-from umim_core.merging.packing import (
-    PackedUnits,
-    Segmentation,
-    pack_rows,
-    packed_embeddings,
+from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows, packed_embeddings
+from umim_core.training.loss import (
+    DEFAULT_CHUNK,
+    StepLoss,
+    add_gradients,
+    aligned_rows,
+    distill_loss,
+    with_gradient,
 )
-from umim_core.training.loss import DEFAULT_CHUNK, aligned_rows, distill_loss, with_gradient
 from umim_core.training.packed_trunk import PackedTrunk
 
 # Rows of a micro-batch unless asked for: a CPU is fastest with four, whose states stay near it.
 MICRO_BATCH: Final = {"cpu": 4, "gpu": 1 << 20}
-
-
 _PROCESS: Final = 1.5 * 2.0**30  # CUDA context, libraries' workspaces, NCCL's buffers, fragments
 _WIDE: Final = 4  # bytes of float32
 _LOGITS_HELD: Final = 4  # chunks of float32 logits at the peak of the loss
@@ -66,22 +66,21 @@ def step_memory(
 ) -> dict[str, float]:
     """Return the bytes at most that a distillation takes of one GPU, by part.
 
-    Args:
-        shape: The frozen backbone.
-        form: The merge module.
-        rows: Rows of one GPU's share of the batch.
-        segment_length: Tokens of a row.
-        bf16: Whether the frozen weights and their products are bfloat16, else float32.
-        strategy: How gradients are exchanged; ``deepspeed`` shards optimiser state and gradients.
-        gpus: Number of workers, one GPU each.
-        micro_batch: Rows whose activations are held at once; None for all.
+    ``rows`` are one GPU's share of the batch, of which ``micro_batch`` hold activations at once;
+    None for all. With ``bf16`` the frozen weights and their products are bfloat16, else float32;
+    ``deepspeed`` shards optimiser state and gradients.
     """
     units = segment_length * min(rows, micro_batch or rows)
     width = 2 if bf16 else _WIDE
-    per_layer = _kept_bytes(shape, width)
+    # What autograd keeps of one block per unit.
+    norms = 2 * (_WIDE if shape.gated_mlp else width) * shape.hidden_size
+    attention = 2 * width * (shape.query_width + shape.kv_width)
+    per_layer = norms + attention + (3 if shape.gated_mlp else 4) * width * shape.intermediate_size
     student = units * (shape.layers * per_layer + _WIDE * shape.hidden_size)
+    logits = _LOGITS_HELD * _WIDE * min(units, DEFAULT_CHUNK["gpu"]) * shape.vocab_size
+    hidden = 3 * width * units * shape.hidden_size  # teacher, student and its gradient
     # Teacher and student follow each other, as loss and backward do; the teacher keeps one block.
-    working = student + max(_loss_bytes(shape, units, width), units * per_layer)
+    working = student + max(float(logits + hidden), units * per_layer)
     return {
         "weights": float(width * shape.weights),
         "module and AdamW": _trained_bytes(shape.hidden_size, form, strategy, gpus),
@@ -106,56 +105,21 @@ def _trained_bytes(hidden_size: int, form: ModuleForm, strategy: str, gpus: int)
     return _WIDE * (copies * parameters + 3.0 * form.rule_rows * hidden_size)
 
 
-def _kept_bytes(shape: BackboneShape, width: int) -> float:
-    """Return bytes that autograd keeps of one block per unit; see the module."""
-    norms = 2 * (_WIDE if shape.gated_mlp else width) * shape.hidden_size
-    attention = 2 * width * (shape.query_width + shape.kv_width)
-    return norms + attention + (3 if shape.gated_mlp else 4) * width * shape.intermediate_size
-
-
-def _loss_bytes(shape: BackboneShape, units: int, width: int) -> float:
-    chunk = min(units, DEFAULT_CHUNK["gpu"])
-    hidden = 3 * width * units * shape.hidden_size  # teacher, student and its gradient
-    return float(_LOGITS_HELD * _WIDE * chunk * shape.vocab_size + hidden)
-
-
-@dataclass(frozen=True)
-class StepLoss:
-    """Sums over the aligned rows of a batch; divide by the rows of the global batch.
-
-    Attributes:
-        total: Soft-target cross-entropy, nats; carries the gradient.
-        kl: KL(teacher || student), nats; no gradient.
-        rows: Number of aligned rows.
-    """
-
-    total: Tensor
-    kl: Tensor
-    rows: int
-
-
 class DistillModel(nn.Module):
     """The merge module with its loss as one module, so that DDP and DeepSpeed can wrap it.
 
     Only the merge module's parameters are registered; the backbone is held outside of them, is
-    never broadcast, reduced or saved, and serves as teacher and student.
-
-    Args:
-        merged_model: The frozen backbone, the merge module to train, and the positions of the
-            student's units; the teacher's are those of raw tokens.
-        autocast: Run the backbone in bfloat16 (its products only; the loss is at least float32).
-        micro_batch: Rows whose activations are held at once; None chooses by the kind of device.
+    never broadcast, reduced or saved, and serves as teacher and student. The student's units have
+    the model's positions, the teacher's are those of raw tokens. Under ``autocast`` the backbone's
+    products are in bfloat16; the loss is at least float32. ``micro_batch`` rows hold activations at
+    once; None chooses by the kind of device.
 
     Raises:
         ConfigError: If ``micro_batch`` is below 1, or there is no merge module.
     """
 
     def __init__(
-        self,
-        merged_model: MergedModel,
-        *,
-        autocast: bool = False,
-        micro_batch: int | None = None,
+        self, merged_model: MergedModel, *, autocast: bool = False, micro_batch: int | None = None
     ) -> None:
         super().__init__()
         self.module, backbone = merged_model.require_module(), merged_model.backbone
@@ -183,17 +147,11 @@ class DistillModel(nn.Module):
         segmentations: Sequence[Segmentation],
         loss_from: Sequence[int] | None = None,
     ) -> StepLoss:
-        """Return the loss sums of a batch.
+        """Return the loss sums of a batch of raw ids [T_b], cut into units (starts, lengths).
 
-        Args:
-            rows: Raw ids per row [T_b].
-            segmentations: Units per row (starts, lengths).
-            loss_from: Raw position per row before which units have no loss; None for the first
-                merge.
-
-        Returns:
-            Sums over the aligned rows. They depend on every parameter even without any merge, so
-            that every rank of a distributed run takes part in the gradient exchange.
+        Units before a row's raw position ``loss_from`` have no loss; None for the first merge. The
+        sums depend on every parameter even without any merge, so that every rank of a distributed
+        run takes part in the gradient exchange.
 
         Raises:
             CorpusError: If a row is longer than the backbone has positions.
@@ -219,16 +177,12 @@ class DistillModel(nn.Module):
         for index in self._micro_batches(packed):
             part = packed.take(index)
             start = None if first is None else first[index]
-            loss = self._part_loss([rows[i] for i in index.tolist()], part, leaf, start)
+            chosen = [rows[i] for i in index.tolist()]
+            teacher, student = self.aligned_states(chosen, part, leaf, start)
+            loss = distill_loss(student, teacher, self.backbone)
+            del teacher, student  # before the next micro-batch's are made
             if loss.total.requires_grad:
-                wanted = [place for place, x in enumerate(leaves) if x.requires_grad]
-                grads = torch.autograd.grad(
-                    loss.total, [leaves[place] for place in wanted], allow_unused=True
-                )
-                for place, gradient in zip(wanted, grads, strict=True):
-                    before = gradients[place]
-                    if gradient is not None:
-                        gradients[place] = gradient if before is None else before + gradient
+                add_gradients(gradients, loss.total, leaves)
             sums.append(replace(loss, total=loss.total.detach()))
         nothing = anchor(self.module)
         none = nothing.detach()
@@ -243,18 +197,6 @@ class DistillModel(nn.Module):
         if self._lower is not None:
             return list(self.module.parameters())
         return [] if self.module.adapters is None else list(self.module.adapters.parameters())
-
-    def _part_loss(
-        self,
-        rows: Sequence[NDArray[np.integer]],
-        packed: PackedUnits,
-        pooled: Tensor | None,
-        loss_from: Tensor | None,
-    ) -> StepLoss:
-        """Return the loss sums of a micro-batch; the total carries the gradient."""
-        teacher, student = self.aligned_states(rows, packed, pooled, loss_from)
-        loss = distill_loss(student, teacher, self.backbone)
-        return StepLoss(loss.cross_entropy, loss.kl, loss.rows)
 
     def surrogates(self, packed: PackedUnits) -> Tensor:
         """Return the surrogates of a batch's different spans [M, d]."""
@@ -273,11 +215,9 @@ class DistillModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return hidden states of teacher and student at the aligned rows, [R, d] each.
 
-        Args:
-            rows: Raw ids per row [T_b].
-            packed: The same rows in units, on the CPU.
-            pooled: Surrogates of the spans of ``packed`` [M, d]; None above depth 0.
-            loss_from: Raw position [B] before which units are left out; None for the first merge.
+        Raw ids [T_b] are also ``packed`` in units, on the CPU. ``pooled`` are the surrogates of
+        their spans [M, d], None above depth 0. Units before the raw position ``loss_from`` [B] are
+        left out.
         """
         aligned, device = aligned_rows(packed, loss_from), self.backbone.device
         compact = self._unit_positions == "compact"  # what a trunk takes by itself

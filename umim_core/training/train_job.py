@@ -44,17 +44,12 @@ class TrainJob:
 
     Attributes:
         objective: ``distill`` over token rows or ``preference`` over questions.
-        backbone: Backbone name; revision: hub revision or None.
         rules: Directory of the rule set; None for a control.
-        train: Directory of training rows, or the question file.
-        valid: Directory of validation rows, or the question file.
+        train: Directory of training rows, or the question file; ``valid`` likewise.
         start: Checkpoint directory to start from, or None for fresh weights and for a control.
         form: Policies of a fresh module and of its use by name, the paper's where none is named.
         max_tokens: Most tokens of a question with an answer (preference only).
-        seed: Seed of weights and data order.
         config: Dumped DistillConfig or PreferenceConfig.
-        strategy: ``ddp`` or ``deepspeed``.
-        use_gpu: Whether workers use a GPU each.
         out: Directory that receives checkpoint, curve and (while running) state.
         prompt: Of the task; the objective ``preference`` needs it.
         delimiter: Text between the prompt and an answer (preference only).
@@ -88,12 +83,7 @@ def job_config(job: TrainJob) -> DistillConfig | PreferenceConfig:
 
 
 def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> MergedModel:
-    """Return the model with the module that a job trains.
-
-    Raises:
-        CheckpointError: If the checkpoint to start from cannot be loaded.
-        BackboneMismatchError: If it belongs to another backbone.
-    """
+    """Return the model with the module that a job trains; errors are those of :func:`start_of`."""
     if job.start is None:
         form = ModuleForm.model_validate(job.form)
         module = fresh_module(backbone, matcher.rules, form, job.seed)
@@ -151,10 +141,7 @@ def make_objective(
         form = QuestionForm(job.prompt, job.delimiter)
         train_split, valid_split = (
             encode_questions(
-                read_questions(path),
-                merged_model.backbone.encode,
-                form,
-                job.max_tokens,
+                read_questions(path), merged_model.backbone.encode, form, job.max_tokens
             )
             for path in (job.train, job.valid)
         )

@@ -48,8 +48,6 @@ from umim_core.training.train_state import (
 )
 
 logger = logging.getLogger("umim.train")
-
-
 _NO_STATE = -1
 
 
@@ -247,26 +245,22 @@ def _step(
     progress.step += 1
     epoch = progress.step * config.batch_size / objective.num_items
     if not weight:  # no row of the global batch has a merge: there is nothing to learn from
-        row: Row = {"step": progress.step, "epoch": epoch, objective.weight_name: 0.0}
-        progress.curve.append(row)
+        progress.curve.append({"step": progress.step, "epoch": epoch, objective.weight_name: 0.0})
         return
     norm = math.nan if num_bad else strategy.update(loss.total * (world / weight), rate)
     if not math.isfinite(norm):
         _skip(config, progress)
         return
-    progress.curve.append(
-        _finite(
-            {
-                "step": progress.step,
-                "epoch": epoch,
-                "train_loss": loss_sum / weight,
-                "train_kl": kl_sum / weight,
-                "grad_norm": norm,
-                "learning_rate": rate,
-                objective.weight_name: weight,
-            }
-        )
-    )
+    row = {
+        "step": progress.step,
+        "epoch": epoch,
+        "train_loss": loss_sum / weight,
+        "train_kl": kl_sum / weight,
+        "grad_norm": norm,
+        "learning_rate": rate,
+        objective.weight_name: weight,
+    }
+    progress.curve.append(_finite(row))
 
 
 def _require_merges(objective: Objective, config: TrainConfig, progress: Progress) -> None:

@@ -46,9 +46,7 @@ class Progress:
     """Progress of a run; everything but tensors.
 
     Attributes:
-        step: Optimiser steps taken.
         best_score: Least validation score so far, None before the first validation.
-        best_step: Step of that score.
         stale: Validations since then.
         skipped: Steps skipped because the loss was not finite.
         finished: Whether training has ended (steps used up, or patience lost).

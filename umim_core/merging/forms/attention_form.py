@@ -55,15 +55,8 @@ class MergeModule(nn.Module):
 
     The other forms are its subclasses, a file each; a class statement names kind, depth and the
     positions that it takes, which adds it to ``MERGE_FORMS``. ``MergeModule(...)`` returns the one
-    that is asked for, as ``pathlib.Path`` gives the class of the system.
-
-    Args:
-        hidden_size: Embedding size d of the backbone.
-        num_heads: Heads h; must divide d.
-        positions: ``none`` or ``learned``.
-        depth: 1 or 3.
-        kind: ``attention``, or another kind of ``MERGE_FORMS``.
-        residual: ``none``, or an anchor of ``umim_core.merging.forms.span_ops``.
+    that is asked for, as ``pathlib.Path`` gives the class of the system. The embedding size is d, a
+    multiple of the heads; ``umim_core.config.form`` has the policies.
 
     Attributes:
         norm_o: The last layer of every form, at the scale of the backbone's embeddings.
@@ -128,10 +121,7 @@ class MergeModule(nn.Module):
     def of(cls, form: ModuleForm, hidden_size: int, num_heads: int = 4) -> MergeModule:
         """Return a module of a configured form, its weights not drawn yet, without rule rows.
 
-        Args:
-            form: The policies.
-            hidden_size: Embedding size d of the backbone.
-            num_heads: Heads h; must divide d.
+        The backbone's embedding size is d; the heads must divide it.
         """
         policies = (form.module_positions, form.depth, form.kind, form.residual)
         return MergeModule(hidden_size, num_heads, *policies)
@@ -152,13 +142,10 @@ class MergeModule(nn.Module):
         return digest.hexdigest()
 
     def forward(self, spans: Tensor, lengths: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Merge spans.
+        """Merge spans of embeddings [M, N, d] of any float type with lengths [M] (int64), 1 .. N.
 
-        Args:
-            spans: Token embeddings [M, N, d] of any float type; what stands beyond a span's length
-                has no influence.
-            lengths: Tokens of each span [M] (int64), 1 .. N.
-            ids: Token ids [M, N] (int64), by which a module with rule rows finds them.
+        What stands beyond a span's length has no influence. A module with rule rows finds them by
+        token ids [M, N] (int64).
 
         Returns:
             Surrogate embeddings [M, d] in the module's own data type.
@@ -196,12 +183,9 @@ class MergeModule(nn.Module):
 
     @torch.no_grad()
     def initialise(self, embedding_std: float, generator: torch.Generator | None = None) -> None:
-        """Draw Linear_kv, Linear_o and q, in this order.
+        """Draw Linear_kv, Linear_o and q, in this order; without a generator by the global one.
 
-        Args:
-            embedding_std: Standard deviation of the backbone's embedding matrix; LN_o's gain
-                without a residual.
-            generator: Source of randomness; the global one if None.
+        Without a residual LN_o's gain is the standard deviation of the backbone's embeddings.
         """
         draw_linear(self.linear_kv, generator)
         draw_linear(self.linear_o, generator)
@@ -225,13 +209,9 @@ class MergeModule(nn.Module):
         return self.pool(self.project(tokens), lengths)
 
     def project(self, tokens: Tensor) -> Tensor:
-        """Compute P of tokens: embeddings [..., N, d] of offsets 0 .. N-1 to [..., N, d].
+        """Compute P [..., N, d] of tokens of offsets 0 .. N-1, in the module's own data type.
 
-        Args:
-            tokens: In the module's own data type; N is 1 .. 4 with learned positions.
-
-        Returns:
-            P [..., N, d].
+        N is 1 .. 4 with learned positions.
         """
         return self.values(self.place(tokens))
 

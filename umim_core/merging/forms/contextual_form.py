@@ -67,12 +67,7 @@ class ContextualPooling(MergeModule, kind="attention", depth=3, positions=("none
 
     @torch.no_grad()
     def initialise(self, embedding_std: float, generator: torch.Generator | None = None) -> None:
-        """Draw the pooling exactly as depth 1 does, then the layers, the first one first.
-
-        Args:
-            embedding_std: Standard deviation of the backbone's embedding matrix; LN_o's gain.
-            generator: Source of randomness; the global one if None.
-        """
+        """Draw the pooling exactly as depth 1 does, then the layers, the first one first."""
         super().initialise(embedding_std, generator)
         for layer in self.layers:
             assert isinstance(layer, SpanAttention)  # noqa: S101  made so above

@@ -29,12 +29,7 @@ class LinearMerge(MergeModule, kind="linear"):
 
     @torch.no_grad()
     def initialise(self, embedding_std: float, generator: torch.Generator | None = None) -> None:
-        """Draw Linear_o.
-
-        Args:
-            embedding_std: Standard deviation of the backbone's embedding matrix; LN_o's gain.
-            generator: Source of randomness; the global one if None.
-        """
+        """Draw Linear_o, and set LN_o."""
         draw_linear(self.linear_o, generator)
         self.reset_output(embedding_std)
 

@@ -44,15 +44,10 @@ def frequent_spans(rules: RuleSet, count: int) -> Tensor:
 
 
 class RuleRows(nn.Module):
-    """A row of d numbers for each of some spans, zero at first.
+    """A row of d numbers, zero at first, for each of some spans [K, 4] (int32).
 
-    Args:
-        spans: The spans [K, 4] (int32), -1 beyond the end of one; different and ascending.
-        hidden_size: Embedding size d.
-
-    Attributes:
-        spans: As given.
-        table: The rows [K, d]. Its gradient is sparse: a step costs what its spans cost.
+    The spans are different and ascending, -1 beyond the end of one. The gradient of the ``table``
+    [K, d] is sparse: a step costs what its spans cost.
 
     Raises:
         ConfigError: If there is no span, too many, or they are not as they must be.
@@ -92,11 +87,9 @@ class RuleRows(nn.Module):
         return len(self.spans)
 
     def forward(self, ids: Tensor | None, lengths: Tensor) -> Tensor:
-        """Return the offsets [M, d] of spans of ids, zero for those without a row.
+        """Return the offsets [M, d] of spans with ids [M, N] and lengths [M] (int64), N at most 4.
 
-        Args:
-            ids: Token ids [M, N] (int64), N at most 4; beyond a span's length any.
-            lengths: Tokens of each span [M] (int64).
+        Spans without a row have zero; ids beyond a span's length may be any.
 
         Raises:
             ConfigError: If there are no ids: rows cannot be left out in silence.
@@ -134,12 +127,7 @@ class RuleRows(nn.Module):
 
     @classmethod
     def of(cls, spans: Tensor, table: Tensor) -> RuleRows:
-        """Return frozen rows of given numbers.
-
-        Args:
-            spans: As the class takes them.
-            table: The rows [K, d].
-        """
+        """Return frozen rows [K, d] of given numbers, of spans as the class takes them."""
         rows = cls(spans, table.shape[1])
         rows.table = nn.Parameter(table, requires_grad=False)
         return rows
