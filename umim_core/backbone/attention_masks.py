@@ -70,16 +70,10 @@ def check_attention_window(config: PreTrainedConfig, length: int) -> None:
 
 
 def step_mask(cache: RowCache, dtype: torch.dtype) -> Tensor | None:
-    """Build the additive mask of the forward under way.
+    """Build the additive mask of the forward under way, between ``begin`` and the forward.
 
-    Args:
-        cache: A cache between ``begin`` and the forward.
-        dtype: The backbone's floating dtype.
-
-    Returns:
-        Mask [B, 1, W, view]: 0 where a unit may look (columns up to its own), the lowest finite
-        value behind it. None where plain causal attention is right, which takes the model's own
-        fast path.
+    It is [B, 1, W, view]: 0 where a unit may look (columns up to its own), the lowest finite value
+    behind it. None where plain causal attention is right, which takes the model's own fast path.
     """
     if cache.causal:
         return None
@@ -88,14 +82,9 @@ def step_mask(cache: RowCache, dtype: torch.dtype) -> Tensor | None:
 
 
 def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn what a query may see into a mask for the backbone.
+    """Turn whether query i may see key j [B, W, L] (bool) into a mask for a floating type.
 
-    Args:
-        allowed: Whether query i may see key j [B, W, L] (bool).
-        dtype: The backbone's floating dtype.
-
-    Returns:
-        Mask [B, 1, W, L]: 0 where allowed, the lowest finite value elsewhere.
+    The mask [B, 1, W, L] is 0 where allowed, the lowest finite value elsewhere.
     """
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.capabilities import check_capabilities
 from umim_core.backbone.devices import default_device, fastest_dtype, usable_device
-from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint, unpadded_fingerprint
+from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.model_files import (
     AUTO,
     PUBLISHED,
@@ -148,7 +148,9 @@ class Backbone:
     @cached_property
     def _unpadded(self) -> str:
         """The tokenizer's fingerprint without its padding token; 0.2 s at 49,152 entries."""
-        return "" if self.tokenizer is None else unpadded_fingerprint(self.tokenizer)
+        if self.tokenizer is None:
+            return ""
+        return tokenizer_fingerprint(self.tokenizer, without=self.tokenizer.pad_token)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -166,15 +168,10 @@ class Backbone:
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """Run the trunk.
+        """Run the trunk on [B, S, d] and return hidden states after the final norm [B, S, d].
 
-        Args:
-            inputs_embeds: [B, S, d].
-            attention_mask: [B, S] (1 = real unit), or an additive float mask [B, 1, S, S], or None.
-            position_ids: [B, S] or None for 0 .. S-1. They may jump.
-
-        Returns:
-            Hidden states after the final norm [B, S, d].
+        The mask is [B, S] (1 = real unit), or additive and floating [B, 1, S, S]; positions [B, S]
+        may jump, None for 0 .. S-1.
         """
         if attention_mask is None and position_ids is not None:
             # transformers would take a row whose positions jump for several sequences
@@ -266,22 +263,13 @@ def load_backbone(
 
 
 def wrap_backbone(
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    name: str = "in-memory",
-    revision: str | None = None,
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, *, name: str = "in-memory"
 ) -> Backbone:
-    """Make a backbone of a model that is already in memory.
+    """Make a backbone of a causal language model of transformers that is already in memory.
 
     It has a frozen twin that shares the weights: the model keeps its mode, gradients and
     configuration. Weights that change later change the backbone, but not its fingerprint.
-
-    Args:
-        model: A causal language model of transformers.
-        tokenizer: Its tokenizer, or None if only ids will be used.
-        name: How messages and checkpoints call it.
-        revision: Hub revision, if it has one.
+    Without a tokenizer only ids can be used; messages and checkpoints call it ``name``.
 
     Raises:
         BackboneError: If it cannot do what the method needs (``umim_core.backbone.capabilities``).
@@ -292,7 +280,7 @@ def wrap_backbone(
             type(model).__name__,
             "Unwrap it; of PEFT models, take merge_and_unload().",
         )
-    return _wrap(frozen_twin(model), tokenizer, name, revision, model_identity(model))
+    return _wrap(frozen_twin(model), tokenizer, name, None, model_identity(model))
 
 
 def _wrap(

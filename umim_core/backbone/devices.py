@@ -19,11 +19,7 @@ _WITHOUT_FLOAT64: Final = frozenset({"mps"})
 
 
 def has_device(name: str) -> bool:
-    """Return whether this machine has a device that models can run on.
-
-    Args:
-        name: As torch names it: ``cpu``, ``cuda``, ``cuda:1`` and so on.
-    """
+    """Return whether this machine has a device that models can run on, by torch's name for it."""
     import torch
 
     try:
@@ -44,10 +40,8 @@ def computes_bfloat16(name: str) -> bool:
 
     if torch.device(name).type != "cpu":
         return True
-    is_supported = getattr(
-        torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None
-    )  # torch built without it
-    return is_supported is not None and bool(is_supported())
+    is_supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return is_supported is not None and bool(is_supported())  # None: torch built without it
 
 
 def fastest_dtype(name: str) -> Literal["bfloat16", "float32"]:
@@ -115,8 +109,7 @@ def default_device() -> str:
 def float64_device(device: torch.device) -> torch.device:
     """Return where numbers of a device can be computed in float64: there, or on the CPU.
 
-    Args:
-        device: Where the numbers are; Apple's GPUs (``mps``) have no float64.
+    Apple's GPUs (``mps``) have no float64.
     """
     import torch
 

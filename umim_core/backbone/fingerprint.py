@@ -31,25 +31,14 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(int(i) for i in flagged.union(tokenizer.all_special_ids))
 
 
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, without: object = None) -> str:
     """Return the SHA-256 of what decides which ids a text gets.
 
     It covers vocabulary, merges, normaliser, pre-tokenizer and added tokens; padding, truncation
     and the chat template are left out. Tokenizers of one size with different vocabularies differ.
+    An added token that is named ``without`` is left out, too: many add one for padding, to train in
+    batches; it decides about no text.
     """
-    return _fingerprint(tokenizer, None)
-
-
-def unpadded_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the fingerprint of a tokenizer without its padding token, if that was added to it.
-
-    Many add one to train in batches; it decides about no text.
-    """
-    return _fingerprint(tokenizer, tokenizer.pad_token)
-
-
-def _fingerprint(tokenizer: PreTrainedTokenizerBase, without: object) -> str:
-    """Return the SHA-256 of a tokenizer, an added token left out."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         state: object = {

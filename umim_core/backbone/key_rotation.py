@@ -34,25 +34,18 @@ _CHANGING: Final = ("dynamic", "longrope")  # frequencies that depend on the lon
 class KeyRotation:
     """The rotation of a backbone's keys by positions.
 
-    Attributes:
-        frequencies: Angle per position of each pair of dimensions [R / 2], pairs being R / 2 apart.
+    ``frequencies`` [R / 2] are the angles per position of pairs of dimensions, R / 2 apart.
     """
 
     frequencies: Tensor
 
     def turn(self, keys: Tensor, steps: Tensor) -> Tensor:
-        """Turn keys by positions.
+        """Turn keys [H, L, D] by the positions that each is moved by [H, L] (int64).
 
-        Args:
-            keys: Keys [H, L, D].
-            steps: Positions that each is moved by [H, L] (int64), negative to the front.
-
-        Returns:
-            Keys [H, L, D]; those that are moved by 0 are the same bits.
+        They are negative to the front; keys that are moved by 0 are the same bits.
         """
-        angles = steps[..., None] * self.frequencies.to(
-            torch.promote_types(keys.dtype, torch.float)
-        )
+        wide = torch.promote_types(keys.dtype, torch.float)
+        angles = steps[..., None] * self.frequencies.to(wide)
         cos, sin = angles.cos().to(keys.dtype), angles.sin().to(keys.dtype)
         half = len(self.frequencies)
         first, second, rest = keys.tensor_split((half, 2 * half), dim=-1)

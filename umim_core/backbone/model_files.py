@@ -69,13 +69,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a causal language model.
 
-    Args:
-        name: Embedded or packaged name, directory or hub repository.
-        revision: Hub revision to pin.
-        dtype: A key of ``DTYPES``, or ``published`` for what the weights were published in.
-        device_map: As in transformers.
-        attn_implementation: As in transformers.
-        local_files_only: Whether the network must not be asked.
+    Arguments are those of ``load_backbone``, but for a data type ``auto``.
 
     Raises:
         BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
@@ -98,14 +92,10 @@ def load_model(
 def load_complete(
     kind: Any, where: str, names: tuple[str, str, str], place: dict[str, Any], **options: Any
 ) -> PreTrainedModel:
-    """Load a model from safetensors weights, all of which must be there.
+    """Load a model by a class of transformers from safetensors weights, all of which must be there.
 
-    Args:
-        kind: Class of transformers that loads it.
-        where: Directory or hub repository.
-        names: For messages: what is loaded, its name, and what a complete model would be.
-        place: Options that its configuration is found with, too.
-        **options: Further ones of transformers.
+    Messages have ``names``: what is loaded, its name, and what a complete model would be. Its
+    configuration is found with the options of ``place``, too.
 
     Raises:
         BackboneError: If it cannot be loaded, has code of its own, or lacks weights.

@@ -23,41 +23,21 @@ from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.user_records import remembered
 
 # Fields of a configuration that say how a model is stored or run, not what it computes.
-_NOT_ARCHITECTURE: Final = frozenset(
-    {
-        "_attn_implementation",
-        "_name_or_path",
-        "architectures",
-        "auto_map",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "return_dict",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
+_NOT_ARCHITECTURE: Final = frozenset((
+    "_attn_implementation", "_name_or_path", "architectures", "auto_map", "bos_token_id",
+    "dtype", "eos_token_id", "output_attentions", "output_hidden_states", "pad_token_id",
+    "return_dict", "torch_dtype", "transformers_version", "use_cache",
+))  # fmt: skip
 # Fields that count in a fingerprint and yet change nothing of a frozen model.
 _FOR_TRAINING: Final = re.compile(
     r".*dropout.*|.*pdrop|.*layerdrop|initializer_.*|init_std|id2label|label2id|problem_type"
     r"|task_specific_params|summary_.*|router_aux_loss_coef|output_router_logits"
 )
 # Fields that transformers reads of any configuration, whether its class declares them or not.
-_READ_OF_ALL: Final = frozenset(
-    {
-        "attention_chunk_size",
-        "head_dim",
-        "is_causal",
-        "kv_sharing_modes",
-        "layer_types",
-        "quantization_config",
-        "sliding_window",
-    }
-)
+_READ_OF_ALL: Final = frozenset((
+    "attention_chunk_size", "head_dim", "is_causal", "kv_sharing_modes", "layer_types",
+    "quantization_config", "sliding_window",
+))  # fmt: skip
 _DEFAULT: Final = "the default"
 
 
@@ -119,10 +99,7 @@ class ModelIdentity:
     ) -> list[str]:
         """Say where this model differs from a recorded one; neutral settings do not count.
 
-        Args:
-            model_type: The recorded family.
-            config: Its ``function``.
-            weights_digest: SHA-256 over its tensors.
+        ``config`` is the ``function`` of the recorded one.
 
         Returns:
             "field recorded -> ours" per difference; empty if both compute the same.
@@ -140,14 +117,10 @@ class ModelIdentity:
 
 
 def model_identity(model: PreTrainedModel, weights: tuple[str, ...] | None = None) -> ModelIdentity:
-    """Return what a model computes: architecture, configuration and weights.
+    """Return what a model of transformers computes: architecture, configuration and weights.
 
     Of the configuration, what differs from the base class's defaults counts (rotary base, norm
-    epsilon, activation ...).
-
-    Args:
-        model: Any transformers model.
-        weights: Its lines of ``weight_lines`` if they are known; hashed if None.
+    epsilon, activation ...). Its lines of ``weight_lines`` are hashed if they are not given.
 
     Raises:
         BackboneError: If weights are packed into something other than tensors, or on no device.
@@ -233,10 +206,8 @@ def cached_weight_lines(
 ) -> tuple[str, ...]:
     """Return ``weight_lines`` of a model as it was published.
 
-    Args:
-        files: Where its weights were read from.
-        model: The model that was loaded from them, in any data type.
-        published: Gives the model in a data type that holds its weights, if they must be hashed.
+    It was loaded from ``files``, in any data type; ``published`` gives it in one that holds its
+    weights, if they must be hashed.
 
     Raises:
         BackboneError: If weights are packed into something other than tensors.

@@ -165,20 +165,14 @@ class RowCache(Cache):
 
     The caller brackets every forward: ``begin(width)``, the model's forward with
     ``past_key_values=cache``, then ``commit(counts)`` with the units that each row really gained.
-
-    Attributes:
-        lengths: Units held per row [B] (int64, on the CPU, where the matches are decided).
+    ``lengths`` are the units held per row [B] (int64, on the CPU, where the matches are decided).
 
     Raises:
         GenerationError: If a size is not positive.
     """
 
     def __init__(
-        self,
-        num_layers: int,
-        batch_size: int,
-        max_length: int,
-        device: torch.device | str = "cpu",
+        self, num_layers: int, batch_size: int, max_length: int, device: torch.device | str = "cpu"
     ) -> None:
         for name, size in (("layers", num_layers), ("rows", batch_size), ("columns", max_length)):
             if size < 1:
@@ -236,13 +230,8 @@ class RowCache(Cache):
         else:
             starts = self.lengths.to(self.device)
             columns = starts[:, None] + torch.arange(width, device=self.device)
-        plan = WritePlan(
-            width=width,
-            view=view,
-            uniform_start=longest if uniform else None,
-            rows=self._row_index,
-            columns=columns,
-        )
+        start = longest if uniform else None
+        plan = WritePlan(width, view, start, self._row_index, columns)
         for layer in self._rows:
             layer.reserve(view)
             layer.plan = plan

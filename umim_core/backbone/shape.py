@@ -76,9 +76,7 @@ class BackboneShape(BaseModel):
         try:
             return cls(
                 hidden_size=hidden,
-                intermediate_size=int(
-                    intermediate or 4 * hidden
-                ),  # GPT-2's rule where none is given
+                intermediate_size=int(intermediate or 4 * hidden),  # GPT-2's rule without one
                 layers=int(inner.num_hidden_layers),
                 heads=heads,
                 kv_heads=int(getattr(inner, "num_key_value_heads", None) or heads),
@@ -126,48 +124,43 @@ class BackboneShape(BaseModel):
 
 
 def local_shape(name: str, revision: str | None = None) -> BackboneShape | None:
-    """Return the shape of a backbone that is on this machine; the network is not asked.
-
-    Returns:
-        None if its configuration is not here.
+    """Return the shape of a backbone, None where its configuration is not on this machine.
 
     Raises:
         ConfigError: As `BackboneShape.of_config`.
     """
-    from transformers import AutoConfig
-
-    from umim_core.backbone.tokenizer_files import resolve_backbone
-
     try:
-        config = AutoConfig.from_pretrained(
-            resolve_backbone(name, local_files_only=True),
-            revision=revision,
-            trust_remote_code=False,
-            local_files_only=True,
-        )
+        config = _configuration(name, revision, local_files_only=True)
     except (OSError, ValueError, BackboneError):
         return None
     return BackboneShape.of_config(config)
 
 
+def _configuration(name: str, revision: str | None, *, local_files_only: bool) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    from umim_core.backbone.tokenizer_files import resolve_backbone
+
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        resolve_backbone(name, local_files_only=local_files_only),
+        revision=revision,
+        trust_remote_code=False,
+        local_files_only=local_files_only,
+    )
+    return config
+
+
 def trained_context(name: str, revision: str | None = None) -> int | None:
     """Return the most tokens of an input by a backbone's configuration.
 
-    Returns:
-        None if there is no configuration within reach, or it names no number.
+    None if there is no configuration within reach, or it names no number.
 
     Raises:
         BackboneError: If a packaged backbone is not here and cannot be fetched, or a GGUF file
             cannot be converted.
     """
-    from transformers import AutoConfig
-
-    from umim_core.backbone.tokenizer_files import resolve_backbone
-
     try:
-        config = AutoConfig.from_pretrained(
-            resolve_backbone(name), revision=revision, trust_remote_code=False
-        )
+        config = _configuration(name, revision, local_files_only=False)
     except (OSError, ValueError):  # a name of a service, or a directory of a tokenizer alone
         return None
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)

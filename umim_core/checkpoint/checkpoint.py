@@ -34,12 +34,7 @@ _log: Final = logging.getLogger("umim")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A trained merge module with its rules.
-
-    Attributes:
-        config: Architecture and origin.
-        module: The merge module, float32.
-        rules: The rules it was trained with.
+    """A trained merge module, in float32, with the rules it was trained with.
 
     Raises:
         RuleSetError: If the configuration bounds the damage of rules that have no prices.
@@ -59,17 +54,11 @@ class Checkpoint:
 
     @classmethod
     def of(
-        cls,
-        merged_model: MergedModel,
-        training: dict[str, str | int | float | None] | None = None,
+        cls, merged_model: MergedModel, training: dict[str, str | int | float | None] | None = None
     ) -> Checkpoint:
         """Bind module and rules to the backbone and the unit positions they were trained with.
 
-        Rule rows of spans that are no rules of the matcher go.
-
-        Args:
-            merged_model: The model with its rules.
-            training: How the module was trained.
+        Rule rows of spans that are no rules of the matcher go; ``training`` is recorded.
 
         Raises:
             ConfigError: If there is no merge module or there are no rules.
@@ -101,11 +90,9 @@ class Checkpoint:
         return Checkpoint(self.config.model_copy(update=changed), module, rules)
 
     def decoding_under(self, bound: float | None) -> Checkpoint:
-        """Return the checkpoint with another bound of decoding.
+        """Return the checkpoint with another bound on the price of rules while decoding, or none.
 
-        Args:
-            bound: Most price of the rules that generated tokens merge by; None for all rules. With
-                a bound the checkpoint recommends to merge everywhere.
+        With a bound the checkpoint recommends to merge everywhere.
 
         Raises:
             RuleSetError: If there is a bound and the rules have no prices.
@@ -115,11 +102,7 @@ class Checkpoint:
         return replace(checkpoint, config=config)
 
     def recommending(self, merge: Merge, raw_tail: int = 0) -> Checkpoint:
-        """Return the checkpoint with other defaults of its generations.
-
-        Args:
-            merge: What is merged where a caller does not say it.
-            raw_tail: Last tokens of each prompt that stay raw, likewise.
+        """Return the checkpoint with other defaults of what its generations merge.
 
         Raises:
             ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
@@ -130,11 +113,7 @@ class Checkpoint:
         return replace(self, config=config)
 
     def noting(self, backbone: Backbone, reason: str) -> Checkpoint:
-        """Return the checkpoint with a note that it is used with a backbone of another kind.
-
-        Args:
-            backbone: It must have the module's embedding size and the rules' tokenizer.
-            reason: Why it is good enough.
+        """Return the checkpoint with a note why a backbone of another kind is good enough.
 
         Raises:
             BackboneMismatchError: If its embeddings have another size.

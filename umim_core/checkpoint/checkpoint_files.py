@@ -18,13 +18,7 @@ from pydantic import (
 )
 
 from umim_core.checkpoint.checkpoint_index import own_checkpoint, own_checkpoints
-from umim_core.config.form import (
-    SAFE_MERGE,
-    SAFE_RAW_TAIL,
-    Merge,
-    ModuleForm,
-    check_raw_tail,
-)
+from umim_core.config.form import SAFE_MERGE, SAFE_RAW_TAIL, Merge, ModuleForm, check_raw_tail
 from umim_core.config.model_base import OMIT_DEFAULT
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import (
@@ -48,10 +42,8 @@ _MAX_HIDDEN: Final = 1 << 16
 class BackboneRecord(BaseModel):
     """Parts of a backbone's fingerprint, so that a mismatch can be explained.
 
-    Attributes:
-        model_type: Its family.
-        config: Its configuration, as far as it decides what is computed.
-        weights: SHA-256 over its tensors.
+    The configuration is recorded as far as it decides what is computed, the weights by their
+    SHA-256.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,15 +67,10 @@ class CheckpointConfig(ModuleForm):
     """Content of a checkpoint's ``config.json``.
 
     Attributes:
-        hidden_size: Embedding size d.
-        num_heads: Pooling heads h.
         positions: Form of the module, as are ``depth`` and ``kind``; those two and
             ``unit_positions`` are written only where they deviate from the paper's form.
         unit_positions: Positions of units in the backbone, in training and ever after.
-        backbone: Name of the backbone the module was distilled for.
-        backbone_revision: Hub revision, or None.
         backbone_fingerprint: SHA-256 of its architecture and weights.
-        tokenizer_fingerprint: SHA-256 of its tokenizer.
         training: How it was trained (steps, seed, final losses), free form.
         decode_max_damage: Most price of the rules that generated tokens merge by, in nats per saved
             token, where a caller does not say it; None for all rules.
@@ -135,13 +122,9 @@ class CheckpointConfig(ModuleForm):
     def recommended(
         self, merge: Merge | None = None, raw_tail: int | None = None
     ) -> tuple[Merge, int]:
-        """Return what is merged and the raw tail; a caller's own words come first.
+        """Return what is merged and the raw tail; a caller's own words come first, where not None.
 
         The recommended raw tail belongs to the recommended merge: with another one it is 0.
-
-        Args:
-            merge: What a caller wants merged; None for what the checkpoint recommends.
-            raw_tail: Last tokens of a prompt that a caller wants raw; None likewise.
         """
         chosen = self.merge if merge is None else merge
         tail = self.raw_tail if chosen == self.merge != "none" else 0
@@ -224,9 +207,6 @@ def default_checkpoint(*, local_files_only: bool = False) -> str:
 
     It is ``umim-smollm2-135m-adapters``, whose backbone is fetched if need be. Where that is
     impossible it is ``umim-docs-llama``, which needs no network, and a line on stderr says so.
-
-    Args:
-        local_files_only: Whether the network must not be asked.
 
     Raises:
         FetchHashError: If the registry gives another file than the specified one.

@@ -86,11 +86,7 @@ def own_name(*parts: str) -> str:
 
 
 def record_checkpoint(root: Path, name: str, directory: Path) -> Path:
-    """Give a checkpoint a name; an older one of that name is forgotten.
-
-    Returns:
-        The file of the record.
-    """
+    """Give a checkpoint a name, and return the file of the record; an older one is forgotten."""
     place = directory.resolve()
     inside = place.is_relative_to(root.resolve())
     path = str(place.relative_to(root.resolve())) if inside else str(place)
@@ -127,8 +123,7 @@ def own_place(kind: str, out: Path | None, stem: str) -> OwnPlace:
 def own_checkpoints(root: Path | None = None) -> dict[str, Path]:
     """Return the directories of one's own checkpoints by name; those that are gone are left out.
 
-    Args:
-        root: The artifact root, :func:`artifact_root` if None.
+    Without an artifact root it is :func:`artifact_root`.
     """
     base = artifact_root() if root is None else root
     index = base / _INDEX

@@ -31,11 +31,12 @@ _WIDEST: Final = 1 << 20  # inputs or outputs of a linear map
 def write_module(module: nn.Module, path: Path) -> None:
     """Write a module's weights in single precision; with adapters, all of them in bfloat16."""
     state = module.state_dict()
+    # With adapters single precision would take 15 MB, not 8.
     half = any(name.startswith(_ADAPTERS) for name in state)
-    weights = {
-        name: _stored(name, value.detach(), half).cpu().contiguous()
-        for name, value in state.items()
-    }
+    weights = {}
+    for name, value in state.items():
+        stored = value.bfloat16() if half and name != _SPANS else _single(name, value)
+        weights[name] = stored.detach().cpu().contiguous()
     save_file(weights, path)
     path.chmod(0o644)  # save_file leaves it to the owner alone
 
@@ -61,11 +62,6 @@ def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeMo
         module.adapters = _adapters(weights)
     module.load_state_dict(weights, assign=True)
     return module.eval().requires_grad_(False)
-
-
-def _stored(name: str, value: torch.Tensor, half: bool) -> torch.Tensor:
-    """Return a tensor in the type of the file: with adapters it would be 15 MB, not 8."""
-    return value.bfloat16() if half and name != _SPANS else _single(name, value)
 
 
 def _adapter_shapes(path: Path, rank: int) -> dict[str, tuple[int, ...]]:
@@ -130,11 +126,7 @@ def _rows(directory: Path, weights: dict[str, torch.Tensor], rules: RuleSet) -> 
 
 
 def read_weights(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Read exactly the wanted tensors, checked before any is allocated.
-
-    Args:
-        path: A file of safetensors.
-        wanted: Their shapes by name.
+    """Read exactly the tensors wanted by name and shape, checked before any is allocated.
 
     Raises:
         CheckpointError: If the file holds other tensors, or numbers that are not finite.

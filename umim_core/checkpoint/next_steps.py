@@ -43,7 +43,9 @@ def after_mining(
     trained = out.with_name(f"{out.name}-trained")
     command = ["umim", "train", model, *_short(texts), "--rules", str(out)]
     command += [] if field == FIELD else ["--field", field]
-    command += ["--steps", str(_one_pass(tokens, segment_length)), "--out", str(trained)]
+    once = math.ceil(tokens / (BATCH_SIZE * segment_length) / 10) * 10  # reads the text once
+    steps = min(max(once, _FEWEST_STEPS), STEPS)  # within what a first try needs
+    command += ["--steps", str(steps), "--out", str(trained)]
     return ["", "Next, train a merge module for these rules:", f"  {shlex.join(command)}"]
 
 
@@ -55,12 +57,6 @@ def after_fetching(name: str) -> list[str]:
             return ["", f"Next, generate with {checkpoint}:", f"  {shlex.join(command)}"]
     command = ["umim", "mine", "texts/*.txt", "--tokenizer", name, "--out", "rules"]
     return ["", "Next, mine rules from texts of your own:", f"  {' '.join(command)}"]
-
-
-def _one_pass(tokens: int, segment_length: int) -> int:
-    """Return the steps of ``umim train`` that read a text once, within what a first try needs."""
-    steps = math.ceil(tokens / (BATCH_SIZE * segment_length) / 10) * 10
-    return min(max(steps, _FEWEST_STEPS), STEPS)
 
 
 def _short(texts: Sequence[str]) -> list[str]:

@@ -14,7 +14,13 @@ from umim_core.text.sources import DocumentSource, Source
 QUESTION_FIELD: Final = "{question}"
 Split = Literal["train", "valid", "test"]
 SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test")
-TrainTokens = Annotated[int, Field(ge=1)] | None
+TrainTokens = Annotated[
+    Annotated[int, Field(ge=1)] | None,
+    Field(description="Use only the first so many training tokens; null takes all."),
+]
+OutOfDomain = Annotated[
+    dict[str, Source], Field(default_factory=dict, description="Further test corpora by name.")
+]
 SplitFraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 DocumentsOf = Annotated[DocumentSource, Field(discriminator="kind")]
 PartName = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=32)]
@@ -32,9 +38,7 @@ class DocstringCorpus(Model):
     out_of_domain: tuple[str, ...] = Field(
         default=OUT_OF_DOMAIN_PACKAGES, description="Packages of the out-of-domain split ood_math."
     )
-    train_tokens: TrainTokens = Field(
-        default=None, description="Use only the first so many training tokens; null takes all."
-    )
+    train_tokens: TrainTokens = None
 
 
 class FilesCorpus(Model):
@@ -44,12 +48,8 @@ class FilesCorpus(Model):
     train: Source
     valid: Source
     test: Source
-    out_of_domain: dict[str, Source] = Field(
-        default_factory=dict, description="Further test corpora by name."
-    )
-    train_tokens: TrainTokens = Field(
-        default=None, description="Use only the first so many training tokens; null takes all."
-    )
+    out_of_domain: OutOfDomain
+    train_tokens: TrainTokens = None
 
 
 class TextPart(Model):
@@ -88,9 +88,7 @@ class MixtureCorpus(Model):
     max_characters: Annotated[
         int, Field(ge=1, description="Longer documents are cut, at line ends, before they mix.")
     ] = 4096
-    train_tokens: TrainTokens = Field(
-        default=None, description="Use only the first so many training tokens; null takes all."
-    )
+    train_tokens: TrainTokens = None
 
     @property
     def docstrings(self) -> DocstringCorpus | None:
@@ -161,12 +159,8 @@ class GeneratedCorpus(Model):
         int, Field(ge=1, description="Questions per shard; a run that dies resumes with the next.")
     ] = 256
     seed: Annotated[int, Field(ge=0, lt=2**31, description="Of the answers and the splits.")] = 0
-    out_of_domain: dict[str, Source] = Field(
-        default_factory=dict, description="Further test corpora by name."
-    )
-    train_tokens: TrainTokens = Field(
-        default=None, description="Use only the first so many training tokens; null takes all."
-    )
+    out_of_domain: OutOfDomain
+    train_tokens: TrainTokens = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -102,13 +102,7 @@ def check_kind(kind: str) -> str:
 
 
 def check_form(positions: str, depth: int, kind: str, residual: str) -> None:
-    """Refuse a form that does not exist.
-
-    Args:
-        positions: ``none`` or ``learned``.
-        depth: 1 or 3.
-        kind: A kind of ``MERGE_FORMS``; the paper's takes all positions and depths.
-        residual: What the module adds to; every form takes all of them.
+    """Refuse a form that does not exist; the paper's kind takes all positions and depths.
 
     Raises:
         ConfigError: If a policy is unknown or they do not go together.
@@ -131,20 +125,6 @@ def check_form(positions: str, depth: int, kind: str, residual: str) -> None:
             f"and depth {' or '.join(map(str, depths))}",
             f"positions {positions!r}, depth {depth}",
             "Leave them out, or take another kind.",
-        )
-
-
-def check_merge_depth(depth: int, residual: str, unit_positions: str) -> None:
-    """Refuse a merge depth that the other policies cannot go with.
-
-    Raises:
-        ConfigError: If spans merge inside the model, and not into their last state at its position.
-    """
-    if depth and (residual, unit_positions) != ("last", "preserved"):
-        raise ConfigError(
-            "merge_depth above 0 must have residual 'last' and unit_positions 'preserved'",
-            f"merge_depth {depth}, residual {residual!r}, unit_positions {unit_positions!r}",
-            "Add them, or merge at depth 0.",
         )
 
 
@@ -198,7 +178,13 @@ class ModuleForm(StableDump):
     def _exists(self) -> Self:
         try:
             check_form(self.module_positions, self.depth, self.kind, self.residual)
-            check_merge_depth(self.merge_depth, self.residual, self.unit_positions)
+            if self.merge_depth and (self.residual, self.unit_positions) != ("last", "preserved"):
+                raise ConfigError(
+                    "merge_depth above 0 must have residual 'last' and unit_positions 'preserved'",
+                    f"merge_depth {self.merge_depth}, residual {self.residual!r}, "
+                    f"unit_positions {self.unit_positions!r}",
+                    "Add them, or merge at depth 0.",
+                )
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self

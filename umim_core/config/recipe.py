@@ -14,13 +14,7 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.config.corpus import Corpus
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, HeadlineConfig, TaskSizes
 from umim_core.config.form import ModuleForm, check_row_rate
-from umim_core.config.model_base import (
-    OMIT_DEFAULT,
-    Fraction,
-    Model,
-    PositiveFloat,
-    StableDump,
-)
+from umim_core.config.model_base import OMIT_DEFAULT, Fraction, Model, PositiveFloat, StableDump
 from umim_core.config.rule_fields import CellRules, RulesConfig
 
 Device = Literal["cpu", "cuda"]
@@ -129,8 +123,7 @@ class DistillConfig(TrainConfig, StableDump):
     def backbone_dtype(self, device: Device) -> BackboneDtype:
         """Return the data type of the frozen backbone's weights; what is measured takes it, too.
 
-        Args:
-            device: Where it runs. CPUs keep float32 weights under autocast.
+        CPUs keep float32 weights under autocast.
         """
         return "bfloat16" if self.bf16 and device == "cuda" else "float32"
 
@@ -197,21 +190,13 @@ class ClusterConfig(Model, StableDump):
         return "cuda" if self.use_gpu else "cpu"
 
     @model_validator(mode="after")
-    def _options_of_a_local_cluster(self) -> Self:
+    def _consistent(self) -> Self:
         if self.address is not None and self.object_store_gib != 1.0:
             raise ValueError(
                 "object_store_gib is of a cluster started here: leave it out with an address"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _stages_share_no_gpu(self) -> Self:
         if self.parallel_stages > 1 and self.use_gpu and not self.workers:
             raise ValueError("stages share no GPU: set workers to 1 or more with parallel_stages")
-        return self
-
-    @model_validator(mode="after")
-    def _strategy_has_workers(self) -> Self:
         if self.strategy == "deepspeed" and self.workers == 0:
             raise ValueError(
                 "strategy deepspeed needs workers: set workers to 1 or more, or strategy to ddp"
