@@ -39,13 +39,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from umim_core.backbone.attention_masks import check_attention_window
-from umim_core.inference.outputs import (
-    EngineOutput,
-    GenerationState,
-    LapClock,
-    Prefix,
-    Timings,
-)
+from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock, Prefix, Timings
 from umim_core.inference.prompts import Prompts, TokenPrompt, check_room, cut_left, read_prompts
 from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
 from umim_core.inference.row_eviction import row_eviction
@@ -90,10 +84,8 @@ class DecodeRules:
         """
         if request.merge != "all" or self._merged_model.matcher is None:
             return None
-        whole, bound = (
-            self._merged_model.require_matcher(),
-            decode_bound(request, self._merged_model),
-        )
+        whole = self._merged_model.require_matcher()
+        bound = decode_bound(request, self._merged_model)
         if bound is None:
             return whole
         latest = self._latest  # another thread may replace it
@@ -113,11 +105,7 @@ def exhaust(steps: Steps) -> EngineOutput:
 
 
 class Engine:
-    """Generate with prompt merging and decoding-time merging.
-
-    Args:
-        merged_model: The model, the weights of its module fixed.
-    """
+    """Generate with prompt merging and decoding-time merging; the module's weights are fixed."""
 
     def __init__(self, merged_model: MergedModel) -> None:
         self.merged_model, self.backbone = merged_model, merged_model.backbone
@@ -245,11 +233,7 @@ class Engine:
 
     @torch.no_grad()
     def prefix(self, prompt: TokenPrompt, request: Request) -> Prefix:
-        """Read a text into a cache that any number of requests continue.
-
-        Args:
-            prompt: Raw ids [T], with the parts that may merge where that is not all.
-            request: What is merged.
+        """Read a text, as a prompt of ``steps``, into a cache that any number of requests continue.
 
         Raises:
             ConfigError: As ``steps``.
@@ -302,10 +286,7 @@ class Engine:
     def prefill(self, prompts: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Fill the cache with the prompts' units; return the logits after each row's last [B, V].
 
-        Args:
-            prompts: The prompts.
-            unit_cache: Where they go.
-            past: Raw tokens that each row holds already.
+        ``past`` are the raw tokens that each row holds already.
         """
         packed, cache = prompts.packed, unit_cache.units
         states = self._inputs.of_prompts(prompts, unit_cache, past)
@@ -338,11 +319,8 @@ class Engine:
     ) -> Tensor:
         """Roll back, feed one unit per row, return the next logits [B, V].
 
-        Args:
-            step: What is taken back and fed.
-            tokens: The newest token of each row [B]; those of ended rows mean nothing.
-            unit_cache: The rows.
-            raw_lengths: Raw tokens per row, the newest included; None where positions are columns.
+        The newest tokens [B] of ended rows mean nothing. ``raw_lengths`` are the raw tokens per
+        row, the newest included; None where positions are columns.
         """
         cache, trunk = unit_cache.units, self.merged_model.trunk
         positions = None

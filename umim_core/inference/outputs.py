@@ -162,11 +162,8 @@ class RowOutput:
             With border matching a start may be negative: the span begins in the prompt.
         cache_lengths: Units in the cache after the prefill and after each fed token; as many
             entries as generated ids. A continued state counts from what it held.
-        stop_reason: ``eos``, ``stop_string``, ``criteria`` or ``length``.
-        logprobs: The model's log-probability of each generated id, before any processor; None
-            unless asked for.
-        top_logprobs: The most probable (id, log-probability) at each step, most probable first;
-            None unless asked for.
+        logprobs: The model's log-probability of each generated id, before any processor; the most
+            probable (id, log-probability) at each step are ``top_logprobs``. None unless asked for.
     """
 
     ids: tuple[int, ...]
@@ -225,11 +222,8 @@ class EngineOutput:
     """Generated rows, in the order of the prompts; samples of one prompt stand side by side.
 
     Attributes:
-        rows: One entry per prompt and sample.
-        timings: Where the time went.
         state: The cache and the raw ids, to continue with another turn.
-        merge: What was merged.
-        raw_tail: Last tokens of each prompt that stayed raw.
+        merge: What was merged; ``raw_tail`` tokens at the end of each prompt stayed raw.
         span_eviction: Age at which columns of spans left the cache; None where none left.
     """
 

@@ -40,13 +40,10 @@ class _StoredPrefix:
 
 
 class PrefixStore:
-    """The newest rows, within a bound on their bytes; for one thread.
-
-    Args:
-        max_bytes: What the columns may take together; 0 keeps nothing.
+    """The newest rows, within a bound on the bytes of their columns; for one thread.
 
     Raises:
-        ConfigError: If it is negative.
+        ConfigError: If it is negative; 0 keeps nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -58,12 +55,7 @@ class PrefixStore:
         self.bytes = 0
 
     def find(self, ids: Ints, starts: Ints) -> SharedPrefix | None:
-        """Return the longest beginning of a prompt that is kept.
-
-        Args:
-            ids: Raw ids of the prompt [T].
-            starts: Where its units start [S].
-        """
+        """Return the longest beginning of a prompt, ids [T] and unit starts [S], that is kept."""
         best, units = None, 0
         for number, stored in self._prefixes.items():
             shared = min(_shared(ids, starts, stored), len(starts) - 1)
@@ -82,10 +74,7 @@ class PrefixStore:
     def put(self, ids: Ints, starts: Ints, place: tuple[UnitCache, int]) -> None:
         """Keep a copy of a row, unless it is too large; what it goes on from is forgotten.
 
-        Args:
-            ids: Raw ids that it holds [T].
-            starts: Where its units start [S].
-            place: The cache, and the row in it.
+        It holds raw ids [T], with unit starts [S], and lies in a row of a cache (``place``).
         """
         if not self._max_bytes:
             return

@@ -23,12 +23,10 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PromptIds:
-    """A prompt of which only some parts may merge.
+    """A prompt of raw ids [T] of which only some parts may merge.
 
-    Attributes:
-        ids: Raw ids [T].
-        parts: Where rules may apply, as (first token, end), in order; each is matched on its own,
-            and its last ``raw_tail`` tokens stay raw.
+    Parts are (first token, end), in order; each is matched on its own, and its last ``raw_tail``
+    tokens stay raw.
     """
 
     ids: Ids
@@ -40,13 +38,7 @@ TokenPrompt = NDArray[np.integer] | Sequence[int] | PromptIds
 
 @dataclass(frozen=True)
 class Prompts:
-    """The rows of a request, before samples are split off.
-
-    Attributes:
-        ids: Raw ids to prefill per row [T_b].
-        cuts: Their units (starts, lengths) per row.
-        packed: The same as tensors.
-    """
+    """The rows of a request, before samples are split off: raw ids [T_b] and their units."""
 
     ids: list[Ids]
     cuts: list[Segmentation]
@@ -62,11 +54,8 @@ def read_prompts(
 ) -> Prompts:
     """Check prompts and cut them into units.
 
-    Args:
-        prompts: Raw ids per row [T_b].
-        unfed: What an earlier turn chose last and never fed, one id per row; it comes first.
-        merged_model: Whose ids they are, the rules, and the raw tail of what is new.
-        across_turns: Whether a rule may begin with the unfed token.
+    What an earlier turn chose last and never fed comes first, one id per row; with ``across_turns``
+    a rule may begin with it.
 
     Raises:
         GenerationError: If there is no prompt, a prompt is empty (but for an unfed token), or it
@@ -74,15 +63,9 @@ def read_prompts(
     """
     if len(prompts) == 0:
         raise GenerationError("there must be at least one prompt", 0, "Pass one.")
-    new = [
-        _checked(
-            b,
-            prompt.ids if isinstance(prompt, PromptIds) else prompt,
-            merged_model.backbone.vocab_size,
-            unfed,
-        )
-        for b, prompt in enumerate(prompts)
-    ]
+    vocabulary = merged_model.backbone.vocab_size
+    plain = [prompt.ids if isinstance(prompt, PromptIds) else prompt for prompt in prompts]
+    new = [_checked(b, ids, vocabulary, unfed) for b, ids in enumerate(plain)]
     if any(isinstance(prompt, PromptIds) for prompt in prompts):
         across_turns = False  # what a template writes stands between turns
     if unfed is None:
@@ -112,10 +95,7 @@ def _behind_one(cut: Segmentation) -> Segmentation:
 
 
 def _checked(
-    b: int,
-    ids: NDArray[np.integer] | Sequence[int],
-    vocab_size: int,
-    unfed: Sequence[int] | None,
+    b: int, ids: NDArray[np.integer] | Sequence[int], vocab_size: int, unfed: Sequence[int] | None
 ) -> Ids:
     try:
         array = np.asarray(ids)
@@ -150,10 +130,8 @@ def _checked(
 def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Prompts:
     """Drop the leading units that a backbone has no positions for; a BOS in front stays.
 
-    Matching from a unit border on gives the same units as matching the whole.
-
-    Returns:
-        Prompts that fit, but for those that have no room for a single unit.
+    Matching from a unit border on gives the same units as matching the whole. Prompts that have no
+    room for a single unit stay as they are.
     """
     backbone = merged_model.backbone
     if backbone.max_positions is None:

@@ -24,22 +24,10 @@ from umim_core.inference.stopping import end_ids
 from umim_core.merging.span_eviction import check_age
 
 DEFAULT_TOP_K: Final = 50  # transformers' own, where a model's file names none
-HONOURED: Final = frozenset(
-    {
-        *ON_IDS,
-        *PLAIN,
-        *WARPERS,
-        "bad_words_ids",
-        "do_sample",
-        "eos_token_id",
-        "max_new_tokens",
-        "max_time",
-        "min_length",
-        "min_new_tokens",
-        "num_return_sequences",
-        "stop_strings",
-    }
-)
+HONOURED: Final = frozenset((
+    *ON_IDS, *PLAIN, *WARPERS, "bad_words_ids", "do_sample", "eos_token_id", "max_new_tokens",
+    "max_time", "min_length", "min_new_tokens", "num_return_sequences", "stop_strings",
+))  # fmt: skip
 # Settings that say how transformers runs or reports, and that change no token.
 _WITHOUT_EFFECT: Final = frozenset(
     {"bos_token_id", "pad_token_id", "use_cache", "transformers_version", "return_dict_in_generate"}
@@ -47,31 +35,13 @@ _WITHOUT_EFFECT: Final = frozenset(
 # More of them, with those of beam search and of assistants: refused where a caller gives them to
 # ``generate``, left out with a warning in an evaluation, never taken over from a model's file.
 IGNORED: Final = _WITHOUT_EFFECT | {
-    "assistant_confidence_threshold",
-    "assistant_early_exit",
-    "assistant_lookbehind",
-    "cache_config",
-    "cache_implementation",
-    "compile_config",
-    "decoder_start_token_id",
-    "disable_compile",
-    "diversity_penalty",
-    "early_stopping",
-    "is_assistant",
-    "length_penalty",
-    "low_memory",
-    "max_cache_len",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "num_beam_groups",
-    "output_attentions",
-    "output_hidden_states",
-    "output_logits",
-    "output_scores",
-    "prefill_chunk_size",
-    "renormalize_logits",
-    "target_lookbehind",
-}
+    "assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind",
+    "cache_config", "cache_implementation", "compile_config", "decoder_start_token_id",
+    "disable_compile", "diversity_penalty", "early_stopping", "is_assistant", "length_penalty",
+    "low_memory", "max_cache_len", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "num_beam_groups", "output_attentions", "output_hidden_states", "output_logits",
+    "output_scores", "prefill_chunk_size", "renormalize_logits", "target_lookbehind",
+}  # fmt: skip
 _NEUTRAL: Final[dict[str, object]] = {
     "num_beams": 1,
     "encoder_repetition_penalty": 1.0,
@@ -191,12 +161,9 @@ class Request:
         return f"merge {self.merge}" + (f", raw tail {self.raw_tail}" if self.raw_tail else "")
 
     def check(self, vocab_size: int, rows: int, merge_depth: int = 0) -> None:
-        """Refuse what cannot be done.
+        """Refuse what cannot be done by a backbone with so many ids V, for so many rows.
 
-        Args:
-            vocab_size: Ids V of the backbone.
-            rows: Rows to generate.
-            merge_depth: Of the model; above 0 the layers below it may evict what others merge.
+        Above a merge depth of 0 the layers below it may evict what others merge.
 
         Raises:
             ConfigError: If ``span_eviction`` is no number of tokens.

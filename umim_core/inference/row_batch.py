@@ -38,10 +38,9 @@ from umim_core.rules.incremental_matcher import Advance
 
 @dataclass(eq=False)
 class LiveRow:
-    """One row of a batch.
+    """One row of a batch: its ids and why it ended; None while it runs.
 
     Attributes:
-        row: Its ids and why it ended; None while it runs.
         reused: Units of its prompt that were not evaluated.
         error: Why it failed, if it did; it has left the batch then.
     """
@@ -116,12 +115,9 @@ class RowBatch:
     def join(
         self, prompt: TokenPrompt, config: GenerationConfig, request: Request
     ) -> list[LiveRow]:
-        """Read a prompt and add its rows, one per sample.
+        """Read a prompt and add its rows, one per sample; settings are those of ``Engine.steps``.
 
-        Args:
-            prompt: Raw ids [T], or with the parts that may merge.
-            config: As of ``Engine.steps``.
-            request: Its ``merge``, ``raw_tail``, ``decode_max_damage`` and ``seed``.
+        Of the request its ``merge``, ``raw_tail``, ``decode_max_damage`` and ``seed`` count.
 
         Raises:
             ConfigError: As ``Engine.steps``; so are the others.
@@ -147,8 +143,7 @@ class RowBatch:
         ]
         stopper = Stopper(config, backbone.tokenizer)
         if shared is not None:
-            most = cache.evictable.max_length
-            shared.cache.allow(cache.units.max_length, most)
+            shared.cache.allow(cache.units.max_length, cache.evictable.max_length)
             cache = shared.cache
         logits = engine.prefill(
             _behind(prompts, shared), cache, [0 if shared is None else shared.tokens]
@@ -174,8 +169,7 @@ class RowBatch:
     def step(self) -> list[LiveRow]:
         """Choose a token for every row, and feed those of the rows that go on.
 
-        Returns:
-            The rows; those that ended or failed have left.
+        Those that ended or failed are returned, too, and have left.
         """
         stepped = list(self.rows)
         for live in stepped:

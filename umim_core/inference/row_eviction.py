@@ -34,12 +34,9 @@ from umim_core.rules.trie import Ints
 
 
 class RowEviction:
-    """The columns that B rows hold, and the spans that will give theirs up.
+    """The columns that B rows hold, and the spans that will give theirs up at an age in tokens.
 
-    Args:
-        matcher: The rules.
-        age: Tokens that are read behind a span before it gives up its columns.
-        prompts: Raw ids of the prompts [B][T_b], read by the next forward.
+    The next forward reads the raw ids of the prompts [B][T_b].
     """
 
     def __init__(self, matcher: Matcher, age: int, prompts: Sequence[Sequence[int]]) -> None:

@@ -37,12 +37,7 @@ _NO_RULES: Final = np.zeros(1, dtype=np.uint64)
 
 
 class GeneratedUnits:
-    """The units of B rows of generated tokens, all of them empty at first.
-
-    Args:
-        matcher: Its rules decide the merges; None keeps every token.
-        rows: B.
-    """
+    """The units of B rows of generated tokens, empty at first; all raw without a matcher."""
 
     def __init__(self, matcher: Matcher | None, rows: int) -> None:
         self._suffixes = (
@@ -64,11 +59,7 @@ class GeneratedUnits:
             self._lengths[row, _REACH - len(last) : _REACH] = last
 
     def push(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
-        """Add the tokens that will be fed to the model.
-
-        Args:
-            tokens: The id just chosen for each row [B]; those of rows that have ended are ignored.
-            running: Rows that are fed [B].
+        """Add the ids just chosen [B] that will be fed to the model, those of ``running`` rows [B].
 
         Returns:
             How many units each row rolls back and which span it is fed.
@@ -106,8 +97,7 @@ class Row:
     Attributes:
         raw: All raw ids so far: an earlier turn's, the prompt's and the generated ones.
         past: How many an earlier turn left in the cache.
-        prompt: How many were prefilled.
-        cut: Units of the prefilled ids.
+        prompt: How many were prefilled, as the units of ``cut``.
         cache_lengths: Units held after every forward.
         logprobs: Of the generated ids, where asked for.
         top_logprobs: Most probable ids of each step, where asked for.
@@ -165,14 +155,7 @@ def new_rows(prompts: Prompts, past: GenerationState | None, samples: int) -> li
 def record_forward(
     rows: Sequence[Row], logits: Tensor, lengths: Tensor, observer: Observer | None
 ) -> None:
-    """Note what running rows hold after a forward, and show it.
-
-    Args:
-        rows: B rows.
-        logits: Next-token logits [B, V].
-        lengths: Units held per row [B].
-        observer: Who is shown it, if anyone.
-    """
+    """Note what running rows hold after a forward [B], and show it with its logits [B, V]."""
     for row, length in zip(rows, lengths.tolist(), strict=True):
         if row.stop_reason is None:
             row.cache_lengths.append(length)
@@ -188,14 +171,9 @@ def choose_tokens(
     stopper: Stopper,
     logprobs: int | None,
 ) -> NDArray[np.int64]:
-    """Give every running row its next token.
+    """Give every running row its next token by logits [B, V], and end rows.
 
-    Args:
-        rows: B rows.
-        logits: What they are chosen by [B, V].
-        chooser: Chooses.
-        stopper: Ends rows.
-        logprobs: How many of the most probable ids to record; None records nothing.
+    Of the most probable ids ``logprobs`` are recorded; None records nothing.
 
     Returns:
         The choice of all rows [B]; that of ended rows means nothing.

@@ -49,9 +49,7 @@ ON_IDS: Final[_Table] = {
     "repetition_penalty": ((None, 1.0), RepetitionPenaltyLogitsProcessor),
     "no_repeat_ngram_size": ((None, 0), NoRepeatNGramLogitsProcessor),
 }
-PLAIN: Final[_Table] = {
-    "suppress_tokens": ((None,), SuppressTokensLogitsProcessor),
-}
+PLAIN: Final[_Table] = {"suppress_tokens": ((None,), SuppressTokensLogitsProcessor)}
 WARPERS: Final[_Table] = {
     "temperature": ((None, 1.0), TemperatureLogitsWarper),
     "top_k": ((None, 0), TopKLogitsWarper),
@@ -147,15 +145,10 @@ class TokenChooser:
         raw_ids: Sequence[Sequence[int]],
         running: Sequence[bool] | None = None,
     ) -> list[int]:
-        """Choose the next token of every row.
+        """Choose the next token of every row by its logits [B, V].
 
-        Args:
-            logits: Next-token logits [B, V].
-            raw_ids: Prompt and generated raw ids per row, of any length.
-            running: Rows whose choice counts; all if None.
-
-        Returns:
-            One id per row.
+        ``raw_ids`` are those of prompt and output per row, of any length; the choice of rows that
+        are not ``running`` does not count.
 
         Raises:
             GenerationError: If a processor refuses its input.
@@ -216,9 +209,7 @@ class TokenChooser:
 def log_probs(logits: Tensor, tokens: NDArray[np.int64]) -> tuple[Tensor, list[float]]:
     """Return the model's own log-probabilities of all ids [B, V], and of those chosen [B].
 
-    Args:
-        logits: Next-token logits, before any processor [B, V].
-        tokens: The id chosen for each row [B].
+    Logits [B, V] are those before any processor.
     """
     wide = logits if logits.dtype == torch.float64 else logits.float()
     scores = wide.log_softmax(dim=-1)

@@ -31,12 +31,7 @@ class History:
         self._known: dict[int, tuple[Tensor, int]] = {}
 
     def row(self, number: int, raw_ids: Sequence[int]) -> Tensor:
-        """Return a row's ids [1, T].
-
-        Args:
-            number: Of the row.
-            raw_ids: Its ids [T]; those of earlier calls come first and are not read again.
-        """
+        """Return a row's ids [T] as [1, T]; those of earlier calls are not read again."""
         buffer, known = self._known.get(
             number, (torch.empty(0, dtype=torch.int64, device=self._device), 0)
         )
@@ -74,14 +69,10 @@ def end_ids(backbone: Backbone) -> list[int]:
 class Stopper:
     """Decide whether a row ends with the token just chosen.
 
-    Stop strings are looked for in generated text only, and there in as many tokens at the end as
-    the longest of them has characters (bytes).
-
-    Args:
-        config: ``eos_token_id``, ``max_new_tokens``, ``stop_strings``, ``max_time``.
-        tokenizer: Needed for stop strings only.
-        criteria: Further criteria. Each is called once per row and token with that row's raw ids
-            [1, T], prompt included, and without scores.
+    Stop strings, which need a tokenizer, are looked for in generated text only, and there in as
+    many tokens at the end as the longest of them has characters (bytes). Each of the further
+    ``criteria`` is called once per row and token with that row's raw ids [1, T], prompt included,
+    and without scores.
 
     Raises:
         GenerationError: If stop strings are asked for without a fitting tokenizer.

@@ -127,9 +127,8 @@ class UnitCache:
     def remember(self, states: Tensor, counts: Tensor) -> None:
         """Keep the states of each row's last three tokens.
 
-        Args:
-            states: States of the tokens just read, before the merge depth [B, T, d]; right-padded.
-            counts: Of them, how many are each row's [B] (int64, on the device of ``states``).
+        Of the states just read, before the merge depth [B, T, d], right-padded, ``counts`` [B]
+        (int64, on their device) are each row's.
         """
         known = self.recent
         if known is None:
@@ -200,37 +199,19 @@ class UnitInputs:
         return fill_units(packed, self._backbone, pooled)
 
     def of_step(
-        self,
-        step: Advance,
-        tokens: NDArray[np.int64],
-        cache: UnitCache,
-        positions: Tensor | None,
+        self, step: Advance, tokens: NDArray[np.int64], cache: UnitCache, positions: Tensor | None
     ) -> Tensor:
         """Return the state of each row's newest unit before the merge depth [B, 1, d].
 
-        Args:
-            step: The units.
-            tokens: The newest token of each row [B]; those of ended rows mean nothing.
-            cache: Where the layers below the depth keep it.
-            positions: Its position [B, 1] (int64); None where positions are columns.
+        The newest tokens [B] of ended rows mean nothing; their positions [B, 1] (int64) are None
+        where they are columns.
         """
         lower = self._merged_model.trunk.lower
         if lower is None or cache.raw is None:
             return self._step_embeddings(step)
-        return self._step_states(step, tokens, cache, lower, positions)
-
-    def _step_states(
-        self,
-        step: Advance,
-        tokens: NDArray[np.int64],
-        cache: UnitCache,
-        lower: Backbone,
-        positions: Tensor | None,
-    ) -> Tensor:
-        """Return the state of each row's unit before the merge depth [B, 1, d]."""
         running, device = torch.from_numpy(step.lengths > 0), self._backbone.device
         raw = cache.raw
-        assert raw is not None and cache.recent is not None  # noqa: S101  prefilled
+        assert cache.recent is not None  # noqa: S101  prefilled
         fed = torch.from_numpy(np.where(step.lengths > 0, tokens, 0)).to(device)
         raw.begin(1)
         states = run_layers(lower, self._backbone.embed(fed[:, None]), raw, positions)

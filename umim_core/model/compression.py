@@ -41,13 +41,7 @@ class Compression:
     def of(
         cls, ids: Sequence[int], matcher: Matcher, decode: Decode, raw_tail: int = 0
     ) -> Compression:
-        """Cut raw ids [T] into units.
-
-        Args:
-            ids: Raw ids; there may be none.
-            matcher: The rules.
-            decode: The tokenizer's, for the texts of the units.
-            raw_tail: Last tokens that stay raw.
+        """Cut raw ids [T] into units, ``raw_tail`` at the end raw; ``decode`` gives their texts.
 
         Raises:
             ConfigError: If ``raw_tail`` is negative.
@@ -89,11 +83,7 @@ class Compression:
         return View(pieces, self.summary, "umim-compression")
 
     def show(self, console: Console | None = None) -> None:
-        """Print the text with merged spans coloured, and a line of figures.
-
-        Args:
-            console: Where to print; the terminal if None.
-        """
+        """Print the text with merged spans coloured, and a line of figures."""
         self.view.show(console)
 
     def html(self) -> str:
@@ -111,13 +101,11 @@ class Compression:
 def compress_text(
     text: str, checkpoint: str, add_special_tokens: bool | None = None, raw_tail: int = 0
 ) -> Compression:
-    """Cut a text into units by a checkpoint's rules; neither weights nor torch are loaded.
+    """Cut a text, which may be empty, into units by a checkpoint's rules, without weights or torch.
 
-    Args:
-        text: Any text; it may be empty.
-        checkpoint: Embedded name, one's own name, directory or hub repository.
-        add_special_tokens: Whether to add special tokens; None does as the tokenizer does.
-        raw_tail: Last tokens that stay raw.
+    The checkpoint is an embedded name, one's own, a directory or a hub repository. The last
+    ``raw_tail`` tokens stay raw; special tokens are added as the tokenizer does where nothing is
+    said.
 
     Raises:
         CheckpointError: If there is no such checkpoint.

@@ -124,11 +124,7 @@ class GenerationOutput:
         return View(tuple(pieces), summary, "umim-generation")
 
     def show(self, console: Console | None = None) -> None:
-        """Print every prompt and text with merged spans coloured, and a line of figures.
-
-        Args:
-            console: Where to print; the terminal if None.
-        """
+        """Print every prompt and text with merged spans coloured, and a line of figures."""
         for view in self.views:
             view.show(console)
 
@@ -142,11 +138,7 @@ class GenerationOutput:
 
 
 class TextPieces(TextStreamer):
-    """Collect text as transformers' streamer finds it complete: whole words and lines.
-
-    Args:
-        backbone: Its tokenizer decodes.
-    """
+    """Collect text as transformers' streamer finds it complete: whole words and lines."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(

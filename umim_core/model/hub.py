@@ -25,13 +25,7 @@ def fetch_checkpoint(
 ) -> str | Path:
     """Return a local name or directory unchanged; download what looks like a hub repository.
 
-    Args:
-        name: An embedded name, a directory or ``owner/name``.
-        revision: Revision of the repository to pin.
-        local_files_only: Whether the network must not be asked.
-
-    Returns:
-        ``name``, or the directory of the downloaded files. They are checked on loading.
+    What was downloaded is checked on loading.
 
     Raises:
         CheckpointError: If the repository does not exist or cannot be reached.
@@ -40,26 +34,14 @@ def fetch_checkpoint(
         return name
     try:
         return snapshot_download(
-            str(name),
-            revision=revision,
-            allow_patterns=_FILES,
-            local_files_only=local_files_only,
+            str(name), revision=revision, allow_patterns=_FILES, local_files_only=local_files_only
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise _hub_error(str(name), error) from error
 
 
 def upload_checkpoint(directory: Path, repo_id: str, private: bool, commit_message: str) -> str:
-    """Upload a checkpoint directory.
-
-    Args:
-        directory: A saved checkpoint.
-        repo_id: ``owner/name``; made if it does not exist.
-        private: Whether a new repository is private.
-        commit_message: Message of the commit.
-
-    Returns:
-        The address of the commit.
+    """Upload a checkpoint directory to ``owner/name``, made if need be; return its address.
 
     Raises:
         CheckpointError: If the backbone is named by a path of this machine, or the hub refuses or

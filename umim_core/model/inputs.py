@@ -38,11 +38,10 @@ def prompt_items(
 ) -> list[Item]:
     """Return prompts one by one, padding left out.
 
-    Args:
-        prompts: One text, chat or sequence of ids, or several; a 1-D or 2-D array or tensor of ids;
-            a mapping with ``input_ids`` and perhaps ``attention_mask``, as tokenizers return it.
-        input_ids: transformers' name of ``prompts``.
-        mask: 1 where ids count, 0 at padding; in the shape of the ids.
+    ``prompts``, by transformers' name ``input_ids``, are one text, chat or sequence of ids, or
+    several; a 1-D or 2-D array or tensor of ids; or a mapping with ``input_ids`` and perhaps
+    ``attention_mask``, as tokenizers return it. A mask is 1 where ids count, 0 at padding, in the
+    shape of the ids.
 
     Raises:
         GenerationError: If there are no prompts or they are given twice, a mapping is none of a
@@ -148,14 +147,10 @@ def encode_prompts(
 ) -> list[NDArray[np.integer] | PromptIds]:
     """Return the raw ids of prompts; of chats, with the parts that may merge (``chat_parts``).
 
-    Args:
-        items: Texts, chats and ids. What continues ``past`` is only what is added; but a chat is
-            the whole conversation, of which the past is left out here.
-        backbone: Its tokenizer encodes them; its chat template renders chats.
-        past: The state they continue.
-        add_special_tokens: Whether texts get special tokens, a BOS say; None does as the tokenizer
-            does by default, and adds none to a text that continues ``past``. Chats never get any:
-            their template writes them.
+    What continues ``past`` is only what is added; but a chat is the whole conversation, of which
+    the past is left out here. Texts get special tokens, a BOS say, as asked for; None does as the
+    tokenizer does by default, and adds none to a text that continues ``past``. Chats never get any:
+    their template writes them.
 
     Raises:
         GenerationError: If a chat has no template or is malformed, or does not begin with the past.
@@ -239,7 +234,7 @@ def encode_prefix(
 
 
 def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> str:
-    """Return what a conversation adds to its past.
+    """Return what a conversation, written by its template, adds to its past.
 
     Many templates trim the replies that they write; the past holds them as they were generated. So
     white space at the edges of replies (and next to special tokens) may differ, and nothing else::
@@ -247,12 +242,6 @@ def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> st
         past    user: Hi<end>assistant:  Sure.
         text    user: Hi<end>assistant: Sure.<end>user: And?<end>assistant:
         added                                <end>user: And?<end>assistant:
-
-    Args:
-        chat: The whole conversation.
-        text: The same as its template writes it.
-        past: Raw ids of the past.
-        backbone: Its tokenizer reads them.
     """
     said = _decode(past, backbone)
     if text.startswith(said):

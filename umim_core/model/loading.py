@@ -13,17 +13,10 @@ from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.backbone.model_files import AUTO, check_dtype
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import (
-    default_checkpoint,
-)
+from umim_core.checkpoint.checkpoint_files import default_checkpoint
 from umim_core.errors import BackboneError
 from umim_core.model.hub import fetch_checkpoint
-from umim_core.rules.pruning import (
-    at_reduction,
-    check_rule_choice,
-    within_budget,
-    without_tokens,
-)
+from umim_core.rules.pruning import at_reduction, check_rule_choice, within_budget, without_tokens
 
 
 class LoadOptions(TypedDict, total=False):
@@ -117,9 +110,8 @@ def find_checkpoint(name: str | Path | Checkpoint, options: LoadOptions) -> Chec
 def find_backbone(checkpoint: Checkpoint | None, options: LoadOptions) -> Backbone:
     """Load or wrap the backbone that a checkpoint is to be used with.
 
-    Args:
-        checkpoint: Names the backbone if the options do not; None only where they do.
-        options: What ``check_load_options`` lets pass.
+    The options are what ``check_load_options`` lets pass; only where they name the backbone there
+    may be no checkpoint.
 
     Raises:
         BackboneError: If it cannot be loaded, or cannot do what the method needs.

@@ -248,9 +248,7 @@ def _stop_strings(options: GenerateOptions) -> list[str]:
 def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> Request:
     """Return what the options ask of the engine: those that are fields of ``Request``.
 
-    Args:
-        options: The options.
-        streamer: What ``UMIM.stream`` reads; no other may be given with it.
+    ``UMIM.stream`` reads a streamer of its own; no other may be given with it.
 
     Raises:
         GenerationError: If a streamer comes with ``streamer``.

@@ -42,8 +42,7 @@ class Piece:
     Attributes:
         text: What is shown. A unit that holds part of a multi-byte character shows the
             replacement character.
-        tokens: Raw tokens of its unit; more than 1 where a span was merged.
-        unit: Number of its unit in the row.
+        tokens: Raw tokens of its unit, of number ``unit``; more than 1 where a span was merged.
         prompt: Whether it is part of the prompt of a generated text.
     """
 
@@ -55,13 +54,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class View:
-    """Pieces and a line of figures.
-
-    Attributes:
-        pieces: What is shown, in order.
-        summary: One line of figures.
-        name: Class of the HTML fragment.
-    """
+    """Pieces in order and a line of figures; ``name`` is the class of the HTML fragment."""
 
     pieces: tuple[Piece, ...]
     summary: str
@@ -71,9 +64,6 @@ class View:
         """Print the text with merged spans coloured and the prompt dim, then the figures.
 
         Where there are no colours, as in a pipe, merged spans stand in square brackets.
-
-        Args:
-            console: Where to print; the terminal if None.
         """
         out = console or Console()
         plain = out.color_system is None or out.no_color
@@ -113,12 +103,7 @@ class View:
         )
 
     def svg(self, title: str, width: int = 88) -> str:
-        """Return a picture of the terminal that shows the view.
-
-        Args:
-            title: In the window's frame.
-            width: Columns.
-        """
+        """Return a picture of a terminal ``width`` columns wide that shows the view."""
         console = Console(
             record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="256"
         )
@@ -136,15 +121,10 @@ class View:
 
 
 def unit_texts(ids: Sequence[int], lengths: Sequence[int], decode: Decode) -> tuple[str, ...]:
-    """Return the text of every unit; together they are the text of the ids.
+    """Return the text of every unit of raw ids [T]; together they are the text of the ids.
 
     A unit is read behind the tokens before it: decoders that strip the space at the beginning of a
     text would otherwise strip it from every unit.
-
-    Args:
-        ids: Raw ids [T].
-        lengths: Raw tokens of each unit; they add up to T.
-        decode: The backbone's.
     """
     texts, start = [], 0
     for length in lengths:

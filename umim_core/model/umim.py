@@ -49,69 +49,6 @@ from umim_core.rules.ruleset import RuleSet
 _CONTEXTS_AT_ONCE: Final = 16  # their mask grows with the square of the longest
 
 
-@torch.no_grad()
-def score_texts(
-    contexts: Sequence[str],
-    continuations: Sequence[Sequence[str]],
-    merged_model: MergedModel,
-    add_special_tokens: bool | None = None,
-) -> list[list[float]]:
-    """Return the log-probability (nats) of each continuation after its context.
-
-    See ``UMIM.score``; ``merged_model`` is the model, or its base.
-    """
-    if any(isinstance(texts, str) for texts in (contexts, continuations, *continuations)):
-        raise EvaluationError(
-            "contexts are a list of texts, continuations a list of such lists",
-            "a text in place of a list",
-            "Put it into a list.",
-        )
-    if len(contexts) != len(continuations):
-        raise EvaluationError(
-            "every context needs its continuations",
-            f"{len(contexts)} contexts, {len(continuations)} lists",
-            "Pass one list per context.",
-        )
-
-    def ids(text: str, add_special_tokens: bool | None = False) -> NDArray[np.int64]:
-        return np.array(merged_model.backbone.encode(text, add_special_tokens), dtype=np.int64)
-
-    scored: list[list[float]] = []
-    for first in range(0, len(contexts), _CONTEXTS_AT_ONCE):
-        part = slice(first, first + _CONTEXTS_AT_ONCE)
-        rows = score_continuations(
-            [ids(text, add_special_tokens) for text in contexts[part]],
-            [[ids(text) for text in row] for row in continuations[part]],
-            merged_model,
-        )
-        scored += [[finite_sum(scores.log_probs) for scores in row] for row in rows]
-    return scored
-
-
-def text_perplexity(
-    texts: str | Sequence[str] | Sequence[NDArray[np.integer]],
-    merged_model: MergedModel,
-    add_special_tokens: bool | None = None,
-) -> float:
-    """Return exp(mean negative log-probability) over all raw targets, a text at a time.
-
-    See ``UMIM.perplexity``; ``merged_model`` is the model, or its base.
-    """
-    total, targets = 0.0, 0
-    for item in [texts] if isinstance(texts, str) else texts:
-        ids: object = item
-        if isinstance(item, str):
-            ids = merged_model.backbone.encode(item, add_special_tokens)
-        (scores,) = token_log_probs([np.array(ids)], merged_model)
-        total += finite_sum(scores)
-        targets += len(scores)
-    if targets == 0:
-        raise EvaluationError(
-            "perplexity needs at least two tokens", f"{len(texts)} texts", "Pass longer ones."
-        )
-    return float(np.exp(-total / targets))
-
-
 class UMIM:
     """A frozen language model that reads merged spans as single embeddings.
 
@@ -119,10 +56,8 @@ class UMIM:
     continued by several, a state by one. Every call gives what it would give alone, but samples
     without a seed draw from torch's global generator, in whatever order calls reach it.
 
-    Args:
-        backbone: The frozen model.
-        checkpoint: Module and rules that belong to it.
-        allow_backbone_mismatch: Why another backbone is good enough; recorded in what is saved.
+    A checkpoint has the module and the rules that belong to a backbone; the reason why another one
+    is good enough (``allow_backbone_mismatch``) is recorded in what is saved.
 
     Attributes:
         backbone: The frozen model and its tokenizer.
@@ -234,11 +169,9 @@ class UMIM:
     def stream(
         self, prompt: PromptInput | None = None, **options: Unpack[GenerateOptions]
     ) -> Generator[str, None, GenerationOutput]:
-        """Generate a continuation of one prompt and yield its text as it comes.
+        """Generate a continuation of one text, chat or ids and yield its text as it comes.
 
-        Args:
-            prompt: One text, chat or sequence of ids.
-            **options: See ``GenerateOptions``.
+        The options are those of ``generate``: see ``GenerateOptions``.
 
         Yields:
             Whole words and lines; together they are the generated text.
@@ -306,6 +239,7 @@ class UMIM:
             past,
         )
 
+    @torch.no_grad()
     def score(
         self,
         contexts: Sequence[str],
@@ -335,19 +269,38 @@ class UMIM:
             GenerationError: If a row exceeds the window of a sliding-window backbone.
             NumericalError: If a log-probability is NaN or infinite.
         """
-        model = self.merged_model.reading(merge, raw_tail)
-        return score_texts(contexts, continuations, model, add_special_tokens)
+        model, encode = self.merged_model.reading(merge, raw_tail), self.backbone.encode
+        if any(isinstance(texts, str) for texts in (contexts, continuations, *continuations)):
+            raise EvaluationError(
+                "contexts are a list of texts, continuations a list of such lists",
+                "a text in place of a list",
+                "Put it into a list.",
+            )
+        if len(contexts) != len(continuations):
+            raise EvaluationError(
+                "every context needs its continuations",
+                f"{len(contexts)} contexts, {len(continuations)} lists",
+                "Pass one list per context.",
+            )
+        scored: list[list[float]] = []
+        for first in range(0, len(contexts), _CONTEXTS_AT_ONCE):
+            part = slice(first, first + _CONTEXTS_AT_ONCE)
+            rows = score_continuations(
+                [np.array(encode(text, add_special_tokens), np.int64) for text in contexts[part]],
+                [[np.array(encode(text), np.int64) for text in row] for row in continuations[part]],
+                model,
+            )
+            scored += [[finite_sum(scores.log_probs) for scores in row] for row in rows]
+        return scored
 
     def compress(
         self, text: str, *, raw_tail: int = 0, add_special_tokens: bool | None = None
     ) -> Compression:
-        """Cut a text into units, as a prompt would be.
+        """Cut a text, which may be empty, into units, as a prompt would be.
 
-        Args:
-            text: Any text; it may be empty.
-            raw_tail: Last tokens that stay raw; 0 whatever the checkpoint recommends, since the
-                text need not be a prompt.
-            add_special_tokens: Whether to add special tokens; None does as the tokenizer does.
+        Its last ``raw_tail`` tokens stay raw: none, whatever the checkpoint recommends, since the
+        text need not be a prompt. Special tokens are added as the tokenizer does where nothing is
+        said.
 
         Raises:
             ConfigError: If ``raw_tail`` is negative.
@@ -364,13 +317,12 @@ class UMIM:
     ) -> float:
         """Compute token-level perplexity over all raw targets, each in the state before it.
 
+        It is exp(mean negative log-probability per target).
+
         Args:
             texts: Texts, or arrays of raw ids [T_b]; each is scored on its own, in one forward.
             merge: ``all``, or ``none`` for the base model's perplexity; a text has no prompt.
             add_special_tokens: Whether texts get special tokens; None does as the tokenizer does.
-
-        Returns:
-            exp(mean negative log-probability per target).
 
         Raises:
             EvaluationError: If there is no target or a text exceeds the backbone's positions.
@@ -379,13 +331,22 @@ class UMIM:
         """
         check_merge(merge, ("all", "none"))
         model = self.merged_model.base() if merge == "none" else self.merged_model
-        return text_perplexity(texts, model, add_special_tokens)
+        total, targets = 0.0, 0
+        for item in [texts] if isinstance(texts, str) else texts:
+            ids: object = item
+            if isinstance(item, str):
+                ids = self.backbone.encode(item, add_special_tokens)
+            (scores,) = token_log_probs([np.array(ids)], model)
+            total += finite_sum(scores)
+            targets += len(scores)
+        if targets == 0:
+            raise EvaluationError(
+                "perplexity needs at least two tokens", f"{len(texts)} texts", "Pass longer ones."
+            )
+        return float(np.exp(-total / targets))
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write module and rules as they are now, and the backbone's name, without its weights.
-
-        Args:
-            directory: Must not exist yet.
+        """Write module and rules as they are, and the backbone's name alone, to a new directory.
 
         Raises:
             ArtifactError: If it exists or cannot be written.
@@ -400,13 +361,9 @@ class UMIM:
         commit_message: str = "Upload checkpoint",
         leaks: LeakPolicy = "refuse",
     ) -> str:
-        """Upload module, rules and the backbone's name to a hub repository.
+        """Upload module, rules and the backbone's name to ``owner/name``, made if need be.
 
-        Args:
-            repo_id: ``owner/name``; made if it does not exist.
-            private: Whether a new repository is private.
-            commit_message: Message of the commit.
-            leaks: ``refuse`` publishes no rules that spell out addresses or keys.
+        Rules that spell out addresses or keys are published only where ``leaks`` is ``allow``.
 
         Returns:
             The address of the commit.
