@@ -10,17 +10,19 @@ from tasks.report.compare import cell_label
 from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe, recipe_names
 from tasks.run.stage import Artifact
-from tasks.stages.adapt import TRAININGS, task_rules_stage, with_rules_stage
 from tasks.stages.adaptation import (
+    Curve,
     ScoredModel,
+    ScoredPoint,
+    adaptation_stage,
     cell_of,
     choice_scores_stage,
     choices_stage,
     control_stage,
     start_stage,
 )
-from tasks.stages.adaptation_result import Curve, ScoredPoint, adaptation_stage
 from tasks.stages.corpus import corpus_stage, task_stage
+from tasks.stages.train import TRAININGS, task_rules_stage, with_rules_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.adaptation_recipe import AdaptationRecipe, DocstringQuestions

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import socket
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from flows import services, store
-from flows.serve import serve
+from flows import store
 from tasks.cluster.stopping import stoppable
+from umim_core.checkpoint.checkpoint_index import artifact_root
+from umim_core.cli import serve_command as shared
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
-from umim_core.errors import UmimError
+from umim_core.cli.prompt_input import DeviceOption, DtypeOption
+from umim_core.errors import ConfigError, UmimError
 
 if TYPE_CHECKING:
     from umim_core.config.any_recipe import AnyRecipe
@@ -29,8 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(store.app, name="store")
-for command in (services.up, services.down, services.status, services.deploy, serve):
-    app.command()(command)
+PrefectPort = Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's server.")]
+MlflowPort = Annotated[int, typer.Option(min=1, max=65535, help="Port of MLflow.")]
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
@@ -105,7 +110,7 @@ def run(
 
 def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     from flows.parts import plan
-    from tasks.plan.recipe_memory import memory_lines, memory_of_cells
+    from tasks.plan.planner import memory_lines, memory_of_cells
     from tasks.run.checks import check_backbones, check_machine
     from umim_core.config.adaptation_recipe import AdaptationRecipe
     from umim_core.config.recipe import Recipe
@@ -150,20 +155,15 @@ def report(
     as_json: JsonFlag = False,
 ) -> None:
     """Print the path of the newest report page."""
-    if tables:
-        _report_tables(as_json)
-        return
-    from tasks.run.recipes import newest_report
-
-    path = newest_report()
-    emit({"path": str(path)}, [str(path)], as_json)
-
-
-def _report_tables(as_json: bool) -> None:
     from tasks.cluster.ray_cluster import CHECKOUT
-    from tasks.paper.paper_page import paper_page
-    from umim_core.checkpoint.checkpoint_index import artifact_root
+    from tasks.run.recipes import newest_report
     from umim_core.store.disk import write_bytes
+
+    if not tables:
+        path = newest_report()
+        emit({"path": str(path)}, [str(path)], as_json)
+        return
+    from tasks.paper.paper_page import paper_page
 
     page, folder = paper_page(CHECKOUT / "docs" / "results"), artifact_root() / "paper-tables"
     folder.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def log_lm_eval(
     from tasks.tracking.tracker import Tracker
 
     result_files, tracker = find_results(path), Tracker()
-    store, rows, lines = Store(tracker.uri, tracker.root, "umim"), [], []
+    store, rows, lines = Store(tracker.uri, tracker.root), [], []
     for results in result_files:
         logged = log_results(store, results, tracker.owner)
         rows.append({**vars(logged), "file": str(results.path), "samples": [*results.samples]})
@@ -200,6 +200,54 @@ def log_lm_eval(
         if not results.samples:
             lines.append("  no samples: lm_eval --log_samples writes them")
     emit({"runs": rows}, lines, as_json)
+
+
+@app.command()
+def up(
+    prefect_port: PrefectPort = 4200, mlflow_port: MlflowPort = 5000, as_json: JsonFlag = False
+) -> None:
+    """Start Prefect's server, MLflow and a Prefect worker on 127.0.0.1, or find them running."""
+    _services("up", prefect_port, mlflow_port, as_json)
+
+
+@app.command()
+def down(
+    prefect_port: PrefectPort = 4200, mlflow_port: MlflowPort = 5000, as_json: JsonFlag = False
+) -> None:
+    """End the services that `up` started; their databases stay."""
+    _services("down", prefect_port, mlflow_port, as_json)
+
+
+@app.command()
+def status(
+    prefect_port: PrefectPort = 4200, mlflow_port: MlflowPort = 5000, as_json: JsonFlag = False
+) -> None:
+    """Say which services run and answer."""
+    _services("status", prefect_port, mlflow_port, as_json)
+
+
+@app.command()
+def deploy() -> None:
+    """Register pool and deployments with Prefect; killed runs become Crashed."""
+    from tasks.run import deployments
+
+    deployments.deploy()
+
+
+def _services(
+    action: Literal["up", "down", "status"], prefect_port: int, mlflow_port: int, as_json: bool
+) -> None:
+    """Start, end or look at the services of this machine, and print how each is."""
+    from tasks.run import services
+
+    folder = artifact_root() / "services"
+    wanted = services.local_services(folder, prefect_port, mlflow_port)
+    states = getattr(services, action)(folder, wanted)
+    lines = [f"{of.name:<15} {of.state:<9} {of.url or ''}".rstrip() for of in states]
+    if action == "up":
+        prefect, mlflow, _ = wanted
+        lines.append(f"export PREFECT_API_URL={prefect.url}/api MLFLOW_TRACKING_URI={mlflow.url}")
+    emit({"services": [asdict(of) for of in states]}, lines, as_json)
 
 
 _SHOWN: Final = {
@@ -233,3 +281,62 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     if record.exc_info and isinstance(record.exc_info[1], UmimError):
         record.exc_info = None
     return True
+
+
+@app.command()
+def serve(
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="As of umim serve; every machine must be able to load it.")
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Replicas, or the fewest of them.")] = 2,
+    max_replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="Let their number follow the length of the queue up to this."),
+    ] = None,
+    cpus: Annotated[float, typer.Option(min=0, help="CPU cores of a replica.")] = 1.0,
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs of a replica; give --device cuda.")] = 0,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster, host:port or auto; by default this machine.")
+    ] = None,
+    host: shared.HostOption = "127.0.0.1",
+    port: shared.PortOption = 8000,
+    api_key_env: shared.KeyOption = None,
+    model_name: shared.NameOption = None,
+    merge: shared.MergeOption = None,
+    max_rows: shared.RowsOption = 16,
+    max_waiting: shared.WaitingOption = 256,
+    prefix_cache_mb: shared.CacheOption = 1024,
+    max_new_tokens: shared.TokensOption = 1024,
+    max_request_bytes: shared.BytesOption = 4 << 20,
+    answer_seconds: shared.SecondsOption = 600.0,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "cpu",
+) -> None:
+    """Serve a checkpoint as `umim serve` does, by replicas of its engine on a Ray cluster."""
+    token = shared.secret(api_key_env, "--api-key-env")
+    shared.check_bind(host, token)
+    _check_free(host, port)
+    limits = shared.limits_of(max_new_tokens, max_request_bytes, answer_seconds)
+    from tasks.cluster.replicas import Replicas, replicated
+    from umim_core.serving.engine_app import EngineServer
+    from umim_core.serving.engine_worker import BatchSizes
+
+    load = {"checkpoint": checkpoint, "name": model_name, "merge": merge}
+    load |= {"dtype": dtype, "device": device}
+    sizes = BatchSizes(max_rows, max_waiting, prefix_cache_mb << 20)
+    with replicated(load, sizes, Replicas(replicas, max_replicas, cpus, gpus, address)) as engine:
+        signal.set_wakeup_fd(-1)  # at TERM the server ends open answers first, then the run stops
+        shared.run_app(EngineServer(engine, limits).app(token), host, port)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on, before replicas start."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise ConfigError(
+            "the server must be able to listen on --host and --port",
+            f"{host}:{port} ({error})",
+            "Stop what listens there, or give another --port.",
+        ) from error

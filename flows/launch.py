@@ -6,16 +6,20 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from tasks.report.render import columns_table, environment
-from tasks.report.tables import table_text
+from flows import pipeline_flows
+from tasks.report.comparison_table import SETTINGS, comparison
+from tasks.report.render import columns_table, environment, table_text
+from tasks.report.report_data import ReportData
+from tasks.stages.adaptation import RESULT
 from umim_core.cli.console_output import emit
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.any_recipe import AnyRecipe
 from umim_core.config.table_recipe import TableRecipe
+from umim_core.evaluation.generated_rows import REDUCTIONS
+from umim_core.store.artifacts import read_json
 
 _DIFFERENCE: Final = "_difference"
 Row = Mapping[str, Any]
@@ -31,8 +35,6 @@ def score_lines(table: Mapping[str, Any]) -> list[str]:
     contexts that a baseline should have dropped and could not. Tasks with other metrics stand in a
     table of their own; tasks that were not run and the figures of texts have lines of their own.
     """
-    from umim_core.evaluation.generated_rows import REDUCTIONS  # it loads the engine
-
     scores: Sequence[Row] = table["scores"]
     template = environment().get_template("score_columns.txt")
     shared = {"first": next(iter(table.get("settings") or ()), None), "reductions": REDUCTIONS}
@@ -72,38 +74,27 @@ def launch(
 ) -> None:
     """Run the flow that a recipe is for, and print its result."""
     if isinstance(loaded, TableRecipe):
-        from flows.table import table as measure
-        from umim_core.store.artifacts import read_json
-
-        measured = measure(recipe, confirm_run_unsafe_code)
+        measured = pipeline_flows.table(recipe, confirm_run_unsafe_code)
         content = read_json(Path(measured))
         emit({"path": measured, "table": content}, [*score_lines(content), measured], as_json)
         return
     if isinstance(loaded, AdaptationRecipe):
-        from flows.adapt import adapt
-        from tasks.stages.adaptation_result import RESULT
-
-        (folders,) = adapt(recipe)
+        (folders,) = pipeline_flows.adapt(recipe)
         path = Path(folders[RESULT])
         page = (path / f"{RESULT}.md").read_text(encoding="utf-8")
         emit({"path": str(path)}, [page, str(path)], as_json)
         return
     if flow != "full":
-        result = getattr(import_module(f"flows.{flow}"), flow)(recipe)
+        result = getattr(pipeline_flows, flow)(recipe)
         shown = result if isinstance(result, str) else json.dumps(result, indent=1)
         emit({"flow": flow, "result": result}, [shown, *_checkpoint_lines(loaded.name)], as_json)
         return
-    from flows.full_pipeline import full_pipeline
-    from tasks.report.comparison_table import SETTINGS, comparison
-    from tasks.report.report_data import ReportData
-    from tasks.report.tables import table_text
-
     began = time.monotonic()
-    path = Path(full_pipeline(recipe))
+    path = Path(pipeline_flows.full_pipeline(recipe))
     data = ReportData.model_validate_json((path / "report.json").read_text(encoding="utf-8"))
-    table = comparison(data.rows, data.config)
+    compared = comparison(data.rows, data.config)
     lines = [
-        table_text(replace(table, note=f"{SETTINGS} {table.note}")).rstrip(),
+        table_text(replace(compared, note=f"{SETTINGS} {compared.note}")).rstrip(),
         "",
         f"report: {path / 'report.html'}",
         f"{time.monotonic() - began:.0f} s",

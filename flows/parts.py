@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from flows.adaptation_curves import measure_adaptation
-from flows.scoring import score
-from flows.shipped import benchmark_shipped, find_shipped, measurements
-from flows.table import measure_table
+from tasks.data.table_sources import check_data, check_limits
 from tasks.plan.planner import Planner
-from tasks.report.compare import CellResult, ShippedResult, cell_label
-from tasks.run.checks import check_adaptation
-from tasks.run.pipeline import PipelineRun
-from tasks.run.side_by_side import Part
+from tasks.report.compare import CellResult, Scores, ShippedResult, cell_label, setting_of
+from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
+from tasks.run.pipeline import Part, PipelineRun
 from tasks.run.stage import Artifact
-from tasks.stages.adapt import TRAININGS, task_rules_stage, with_rules_stage
-from tasks.stages.benchmark import benchmark_stage
-from tasks.stages.confidence import confidence_rules_stage, confidence_stage
 from tasks.stages.corpus import corpus_stage, mixture_stage, task_stage, tokenize_stage
-from tasks.stages.distill import distill_stage
-from tasks.stages.evaluate import evaluate_stage
+from tasks.stages.evaluate import benchmark_stage, evaluate_stage, task_score_stage
 from tasks.stages.generate import generate_stage
-from tasks.stages.mine import count_stage, filter_stage, given_rules_stage
+from tasks.stages.mine import (
+    confidence_rules_stage,
+    confidence_stage,
+    count_stage,
+    filter_stage,
+    given_rules_stage,
+)
+from tasks.stages.table import questions_stage, shards_stage, table_stage, text_stage
+from tasks.stages.train import TRAININGS, distill_stage, task_rules_stage, with_rules_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.corpus import Corpus, GeneratedCorpus, MixtureCorpus
+from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
 from umim_core.config.recipe import AdaptConfig, Cell, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.task_sets.spec import TASKS
+
+logger = logging.getLogger("umim.pipeline")
+Tasks = dict[str, Artifact]
 
 
 @dataclass
@@ -112,75 +120,38 @@ def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
     """Tokenize and count once per backbone, make rules once per cell."""
     results = []
     for cell in run.recipe.cells:
-        tokenized = run.stage(
-            tokenize_stage,
-            run.lease,
-            sources.corpus,
-            run.recipe.corpus,
-            cell.backbone,
-            cell.revision,
-            label=cell.backbone,
-        )
+        tokenized = _tokenized(run, sources.corpus, cell.backbone, cell.revision)
         results.append(CellResult(cell, tokenized, _rules(run, cell, tokenized)))
     return results
 
 
+def _tokenized(run: PipelineRun, corpus: Artifact, backbone: str, revision: str | None) -> Artifact:
+    text = (corpus, run.recipe.corpus)
+    return run.stage(tokenize_stage, run.lease, *text, backbone, revision, label=backbone)
+
+
 def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
+    recipe, label = run.recipe, cell_label(cell)
+    mining, text = (recipe.segment_length, recipe.mining), (run.lease, tokenized, cell)
     if cell.rules is not None:
-        return run.stage(given_rules_stage, cell, label=cell_label(cell))
+        return run.stage(given_rules_stage, cell, label=label)
     if cell.source == "confidence":
-        return _confident_spans(run, cell, tokenized)
-    return _frequent_ngrams(run, cell, tokenized)
+        asked = f"{cell.backbone} p > {cell.min_probability:g}"
+        spans = run.stage(confidence_stage, *text, *mining, *recipe.placement, label=asked)
+        return run.stage(confidence_rules_stage, spans, cell, *mining, label=label)
+    model = (cell.backbone, cell.revision, cell.source, None)
+    sharing = [c for c in recipe.cells if (c.backbone, c.revision, c.source, c.rules) == model]
+    least = min(c.tau for c in sharing)
+    counted = run.stage(count_stage, *text, least, *mining, label=cell.backbone)
+    return run.stage(filter_stage, counted, tokenized, cell, *mining, label=label)
 
 
-def _frequent_ngrams(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
-    recipe, model = run.recipe, (cell.backbone, cell.revision)
-    sharing = [
-        c
-        for c in recipe.cells
-        if (c.backbone, c.revision, c.source, c.rules) == (*model, cell.source, None)
-    ]
-    counted = run.stage(
-        count_stage,
-        run.lease,
-        tokenized,
-        cell,
-        min(c.tau for c in sharing),
-        recipe.segment_length,
-        recipe.mining,
-        label=cell.backbone,
-    )
-    return run.stage(
-        filter_stage,
-        counted,
-        tokenized,
-        cell,
-        recipe.segment_length,
-        recipe.mining,
-        label=cell_label(cell),
-    )
-
-
-def _confident_spans(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
-    recipe = run.recipe
-    counted = run.stage(
-        confidence_stage,
-        run.lease,
-        tokenized,
-        cell,
-        recipe.segment_length,
-        recipe.mining,
-        *recipe.placement,
-        label=f"{cell.backbone} p > {cell.min_probability:g}",
-    )
-    return run.stage(
-        confidence_rules_stage,
-        counted,
-        cell,
-        recipe.segment_length,
-        recipe.mining,
-        label=cell_label(cell),
-    )
+def train(run: PipelineRun) -> tuple[Sources, list[CellResult]]:
+    """Everything up to the checkpoint of every cell."""
+    sources = prepare(run)
+    results = mine(run, sources)
+    distill(run, results)
+    return sources, results
 
 
 def distill(run: PipelineRun, results: list[CellResult]) -> None:
@@ -192,16 +163,8 @@ def distill(run: PipelineRun, results: list[CellResult]) -> None:
 
 
 def _distilled(run: PipelineRun, result: CellResult) -> Artifact:
-    return run.stage(
-        distill_stage,
-        run.lease,
-        run.recipe,
-        result.cell,
-        result.tokenized,
-        result.filtered,
-        label=cell_label(result.cell),
-        setting=WT,
-    )
+    stage_inputs = (run.lease, run.recipe, result.cell, result.tokenized, result.filtered)
+    return run.stage(distill_stage, *stage_inputs, label=cell_label(result.cell), setting=WT)
 
 
 def adaptations(run: PipelineRun, sources: Sources, results: list[CellResult]) -> list[Part]:
@@ -250,12 +213,22 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
 def _evaluated(run: PipelineRun, sources: Sources, result: CellResult, setting: str) -> None:
     checkpoint = result.settings[setting].path / "checkpoint"
     label = f"{cell_label(result.cell)} {setting}"
-    measured = (run.recipe.evaluate, run.recipe.segment_length, *run.recipe.placement)
     if measures(setting, "alignment"):
-        result.evaluations[setting] = run.stage(
-            evaluate_stage, run.lease, result.tokenized, checkpoint, *measured, label=label
-        )
+        measured = (result.tokenized, checkpoint, run.recipe.evaluate)
+        result.evaluations[setting] = _aligned(run, *measured, label)
     result.scores |= score(run, sources.tasks, setting, checkpoint, label)
+
+
+def _aligned(
+    run: PipelineRun,
+    tokenized: Artifact,
+    checkpoint: Path | str,
+    config: EvaluateConfig,
+    label: str,
+) -> Artifact:
+    stage_inputs = (tokenized, checkpoint, config, run.recipe.segment_length)
+    placement = run.recipe.placement
+    return run.stage(evaluate_stage, run.lease, *stage_inputs, *placement, label=label)
 
 
 def _compared(run: PipelineRun, sources: Sources, result: CellResult, distilled: Artifact) -> None:
@@ -270,12 +243,142 @@ def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
     for result in results:
         for setting, artifact in result.settings.items():
             if measures(setting, "speed"):
+                timed = (result.tokenized, artifact.path / "checkpoint", run.recipe.benchmark)
+                label, placement = cell_label(result.cell), run.recipe.placement
                 result.benchmark = run.stage(
-                    benchmark_stage,
-                    run.lease,
-                    result.tokenized,
-                    artifact.path / "checkpoint",
-                    run.recipe.benchmark,
-                    *run.recipe.placement,
-                    label=cell_label(result.cell),
+                    benchmark_stage, run.lease, *timed, *placement, label=label
                 )
+
+
+def score(
+    run: PipelineRun,
+    tasks: dict[str, Artifact],
+    setting: str,
+    checkpoint: Path | str,
+    label: str,
+    *,
+    config: EvaluateConfig | None = None,
+) -> Scores:
+    """Score a setting, if the table says so: an adapted one on its own task, others on every task.
+
+    ``config`` says how much, by default as much as the recipe's cells.
+    """
+    first, scores = next(iter(tasks), None), Scores()
+    for name, questions in tasks.items() if measures(setting, "accuracy") else ():
+        merge = "none" if setting == BASE else TASKS.find(name).merge
+        if setting in (BASE, WT) or name == first:
+            scores[name, setting] = run.stage(
+                task_score_stage,
+                run.lease,
+                questions,
+                checkpoint,
+                merge,
+                config or run.recipe.evaluate,
+                *run.recipe.placement,
+                label=label if name == first else f"{label}, {name}",
+            )
+    return scores
+
+
+@dataclass
+class Shipped:
+    """A shipped checkpoint that is being measured: how much, and what was found so far."""
+
+    name: str
+    setting: str
+    tokenized: Artifact
+    evaluate: EvaluateConfig
+    benchmark: BenchmarkConfig | None
+    leads: bool
+    evaluation: Artifact | None = None
+    scores: Scores = field(default_factory=Scores)
+
+
+def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Shipped]:
+    """The recipe's shipped checkpoints, the corpus in the ids of each one's tokenizer.
+
+    A run fetches the headline's backbone where it is not on this machine, a plan does not.
+    """
+    recipe, headline = run.recipe, run.recipe.headline
+    wanted = [(name, recipe.evaluate, recipe.benchmark, False) for name in recipe.shipped]
+    if headline is not None:
+        reason = why_absent(headline.checkpoint, local_files_only=isinstance(run, Planner))
+        if reason is None:
+            check_headline_positions(recipe, headline)  # it may have been fetched just now
+            first = (headline.checkpoint, headline.evaluate, headline.benchmark, True)
+            wanted.insert(0, first)
+        else:
+            logger.warning("the row of %s is left out: %s", headline.checkpoint, reason)
+    shipped = []
+    for name, evaluated, timed, leads in wanted:
+        checkpoint = read_config(resolve_checkpoint(name))
+        setting = setting_of(checkpoint)
+        text = _tokenized(run, corpus, checkpoint.backbone, checkpoint.backbone_revision)
+        speed = timed if measures(setting, "speed") else None
+        shipped.append(Shipped(name, setting, text, evaluated, speed, leads))
+    return shipped
+
+
+def measurements(run: PipelineRun, tasks: Tasks, shipped: list[Shipped]) -> list[Part]:
+    """Return parts that measure shipped checkpoints as cells are measured."""
+    parts: list[Part] = []
+    for of in shipped:
+        parts.append(partial(_measured, run, of))
+        parts += [partial(_scored, run, tasks, of, setting) for setting in (of.setting, BASE)]
+    return parts
+
+
+def _measured(run: PipelineRun, of: Shipped) -> None:
+    label = f"{of.name} (shipped)"
+    of.evaluation = _aligned(run, of.tokenized, of.name, of.evaluate, label)
+
+
+def _scored(run: PipelineRun, tasks: Tasks, of: Shipped, setting: str) -> None:
+    label = f"{of.name} (shipped) {setting}"
+    of.scores |= score(run, tasks, setting, of.name, label, config=of.evaluate)
+
+
+def benchmark_shipped(run: PipelineRun, shipped: list[Shipped]) -> list[ShippedResult]:
+    """Throughput of shipped checkpoints; with it everything about them is measured."""
+    results = []
+    for of in shipped:
+        if of.evaluation is None:
+            continue
+        scores = dict(sorted(of.scores.items(), key=lambda item: item[0][1] == BASE))
+        result = ShippedResult(of.name, of.tokenized, of.evaluation, scores, leads=of.leads)
+        if of.benchmark is not None:
+            timed = (run.lease, of.tokenized, of.name, of.benchmark, *run.recipe.placement)
+            result.benchmark = run.stage(benchmark_stage, *timed, label=f"{of.name} (shipped)")
+        results.append(result)
+    return results
+
+
+def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
+    """Questions of every task; every task under every setting, and every text; the table."""
+    recipe = run.recipe
+    check_data(recipe)
+    check_limits(recipe)
+    questions = {
+        task: run.stage(questions_stage, run.lease, recipe, task, label=task)
+        for task in recipe.tasks
+    }
+    places = [(task, setting) for task in recipe.tasks for setting in recipe.settings]
+    parts = [
+        partial(
+            run.stage,
+            shards_stage,
+            *(run.lease, questions[task], recipe, setting),
+            label=f"{task} {setting.name}",
+        )
+        for task, setting in places
+    ]
+    texts = [
+        partial(run.stage, text_stage, run.lease, recipe, text, label=name)
+        for name, text in recipe.texts.items()
+    ]
+    # The driver only waits for workers, so there may be a cell for each of them.
+    most = max(recipe.cluster.parallel_stages, recipe.cluster.workers)
+    artifacts = run.run_parallel([*parts, *texts], most)
+    scores = {(task, of.name): score for (task, of), score in zip(places, artifacts, strict=False)}
+    measured = dict(zip(recipe.texts, artifacts[len(places) :], strict=True))
+    return run.stage(table_stage, recipe, questions, scores, measured)

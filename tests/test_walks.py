@@ -40,7 +40,7 @@ PROMPT = (
 )
 TAU = (
     ("umim_core/config/rule_fields.py", "RulesConfig", None),
-    ("flows/parts.py", "_frequent_ngrams", "stage"),
+    ("flows/parts.py", "_rules", "stage"),
     ("tasks/stages/mine.py", "count_stage", "_options"),
     ("tasks/stages/mine.py", "_options", "MiningOptions"),
     ("umim_core/mining/mining_options.py", "MiningOptions", None),

@@ -20,63 +20,274 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
-from docs.make.benchmark_rows import part_label
 from docs.make.cards import adapted_cards, model_cards
 from docs.make.document import RESULTS, ROOT, Document
-from docs.make.results import documents_of
+from docs.make.results import documents_of, part_label
+from tasks.report.render import Report
 from tasks.run.recipes import find_recipe
-from tasks.run.stage import Artifact
-from tasks.stages.corpus import RECORD, parts
+from tasks.run.stage import STAGE_SCHEMA, Artifact
+from tasks.stages.corpus import PART, RECORD, splits_with
 from tasks.stages.evaluate import rows_of
-from tools.shipped_form import DTYPES, TABLE, store
-from tools.shipping_trail import adapted_point, trail
+from tasks.stages.train import dtype_key
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
+    CHECKPOINT_SCHEMA,
     CheckpointConfig,
     read_config,
     resolve_checkpoint,
 )
-from umim_core.config.form import MERGES
+from umim_core.config.form import MERGES, ModuleForm, check_merge, check_raw_tail
 from umim_core.config.recipe import DEFAULT_TASK, Recipe
 from umim_core.errors import ConfigError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.model.umim import UMIM
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.rules_table import read_table, write_table
+from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet, read_prices, write_prices
 from umim_core.store.artifacts import (
+    canonical_json,
+    directory_digest,
     read_json,
+    read_manifest,
     sha256_file,
+    write_json,
+    write_manifest,
 )
 from umim_core.store.publication import publish_directory
+from umim_core.task_sets.spec import TASKS
 
+_MERGES: Final = {"prompt": "context", "all": "all"}  # as stage task-score records them
+DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+TABLE: Final = "rules.parquet"
+_LEVEL: Final = 19  # of zstd: a fifth smaller than a run's own table
+_WRITTEN_ANEW: Final = ("kind", "schema", "digest", "files", "seal")
 ASSETS: Final = ROOT / "umim_core" / "embedded" / "assets"
 SUMS: Final = ROOT / "tests" / "embedded" / "assets.sha256"
 MAX_RULES_BYTES: Final = 4 << 20
 _ROUNDING_ROWS: Final = 8
 
 
+@dataclass(frozen=True)
+class Trail:
+    """Stages of a run that belong to one checkpoint."""
+
+    distilled: Artifact
+    evaluated: Artifact  # alignment and perplexity
+    tokenized: Artifact  # what it was measured on
+    corpus: Artifact
+    scores: dict[str, Artifact]  # of the recipe's first task, if it has one: ``base``, ``umim``
+
+
+def trail(checkpoint: Path, recipe: Recipe) -> Trail:
+    """Find the stages of a checkpoint below its artifact root, if they are as the recipe says."""
+    root, digest = checkpoint.parents[2], directory_digest(checkpoint)
+    distilled = _artifact(checkpoint.parent, "distill")
+    check_training(distilled, recipe)
+    device, dtype = recipe.placement
+    placed = {"device": device, **dtype_key(dtype)}
+    asked = {
+        **recipe.evaluate.model_dump(exclude={"task_questions"}),
+        "segment_length": recipe.segment_length,
+        **placed,
+    }
+    evaluated = _one(
+        (
+            artifact
+            for artifact in _finished(root, "evaluate")
+            if artifact.manifest()["inputs"]["checkpoint"] == digest
+            and artifact.manifest()["config"] == asked
+        ),
+        f"the checkpoint must have been evaluated as the recipe {recipe.name} says",
+        checkpoint,
+    )
+    tokenized = _with_digest(root, "tokenize", evaluated.manifest()["inputs"]["tokens"])
+    corpus = _with_digest(root, "mixture", tokenized.manifest()["inputs"]["corpus"])
+    base = read_config(checkpoint).backbone_fingerprint
+    scores = scores_of(root, recipe, {"umim": digest, "base": base}, placed)
+    return Trail(distilled, evaluated, tokenized, corpus, scores)
+
+
+def adapted_point(checkpoint: Path, report: Report) -> tuple[Report, Report]:
+    """Return the backbone and the point of an ``adaptation.json`` that are of a checkpoint.
+
+    It is the directory of a trained setting, below the artifact root that it was scored in.
+    """
+    trained = _artifact(checkpoint.parent, checkpoint.parent.parent.name)
+    for scores in _finished(checkpoint.parents[2], "choice-scores"):
+        manifest = scores.manifest()
+        if manifest["inputs"]["model"] != trained.digest:
+            continue
+        own = {name: manifest["config"][name] for name in ("setting", "tau", "seed")}
+        own |= scores.metrics
+        for place in report["backbones"]:
+            for point in place["points"]:
+                if own.items() <= point.items():
+                    return place, point
+    raise ConfigError(
+        f"the results must hold a point that was measured on {checkpoint}",
+        f"adaptation {report['name']}",
+        "Name the results of the run that trained it, and a checkpoint that it scored.",
+    )
+
+
+def check_training(distilled: Artifact, recipe: Recipe) -> None:
+    """Refuse a recipe without a cell that is trained as the checkpoint was.
+
+    Later fields are left out of a stage's key where they have their default, so both sides are
+    compared with those of the other. The error names what the nearest cell does otherwise.
+    """
+    config = distilled.manifest()["config"]
+    own = {name: config[name] for name in ("seed", "segment_length")}
+    trained: dict[str, Any] = config["train"] | own | ModuleForm.model_validate(config).form()
+    shared = {name: getattr(recipe, name) for name in own}
+    differences = []
+    for cell in recipe.cells:
+        optimisation = recipe.distill.model_dump(mode="json")
+        asked: dict[str, Any] = optimisation | shared | cell.form()
+        names = [n for n in (trained | asked) if trained.get(n) != asked.get(n)]
+        differences.append({name: trained.get(name) for name in names})
+    if other := min(differences, key=len):
+        raise ConfigError(
+            f"the checkpoint must have been trained as the recipe {recipe.name} says",
+            other,
+            "Name the recipe that was run, as it was then.",
+        )
+
+
+def scores_of(
+    root: Path, recipe: Recipe, models: dict[str, str], placed: dict[str, object]
+) -> dict[str, Artifact]:
+    """Return the scores of the recipe's first task, of both models on the same questions."""
+    if recipe.task is None:
+        return {}
+    task, scores = TASKS.find(recipe.tasks[0]), dict[str, Artifact]()
+    questions: str | None = None
+    for side, merge in (("umim", _MERGES[task.merge]), ("base", "none")):
+        asked: dict[str, Any] = {
+            "merge": merge,
+            "questions": recipe.evaluate.task_questions,
+            **placed,
+        }
+        asked |= json.loads(canonical_json(task.key()))  # no ``method``: that is a baseline's
+        inputs = {"model": models[side]} | ({} if questions is None else {"task": questions})
+        scores[side] = _one(
+            (
+                score
+                for score in _finished(root, "task-score")
+                if score.manifest()["config"] == asked
+                and inputs.items() <= score.manifest()["inputs"].items()
+            ),
+            f"{side} must have been scored on {task.name} as the recipe {recipe.name} says",
+            root,
+        )
+        questions = scores[side].manifest()["inputs"]["task"]
+    return scores
+
+
+def _finished(root: Path, stage: str) -> Iterator[Artifact]:
+    for manifest in sorted((root / stage).glob("*/manifest.json")):
+        if manifest.parent.suffix == "":
+            yield _artifact(manifest.parent, stage)
+
+
+def _artifact(path: Path, stage: str) -> Artifact:
+    record: Any = read_manifest(path, kind="stage", schema=STAGE_SCHEMA, verify=False)
+    return Artifact(stage, record["key"], path, record["digest"], executed=False)
+
+
+def _with_digest(root: Path, stage: str, digest: str) -> Artifact:
+    same = (artifact for artifact in _finished(root, stage) if artifact.digest == digest)
+    return _one(same, f"the run's {stage} must be under the same root", root)
+
+
+def _one(artifacts: Iterator[Artifact], rule: str, where: Path) -> Artifact:
+    for artifact in artifacts:
+        return artifact
+    raise ConfigError(rule, str(where), "Run the recipe to its end, then ship its checkpoint.")
+
+
+def store(
+    checkpoint: Path,
+    out: Path,
+    weights: str = "bfloat16",
+    priced: Path | None = None,
+    defaults: Mapping[str, object] | None = None,
+) -> None:
+    """Write a checkpoint in the form that ships; what lies at ``out`` is replaced.
+
+    ``priced`` is the same with measured rules: its prices and its bound of decoding ship.
+    ``defaults`` are fields of its configuration in place of its own: what it recommends to its
+    users (``merge``, ``raw_tail``), notes on its training.
+    """
+    measured = priced or checkpoint
+    config = read_config(measured).model_copy(update=dict(defaults or {}))
+    check_merge(config.merge)
+    check_raw_tail(config.raw_tail, config.merge)
+    if priced is not None:
+        _check_priced(checkpoint, priced)
+    content = config.model_dump(mode="json")
+
+    def write(directory: Path) -> None:
+        module = load_file(checkpoint / "model.safetensors")
+        cast = {
+            name: value.to(DTYPES[weights]) if value.is_floating_point() else value
+            for name, value in module.items()
+        }
+        save_file(cast, directory / "model.safetensors")
+        (directory / "model.safetensors").chmod(0o644)
+        write_json(directory / "config.json", content)
+        rules = directory / "rules"
+        rules.mkdir()
+        described = read_manifest(measured / "rules", kind="rules", schema=RULES_SCHEMA)
+        write_table(rules / TABLE, *read_table(checkpoint / "rules" / TABLE), _LEVEL)
+        if (prices := read_prices(measured / "rules")) is not None:
+            write_prices(rules, prices)
+        body = {name: value for name, value in described.items() if name not in _WRITTEN_ANEW}
+        write_manifest(rules, kind="rules", schema=RULES_SCHEMA, body=body)
+        write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
+
+    read_manifest(checkpoint, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
+    shutil.rmtree(out, ignore_errors=True)
+    publish_directory(out, write)
+
+
+def _check_priced(checkpoint: Path, priced: Path) -> None:
+    """Refuse prices of another checkpoint."""
+    own, measured = (
+        {
+            "rules": loaded.rules.digest,
+            "module": loaded.module.digest(),
+            "settings": loaded.config.model_dump(exclude={"decode_max_damage"}),
+        }
+        for loaded in map(Checkpoint.load, (checkpoint, priced))
+    )
+    if odd := [part for part in own if own[part] != measured[part]]:
+        raise ConfigError(
+            "--priced must be what umim prune --keep-all made of the checkpoint that ships",
+            f"other {odd[0]}",
+            f"Measure it: umim prune {checkpoint} TEXTS --keep-all.",
+        )
+
+
 def results_of(
     checkpoint: Path, shipped: Path, recipe: Recipe, commit: str | None
 ) -> dict[str, Any]:
-    """Return everything that the page and the card show; no paths of this machine.
-
-    Args:
-        checkpoint: The run's checkpoint.
-        shipped: The same as it ships.
-        recipe: What was run.
-        commit: Of the source tree that trained it.
-    """
+    """Return everything that the page and the card show; no paths of this machine."""
     stages, config = trail(checkpoint, recipe), read_config(checkpoint)
     facts, metrics = stages.distilled.manifest()["facts"], stages.evaluated.metrics
-    names = ["", *(f"_part_{name}" for name in parts(stages.tokenized))]
+    names = ["", *(f"_{split}" for split in splits_with(stages.tokenized, PART))]
     rules, ships = RuleSet.load(shipped / "rules"), read_config(shipped)
     batch, length = recipe.distill.batch_size, recipe.segment_length
+    scored = stages.scores["umim"].manifest()["config"] if stages.scores else {}
     return {
         "benchmark": "shipped_model",
         "checkpoint": shipped.parent.name,
@@ -108,19 +319,14 @@ def results_of(
         },
         "protocol": recipe.evaluate.model_dump(),
         "texts": {part_label(s): text_figures(metrics, s) for s in names},
-        "task_name": _task_name(stages.scores),
+        "task_name": scored.get("task", DEFAULT_TASK) if stages.scores else None,
         "task": {side: score.metrics for side, score in stages.scores.items()},
         "rounding": _rounding(stages.tokenized, recipe, {"run": checkpoint, "shipped": shipped}),
     }
 
 
 def text_figures(metrics: Mapping[str, float], suffix: str) -> dict[str, Any]:
-    """Return the figures of one text, means with their standard errors.
-
-    Args:
-        metrics: Of the stage ``evaluate``.
-        suffix: Behind the names of the text's numbers.
-    """
+    """Return the figures of one text, means with their standard errors, by their names' suffix."""
 
     def measured(name: str, error: str) -> dict[str, float | None]:
         return {"mean": metrics[name + suffix], "std": metrics.get(error + suffix)}
@@ -131,13 +337,6 @@ def text_figures(metrics: Mapping[str, float], suffix: str) -> dict[str, Any]:
         | {name: metrics[name + suffix] for name in (*plain, "ppl_token_reduction")}
         | {"nats_increase": measured("nats_increase", "nats_increase_se")}
     )
-
-
-def _task_name(scores: Mapping[str, Artifact]) -> str | None:
-    """Return the task that was scored, as the stage recorded it."""
-    if not scores:
-        return None
-    return str(scores["umim"].manifest()["config"].get("task", DEFAULT_TASK))
 
 
 def _module(shipped: Path, config: CheckpointConfig) -> dict[str, object]:
@@ -191,23 +390,7 @@ def ship(
     priced: Path | None = None,
     defaults: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
-    """Store and measure a checkpoint; only then is what ships replaced.
-
-    Args:
-        checkpoint: The run's checkpoint.
-        shipped: Where it goes.
-        recipe: What was run.
-        weights: Data type of the stored module.
-        commit: Of the source tree that trained it.
-        priced: As in ``store``.
-        defaults: As in ``store``.
-
-    Returns:
-        Its results.
-
-    Raises:
-        ConfigError: If its rules are too large, or it was not run as the recipe says.
-    """
+    """Store and measure a checkpoint, and return its results; only then replace what ships."""
     with TemporaryDirectory() as folder:
         new_checkpoint = Path(folder) / shipped.parent.name / shipped.name
         store(checkpoint, new_checkpoint, weights, priced, defaults)
@@ -218,18 +401,9 @@ def ship(
 
 
 def ship_adapted(checkpoint: Path, shipped: Path, results: Path) -> None:
-    """Store an adapted checkpoint with a note of its setting and of its results.
+    """Store an adapted checkpoint with a note of its setting and of its committed results.
 
     Its setting and threshold are to be named before test questions are scored, as the card says.
-
-    Args:
-        checkpoint: The run's checkpoint.
-        shipped: Where it goes; what is there is replaced.
-        results: Content of the run's ``adaptation.json``, among the committed results.
-
-    Raises:
-        ConfigError: If its rules are too large, it is not of the first seed, or the results are
-            not of it.
     """
     report = json.loads(results.read_text(encoding="utf-8"))
     place, point = adapted_point(checkpoint, report)

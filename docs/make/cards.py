@@ -10,17 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from docs.make.benchmark_rows import shipped_parts
 from docs.make.document import RESULTS, ROOT, Document
-from docs.make.results import TEMPLATES
-from tasks.paper.adaptation_rows import CLEARLY, adaptation_rows, clear, label
+from docs.make.results import TEMPLATES, shipped_parts
+from tasks.paper.adaptation_page import CLEARLY, adaptation_rows, clear, label
 from tasks.report.render import Report, page
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import (
-    CheckpointConfig,
-    read_config,
-    resolve_checkpoint,
-)
+from umim_core.checkpoint.checkpoint_files import CheckpointConfig, read_config, resolve_checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.config.recipe_files import read_recipe_file, validated
 from umim_core.embedded.assets import embedded_names
@@ -63,14 +58,9 @@ def model_cards(results: Path = RESULTS) -> Iterator[Document]:
     for file in sorted(results.glob("*.json")):
         report = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(report, dict) and report.get("benchmark") == "shipped_model":
-            yield Document(
-                _ASSETS / report["checkpoint"] / "README.md", partial(model_card, report)
-            )
-
-
-def model_card(report: Report) -> str:
-    """Return the card of a checkpoint for a packaged model, of its results."""
-    return page("shipped_card.md", report | shipped_parts(report), TEMPLATES) + "\n"
+            shown = report | shipped_parts(report)
+            place = _ASSETS / report["checkpoint"] / "README.md"
+            yield Document(place, lambda x=shown: page("shipped_card.md", x, TEMPLATES) + "\n")
 
 
 def adapted_cards(results: Path = RESULTS) -> Iterator[Document]:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from docs.make.document import RESULTS, ROOT, Document, with_blocks
-from docs.make.readme_table import readme_table
-from docs.make.summaries import adaptation_summary
+from docs.make.results import adaptation_summary
 from tasks.report.comparison_table import comparison
+from tasks.report.render import DASH, Report, Table, table_markdown
 from tasks.report.report_data import ReportData
-from tasks.report.tables import table_markdown
+from umim_core.baselines.methods import side_of
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.model.compression import compress_text
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
 
+_SPELLING: Final = {
+    "ehpc": "EHPC",
+    "h2o": "H2O",
+    "llmlingua": "LLMLingua",
+    "llmlingua2": "LLMLingua-2",
+    "streaming-llm": "StreamingLLM",
+}
+_HEADINGS: Final = ("", "base model", "UMIM", "truncation", "best other method", "saving")
+_SMALL: Final = "SmolLM2-135M"
+_LARGE: Final = "Qwen2.5-Coder-0.5B"
+_ANSWERS: Final = ((_SMALL, "answers-smollm2"), (_LARGE, "answers-qwen-coder-0.5b"))
+_SIDE: Final = "umim, raw tail 16"
 _TABLED: Final = (ROOT / "README.md", ROOT / "docs" / "results.md")
 _PICTURED: Final = "umim-smollm2-135m-adapters"
 _TEXT: Final = (
@@ -42,6 +55,67 @@ are shipped checkpoints, trained longer.
   model's prefill divided by UMIM's.
 
 """
+
+
+def readme_table(folder: Path = RESULTS) -> str:
+    """Return the table in Markdown, six rows of six cells."""
+    rows = [
+        _answers(model, asked, _read(folder, name)["lists"][asked]["sides"])
+        for model, name in _ANSWERS
+        for asked in ("chats", "documents")
+    ]
+    rows.append(_functions(_LARGE, _read(folder, "problems-qwen")))
+    rows.append(_quality(_SMALL, _read(folder, "merged_quality-smollm2")["subjects"]["adapters"]))
+    return table_markdown(Table(_HEADINGS, tuple(rows))) + "\n"
+
+
+def _answers(model: str, asked: str, sides: Report) -> tuple[str, ...]:
+    """Return how many accepted answers of the base model each side keeps."""
+    answers = {side: figures["kept"] for side, figures in sides.items()}
+    merged = {name for name in answers if name.startswith("umim")}
+    others = {name: answers[name] for name in answers.keys() - merged - {"base", "truncation"}}
+    best = max(  # of equal ones one that shortens the prompt, too
+        sorted(others), key=lambda name: (others[name], side_of(name) != "cache"), default=None
+    )
+    place = " (cache alone)" if best is not None and side_of(best) == "cache" else ""
+    return (
+        f"{model}: answers kept, {asked}",
+        str(answers["base"]),
+        str(answers[_SIDE]),
+        str(answers["truncation"]),
+        DASH if best is None else f"{_SPELLING.get(best, best)} {others[best]}{place}",
+        _percent(sides[_SIDE]["saving"]),
+    )
+
+
+def _functions(model: str, report: Report) -> tuple[str, ...]:
+    """Return how many functions of HumanEval each side solves."""
+    functions = report["sets"]["humaneval"]
+    solved = [str(functions["sides"][side]["solved"]) for side in ("base", "umim", "truncation")]
+    heading = f"{model}: HumanEval, solved of {functions['problems']}"
+    return heading, *solved, DASH, _percent(functions["saving"])
+
+
+def _quality(model: str, figures: Report) -> tuple[str, ...]:
+    """Return the perplexity of raw text behind a merged and behind a truncated prompt."""
+    umim, truncation = (
+        _ratio(figures[name]) for name in ("prompt_ppl_ratio", "truncation_ppl_ratio")
+    )
+    heading, saving = f"{model}: perplexity behind the prompt", _percent(figures["prompt_saving"])
+    return heading, "1", umim, truncation, DASH, saving
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
+
+
+def _ratio(error: dict[str, float]) -> str:
+    return f"{error['mean']:.3f} ± {error['std']:.3f}"
+
+
+def _read(folder: Path, name: str) -> Report:
+    report: Report = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return report
 
 
 def documents() -> list[Document]:

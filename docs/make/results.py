@@ -1,4 +1,4 @@
-"""Pages and figures of result files, each made of its file alone.
+"""Pages and figures of result files, each made of its file alone, and of all files together.
 
 A result file says what it is: ``"benchmark": NAME`` or, as flows write it, ``"kind": "ablation"``
 or ``"kind": "adaptation"``. A benchmark without a template is run no more: its page is no longer
@@ -8,22 +8,90 @@ made. A figure ends with the digest of the results that it was drawn from.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from docs.make.benchmark_rows import ROWS
 from docs.make.document import RESULTS, Document
-from tasks.paper.adaptation_page import adaptation_page, adaptation_svg
+from tasks.paper.adaptation_page import adaptation_page, adaptation_rows, adaptation_svg
 from tasks.report.ablation_page import FIGURES, AblationData, ablation_page, figure_svg
 from tasks.report.charts import svg_file
-from tasks.report.render import Report, page
+from tasks.report.render import Report, page, walk
 from tasks.report.report_data import AttentionExample
-from tasks.report.report_figures import ATTENTION, attention_figure
+from tasks.report.report_page import ATTENTION, attention_figure
+from umim_core.adaptation.settings import ADAPTED, WT
+from umim_core.config.form import ModuleForm
 from umim_core.store.artifacts import sha256_bytes
 
+PART_LABELS: Final = {
+    "": "all parts together",
+    "_part_general": "general English",
+    "_part_wikitext2": "WikiText-2",
+    "_part_docstrings": "docstrings",
+}
+_MOST_CHARACTERS: Final = 80  # of an answer
+_SETTINGS: Final = (WT, "WT + Rules", ADAPTED, "input-adapter", "lora")
 TEMPLATES: Final = Path(__file__).parent / "templates"
+
+
+def _distill_step(report: Report) -> Report:
+    losses = [row | {"what": "loss"} for row in walk(report, "losses.*name.sides.*side")]
+    steps = [row | {"what": "step"} for row in walk(report, "step.precisions.*name.*side")]
+    return {"steps": losses + steps}
+
+
+def _answers(report: Report) -> Report:
+    """Add the sides of every list of questions, and the answers that lost their key word."""
+    sides, lost = [], []
+    for asked in walk(report, "lists.*list"):
+        for side, figures in asked["sides"].items():
+            sides.append(
+                figures | {"side": side, "list": asked["list"], "accepted": asked["accepted"]}
+            )
+        for row in asked["rows"]:
+            base = row["sides"]["base"]
+            for side, answer in row["sides"].items():
+                if base["accepted"] and not answer["accepted"]:
+                    texts = {"answer": _short(answer["answer"]), "base": _short(base["answer"])}
+                    lost.append({"question": row["id"], "side": side} | texts)
+    return {"sides": sides, "lost": lost}
+
+
+def _short(text: str) -> str:
+    """Return the beginning of an answer on one line."""
+    line = " ".join(text.split()).replace("|", "/")
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[: _MOST_CHARACTERS - 1]}…"
+
+
+def shipped_parts(report: Report) -> Report:
+    """Add the parts of a shipped model's corpus by name, and its form and recommendation."""
+    form = report["module"]["form"]
+    parts = []
+    for name, part in report["corpus"].items():
+        digests = [
+            pair
+            for split, of in part["files"].items()
+            for pair in (of.items() if isinstance(of, Mapping) else [("", of)])
+        ]
+        parts.append(part | {"part": part_label(f"_part_{name}"), "digests": digests})
+    return {
+        "parts": parts,
+        "deviations": ModuleForm.model_validate(form | {"positions": "none"}).deviations(),
+        "recommended": report.get("recommended", {"merge": "all", "raw_tail": 0}),
+    }
+
+
+def part_label(suffix: str) -> str:
+    """Return the name of a test text for people, from the suffix of its numbers."""
+    return PART_LABELS.get(suffix, suffix.removeprefix("_part_"))
+
+
+ROWS: Final[dict[str, Callable[[Report], Report]]] = {
+    "distill_step": _distill_step,
+    "answers": _answers,
+    "shipped_model": shipped_parts,
+}
 
 
 def documents(folder: Path = RESULTS) -> list[Document]:
@@ -72,3 +140,46 @@ def benchmark_page(report: Report) -> str:
         page("benchmark_end.md", report, TEMPLATES),
     )
     return "\n\n".join(parts) + "\n"
+
+
+def adaptation_summary(folder: Path = RESULTS) -> str:
+    """Return the page with a row of every result file of an adaptation; empty without one.
+
+    Rows are shown at the lowest threshold that was run.
+    """
+    files, shown = [], []
+    for file in sorted(folder.glob("adaptation-*.json")):
+        report = _read(file)
+        files.append({"name": report["name"], "stem": file.stem})
+        for place in report["backbones"]:
+            rows = adaptation_rows(place)
+            lowest = min((row["tau"] for row in rows if row["tau"] is not None), default=None)
+            own = {row["setting"]: row for row in rows if row["tau"] in (None, lowest)}
+            shown.append({**report, **place, "rows": {x: own[x] for x in _SETTINGS if x in own}})
+    values = {"files": files, "shown": shown}
+    return page("adaptation_summary.md", values, TEMPLATES) + "\n" if files else ""
+
+
+def missed_gates(folder: Path = RESULTS) -> str:
+    """Return a line for every result file that misses a gate; empty if none does."""
+    missed = []
+    for file in sorted(folder.glob("*.json")):
+        gates = _read(file).get("gates", {})
+        own = {name: gate[:2] for name, gate in gates.items() if not gate[2]}
+        if own:
+            name = max(own, key=lambda name: _times_off(*own[name]))
+            value, limit = own[name]
+            counts = {"stem": file.stem, "missed": len(own), "gates": len(gates)}
+            missed.append(counts | {"name": name, "value": value, "limit": limit})
+    return page("missed_gates.md", {"missed": missed}, TEMPLATES) + "\n" if missed else ""
+
+
+def _times_off(value: float, limit: float) -> float:
+    """Return how many times a value is above or below its limit."""
+    low, high = sorted((value, limit))
+    return high / low if low > 0 else float("inf")
+
+
+def _read(path: Path) -> Report:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {}

@@ -1,20 +1,294 @@
-"""One page of all tables of the paper: its figures, ours, and what was not run with the reason.
+"""The paper's printed tables as data, and one page of them, ours, and what was not run, and why.
 
-Ours stand in tables of their own under the paper's: they are of other models.
+``infra/paper_tables`` holds them in the paper's order, one file each: label, caption, columns with
+units, rows as printed. ``derived`` names columns that follow from others, so that a wrong figure
+shows; ``unsound`` marks figures that do not hold and says why: they are shown, but never as
+something to compare with. Ours stand in tables of their own: they are of other models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final, Literal, Self
 
-from tasks.paper.printed import KINDS, NotRun, PaperTable, paper_tables
-from tasks.report.render import Report, anchor, html_page, markdown_html, page
-from tasks.report.tables import DASH, Column, Table, make_table, shown, table_markdown
+from pydantic import Field, field_validator, model_validator
 
+from tasks.cluster.ray_cluster import CHECKOUT
+from tasks.report.render import (
+    DASH,
+    Column,
+    Report,
+    Table,
+    anchor,
+    data_table,
+    html_page,
+    make_table,
+    markdown_html,
+    page,
+    shown,
+    table_markdown,
+    walk,
+)
+from umim_core.config.model_base import Model
+from umim_core.config.recipe_files import read_recipe_file, validated
+from umim_core.errors import ConfigError, did_you_mean
+
+PAPER_TABLES: Final = CHECKOUT / "infra" / "paper_tables"
+Cell = str | int | float | None
+# Kind of a table -> what its figures are.
+KINDS: Final = {
+    "figures": "measured figures",
+    "configuration": "settings of training, which the recipes repeat",
+    "texts": "generated texts, not figures",
+    "plot": "a figure; the paper prints no table, only the points that its text names",
+}
 TITLE: Final = "Tables of the paper: its figures and ours"
+
+
+class Measured(Model):
+    """Source of our figures for a table, and their differences to the paper's protocol."""
+
+    file: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+\.json$")]
+    model: str
+    differs: str
+    rows: str
+    where: dict[str, tuple[str | int | float | bool | None, ...]] = Field(default_factory=dict)
+    without: dict[str, tuple[str | int | float | bool | None, ...]] = Field(default_factory=dict)
+    words: dict[str, dict[str, str]] = Field(default_factory=dict)
+    columns: str
+    recipe: Annotated[str, Field(pattern=r"^(tables|adaptation)/[a-z0-9._-]+$")] | None = None
+    command: str | None = None
+
+    @field_validator("columns")
+    @classmethod
+    def _cells_have_fields(cls, columns: str) -> str:
+        for line in columns.splitlines():
+            if "|" not in line or re.search(r"(?<!\{)\{(?![{%])", line):
+                raise ValueError(f"a column is `heading | {{{{ field }}}}`, got {line!r}")
+        return columns
+
+    @property
+    def measured_by(self) -> str | None:
+        """Command that measures the figures; None where the result file must be there."""
+        run = None if self.recipe is None else f"python -m flows run {self.recipe}"
+        return self.command or run
+
+    def awaited(self, folder: Path) -> bool:
+        """Return whether the figures can be measured and no committed result has them yet."""
+        return self.measured_by is not None and not (folder / self.file).is_file()
+
+    @property
+    def backbones(self) -> str:
+        """The model in short, as a list of all tables names it."""
+        return re.sub(r" \([^)]*\)", "", self.model).removeprefix("the embedded ")
+
+    def table(self, folder: Path) -> Table:
+        """Return the figures as a table; a task that was not run has no row next to others."""
+        _, rows = self._read(folder)
+        run = [row for row in rows if "not_run" not in row]
+        return data_table(self.columns, run or rows)
+
+    def limits(self, folder: Path) -> list[str]:
+        """Return paragraphs on what a recipe's figures are of, and on tasks not run."""
+        results, rows = self._read(folder)
+        if results.get("kind") == "adaptation":
+            test, train, valid = (results["questions"][x] for x in ("test", "train", "valid"))
+            return [
+                f"Limits: {test:,} test questions; rules and training from {train:,} others, "
+                f"selection on {valid:,}; backbone in {results['dtype']}."
+            ]
+        if results.get("kind") != "paper_table":
+            return []
+        amounts: dict[str, list[str]] = {}
+        unrun: dict[str, list[str]] = {}
+        for task, row in {str(row.get("task_word", row.get("task"))): row for row in rows}.items():
+            if "not_run" in row:
+                unrun.setdefault(row["not_run"], []).append(task)
+            elif "questions" in row:
+                amounts.setdefault(_amount(row), []).append(task)
+        parts = [f"{', '.join(tasks)}: {amount}" for amount, tasks in amounts.items()]
+        parts.append(f"backbone in {results['dtype']}")
+        return [
+            f"Limits: {'; '.join(parts)}.",
+            *(f"`{reason}`: {', '.join(tasks)}." for reason, tasks in unrun.items()),
+        ]
+
+    def _read(self, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the results, and the rows that are shown of them."""
+        path = folder / self.file
+        if not path.is_file():
+            known = ", ".join(sorted(file.name for file in folder.glob("*.json")))
+            raise ConfigError("a result file must exist", str(path), f"There are {known}.")
+        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        first = next(iter(results.get("settings") or ()), None)
+        rows = [
+            self._worded(_undiffering(row) if row.get("setting") == first else row)
+            for row in walk(results, self.rows)
+            if self._shown(row)
+        ]
+        if not rows:
+            raise ConfigError(
+                f"{self.file} must have rows of {self.rows}", self.where, "Correct the entry."
+            )
+        return results, rows
+
+    def _shown(self, row: dict[str, Any]) -> bool:
+        return all(
+            _field_or_none(row, name) in values for name, values in self.where.items()
+        ) and not any(_field(row, name) in values for name, values in self.without.items())
+
+    def _worded(self, row: dict[str, Any]) -> dict[str, Any]:
+        worded = {
+            f"{name}_word": words.get(str(_field(row, name)), str(_field(row, name)))
+            for name, words in self.words.items()
+        }
+        return row | worded
+
+
+def _amount(row: Mapping[str, Any]) -> str:
+    """Return how many questions a task has, and how many answers of what length."""
+    amount = f"{row['questions']:,} questions"
+    if "new_tokens" not in row:
+        return amount
+    answers = "one answer" if row["answers"] == 1 else f"{row['answers']} answers each"
+    return f"{amount}, {answers} of at most {row['new_tokens']:,} tokens"
+
+
+def _undiffering(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the first setting without its differences to itself."""
+    return {name: value for name, value in row.items() if not name.endswith("_difference")}
+
+
+def _field(row: dict[str, Any], name: str) -> Any:
+    value: Any = row
+    for part in name.split("."):
+        value = value[part]
+    return value
+
+
+def _field_or_none(row: dict[str, Any], name: str) -> Any:
+    try:
+        return _field(row, name)
+    except KeyError:
+        return None
+
+
+class PrintedColumn(Model):
+    """A column of a printed table; one without digits holds words."""
+
+    name: str
+    unit: str = ""
+    digits: Annotated[int, Field(ge=0, le=6)] | None = None
+
+    @property
+    def heading(self) -> str:
+        """Name with the unit."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+
+class Derived(Model):
+    """A column that follows from others of its row: a mean, a difference, a change, a share.
+
+    With columns a, b: ``difference`` is a - b, ``change`` is 100 (a / b - 1), ``share`` is
+    100 a / (a + b).
+    """
+
+    column: str
+    rule: Literal["mean", "difference", "change", "share"]
+    of: Annotated[tuple[str, ...], Field(min_length=2)]
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        if self.rule != "mean" and len(self.of) != 2:
+            raise ValueError(f"{self.rule} is of two columns")
+        return self
+
+
+class Unsound(Model):
+    """Figures that do not hold: of the rows that begin with some cells (all if none is named)."""
+
+    columns: Annotated[tuple[str, ...], Field(min_length=1)]
+    rows: tuple[tuple[Cell, ...], ...] = ((),)
+    reason: str
+
+    def holds(self, row: tuple[Cell, ...], column: str) -> bool:
+        """Return whether it marks a figure."""
+        return column in self.columns and any(row[: len(head)] == head for head in self.rows)
+
+
+class NotRun(Model):
+    """A part of a table that was not run, and the reason."""
+
+    what: str
+    why: str
+
+
+class PaperTable(Model):
+    """A table or a figure of the paper, and where our figures for it lie."""
+
+    label: Annotated[str, Field(pattern=r"^(tab|fig):[A-Za-z0-9_-]+$")]
+    title: str
+    kind: Literal["figures", "configuration", "texts", "plot"] = "figures"
+    caption: str
+    columns: tuple[PrintedColumn, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    derived: tuple[Derived, ...] = ()
+    unsound: tuple[Unsound, ...] = ()
+    ours: tuple[Measured, ...] = ()
+    not_run: tuple[NotRun, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return [column.name for column in self.columns]
+
+    @model_validator(mode="after")
+    def _cells_fit_their_columns(self) -> Self:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{row}: one cell for each of {len(self.columns)} columns")
+            for cell, column in zip(row, self.columns, strict=True):
+                if cell is not None and isinstance(cell, str) != (column.digits is None):
+                    raise ValueError(f"{column.name}: {cell!r} is not of its kind")
+        return self
+
+    @model_validator(mode="after")
+    def _marks_are_of_its_cells(self) -> Self:
+        named = [name for mark in self.unsound for name in mark.columns]
+        named += [name for rule in self.derived for name in (rule.column, *rule.of)]
+        for name in named:
+            if name not in self.names:
+                raise ValueError(f"no column {name!r}; {did_you_mean(name, self.names)}")
+        for mark in self.unsound:
+            for head in mark.rows:
+                if not any(row[: len(head)] == head for row in self.rows):
+                    raise ValueError(f"unsound: no row begins with {list(head)}")
+        return self
+
+    @model_validator(mode="after")
+    def _shown_or_explained(self) -> Self:
+        if not self.ours and not self.not_run:
+            raise ValueError("name where our figures lie, or why it was not run")
+        return self
+
+    def marks(self, row: tuple[Cell, ...], column: str) -> list[int]:
+        """Return the numbers of the entries of ``unsound`` that mark a figure."""
+        return [index for index, mark in enumerate(self.unsound) if mark.holds(row, column)]
+
+
+def paper_tables(folder: Path = PAPER_TABLES) -> list[PaperTable]:
+    """Return all tables, in the paper's order."""
+    tables: dict[str, PaperTable] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        table = validated(PaperTable, read_recipe_file(path), path.name)
+        if table.label in tables:
+            raise ConfigError("a label belongs to one file", table.label, f"Rename {path.name}'s.")
+        tables[table.label] = table
+    return list(tables.values())
 
 
 @dataclass(frozen=True)
@@ -50,7 +324,7 @@ def _overview(tables: Sequence[PaperTable], results: Path) -> Table:
         Column("measured", lambda table: _measured(table, results), left=True),
         Column("ours, on", lambda table: _models(table, results) or DASH, left=True),
     ]
-    return make_table("", columns, tables)
+    return make_table(columns, tables)
 
 
 def _measured(table: PaperTable, results: Path) -> str:
@@ -133,4 +407,4 @@ def _printed(table: PaperTable) -> Table:
         return Column(of.heading, cell, left=of.digits is None)
 
     columns = [column(place) for place in range(len(table.columns))]
-    return make_table("", columns, table.rows, drop=False)
+    return make_table(columns, table.rows, drop=False)

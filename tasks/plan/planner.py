@@ -1,16 +1,23 @@
-"""Stand-in for a pipeline run that notes stages instead of running them."""
+"""Plan of a recipe: its stages, noted instead of run, and bounds on its trainings' memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tasks.cluster.lease import ClusterLease
+from tasks.report.compare import cell_row
 from tasks.run.stage import Artifact
-from umim_core.config.recipe import RunRecipe
+from umim_core.backbone.shape import BackboneShape, local_shape
+from umim_core.config.recipe import Cell, HardwareConfig, Recipe, RunRecipe
+from umim_core.errors import ConfigError, ResourceLimitError
+from umim_core.training.step import step_memory
+from umim_core.training.train_loop import planned_steps
 
 T = TypeVar("T")
+_GIB: Final = 2.0**30
 
 
 class Planner:
@@ -39,3 +46,117 @@ class Planner:
     def run_parallel(self, parts: Sequence[Callable[[], T]], _: int | None = None) -> list[T]:
         """Note the stages of independent parts, one part after the other."""
         return [part() for part in parts]
+
+
+@dataclass(frozen=True)
+class CellMemory:
+    """Steps of a cell's distillation, and the memory at most of one GPU."""
+
+    label: str
+    steps: int
+    parts: dict[str, float]
+    hardware: HardwareConfig
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether a GPU of the recipe has as much."""
+        return self.memory_bytes <= self.hardware.gpu_memory_gib * _GIB
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the numbers for JSON."""
+        return {
+            "cell": self.label,
+            "steps": self.steps,
+            "memory_bytes": self.memory_bytes,
+            "memory": self.parts,
+            "fits": self.fits,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the numbers for people, without the cell."""
+        verdict = "fits" if self.fits else "may not fit"
+        rows = {
+            "for": f"{self.hardware.gpus} x {self.hardware.name}",
+            "steps at most": f"{self.steps:,}",
+            "memory of a GPU": f"at most {self.memory_bytes / _GIB:.2f} GiB of "
+            f"{self.hardware.gpu_memory_gib:g}, {verdict}",
+        } | {f"  {name}": f"{size / _GIB:.2f} GiB" for name, size in self.parts.items()}
+        return [f"  {name:22}{value}" for name, value in rows.items()]
+
+    def check(self) -> None:
+        """Refuse a training that may not fit."""
+        if not self.fits:
+            raise ResourceLimitError(
+                f"distillation of {self.label} must take at most "
+                f"{self.hardware.gpu_memory_gib:.4g} GiB of a GPU",
+                f"up to {self.memory_bytes / _GIB:.4g} GiB",
+                "Lower distill.micro_batch or distill.batch_size, or use GPUs with more memory.",
+            )
+
+
+def memory_of_cells(recipe: RunRecipe) -> list[CellMemory]:
+    """Return what each cell's distillation takes of the recipe's GPUs; nothing without hardware."""
+    if not isinstance(recipe, Recipe) or recipe.hardware is None:
+        return []
+    hardware, config, read = recipe.hardware, recipe.distill, recipe.corpus.train_tokens
+    steps = config.max_steps
+    if read is not None:
+        steps = planned_steps(config, read // recipe.segment_length)
+    return [
+        CellMemory(
+            cell_row(cell).label,
+            steps,
+            step_memory(
+                _shape(hardware, cell),
+                cell,
+                rows=config.batch_size // hardware.gpus,
+                segment_length=recipe.segment_length,
+                bf16=recipe.placement[1] == "bfloat16",
+                strategy=recipe.cluster.strategy,
+                gpus=hardware.gpus,
+                micro_batch=config.micro_batch,
+            ),
+            hardware,
+        )
+        for cell in recipe.cells
+    ]
+
+
+def memory_lines(cells: list[CellMemory]) -> list[str]:
+    """Return the numbers for people, cells that take the same together."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for cell in cells:
+        groups.setdefault(tuple(cell.lines()), []).append(cell.label)
+    lines: list[str] = []
+    for text, labels in groups.items():
+        lines += ["", "distillation, from shapes, each of:", *(f"  - {x}" for x in labels), *text]
+    return lines
+
+
+def _shape(hardware: HardwareConfig, cell: Cell) -> BackboneShape:
+    stated = hardware.shapes.get(cell.backbone)
+    try:
+        here = local_shape(cell.backbone, cell.revision)
+    except ConfigError:
+        if stated is None:
+            raise
+        return stated
+    shape = here or stated
+    if shape is None:
+        raise ConfigError(
+            "hardware.shapes must tell the shape of a backbone that is not on this machine",
+            cell.backbone,
+            "Copy it from the backbone's config.json.",
+        )
+    if stated is not None and stated != shape:
+        raise ConfigError(
+            f"hardware.shapes must agree with the configuration of {cell.backbone}",
+            str(stated),
+            f"It is {shape}.",
+        )
+    return shape

@@ -13,12 +13,10 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from tasks.report.charts import Line, Panel, chart, png, svg_file
-from tasks.report.comparison import ComparisonRow
+from tasks.report.comparison import ComparisonRow, shown_name
 from tasks.report.comparison_table import STATES, TAU, metric_column, variant_columns
-from tasks.report.render import page
+from tasks.report.render import DASH, Column, Table, escaped, make_table, page, table_markdown
 from tasks.report.report_data import Part
-from tasks.report.row_labels import shown_name
-from tasks.report.tables import DASH, Column, Table, escaped, make_table, table_markdown
 from tasks.run.recipes import recipe_names
 from tasks.run.stage import Artifact
 
@@ -127,7 +125,7 @@ def ablation_table(data: AblationData) -> Table:
         *_METRICS,
         Column("PPL UMIM", lambda row: perplexity.show(row) + " †" * (row in withdrawn)),
     )
-    return make_table("", columns, data.rows, " ".join(_note(data)))
+    return make_table(columns, data.rows, " ".join(_note(data)))
 
 
 def _note(data: AblationData) -> Iterator[str]:

@@ -79,21 +79,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
-
-    Attributes:
-        lines: What is drawn.
-        bars: Or groups of bars: heights by group and label of the legend.
-        axes: Settings of matplotlib's axes: title, xlabel, ylabel, scales, limits, ticks.
-        levels: Heights of horizontal lines, with a colour's index; None: that of the text.
-        values: Format of the heights above bars; empty for none.
-    """
+    """One pair of axes with lines, or with groups of bars."""
 
     lines: Sequence[Line] = ()
-    bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    axes: Mapping[str, Any] = field(default_factory=dict)
+    bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by group and label
+    axes: Mapping[str, Any] = field(default_factory=dict)  # title, labels, scales, limits, ticks
+    # Heights of horizontal lines, with a colour's index; None: that of the text.
     levels: Sequence[tuple[float, int | None]] = ()
-    values: str = ""
 
 
 def look(index: int) -> dict[str, Any]:
@@ -179,12 +171,9 @@ def _draw_bars(axes: Axes, panel: Panel) -> dict[str, Artist]:
             for number, group in enumerate(groups)
             if label in group
         ]
-        drawn = axes.bar(
+        entries[label] = axes.bar(
             *zip(*places, strict=True), width * 0.94, color=PALETTE[index % len(PALETTE)]
         )
-        if panel.values:
-            axes.bar_label(drawn, fmt=panel.values, padding=2, fontsize=8.5)
-        entries[label] = drawn
     axes.set_xticks(range(len(panel.bars)), list(panel.bars))
     axes.grid(visible=False, axis="x")
     return entries

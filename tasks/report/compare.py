@@ -12,18 +12,16 @@ from tasks.report.comparison import (
     TASK_TR,
     ComparisonRow,
     Measured,
+    RowRules,
+    cell_words,
+    given_name,
     is_of_a_text,
 )
-from tasks.report.row_labels import RowRules, cell_words, given_name
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
 from tasks.tracking.compare_view import SOURCE_TAG
 from umim_core.adaptation.settings import BASE, WT, find_setting, measures
-from umim_core.checkpoint.checkpoint_files import (
-    CheckpointConfig,
-    read_config,
-    resolve_checkpoint,
-)
+from umim_core.checkpoint.checkpoint_files import CheckpointConfig, read_config, resolve_checkpoint
 from umim_core.config.recipe import Cell
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from pathlib import Path
+from typing import Any, Final, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -16,11 +17,96 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.report.row_labels import RowRules, cell_words, shown_name
 from umim_core.adaptation.settings import BASE, WT, setting_names
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.config.rule_fields import CellSource
 from umim_core.errors import ConfigError
+from umim_core.rules.origin import RuleOrigin
+from umim_core.rules.ruleset import RULES_SCHEMA
+from umim_core.store.artifacts import read_manifest
+
+_GENERIC = ("rules", "checkpoint")  # folders inside a checkpoint, which name nothing
+
+
+class RowRules(BaseModel):
+    """Rules of a row: those of its cell, or as a given directory describes itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = Field("frequency", description="What made them: frequency, confidence, a list.")
+    tau: int | None = Field(description="Count threshold; None where rules have none.")
+    min_probability: float | None = Field(
+        0.0, description="What every token of a confident span exceeds; None where unknown."
+    )
+    overlap: str = "greedy"
+    containment: str = "drop"
+
+    @classmethod
+    def of(cls, cell: Cell) -> Self:
+        """Return the rules of a cell: as they are mined, or as the manifest of given ones says."""
+        if cell.rules is not None:
+            return cls.held(Path(cell.rules)).model_copy(
+                update={"source": f"rules {given_name(cell.rules)}", "min_probability": 0.0}
+            )
+        confident = cell.min_probability if cell.source == "confidence" else 0.0
+        return cls(
+            source=cell.source,
+            tau=cell.tau,
+            min_probability=confident,
+            overlap=cell.overlap,
+            containment=cell.containment,
+        )
+
+    @classmethod
+    def held(cls, directory: Path) -> Self:
+        """Return what the manifest of a rule directory says."""
+        origin = RuleOrigin.model_validate(
+            read_manifest(directory, kind="rules", schema=RULES_SCHEMA, verify=False)
+        )
+        return cls(
+            source=origin.source,
+            tau=origin.tau,
+            min_probability=origin.min_probability if origin.source == "confidence" else 0.0,
+            overlap=origin.overlap,
+            containment=origin.containment,
+        )
+
+    @property
+    def made_by(self) -> str:
+        """Origin of the rules in words."""
+        return f"{self.source} {self.min_probability:g}" if self.min_probability else self.source
+
+    def deviations(self) -> list[str]:
+        """Return in words where the rules deviate from the paper's form; empty for that."""
+        if self.source == "confidence":  # its form in the paper has no filters
+            filters = [f for f in (self.overlap, self.containment) if f not in ("none", "keep")]
+            return [self.made_by, *filters]
+        filters = [f for f in (self.overlap, self.containment) if f not in ("greedy", "drop")]
+        return filters if self.source == "frequency" else [self.source, *filters]
+
+
+def given_name(directory: str) -> str:
+    """Return what tells one rule directory from others: the last folder that is not generic."""
+    return [part for part in Path(directory).resolve().parts if part not in _GENERIC][-1]
+
+
+def shown_name(name: str) -> str:
+    """Return the last part of a path, for labels; names of hubs and embedded ones stay whole."""
+    return Path(name).name if name.startswith(("/", "./", "../", "~")) else name
+
+
+def cell_words(cell: Cell) -> list[str]:
+    """Return what limits the rules, pins the backbone, changes the module, for labels."""
+    limits = (
+        None if cell.rule_budget is None else f"at most {cell.rule_budget:,} rules",
+        None
+        if cell.confidence_tokens is None
+        else f"asked about {cell.confidence_tokens:,} tokens",
+        None if cell.revision is None else f"revision {cell.revision}",
+    )
+    form = cell.deviations()
+    return [*filter(None, limits), *form]
+
 
 COMPARISON_PARAMS: Final = (
     *("backbone", "tau", "setting", "rule_source", "min_probability", "overlap", "containment"),
@@ -269,18 +355,9 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
         cell |= rules.model_dump(exclude_none=True, exclude_defaults=True)
     else:
         cell["rules"] = rules.source
-    accuracies, listed = row.pop("accuracies", {}), row.pop("scores", [])
-    scores: dict[tuple[str, str], Any] = {
-        (DEFAULT_TASK, setting): {
-            _HEADLINE: {"value": one["value"], "stderr": one.get("stderr")},
-            TASK_TR: {"value": one.get(TASK_TR, 0.0)},
-        }
-        for setting, one in accuracies.items()
+    row.pop("accuracies", None)  # these and the metrics left out are among the scores
+    scores = {
+        (score["task"], score["setting"]): score["metrics"] for score in row.pop("scores", [])
     }
-    scores |= {(score["task"], score["setting"]): score["metrics"] for score in listed}
-    metrics = dict(row.pop("metrics", {}))
-    for name, setting in zip(_ACCURACIES, (BASE, row.get("setting", WT)), strict=True):
-        value = metrics.pop(name, None)
-        if value is not None:
-            scores.setdefault((DEFAULT_TASK, setting), {_HEADLINE: {"value": value}})
+    metrics = {n: value for n, value in row.pop("metrics", {}).items() if n not in _ACCURACIES}
     return {**row, "cell": cell, "rules": rules, "metrics": metrics, "scores": scores}

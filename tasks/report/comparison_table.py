@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tasks.report.comparison import ComparisonRow, Measured
-from tasks.report.render import formatted
-from tasks.report.row_labels import RowRules, shown_name
-from tasks.report.tables import DASH, Column, Table, make_table, number_column
+from tasks.report.comparison import ComparisonRow, Measured, RowRules, shown_name
+from tasks.report.render import DASH, Column, Table, make_table, number_column, shown
 from umim_core.adaptation.settings import ADAPTED, BASE, WT
 from umim_core.config.recipe import DEFAULT_TASK
 
@@ -21,16 +19,12 @@ STATES: Final = (
 
 def metric_column(heading: str, name: str, digits: int, scale: float = 1.0) -> Column:
     """Return the column of a metric, with its standard error where it is known."""
-    return Column(heading, lambda row: _shown(row.measurement(name), digits, scale))
+    return Column(heading, lambda row: shown(row.measurement(name), digits, scale))
 
 
 def with_error(score: Measured) -> dict[str, float | None]:
     """Return a score as pages show a mean with its standard error."""
     return {"mean": score.value, "stderr": score.stderr}
-
-
-def _shown(value: Mapping[str, float | None] | None, digits: int, scale: float) -> str:
-    return formatted(value, f",.{digits}f", 1 / scale)
 
 
 SETTINGS: Final = (
@@ -84,7 +78,7 @@ def comparison(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None =
         *(column for task in tasks for column in _score_columns(task)),
         metric_column("prefill ×", "prefill_speedup", 2),
     )
-    table = make_table("Comparison", columns, rows)
+    table = make_table(columns, rows)
     amounts = _amounts(rows, config or {})
     return replace(table, note=" ".join(filter(None, [_notes(rows, table), amounts])))
 
@@ -122,7 +116,7 @@ def _score_columns(task: str) -> list[Column]:
     def column(heading: str, setting: Callable[[ComparisonRow], str]) -> Column:
         def cell(row: ComparisonRow) -> str:
             score = next(iter(row.scores.get((task, setting(row)), {}).values()), None)
-            return _shown(None if score is None else with_error(score), 1, 100)
+            return shown(None if score is None else with_error(score), 1, 100)
 
         return Column(heading, cell)
 

@@ -12,7 +12,7 @@ from tasks.report.ablation_page import ablation_page, read_ablation
 from tasks.report.compare import short_name
 from tasks.report.comparison import ComparisonRow
 from tasks.report.comparison_table import comparison
-from tasks.report.tables import table_markdown
+from tasks.report.render import table_markdown
 from tasks.run.pipeline import PipelineRun
 from tasks.run.prefect_runs import prefect_may_be_away
 from tasks.run.stage import Artifact

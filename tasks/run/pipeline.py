@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar, TypeVarTuple, get_args
 
+import torch
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
@@ -33,7 +37,6 @@ from tasks.run.prefect_runs import (
     stopping_of_this_run,
 )
 from tasks.run.recipes import find_recipe
-from tasks.run.side_by_side import side_by_side
 from tasks.run.stage import Artifact, time_lines, verifying_once
 from tasks.storage.remote_root import remote_root
 from tasks.tracking.compare_view import COMPARISON_VIEW, adaptation_view
@@ -49,6 +52,9 @@ from umim_core.progress import listening
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.training.train_run import CURVE, read_curve
 
+T = TypeVar("T")
+Part = Callable[[], object]
+"""A part that leaves its results where they belong."""
 logger = logging.getLogger("umim.pipeline")
 _SHOWN = (".svg", ".md", ".html", "table.json")
 # Inputs of a stage that are data sets to MLflow, and what they are read for.
@@ -63,7 +69,39 @@ _DATA_SETS = {
 }
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R", bound=RunRecipe)
-T = TypeVar("T")
+
+
+def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
+    """Call independent functions in threads that share the cores, at most so many at a time.
+
+    What a stage computes releases Python's lock: torch's operations, processes, Ray's workers. Each
+    part gets the context of the flow, so its stages are tasks of the same Prefect run.
+    """
+    if most == 1 or len(parts) < 2:
+        return [part() for part in parts]
+    threads, failed = torch.get_num_threads(), threading.Event()
+
+    def run(part: Callable[[], T]) -> T:
+        if failed.is_set():
+            raise CancelledError
+        with ExitStack() as unless_returned, parked_by_a_stop():
+            unless_returned.callback(failed.set)
+            result = part()
+            unless_returned.pop_all()
+        return result
+
+    most = min(most, len(parts))
+    share = max(1, threads // most)
+    with ThreadPoolExecutor(most, "part", torch.set_num_threads, (share,)) as pool:
+        futures = [pool.submit(copy_context().run, run, part) for part in parts]
+    torch.set_num_threads(threads)  # the threads of the pool have changed it for this one, too
+    outcomes = [future.exception() for future in futures]
+    errors = [error for error in outcomes if not isinstance(error, CancelledError | None)]
+    if errors:
+        for other in errors[1:]:
+            errors[0].add_note(f"Another part failed, too: {type(other).__name__}: {other}")
+        raise errors[0]
+    return [future.result() for future in futures]
 
 
 @dataclass

@@ -18,6 +18,7 @@ from uuid import UUID
 import httpx
 import psutil
 from prefect import get_client
+from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.events.worker import EventsWorker
@@ -32,6 +33,9 @@ from umim_core.errors import ClusterError, ConfigError, UmimError
 
 logger = logging.getLogger("umim.prefect")
 _CONNECTION_LIBRARIES: Final = ("anyio", "asyncio", "httpcore", "httpx", "prefect")
+_TOLD_SECONDS: Final = 2.0
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 def require_own_checkout() -> None:
@@ -121,14 +125,18 @@ def _of_a_connection(error: BaseException) -> bool:
     return unnamed or isinstance(error, kinds) or library in _CONNECTION_LIBRARIES
 
 
+def _flow_run() -> FlowRun | None:
+    context = FlowRunContext.get()
+    return None if context is None else context.flow_run
+
+
 @contextmanager
 def in_the_checkout() -> Iterator[None]:
     """Make relative paths of a deployed flow run those of the checkout.
 
     A worker starts it in an empty folder of its own. Any other run stays where it was started.
     """
-    context = FlowRunContext.get()
-    run = None if context is None else context.flow_run
+    run = _flow_run()
     deployed = run is not None and run.deployment_id is not None
     if deployed:
         require_own_checkout()
@@ -143,8 +151,7 @@ def stopping_of_this_run() -> Iterator[None]:
     That is one of the command line, or one that a Prefect worker started for a deployment. In any
     other process (a notebook, a test) Ctrl-C stays the ordinary exception.
     """
-    context = FlowRunContext.get()
-    run = None if context is None else context.flow_run
+    run = _flow_run()
     with ExitStack() as stack:
         if is_stoppable() or (run is not None and run.deployment_id is not None):
             stack.enter_context(stoppable())
@@ -158,20 +165,16 @@ def _cancelled(run: UUID) -> None:
         client.set_flow_run_state(run, Cancelled(message="Stopped by a signal."), force=True)
 
 
-_TOLD_SECONDS: Final = 2.0
-
-
 @contextmanager
 def logs_on_the_run_page() -> Iterator[None]:
     """Send the lines of our loggers to the Prefect flow run under way, if there is one."""
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
+    run = _flow_run()
+    if run is None:
         yield
         return
-    run_id = context.flow_run.id
 
     def of_this_run(record: logging.LogRecord) -> bool:
-        record.flow_run_id = run_id  # also of threads, which know no run
+        record.flow_run_id = run.id  # also of threads, which know no run
         return True
 
     handler = APILogHandler(level=logging.INFO)
@@ -184,7 +187,7 @@ def logs_on_the_run_page() -> Iterator[None]:
     try:
         yield
     except UmimError as error:
-        _tell_why(context.flow_run.id, error)
+        _tell_why(run.id, error)
         raise
     finally:
         ours.removeHandler(handler)
@@ -203,10 +206,6 @@ def _tell_why(run_id: UUID, error: UmimError) -> None:
         waiting = threading.Thread(target=EventsWorker.instance().wait_until_empty, daemon=True)
         waiting.start()
         waiting.join(_TOLD_SECONDS)  # a server that died is not waited for
-
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 
 def remembering_the_first_error(function: Callable[[*Ts], T]) -> Callable[[*Ts], T]:

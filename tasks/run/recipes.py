@@ -18,28 +18,14 @@ from umim_core.task_sets.spec import SPLITS, TASKS
 RECIPES = CHECKOUT / "infra" / "recipes"
 
 
-def recipe_names() -> list[str]:
-    """Return the names of the shipped recipes, but for those of a table or an adaptation."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
-
-
-def table_names() -> list[str]:
-    """Return the names of the recipes of the paper's tables, such as ``tables/perplexity-...``."""
-    return _in_folder("tables")
-
-
-def adaptation_names() -> list[str]:
-    """Return the names of the recipes of adaptation curves, such as ``adaptation/...``."""
-    return _in_folder("adaptation")
+def recipe_names(folder: str = "") -> list[str]:
+    """Return the names of shipped recipes: of the pipeline, of ``tables/`` or ``adaptation/``."""
+    return sorted(f"{folder}{path.stem}" for path in (RECIPES / folder).glob("*.yaml"))
 
 
 def all_names() -> list[str]:
     """Return the names of all shipped recipes."""
-    return [*recipe_names(), *table_names(), *adaptation_names()]
-
-
-def _in_folder(name: str) -> list[str]:
-    return sorted(f"{name}/{path.stem}" for path in (RECIPES / name).glob("*.yaml"))
+    return [*recipe_names(), *recipe_names("tables/"), *recipe_names("adaptation/")]
 
 
 def find_recipe(name: str) -> AnyRecipe:

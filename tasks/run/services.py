@@ -36,25 +36,15 @@ POOL: Final = "umim-pool"
 
 @dataclass(frozen=True)
 class Service:
-    """A process to be kept running.
+    """A process to be kept running."""
 
-    Attributes:
-        name: Of its record and its log.
-        command: What starts it.
-        port: Where it listens; None for a worker of Prefect, which does not.
-        health: Path that answers 200 when it can be used.
-        pool_url: Of a worker: address of the pool, where it reports.
-        environment: Variables besides those of the command that starts it.
-        before: Commands that end before it is started, such as a registration.
-    """
-
-    name: str
+    name: str  # of its record and its log
     command: Sequence[str]
-    port: int | None = None
-    health: str = "/"
-    pool_url: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    before: Sequence[Sequence[str]] = ()
+    port: int | None = None  # where it listens; a worker of Prefect does not
+    health: str = "/"  # path that answers 200 when it can be used
+    pool_url: str | None = None  # of a worker: address of the pool, where it reports
+    environment: Mapping[str, str] = field(default_factory=dict)  # besides the command line's
+    before: Sequence[Sequence[str]] = ()  # commands that end before it starts: a registration
 
     @property
     def url(self) -> str | None:

@@ -53,21 +53,13 @@ _verified: ContextVar[set[Path] | None] = ContextVar("verified", default=None)
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished stage: what tasks hand to one another.
+    """A finished stage: what tasks hand to one another."""
 
-    Attributes:
-        stage: Name of the stage.
-        key: SHA-256 of what it was made from.
-        path: Its directory.
-        digest: SHA-256 of what it holds.
-        executed: Whether this process built it just now (False: it was found).
-    """
-
-    stage: str
-    key: str
+    stage: str  # its name
+    key: str  # SHA-256 of what it was made from
     path: Path
-    digest: str
-    executed: bool
+    digest: str  # SHA-256 of what it holds
+    executed: bool  # whether this process built it just now; else it was found
 
     def manifest(self) -> dict[str, Any]:
         """Return the stage's manifest (configuration, inputs, metrics, facts)."""
@@ -127,8 +119,7 @@ def verifying_once() -> Iterator[None]:
 def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
     """Return the artifact of a stage, building it if it does not exist.
 
-    Returns:
-        The artifact. A second launch of the same stage waits for the first and then finds it.
+    A second launch of the same stage waits for the first and then finds it.
     """
     final = safe_join(root, f"{spec.name}/{spec.key}")
     remote = remote_root() if root.resolve() == artifact_root() else None
@@ -166,7 +157,7 @@ def _through(
             return _finished(final, spec)
         with contextlib.ExitStack() as stack:
             if spec.resumable and not final.exists():
-                partial = _partial(final)
+                partial = final.with_name(final.name + ".partial")
                 partial.mkdir(parents=True, exist_ok=True)
                 take_back_state(partial, _kept_state(final))  # of a run killed while it published
                 stack.enter_context(remote.storing_states(name, partial))
@@ -175,10 +166,6 @@ def _through(
             remote.fetch(name, final)
             return _finished(final, spec)
     return artifact
-
-
-def _partial(final: Path) -> Path:
-    return final.with_name(final.name + ".partial")
 
 
 def _refused(error: OSError, final: Path, written: int) -> ArtifactError:
@@ -190,7 +177,7 @@ def _refused(error: OSError, final: Path, written: int) -> ArtifactError:
 
 
 def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
-    partial = _partial(final)
+    partial = final.with_name(final.name + ".partial")
     if not spec.resumable:
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)

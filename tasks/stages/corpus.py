@@ -18,7 +18,6 @@ from umim_core.config.corpus import (
     SPLITS,
     Corpus,
     DocstringCorpus,
-    DocstringPart,
     FilesCorpus,
     GeneratedCorpus,
     MixtureCorpus,
@@ -31,12 +30,7 @@ from umim_core.embedded.docstring_corpus import build_corpus, installed_versions
 from umim_core.embedded.documents import write_rows
 from umim_core.errors import CorpusError
 from umim_core.progress import followed, leave_note
-from umim_core.store.artifacts import (
-    canonical_json,
-    read_json,
-    sha256_bytes,
-    write_json,
-)
+from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE
 from umim_core.synthetic_corpora.questions import split_questions
 from umim_core.synthetic_corpora.trajectory_shards import iter_rows, read_selection
@@ -58,7 +52,9 @@ from umim_core.text.sources import (
 _RECORD = "sources.json"
 _MODULES_A_NOTE: Final = 100
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")
+OOD = "ood_"  # before the name of an out-of-domain split
 PART = "part_"  # before the name of a mixture's part, for its own test split
+RECORD: Final = "mixture.json"
 
 
 def corpus_stage(
@@ -106,16 +102,21 @@ def corpus_stage(
 
 
 def _files_stage(root: Path, corpus: FilesCorpus) -> Artifact:
-    sources = _in_place(corpus)
-    dumped = {split: source.model_dump(mode="json") for split, source in sources.items()}
-    digests = file_digests(sources)
+    dumped, digests = _recorded(corpus)
 
     def build(out: Path) -> Metrics:
         # The digests are part of the content, so that a changed file changes what depends on it.
         write_json(out / _RECORD, {"sources": dumped, "files": digests})
-        return {"splits": float(len(sources))}
+        return {"splits": float(len(dumped))}
 
     return run_stage(root, StageSpec("corpus", 2, dumped, digests), build)
+
+
+def _recorded(corpus: FilesCorpus | GeneratedCorpus) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the sources of the user's own as they are recorded, and the digests of their files."""
+    sources = _in_place(corpus)
+    dumped = {split: source.model_dump(mode="json") for split, source in sources.items()}
+    return dict(dumped), file_digests(sources)
 
 
 def _generated_stage(root: Path, corpus: GeneratedCorpus, generated: Artifact | None) -> Artifact:
@@ -123,9 +124,7 @@ def _generated_stage(root: Path, corpus: GeneratedCorpus, generated: Artifact | 
         raise CorpusError(
             "a generated corpus needs its trajectories", "none", "Run the stage generate first."
         )
-    sources = _in_place(corpus)
-    dumped = {split: source.model_dump(mode="json") for split, source in sources.items()}
-    digests = file_digests(sources)
+    dumped, digests = _recorded(corpus)
     spec = StageSpec(
         "corpus",
         3,
@@ -252,11 +251,13 @@ def _sources(corpus: Artifact, config: Corpus) -> dict[str, Source]:
         names = SPLITS
     elif isinstance(config, MixtureCorpus):
         names = (*SPLITS, *(f"{PART}{name}" for name in config.parts))
-    written: dict[str, Source] = {  # docstrings show NUL characters on purpose, models by chance
-        split: JsonLines(paths=(str(corpus.path / f"{split}.jsonl"),), nul="keep")
-        for split in names
-    }
+    written: dict[str, Source] = {split: _written(corpus, split) for split in names}
     return written | _in_place(config)
+
+
+def _written(corpus: Artifact, split: str) -> JsonLines:
+    """Return a split's file; docstrings show NUL characters on purpose, models by chance."""
+    return JsonLines(paths=(str(corpus.path / f"{split}.jsonl"),), nul="keep")
 
 
 def _in_place(config: Corpus) -> dict[str, Source]:
@@ -266,7 +267,7 @@ def _in_place(config: Corpus) -> dict[str, Source]:
     sources: dict[str, Source] = {}
     if isinstance(config, FilesCorpus):
         sources = {"train": config.train, "valid": config.valid, "test": config.test}
-    return sources | {f"ood_{name}": source for name, source in config.out_of_domain.items()}
+    return sources | {f"{OOD}{name}": source for name, source in config.out_of_domain.items()}
 
 
 def tokens(artifact: Artifact, split: str) -> TokenShards:
@@ -274,22 +275,9 @@ def tokens(artifact: Artifact, split: str) -> TokenShards:
     return TokenShards.open(artifact.path / split)
 
 
-def out_of_domain(artifact: Artifact) -> list[str]:
-    """Return the names of a tokenised corpus's out-of-domain splits, without their prefix."""
-    return _with_prefix(artifact, "ood_")
-
-
-def parts(artifact: Artifact) -> list[str]:
-    """Return the parts of a tokenised mixture that have test splits of their own."""
-    return _with_prefix(artifact, PART)
-
-
-def _with_prefix(artifact: Artifact, prefix: str) -> list[str]:
-    files = artifact.path.glob(f"{prefix}*/{INDEX}")
-    return sorted(path.parent.name.removeprefix(prefix) for path in files)
-
-
-RECORD: Final = "mixture.json"
+def splits_with(artifact: Artifact, prefix: str) -> list[str]:
+    """Return the splits of a tokenised corpus with a prefix: ``OOD``, or ``PART`` of a mixture."""
+    return sorted(path.parent.name for path in artifact.path.glob(f"{prefix}*/{INDEX}"))
 
 
 def mixture_stage(root: Path, corpus: MixtureCorpus, docstrings: Artifact | None) -> Artifact:
@@ -299,13 +287,10 @@ def mixture_stage(root: Path, corpus: MixtureCorpus, docstrings: Artifact | None
     SHA-256 of every file that was read, the licences and the sizes.
     """
     digests = _file_digests(corpus)
-    corpora = {} if docstrings is None else {"docstrings": docstrings.digest}
-    spec = StageSpec(
-        "mixture",
-        1,
-        corpus.model_dump(mode="json", exclude={"train_tokens"}),
-        corpora | _numbered(digests),
-    )
+    inputs = {} if docstrings is None else {"docstrings": docstrings.digest}
+    for (name, split), own in digests.items():
+        inputs |= {f"{name}.{split}:{number}": digest for number, digest in enumerate(own)}
+    config = corpus.model_dump(mode="json", exclude={"train_tokens"})
 
     def build(out: Path) -> Metrics:
         metrics: Metrics = {}
@@ -331,7 +316,7 @@ def mixture_stage(root: Path, corpus: MixtureCorpus, docstrings: Artifact | None
         write_json(out / RECORD, {n: record | {"sizes": sizes[n]} for n, record in records.items()})
         return metrics
 
-    return run_stage(root, spec, build)
+    return run_stage(root, StageSpec("mixture", 1, config, inputs), build)
 
 
 def _file_digests(corpus: MixtureCorpus) -> dict[tuple[str, Split], list[str]]:
@@ -341,14 +326,6 @@ def _file_digests(corpus: MixtureCorpus) -> dict[tuple[str, Split], list[str]]:
         for name, part in corpus.parts.items()
         if isinstance(part, TextPart)
         for split in SPLITS
-    }
-
-
-def _numbered(digests: Mapping[tuple[str, Split], list[str]]) -> dict[str, str]:
-    return {
-        f"{name}.{split}:{number}": digest
-        for (name, split), shard_digests in digests.items()
-        for number, digest in enumerate(shard_digests)
     }
 
 
@@ -367,20 +344,14 @@ def _digests(name: str, part: TextPart, split: Split) -> list[str]:
 def _texts(
     corpus: MixtureCorpus, name: str, split: Split, docstrings: Artifact | None
 ) -> Iterator[str]:
-    return iter_documents(_source(corpus.parts[name], split, docstrings))
-
-
-def _source(
-    part: TextPart | DocstringPart, split: Split, docstrings: Artifact | None
-) -> DocumentSource:
+    part = corpus.parts[name]
     if isinstance(part, TextPart):
-        return part.source(split)
+        return iter_documents(part.source(split))
     if docstrings is None:
         raise CorpusError(
             "a part of docstrings needs the embedded corpus", "none", "Run its corpus stage first."
         )
-    # Docstrings show NUL characters on purpose.
-    return JsonLines(paths=(str(docstrings.path / f"{split}.jsonl"),), nul="keep")
+    return iter_documents(_written(docstrings, split))
 
 
 def _record(

@@ -1,31 +1,43 @@
-"""Stages ``evaluate`` (alignment, perplexity) and ``task-score`` (accuracy through lm-eval).
+"""Stages ``evaluate`` (alignment, perplexity), ``task-score`` (accuracy), ``benchmark`` (speed).
 
 The model runs on a worker of the cluster or in this process; see ``cluster/worker_tasks.py``.
+Timings are facts of a machine, not functions of the inputs: the digest of ``benchmark`` differs
+between runs, and only the report depends on it.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import re
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tasks.cluster.lease import ClusterLease
-from tasks.cluster.worker_tasks import call_on_worker
+from tasks.cluster.ray_cluster import LOCAL, cluster_address
+from tasks.cluster.worker_tasks import call_on_worker, calls_leave_this_process
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.corpus import PART, out_of_domain, parts, task_of, tokens
-from tasks.stages.distill import dtype_key
+from tasks.stages.corpus import OOD, PART, splits_with, task_of, tokens
+from tasks.stages.train import dtype_key
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
-from umim_core.config.evaluate import EvaluateConfig, Segments
+from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, Segments
 from umim_core.config.form import Merge
-from umim_core.config.recipe import BackboneDtype, Device
+from umim_core.config.recipe import BackboneDtype, ClusterConfig, Device
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import directory_digest
+from umim_core.store.locking import measuring
+from umim_core.throughput.break_even import ThroughputRow, break_even, break_even_markdown
+from umim_core.throughput.throughput import measure_throughput, tokens_needed
 from umim_core.training.token_rows import TokenRows
 
 
@@ -68,37 +80,25 @@ def measure_texts(
     device: Device,
     dtype: BackboneDtype,
 ) -> Metrics:
-    """Load a checkpoint and return its ``text_metrics``."""
-    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
-    return text_metrics(tokenized, umim.merged_model, config, segment_length)
-
-
-def text_metrics(
-    tokenized: Artifact,
-    merged_model: MergedModel,
-    config: EvaluateConfig,
-    segment_length: int,
-) -> Metrics:
     """Return alignment in-domain, and perplexity of base and compressed in and out of domain.
 
     Of a mixture's parts both are measured; the names of those numbers end in ``_part_<name>``.
     ``nats_increase`` is ln(PPL of UMIM / PPL of base). Standard errors (``_se``) are over rows, of
     the increase over the differences row by row.
     """
-    own = [f"{PART}{name}" for name in parts(tokenized)]
+    merged_model = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device).merged_model
+    own = splits_with(tokenized, PART)
     metrics: Metrics = {}
     for split in ("test", *own):
         rows = rows_of(tokenized, split, segment_length, config.alignment_rows, config.segments)
         alignment = evaluate_alignment(rows, merged_model, config.batch_size).metrics()
-        metrics |= {f"{name}{_suffix(split)}": value for name, value in alignment.items()}
-    for split in ("test", *(f"ood_{name}" for name in out_of_domain(tokenized)), *own):
+        suffix = "" if split == "test" else f"_{split}"
+        metrics |= {f"{name}{suffix}": value for name, value in alignment.items()}
+    for split in ("test", *splits_with(tokenized, OOD), *own):
         part = rows_of(tokenized, split, segment_length, config.perplexity_rows, config.segments)
-        metrics |= _perplexities(part, merged_model, _suffix(split), config.batch_size)
+        suffix = "" if split == "test" else f"_{split}"
+        metrics |= _perplexities(part, merged_model, suffix, config.batch_size)
     return metrics
-
-
-def _suffix(split: str) -> str:
-    return "" if split == "test" else f"_{split}"
 
 
 def rows_of(
@@ -184,3 +184,107 @@ def task_score_stage(
         return call_on_worker(lease, asked).metrics()
 
     return run_stage(root, spec, build)
+
+
+def benchmark_stage(
+    root: Path,
+    lease: ClusterLease,
+    tokenized: Artifact,
+    checkpoint: Path | str,
+    config: BenchmarkConfig,
+    device: Device = "cpu",
+    dtype: BackboneDtype = "float32",
+) -> Artifact:
+    """Time a checkpoint on held-out text.
+
+    A worker has all cores of its machine; in this process it has torch's own threads. The metrics,
+    ``prefill_speedup`` among them, are those of the first batch size and the longest prompt under
+    the checkpoint's own rules. The key has what is known before (``expected_place``), and
+    ``machine.json`` names what was timed on: processor, threads and a GPU.
+    """
+    directory = resolve_checkpoint(checkpoint).resolve()
+    spec = StageSpec(
+        "benchmark",
+        2,
+        {
+            **config.model_dump(mode="json"),
+            "machine": expected_place(lease.config),
+            "device": device,
+            **dtype_key(dtype),
+        },
+        {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
+        machine=measuring,
+    )
+
+    def build(out: Path) -> Metrics:
+        timed = partial(time_checkpoint, tokenized, directory, config, device, dtype)
+        rows, place = call_on_worker(lease, timed, alone=True)
+        for name, content in {
+            "machine": place,
+            "throughput": [asdict(row) for row in rows],
+            "break_even": [asdict(crossing) for crossing in break_even(rows)],
+        }.items():
+            text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+            (out / f"{name}.json").write_text(text, encoding="utf-8")
+        (out / "break_even.md").write_text(break_even_markdown(rows), encoding="utf-8")
+        return _summary(rows, config)
+
+    return run_stage(root, spec, build)
+
+
+def time_checkpoint(
+    tokenized: Artifact,
+    checkpoint: Path,
+    config: BenchmarkConfig,
+    device: Device,
+    dtype: BackboneDtype,
+) -> tuple[list[ThroughputRow], str]:
+    """Return the rows of a checkpoint, and what they were measured on: see ``machine.json``."""
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
+    test = tokens(tokenized, "test")
+    # Each pair of runs begins one continuation further on, then round again.
+    text = test[: tokens_needed(config) + config.pairs * config.new_tokens]
+    rows = measure_throughput(umim.merged_model, np.asarray(text, dtype=np.int64), config)
+    place = machine(torch.get_num_threads())
+    return rows, place if device == "cpu" else f"{place}, {torch.cuda.get_device_name()}"
+
+
+def expected_place(config: ClusterConfig) -> str:
+    """Return where a timing will run, as far as it is known without a cluster and without CUDA.
+
+    On this machine these are its processor and the threads: torch's own in this process, all cores
+    of the cluster on a worker. Of a cluster elsewhere it is the address.
+    """
+    if not calls_leave_this_process(config):
+        return machine(torch.get_num_threads())
+    address = cluster_address(config.address)
+    return address if address != LOCAL else machine(config.cpus or os.cpu_count() or 1)
+
+
+def machine(threads: int) -> str:
+    """Return the name of this machine's processor, and so many threads."""
+    processor, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if info.is_file():
+        model = re.search(r"^model name\s*: (.*)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+        processor = model[1] if model else processor
+    return f"{processor}, {threads} threads"
+
+
+def _summary(rows: list[ThroughputRow], config: BenchmarkConfig) -> Metrics:
+    shown = config.batch_sizes[0], max(config.prompt_lengths)
+    return {
+        name: value
+        for row in rows
+        if row.rules == "natural" and (row.batch_size, row.prompt_tokens) == shown
+        for name, value in (
+            (f"{row.phase}_speedup", row.speedup),
+            (f"{row.phase}_bound", row.bound),
+            (f"{row.phase}_token_reduction", row.token_reduction),
+        )
+    }
+
+
+def throughput_rows(artifact: Artifact) -> list[ThroughputRow]:
+    """Return the rows a benchmark stage measured."""
+    rows = json.loads((artifact.path / "throughput.json").read_text(encoding="utf-8"))
+    return [ThroughputRow(**row) for row in rows]

@@ -27,7 +27,8 @@ from tasks.report.ablation_page import (
     read_ablation,
 )
 from tasks.report.compare import CellResult, ShippedResult, cell_row, comparison_rows, rule_counts
-from tasks.report.comparison import ComparisonRow
+from tasks.report.comparison import ComparisonRow, shown_name
+from tasks.report.render import table_text
 from tasks.report.report_data import (
     AttentionExample,
     BreakEvenRow,
@@ -41,11 +42,9 @@ from tasks.report.report_data import (
     SpeedRow,
 )
 from tasks.report.report_page import agreement, write_report
-from tasks.report.row_labels import shown_name
-from tasks.report.tables import table_text
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.benchmark import throughput_rows
 from tasks.stages.corpus import tokens
+from tasks.stages.evaluate import throughput_rows
 from umim_core import UMIM
 from umim_core.adaptation.settings import WT, find_setting
 from umim_core.backbone.devices import has_device
@@ -78,16 +77,17 @@ def report_stage(
     inputs = {
         f"{number}:{name}": artifact.digest
         for number, result in enumerate(cells)
-        for name, artifact in (
-            ("rules", result.filtered),
-            *(() if result.benchmark is None else (("benchmark", result.benchmark),)),
-            *result.settings.items(),
-        )
+        for name, artifact in {
+            "rules": result.filtered,
+            "benchmark": result.benchmark,
+            **result.settings,
+        }.items()
+        if artifact is not None
     }
     measured = {
         f"{number}:{name}": artifact.key
         for number, result in enumerate((*cells, *shipped))
-        for name, artifact in _measurements(result)
+        for name, artifact in _measurements(result).items()
     }
     spec = StageSpec(
         "report", 3, {"recipe": recipe.model_dump(mode="json"), "measured": measured}, inputs
@@ -100,18 +100,13 @@ def report_stage(
     return run_stage(root, spec, build)
 
 
-def _measurements(result: CellResult | ShippedResult) -> list[tuple[str, Artifact]]:
-    if isinstance(result, CellResult):
-        measurements = [
-            (f"evaluate {name}", artifact) for name, artifact in result.evaluations.items()
-        ]
-    else:
-        measurements = [("evaluate", result.evaluation)]
-    for (task, setting), artifact in result.scores.items():
-        measurements.append(
-            (f"score {setting}" if task == DEFAULT_TASK else f"score {task} {setting}", artifact)
-        )
-    return measurements + ([("benchmark", result.benchmark)] if result.benchmark else [])
+def _measurements(result: CellResult | ShippedResult) -> dict[str, Artifact]:
+    cell = isinstance(result, CellResult)
+    evaluations = result.evaluations if cell else {"": result.evaluation}
+    measured = {f"evaluate {name}".strip(): one for name, one in evaluations.items()}
+    for (task, setting), score in result.scores.items():
+        measured[f"score {setting}" if task == DEFAULT_TASK else f"score {task} {setting}"] = score
+    return measured | ({} if result.benchmark is None else {"benchmark": result.benchmark})
 
 
 def report_data(
@@ -146,18 +141,13 @@ def _chance(rows: list[ComparisonRow]) -> float | dict[str, float] | None:
 
 
 def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[CheckpointPlace, ...]:
-    trained = [
-        CheckpointPlace(
-            label=f"{cell_row(result.cell).label}, {setting}",
-            path=str(artifact.path / "checkpoint"),
-        )
+    places = [
+        (f"{cell_row(result.cell).label}, {setting}", str(artifact.path / "checkpoint"))
         for result in cells
         for setting, artifact in result.settings.items()
     ]
-    shipped_places = [
-        CheckpointPlace(label=f"{shown_name(s.name)}, shipped", path=s.name) for s in shipped
-    ]
-    return tuple(trained + shipped_places)
+    places += [(f"{shown_name(result.name)}, shipped", result.name) for result in shipped]
+    return tuple(CheckpointPlace(label=label, path=path) for label, path in places)
 
 
 def _examples(

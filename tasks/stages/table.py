@@ -30,12 +30,7 @@ from tasks.data.table_jobs import (
     table_row,
     totals,
 )
-from tasks.data.table_sources import (
-    data_digests,
-    named_backbone,
-    question_source,
-    source_facts,
-)
+from tasks.data.table_sources import data_digests, named_backbone, question_source, source_facts
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.baselines.methods import own_model
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint

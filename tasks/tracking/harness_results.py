@@ -103,13 +103,7 @@ def find_results(path: Path) -> list[HarnessResults]:
 
 
 def log_results(store: Store, results: HarnessResults, owner: Owner) -> LoggedResults:
-    """Write settings, figures, samples and the file itself as one run; a finished one stays.
-
-    Raises:
-        StoreAwayError: If the store does not answer.
-        TrackingError: If it refuses something.
-        EvaluationError: If the logged samples cannot be read.
-    """
+    """Write settings, figures, samples and the file itself as one run; a finished one stays."""
     tables = {task: results.table(task) for task in results.samples}
     time_ms = int(1000 * float(results.content["date"]))
     with store.session(CREATION_SECONDS, _CONNECT_SECONDS, UPLOAD_SECONDS):

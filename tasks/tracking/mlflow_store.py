@@ -6,7 +6,6 @@ and may be made twice: points carry step and time. MLflow is imported at first u
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import json
 import logging
@@ -15,7 +14,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +29,7 @@ from umim_core.store.locking import directory_lock
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+EXPERIMENT: Final = "umim"
 REGISTERED_MODEL: Final = "umim"
 KEY_TAG: Final = "umim.key"
 KIND_TAG: Final = "umim.kind"
@@ -39,15 +39,11 @@ UPLOAD_SECONDS: Final = 300  # of one file; a server may hand it on before it an
 _SHARED_VIEW: Final = "mlflow.sharedViewState."
 # What a store says when it will never take a call as it is; everything else may pass.
 _REFUSALS: Final = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "MALFORMED_REQUEST")
-
-
 ROOT_TAG: Final = "umim.root"
 USER_TAG: Final = "mlflow.user"  # MLflow's pages have a column for it
 _ROOT_ID: Final = "root-id"
 _UNFIT: Final = re.compile(r"[^\w.\-@]+")  # what a query cannot hold
 Owner = dict[str, str]
-
-
 logger = logging.getLogger("umim.tracking")
 _SQLITE: Final = "sqlite:///"
 _SILENT_SECONDS: Final = 2
@@ -55,20 +51,6 @@ _SILENT_SECONDS: Final = 2
 
 class StoreAwayError(TrackingError):
     """The store does not answer or cannot be used now; later it may."""
-
-
-@contextmanager
-def writing(uri: str, root: Path, seconds: int) -> Iterator[None]:
-    """Hold a store for a few writes."""
-    with _held(_place(uri, root), "lock", seconds):
-        yield
-
-
-@contextmanager
-def connecting(uri: str, root: Path, seconds: int) -> Iterator[None]:
-    """Connect to a store as the only process that does so; take it before ``writing``."""
-    with _held(_place(uri, root), "connecting.lock", seconds):
-        yield
 
 
 def _place(uri: str, root: Path) -> Path:
@@ -127,10 +109,9 @@ def _user() -> str:
 class Store:
     """One experiment, made if it is not there."""
 
-    def __init__(self, uri: str, root: Path, experiment: str) -> None:
+    def __init__(self, uri: str, root: Path) -> None:
         self.uri = uri
         self.root = root
-        self.experiment = experiment
         self.served = uri.startswith(("http://", "https://"))
         self._connected: tuple[MlflowClient, str] | None = None
 
@@ -149,7 +130,7 @@ class Store:
             raise TrackingError("the store is used inside `with store.session(...)`")
         return self._connected
 
-    @contextlib.contextmanager
+    @contextmanager
     def session(
         self, creation_seconds: int, connect_seconds: int, call_seconds: int
     ) -> Iterator[Store]:
@@ -160,12 +141,13 @@ class Store:
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            with contextlib.ExitStack() as held:
+            with ExitStack() as held:
                 if not self.served:
                     self.root.mkdir(parents=True, exist_ok=True)
-                    if self._connected is None:
-                        held.enter_context(connecting(self.uri, self.root, creation_seconds))
-                    held.enter_context(writing(self.uri, self.root, connect_seconds))
+                    place = _place(self.uri, self.root)
+                    if self._connected is None:  # one process connects at a time
+                        held.enter_context(_held(place, "connecting.lock", creation_seconds))
+                    held.enter_context(_held(place, "lock", connect_seconds))
                 if self._connected is None:
                     _limit_requests(connect_seconds)
                     self._connected = self._connect()
@@ -321,19 +303,19 @@ class Store:
         for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
-        experiment = client.get_experiment_by_name(self.experiment)
+        experiment = client.get_experiment_by_name(EXPERIMENT)
         if experiment is None:
             place = None if self.served else (self.root / "mlruns").as_uri()
             try:
-                return client, str(client.create_experiment(self.experiment, place))
+                return client, str(client.create_experiment(EXPERIMENT, place))
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-                experiment = client.get_experiment_by_name(self.experiment)
+                experiment = client.get_experiment_by_name(EXPERIMENT)
         if experiment is None or experiment.lifecycle_stage != "active":
             raise StoreAwayError(
                 "the MLflow experiment must not be deleted",
-                self.experiment,
+                EXPERIMENT,
                 "Restore it with `mlflow experiments restore`.",
             )
         return client, str(experiment.experiment_id)

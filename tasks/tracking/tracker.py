@@ -85,13 +85,11 @@ class Tracker:
     A store that is away is no error. Threads may share a tracker.
     """
 
-    def __init__(
-        self, uri: str | None = None, root: Path | None = None, experiment: str = "umim"
-    ) -> None:
+    def __init__(self, uri: str | None = None, root: Path | None = None) -> None:
         default = f"sqlite:///{CHECKOUT / 'mlflow.db'}"
         self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or default
         self.root = (root or artifact_root()).resolve()
-        self._store = Store(self.uri, self.root, experiment)
+        self._store = Store(self.uri, self.root)
         self._recipes: dict[str, str] = {}  # by key of a pipeline that was opened here
         self._waiting: deque[Callable[[Store], None]] = deque()  # numbers not yet written
         self._files: list[Callable[[Store], None]] = []  # uploads for the end of a run
@@ -107,7 +105,7 @@ class Tracker:
 
     def reconnected(self) -> Tracker:
         """Return a tracker of the same store with a connection and a patience of its own."""
-        return Tracker(self.uri, self.root, self._store.experiment)
+        return Tracker(self.uri, self.root)
 
     def pipeline_run(
         self,

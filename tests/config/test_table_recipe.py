@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from flows.parts import plan
-from tasks.paper.printed import paper_tables
-from tasks.run.recipes import find_recipe, recipe_names, table_names
+from tasks.paper.paper_page import paper_tables
+from tasks.run.recipes import find_recipe, recipe_names
 from umim_core.config.recipe_files import validated
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ConfigError
@@ -16,7 +16,7 @@ from umim_core.errors import ConfigError
 LABELS = {table.label for table in paper_tables()}
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", recipe_names("tables/"))
 def test_a_table_recipe_is_valid_and_of_a_table_of_the_paper(name: str) -> None:
     recipe = find_recipe(name)
     assert isinstance(recipe, TableRecipe)
@@ -29,7 +29,7 @@ def test_a_table_recipe_is_valid_and_of_a_table_of_the_paper(name: str) -> None:
 
 def test_the_papers_own_backbones_take_the_checkpoint_of_their_recipe() -> None:
     ours = ("-smollm2", "-qwen")
-    own = [find_recipe(name) for name in table_names() if not name.endswith(ours)]
+    own = [find_recipe(name) for name in recipe_names("tables/") if not name.endswith(ours)]
     assert len(own) == 11
     for recipe in own:
         assert isinstance(recipe, TableRecipe) and recipe.cluster.use_gpu
@@ -37,13 +37,13 @@ def test_the_papers_own_backbones_take_the_checkpoint_of_their_recipe() -> None:
 
 
 def test_every_table_of_tasks_has_a_variant_of_the_packaged_model() -> None:
-    names = [name.removeprefix("tables/") for name in table_names()]
+    names = [name.removeprefix("tables/") for name in recipe_names("tables/")]
     kinds = {name.removesuffix("-smollm2") for name in names if name.endswith("-smollm2")}
     assert all(any(name.startswith(f"{kind}-") for kind in kinds) for name in names)
 
 
 def test_no_shipped_recipe_confirms_programs_by_itself() -> None:
-    recipes = [find_recipe(name) for name in table_names()]
+    recipes = [find_recipe(name) for name in recipe_names("tables/")]
     assert not any(getattr(recipe, "confirm_run_unsafe_code", None) for recipe in recipes)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.ablate import ablate
+from flows.pipeline_flows import ablate
 from support.shared_services import PrefectServer
 from support.tracked_runs import runs_of
 from tasks.report.ablation_page import AblationData

@@ -13,7 +13,7 @@ from flows.parts import plan
 from support.tiny_pipeline import Walk
 from support.tiny_table import QUESTIONS, write_questions
 from tasks.cluster.lease import ClusterLease
-from tasks.run.recipes import adaptation_names, find_recipe
+from tasks.run.recipes import find_recipe, recipe_names
 from tasks.stages.adaptation import read_scores
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
@@ -133,7 +133,7 @@ def test_trained_settings_are_compared_with_the_rules_alone_and_with_controls(cu
             assert found["difference_se"] == pytest.approx(gains.std(ddof=1) / len(gains) ** 0.5)
 
 
-@pytest.mark.parametrize("name", [n for n in adaptation_names() if "8b" not in n])
+@pytest.mark.parametrize("name", [n for n in recipe_names("adaptation/") if "8b" not in n])
 def test_a_recipe_plans_a_training_per_setting_threshold_and_seed(name: str) -> None:
     recipe = find_recipe(name)
     file = getattr(recipe.questions, "train", None)

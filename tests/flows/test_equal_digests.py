@@ -51,7 +51,7 @@ EXEMPT = {"benchmark", "report"}  # they hold times and facts of the machine
 PROGRAM = """
 import sys
 from prefect.testing.utilities import prefect_test_harness
-from flows.full_pipeline import full_pipeline
+from flows.pipeline_flows import full_pipeline
 print("hash", hash("umim"))
 with prefect_test_harness(server_startup_timeout=180):
     full_pipeline(sys.argv[1])

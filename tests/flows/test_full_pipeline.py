@@ -17,7 +17,7 @@ from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.logging.handlers import APILogWorker
 
 from flows import parts
-from flows.full_pipeline import full_pipeline
+from flows.pipeline_flows import full_pipeline
 from support.shared_services import PrefectServer
 from support.tiny_pipeline import Walk, counting_in_process
 from support.traces import CANARIES, Descendants, traces

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from flows.mine import mine
 from flows.parts import plan
+from flows.pipeline_flows import mine
 from support.shared_services import PrefectServer
 from tasks.run.checks import check_positions
 from umim_core import RuleSet

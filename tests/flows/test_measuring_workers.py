@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-import tasks.stages.benchmark as timing
 import tasks.stages.evaluate as stage
+import tasks.stages.evaluate as timing
 from support.tiny_pipeline import Walk, stages_in, walk_on_workers
 
 MEASURED = ("evaluate", "task-score")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from flows import parts
-from flows.mine import mine
+from flows.pipeline_flows import mine
 from support.shared_services import PrefectServer
 from support.tiny_pipeline import Walk, counting_in_process
 from tasks.run.recipes import find_recipe

@@ -20,7 +20,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from flows.ablate import ablate
+from flows.pipeline_flows import ablate
 from support.shared_services import PrefectServer
 from tasks.run.recipes import find_recipe, recipe_names
 from umim_core.backbone.tokenizer_files import load_tokenizer

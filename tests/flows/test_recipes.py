@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from flows.cli import app
 from flows.parts import plan
-from tasks.plan.recipe_memory import memory_of_cells
-from tasks.run.recipes import RECIPES, adaptation_names, find_recipe, recipe_names, table_names
+from tasks.plan.planner import memory_of_cells
+from tasks.run.recipes import RECIPES, find_recipe, recipe_names
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError, ResourceLimitError
 
@@ -48,7 +48,12 @@ def test_a_recipe_has_the_name_of_its_file_and_a_plan(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in (*table_names(), *adaptation_names()) if name.endswith(PAPERS)]
+    "name",
+    [
+        name
+        for name in (*recipe_names("tables/"), *recipe_names("adaptation/"))
+        if name.endswith(PAPERS)
+    ],
 )
 def test_a_table_at_the_papers_scale_has_a_dry_run_without_its_weights(name: str) -> None:
     assert dry_run(name, "--json").exit_code == 0

@@ -32,7 +32,7 @@ WIRING = (
     SeededBug(
         "validation rows are training rows",
         "wiring",
-        "tasks/stages/distill.py",
+        "tasks/stages/train.py",
         "TokenRows.of_segments(tokens(tokenized, split), recipe.segment_length)",
         'TokenRows.of_segments(tokens(tokenized, "train"), recipe.segment_length)',
         ("tests/tasks/data/test_splits.py",),
@@ -56,7 +56,7 @@ WIRING = (
     SeededBug(
         "the shortest prompt's speed-up is shown as the longest's",
         "wiring",
-        "tasks/stages/benchmark.py",
+        "tasks/stages/evaluate.py",
         "config.batch_sizes[0], max(config.prompt_lengths)",
         "config.batch_sizes[0], min(config.prompt_lengths)",
         ("tests/tasks/stages/test_benchmark.py",),

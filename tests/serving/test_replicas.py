@@ -148,7 +148,7 @@ def test_a_replica_that_is_killed_ends_its_own_answers_alone(umim: UMIM) -> None
 
 
 def test_a_port_that_is_taken_is_refused_before_replicas_start() -> None:
-    from flows.serve import serve
+    from flows.cli import serve
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

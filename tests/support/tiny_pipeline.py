@@ -19,7 +19,7 @@ from support.tiny_mining import InProcess, NoCluster
 from support.tiny_models import random_model, tiny_config
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, ShippedResult
-from tasks.run.side_by_side import side_by_side
+from tasks.run.pipeline import side_by_side
 from tasks.run.stage import Artifact
 from tasks.stages.publish import report_stage
 from umim_core.backbone.tokenizer_files import load_tokenizer

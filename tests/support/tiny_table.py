@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flows.table import measure_table
+from flows.parts import measure_table
 from support.tiny_pipeline import Walk
 from tasks.cluster.lease import ClusterLease
 from umim_core.config.table_recipe import TableRecipe

@@ -14,7 +14,7 @@ from support.tiny_adaptation import adaptation, point, points
 from tasks.report.render import Report
 from tasks.run.stage import StageSpec, run_stage
 from tools import shipping
-from tools.shipping_trail import adapted_point
+from tools.shipping import adapted_point
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import ConfigError
 from umim_core.rules.ruleset import RuleSet

@@ -15,8 +15,7 @@ from support.merge_modules import give_rows
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import StageSpec, run_stage
 from tools import shipping
-from tools.shipped_form import store
-from tools.shipping_trail import check_training
+from tools.shipping import check_training, store
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError

@@ -8,13 +8,15 @@ from pathlib import Path
 from support.stage_keys.inputs import BY_START, CLUSTER, NO_MATTER_HOW, TRAIN, Inputs
 from support.stage_keys.variations import StageCall
 from tasks.stages.adaptation import (
+    Curve,
     ScoredModel,
+    ScoredPoint,
+    adaptation_stage,
     choice_scores_stage,
     choices_stage,
     control_stage,
     start_stage,
 )
-from tasks.stages.adaptation_result import Curve, ScoredPoint, adaptation_stage
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 
 _ELSEWHERE = "of another stage"

@@ -6,8 +6,7 @@ from support.stage_keys.inputs import NO_MATTER_HOW, Inputs
 from support.stage_keys.variations import StageCall
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, ShippedResult
-from tasks.stages.benchmark import benchmark_stage
-from tasks.stages.evaluate import evaluate_stage, task_score_stage
+from tasks.stages.evaluate import benchmark_stage, evaluate_stage, task_score_stage
 from tasks.stages.publish import ablation_stage, report_stage
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
 from umim_core.config.recipe import DEFAULT_TASK, ClusterConfig

@@ -14,9 +14,14 @@ from support.stage_keys.inputs import (
     Inputs,
 )
 from support.stage_keys.variations import StageCall
-from tasks.stages.adapt import task_rules_stage
-from tasks.stages.confidence import confidence_rules_stage, confidence_stage
-from tasks.stages.mine import count_stage, filter_stage, given_rules_stage
+from tasks.stages.mine import (
+    confidence_rules_stage,
+    confidence_stage,
+    count_stage,
+    filter_stage,
+    given_rules_stage,
+)
+from tasks.stages.train import task_rules_stage
 from umim_core.config.recipe import Cell, MiningConfig
 
 

@@ -13,8 +13,7 @@ from support.stage_keys.inputs import (
     Inputs,
 )
 from support.stage_keys.variations import StageCall
-from tasks.stages.adapt import dpo_stage, sft_stage, with_rules_stage
-from tasks.stages.distill import distill_stage
+from tasks.stages.train import distill_stage, dpo_stage, sft_stage, with_rules_stage
 
 
 def training_calls(inputs: Inputs) -> dict[str, StageCall]:

@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 
 from tasks.cluster.lease import ClusterLease
 from tasks.data.tokenizing import threads_per_job
-from tasks.run.side_by_side import side_by_side
+from tasks.run.pipeline import side_by_side
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError
 

@@ -13,7 +13,7 @@ from support.servers import free_port
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.run.checks import check_machine
-from tasks.run.side_by_side import side_by_side
+from tasks.run.pipeline import side_by_side
 from tasks.training import train_worker as process_group
 from tasks.training.train_worker import launch_worker
 from umim_core.backbone.devices import has_device

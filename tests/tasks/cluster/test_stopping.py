@@ -171,7 +171,7 @@ def test_what_nobody_could_go_on_with_is_removed(tmp_path: Path, resumable: bool
 
 def test_stages_in_threads_hand_nothing_on_once_the_run_is_stopped(tmp_path: Path) -> None:
     code = program(
-        "from tasks.run.side_by_side import side_by_side",
+        "from tasks.run.pipeline import side_by_side",
         "from tasks.run.stage import StageSpec, run_stage",
         "workers = []",
         "both = threading.Barrier(2, lambda: workers.append(ready()))",

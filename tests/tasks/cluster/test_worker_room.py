@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tasks.cluster.lease import ClusterLease
-from tasks.run.side_by_side import side_by_side
+from tasks.run.pipeline import side_by_side
 from umim_core.config.recipe import ClusterConfig
 
 

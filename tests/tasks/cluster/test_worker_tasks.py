@@ -14,7 +14,7 @@ from tasks.cluster.worker_tasks import (
     cores_of_a_call,
     run_on_workers,
 )
-from tasks.run.side_by_side import side_by_side
+from tasks.run.pipeline import side_by_side
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError
 

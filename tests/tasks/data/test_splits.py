@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
-from tasks.stages.distill import distill_stage
 from tasks.stages.evaluate import evaluate_stage, rows_of
+from tasks.stages.train import distill_stage
 from umim_core.config.evaluate import EvaluateConfig, Segments
 from umim_core.config.recipe import ClusterConfig, Recipe
 from umim_core.errors import BackboneError

@@ -16,7 +16,7 @@ from tasks.cluster.lease import ClusterLease
 from tasks.data.token_jobs import TokenizerRef, split_jobs, tokenize_file
 from tasks.data.tokenizing import tokenize_splits
 from tasks.run.stage import Artifact
-from tasks.stages.corpus import corpus_stage, out_of_domain, tokenize_stage, tokens
+from tasks.stages.corpus import OOD, corpus_stage, splits_with, tokenize_stage, tokens
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import FilesCorpus
@@ -236,7 +236,7 @@ def test_every_split_becomes_a_folder_of_shards(
     assert tokens(done, "train")[:].tolist() == flat[:20]
     assert tokens(done, "valid")[:].tolist() == flat
     assert tokens(done, "valid").num_documents == 4  # the empty one is left out
-    assert out_of_domain(done) == ["code"]
+    assert splits_with(done, OOD) == ["ood_code"]
     assert done.metrics["tokens_test"] == len(everything[-1])
     assert not (done.path / "state").exists()
 

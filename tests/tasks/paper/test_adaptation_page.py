@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from support.tiny_adaptation import adaptation, against, point, points
-from tasks.paper.adaptation_page import adaptation_page, adaptation_svg
-from tasks.paper.adaptation_rows import adaptation_rows, clear, reach
+from tasks.paper.adaptation_page import (
+    adaptation_page,
+    adaptation_rows,
+    adaptation_svg,
+    clear,
+    reach,
+)
 from tasks.report.render import Report
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.paper.paper_page import paper_page
-from tasks.paper.printed import Measured, paper_tables
-from tasks.run.recipes import table_names
+from tasks.paper.paper_page import Measured, paper_page, paper_tables
+from tasks.run.recipes import recipe_names
 from umim_core.evaluation.generated_rows import REDUCTIONS
 from umim_core.evaluation.text_metrics.rouge import KINDS
 from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
@@ -112,7 +111,7 @@ def table_of(entry: Measured) -> dict[str, object]:
 def test_the_table_of_a_recipe_is_shown_once_its_file_is_there(
     entry: Measured, tmp_path: Path
 ) -> None:
-    assert entry.recipe in table_names() and entry.awaited(tmp_path)
+    assert entry.recipe in recipe_names("tables/") and entry.awaited(tmp_path)
     (tmp_path / entry.file).write_text(json.dumps(table_of(entry)), "utf-8")
     shown = entry.table(tmp_path)
     assert not entry.awaited(tmp_path)

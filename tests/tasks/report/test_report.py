@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tasks.report.compare import cell_row
-from tasks.report.comparison import TASK_TR, ComparisonRow, Measured
+from tasks.report.comparison import TASK_TR, ComparisonRow, Measured, RowRules
 from tasks.report.report_data import (
     LossCurve,
     ReportData,
@@ -23,7 +23,6 @@ from tasks.report.report_data import (
     SpeedRow,
 )
 from tasks.report.report_page import write_report
-from tasks.report.row_labels import RowRules
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 
 FIGURES = {"saving", "accuracy", "perplexity", "alignment", "losses", "speed"}

@@ -14,8 +14,7 @@ from tasks.report.compare import cell_row
 from tasks.report.comparison import ComparisonRow, Measured
 from tasks.report.comparison_table import comparison
 from tasks.report.report_data import ReportData, SpeedRow
-from tasks.report.report_figures import draw_figures
-from tasks.report.report_page import cards, report_tables
+from tasks.report.report_page import cards, draw_figures, report_tables
 from tasks.run import pipeline
 from umim_core.config.recipe import Cell
 

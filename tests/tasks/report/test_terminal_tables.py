@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tasks.report.tables import Column, make_table, number_column, table_text
+from tasks.report.render import Column, make_table, number_column, table_text
 
 
 def test_a_wide_table_is_shown_in_parts_of_a_hundred_columns() -> None:
@@ -12,7 +12,7 @@ def test_a_wide_table_is_shown_in_parts_of_a_hundred_columns() -> None:
         Column("backbone", lambda row: f"a-model-with-a-long-name-{row}", left=True),
         *(number_column(f"metric {n}", float) for n in range(12)),
     ]
-    text = table_text(make_table("Wide", columns, [1, 2], note="What it means. " * 12))
+    text = table_text(make_table(columns, [1, 2], note="What it means. " * 12))
     blocks = text.split("\n\n")
     assert len(blocks) == 2
     for block in blocks:

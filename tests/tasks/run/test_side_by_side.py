@@ -8,7 +8,7 @@ from contextvars import ContextVar
 import pytest
 import torch
 
-from tasks.run.side_by_side import side_by_side
+from tasks.run.pipeline import side_by_side
 
 _place: ContextVar[str] = ContextVar("place", default="nowhere")
 

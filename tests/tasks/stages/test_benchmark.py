@@ -13,8 +13,7 @@ from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
 from tasks.run.stage import Artifact, StageSpec, run_stage
-from tasks.stages.benchmark import benchmark_stage, throughput_rows
-from tasks.stages.evaluate import evaluate_stage
+from tasks.stages.evaluate import benchmark_stage, evaluate_stage, throughput_rows
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
 from umim_core.config.recipe import BackboneDtype, Cell, ClusterConfig
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-import tasks.stages.confidence
+import tasks.stages.mine
 from support.ngram_oracle import grams_of
 from support.token_artifacts import write_documents
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.confidence import confidence_rules_stage, confidence_stage
+from tasks.stages.mine import confidence_rules_stage, confidence_stage
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
 from umim_core.errors import UmimError
@@ -101,9 +101,9 @@ def test_a_run_that_dies_goes_on_with_the_next_piece(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = setting.count(tmp_path / "whole")
-    monkeypatch.setattr(tasks.stages.confidence, "_PIECE_TOKENS", 8 * LENGTH)
+    monkeypatch.setattr(tasks.stages.mine, "_PIECE_TOKENS", 8 * LENGTH)
     asked: list[int] = []
-    real = tasks.stages.confidence.confidence_counts
+    real = tasks.stages.mine.confidence_counts
 
     def dies_at_the_third(backbone: Backbone, ids: np.ndarray, *rest: object, **options: object):
         asked.append(len(ids))
@@ -111,7 +111,7 @@ def test_a_run_that_dies_goes_on_with_the_next_piece(
             raise UmimError("a machine must stay", "gone", "Run it again.")
         return real(backbone, ids, *rest, **options)
 
-    monkeypatch.setattr(tasks.stages.confidence, "confidence_counts", dies_at_the_third)
+    monkeypatch.setattr(tasks.stages.mine, "confidence_counts", dies_at_the_third)
     with pytest.raises(UmimError, match="a machine must stay"):
         setting.count(tmp_path)
     assert asked == [8 * LENGTH, 8 * LENGTH, 5 * LENGTH]

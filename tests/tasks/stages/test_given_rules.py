@@ -8,8 +8,8 @@ import pytest
 
 from flows.parts import plan
 from support.tiny_pipeline import Walk
-from tasks.stages.adapt import task_rules_stage
 from tasks.stages.mine import given_rules_stage
+from tasks.stages.train import task_rules_stage
 from umim_core.config.recipe import Cell, Recipe
 from umim_core.errors import TokenizerMismatchError
 from umim_core.rules.ruleset import RuleSet

@@ -16,8 +16,8 @@ from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
 from tasks.run.stage import Metrics, StageSpec, run_stage
-from tasks.stages.distill import distill_stage
 from tasks.stages.evaluate import evaluate_stage
+from tasks.stages.train import distill_stage
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.corpus import DocstringCorpus

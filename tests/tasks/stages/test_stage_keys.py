@@ -124,7 +124,7 @@ def test_machines_have_benchmarks_of_their_own(
     call = calls["benchmark"]
     elsewhere = {"lease": ClusterLease(ClusterConfig(workers=2, address="host:1"))}
     here, there = (key_of(call, call.given | at, tmp_path) for at in ({}, elsewhere))
-    monkeypatch.setattr("tasks.stages.benchmark.machine", lambda threads: f"another, {threads}")
+    monkeypatch.setattr("tasks.stages.evaluate.machine", lambda threads: f"another, {threads}")
     assert key_of(call, call.given, tmp_path) != here
     assert key_of(call, call.given | elsewhere, tmp_path) == there
 

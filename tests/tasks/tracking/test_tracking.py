@@ -212,7 +212,7 @@ def test_a_table_that_a_kill_left_unlisted_is_there_once_and_listed(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)  # which load_table searches
     name, columns = "samples/tiny.json", {"prompt": ["a", "b"], "acc": [0.0, float("nan")]}
     client = MlflowClient(store)
-    with Store(store, tmp_path, "umim").session(60, 1, 1) as opened:
+    with Store(store, tmp_path).session(60, 1, 1) as opened:
         run = opened.ensure("harness", "k" * 64, "results", {}, time_ms=1)
         client.log_text(run.run_id, '{"columns":["prompt"', name)  # as a kill leaves it
         for _ in range(2):

@@ -22,7 +22,7 @@ from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.distill import distill_stage
+from tasks.stages.train import distill_stage
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.corpus import DocstringCorpus

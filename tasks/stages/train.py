@@ -1,5 +1,6 @@
-"""Stages ``task-rules``, ``with-rules``, ``sft`` and ``dpo``: adaptation to a task.
+"""Stages that train a cell's merge module on Ray Train, and those of its adaptation to a task.
 
+    distill      on the corpus, for one rule set
     task-rules   bigrams of the training questions, by threshold
     with-rules   a trained module with the task's rules, not trained further
     sft          distillation on task sequences (context + right answer), merged where the task does
@@ -19,23 +20,122 @@ from typing import Final
 
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.corpus import form_key, form_of
-from tasks.stages.distill import Optimisation, cell_job, train_on_rows, training_key
+from tasks.stages.corpus import form_key, form_of, tokens
 from tasks.training.train_worker import launch
 from umim_core.adaptation.choices import task_sequences
 from umim_core.adaptation.settings import Training
 from umim_core.adaptation.task_rules import mine_task_rules
-from umim_core.backbone.fingerprint import backbone_identity, special_ids
-from umim_core.backbone.fingerprint import tokenizer_fingerprint as fingerprint_of
+from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.recipe import AdaptConfig, Cell, RunRecipe
+from umim_core.config.recipe import (
+    AdaptConfig,
+    BackboneDtype,
+    Cell,
+    DistillConfig,
+    PreferenceConfig,
+    Recipe,
+    RunRecipe,
+)
 from umim_core.config.rule_fields import RulesConfig
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.choice_questions import read_questions
 from umim_core.text.token_ids import encode
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob
+from umim_core.training.train_run import place_rows
+
+Optimisation = DistillConfig | PreferenceConfig
+
+
+def distill_stage(
+    root: Path,
+    lease: ClusterLease,
+    recipe: Recipe,
+    cell: Cell,
+    tokenized: Artifact,
+    filtered: Artifact,
+) -> Artifact:
+    """Distil the frozen backbone into a merge module for one rule set.
+
+    The artifact holds ``checkpoint/``, ``curve.jsonl`` and ``summary.json``. A killed build resumes
+    from its last state and ends with the same bytes (CPU, float32 weights).
+    """
+    optimisation = recipe.distill
+    spec = StageSpec(
+        "distill",
+        4,
+        {
+            **training_key(recipe, cell, optimisation),
+            **cell.form(),
+            "segment_length": recipe.segment_length,
+        },
+        {
+            "rules": filtered.digest,
+            "backbone": backbone_identity(cell.backbone, cell.revision),
+            **{split: tokenized.folder_digest(split) for split in ("train", "valid")},
+        },
+        resumable=True,
+    )
+
+    def build(out: Path) -> Metrics:
+        rows = {
+            split: TokenRows.of_segments(tokens(tokenized, split), recipe.segment_length)
+            for split in ("train", "valid")
+        }
+        rules, length = filtered.path / "rules", recipe.segment_length
+        job = cell_job(recipe, cell, optimisation, out, rules, length)
+        return launch(place_rows(job, rows), lease)  # below its state, which is not published
+
+    return run_stage(root, spec, build)
+
+
+def training_key(recipe: RunRecipe, cell: Cell, optimisation: Optimisation) -> dict[str, object]:
+    """Return the configuration that all trainings of a cell's module have in their keys."""
+    cluster = recipe.cluster
+    return {
+        "backbone": cell.backbone,
+        "revision": cell.revision,
+        "train": optimisation.model_dump(),
+        "seed": recipe.seed,
+        # The cluster's settings that decide the bits of a result.
+        "workers": max(1, cluster.workers),
+        "strategy": cluster.strategy,
+        "use_gpu": cluster.use_gpu,
+    }
+
+
+def cell_job(
+    recipe: RunRecipe,
+    cell: Cell,
+    optimisation: Optimisation,
+    out: Path,
+    rules: Path | None,
+    max_tokens: int,
+    start: Path | None = None,
+) -> TrainJob:
+    """Return a distillation of a cell's module over the rows ``train`` and ``valid``."""
+    return TrainJob(
+        objective="distill",
+        backbone=cell.backbone,
+        revision=cell.revision,
+        rules=None if rules is None else str(rules),
+        train="train",
+        valid="valid",
+        start=None if start is None else str(start),
+        form=cell.form(),
+        max_tokens=max_tokens,
+        seed=recipe.seed,
+        config=optimisation.model_dump(),
+        strategy=recipe.cluster.strategy,
+        use_gpu=recipe.cluster.use_gpu,
+        out=str(out),
+    )
+
+
+def dtype_key(dtype: BackboneDtype) -> dict[str, object]:
+    """Return the backbone's data type for a stage's key: nothing if it is float32."""
+    return {} if dtype == "float32" else {"dtype": dtype}
 
 
 def question_digests(task: Artifact, *splits: str) -> dict[str, str]:
@@ -53,14 +153,15 @@ def task_rules_stage(
 ) -> Artifact:
     """Mine bigrams of the questions where the task merges; the artifact holds ``rules``."""
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
+    fingerprint, excluded = tokenizer_fingerprint(tokenizer), special_ids(tokenizer)
     spec = StageSpec(
         "task-rules",
         4,
         {
             **rules.model_dump(),
             "max_tokens": max_tokens,
-            "tokenizer": fingerprint_of(tokenizer),
-            "excluded": sorted(special_ids(tokenizer)),
+            "tokenizer": fingerprint,
+            "excluded": sorted(excluded),
             **form_key(task),
         },
         question_digests(task, "train"),
@@ -74,10 +175,10 @@ def task_rules_stage(
             form_of(task),
             budget=rules.rule_budget,
             max_length=max_tokens,
-            excluded=special_ids(tokenizer),
+            excluded=excluded,
             overlap=rules.overlap,
             containment=rules.containment,
-            tokenizer_fingerprint=fingerprint_of(tokenizer),
+            tokenizer_fingerprint=fingerprint,
         )[rules.tau]
         (out / "rules").mkdir()
         mined.write(out / "rules")
@@ -130,7 +231,7 @@ def sft_stage(
                 [sequence.mergeable for sequence in sequences],
             )
 
-        return train_on_rows(job, {split: rows(split) for split in ("train", "valid")}, lease)
+        return launch(place_rows(job, {x: rows(x) for x in ("train", "valid")}), lease)
 
     return _trained(root, "sft", 5, adapt.sft, (recipe, adapt, cell, task, start), train)
 
