@@ -229,9 +229,9 @@ def status(
 @app.command()
 def deploy() -> None:
     """Register pool and deployments with Prefect; killed runs become Crashed."""
-    from tasks.run import deployments
+    from tasks.run import prefect_runs
 
-    deployments.deploy()
+    prefect_runs.deploy()
 
 
 def _services(

@@ -1,4 +1,4 @@
-"""Prefect flow runs that are stopped: the server records the end before it goes."""
+"""Prefect: its deployments of the flows, and flow runs that are stopped or lose their server."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import functools
 import logging
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, chdir, contextmanager, nullcontext
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple
@@ -18,16 +20,19 @@ from uuid import UUID
 import httpx
 import psutil
 from prefect import get_client
+from prefect.automations import Automation
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
-from prefect.events import emit_event
+from prefect.events import ChangeFlowRunState, emit_event
+from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
-from prefect.states import Cancelled
+from prefect.states import Cancelled, StateType
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.stopping import is_stoppable, on_stop, stoppable
+from tasks.run.services import POOL
 from tasks.tracking.tracking_values import redact
 from umim_core.errors import ClusterError, ConfigError, UmimError
 
@@ -36,6 +41,12 @@ _CONNECTION_LIBRARIES: Final = ("anyio", "asyncio", "httpcore", "httpx", "prefec
 _TOLD_SECONDS: Final = 2.0
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+# Two and a half heartbeats, whose interval prefect.yaml sets: the server looks every five seconds
+# and takes some to act, and the run shall be Crashed within three.
+SILENCE: Final = timedelta(seconds=75)
+_CRASHED: Final = "umim: runs without a heartbeat have crashed"
+_EVENT: Final = "prefect.flow-run."
+_ENDS: Final = ("Completed", "Failed", "Cancelled", "Crashed")
 
 
 def require_own_checkout() -> None:
@@ -232,3 +243,70 @@ def remembering_the_first_error(function: Callable[[*Ts], T]) -> Callable[[*Ts],
                 first.append(error)
 
     return call
+
+
+def deploy() -> None:
+    """Register everything with the server of ``PREFECT_API_URL``; again, it is brought up to date.
+
+    A work pool that is there stays as it is: its concurrency limit is the operator's.
+    """
+    if _prefect(["work-pool", "inspect", POOL]).returncode:
+        _require(["work-pool", "create", POOL, "--type", "process"])
+    _require(["deploy", "--all"])
+    try:
+        _end_killed_runs()
+    except httpx.HTTPError as error:
+        raise _refused("its automations", str(error)) from error
+
+
+def _prefect(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603  commands are our own
+        [sys.executable, "-m", "prefect", "--no-prompt", *command],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+    )
+
+
+def _require(command: list[str]) -> None:
+    done = _prefect(command)
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise _refused(" ".join(command), " ".join(last))
+
+
+def _refused(what: str, why: str) -> ClusterError:
+    return ClusterError(
+        "Prefect's server must take deployments",
+        f"{what}: {why}",
+        "Start it, and set PREFECT_API_URL to its address.",
+    )
+
+
+def _end_killed_runs() -> None:
+    """Have the server call a run crashed whose process and worker were killed.
+
+    A worker that lives sees the end of its processes itself.
+    """
+    heartbeat = f"{_EVENT}heartbeat"
+    automation = Automation(
+        name=_CRASHED,
+        trigger=EventTrigger(
+            after={heartbeat},
+            expect={heartbeat, *(_EVENT + end for end in _ENDS)},
+            match={"prefect.resource.id": f"{_EVENT}*"},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=SILENCE,
+        ),
+        actions=[
+            ChangeFlowRunState(state=StateType.CRASHED, message="Its process sends no heartbeat.")
+        ],
+    )
+    try:
+        automation.id = Automation.read(name=_CRASHED).id
+    except ValueError:  # there is none
+        automation.create()
+    else:
+        automation.update()

@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Pending, Running
 
 from support.servers import free_port
-from tasks.run import deployments
+from tasks.run import prefect_runs
 from tasks.run.services import POOL, down, local_services, up
 from umim_core.errors import ClusterError
 
@@ -41,14 +41,14 @@ def test_a_run_without_a_heartbeat_is_crashed_and_the_one_that_waited_may_go_on(
     client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", str(client.api_url))
-    deployments.deploy()
+    prefect_runs.deploy()
     client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=1))
-    monkeypatch.setattr(deployments, "SILENCE", timedelta(seconds=10))
-    deployments.deploy()  # again, it is brought up to date
+    monkeypatch.setattr(prefect_runs, "SILENCE", timedelta(seconds=10))
+    prefect_runs.deploy()  # again, it is brought up to date
     assert client.read_work_pool(POOL).concurrency_limit == 1  # the operator's stays
     client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=None))
     (automation,) = client.read_automations()
-    assert automation.trigger.within == deployments.SILENCE
+    assert automation.trigger.within == prefect_runs.SILENCE
     mine = next(of for of in client.read_deployments() if of.name == "mine")
     runs = [client.create_flow_run_from_deployment(mine.id).id for _ in range(2)]
     for state in (Pending(), Running()):
@@ -69,4 +69,4 @@ def test_a_run_without_a_heartbeat_is_crashed_and_the_one_that_waited_may_go_on(
 def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api")
     with pytest.raises(ClusterError, match="Prefect's server must take deployments"):
-        deployments.deploy()
+        prefect_runs.deploy()
