@@ -108,7 +108,9 @@ def collect(remote: RemoteRoot, older_than_days: float) -> Collected:
     for name in old:
         remote.remove(f"stages/{name}.json")
     # Listed anew: what was stored meanwhile names files, too.
-    named = {str(entry["sha256"]) for files in _all_files(remote) for entry in files.values()}
+    stored = [_files(remote, name) for name in remote.names("stages")]
+    stored += [remote.state_files(name) for name in remote.names("states")]
+    named = {str(entry["sha256"]) for files in stored for entry in files.values()}
     objects, size = 0, 0
     for place, age in remote.names("objects").items():
         digest = place.rsplit("/", 1)[-1]
@@ -117,13 +119,6 @@ def collect(remote: RemoteRoot, older_than_days: float) -> Collected:
             remote.remove(f"objects/{place}")
             objects += 1
     return Collected(tuple(old), objects, size)
-
-
-def _all_files(remote: RemoteRoot) -> Iterator[Entries]:
-    for name in remote.names("stages"):
-        yield _files(remote, name)
-    for name in remote.names("states"):
-        yield remote.state_files(name)
 
 
 def _reached(manifests: Mapping[str, Mapping[str, Any]], roots: set[str]) -> set[str]:
