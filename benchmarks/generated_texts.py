@@ -34,8 +34,8 @@ from umim_core.config.form import Merge
 from umim_core.embedded.assets import embedded_names
 from umim_core.evaluation.generation_quality import GenerationQuality, generation_quality
 from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.evaluation.text_metrics.bertscore import TextFeatures, features_of
 from umim_core.evaluation.text_metrics.reference_similarity import References, require_libraries
-from umim_core.evaluation.text_metrics.text_features import TextFeatures, features_of
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request
 from umim_core.inference.stopping import end_ids

@@ -30,9 +30,15 @@ from benchmarks.common import Benchmark, Report, named_backbone
 from benchmarks.timing import device_name
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import BASELINES, EvictedColumns, Method, ReducedTokens, Text
-from umim_core.baselines.policy_generation import generate_evicted
-from umim_core.baselines.reduction import reduce_tokens
+from umim_core.baselines.eviction import generate_evicted
+from umim_core.baselines.methods import (
+    BASELINES,
+    EvictedColumns,
+    Method,
+    ReducedTokens,
+    Text,
+    reduce_tokens,
+)
 from umim_core.errors import ConfigError
 from umim_core.inference.prompts import PromptIds
 from umim_core.inference.request import Request

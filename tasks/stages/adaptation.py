@@ -51,8 +51,7 @@ from umim_core.store.artifacts import (
     write_json,
 )
 from umim_core.store.disk import write_bytes
-from umim_core.task_sets.choice_questions import Question, read_questions
-from umim_core.task_sets.spec import SPLITS, QuestionForm, TaskSplit
+from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit, read_questions
 from umim_core.training.train_run import read_summary
 
 SCORES: Final = "scores.json"
@@ -88,7 +87,7 @@ def _form_and_questions(
     """Return form and questions of the recipe's source."""
     source = recipe.questions
     if isinstance(source, HarnessQuestions):
-        from umim_core.evaluation.tasks.harness_questions import harness_questions
+        from umim_core.evaluation.tasks.task_runs import harness_questions
 
         form, questions = harness_questions(source.task, Path(source.hub) if source.hub else None)
         return QuestionForm(form.prompt, form.delimiter, recipe.part), questions

@@ -32,8 +32,7 @@ from umim_core.errors import CorpusError
 from umim_core.progress import followed, leave_note
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE
-from umim_core.synthetic_corpora.questions import split_questions
-from umim_core.synthetic_corpora.trajectory_shards import iter_rows, read_selection
+from umim_core.synthetic_corpora.questions import iter_rows, read_selection, split_questions
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet
 from umim_core.text.files import expand
 from umim_core.text.mixing import mix_documents

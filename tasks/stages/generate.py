@@ -29,17 +29,19 @@ from umim_core.errors import UmimError
 from umim_core.progress import followed, leave_note
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
 from umim_core.store.publication import STATE
-from umim_core.synthetic_corpora.questions import Prompter, Selection, select_questions
-from umim_core.synthetic_corpora.trajectories import sample_trajectories
-from umim_core.synthetic_corpora.trajectory_shards import (
+from umim_core.synthetic_corpora.questions import (
+    Prompter,
     Row,
+    Selection,
     has_selection,
     iter_rows,
     read_selection,
+    select_questions,
     shard_path,
     write_selection,
     write_shard,
 )
+from umim_core.synthetic_corpora.trajectories import sample_trajectories
 from umim_core.text.sources import source_digests
 
 logger = logging.getLogger("umim.generate")

@@ -49,8 +49,7 @@ from umim_core import UMIM
 from umim_core.adaptation.settings import WT, find_setting
 from umim_core.backbone.devices import has_device
 from umim_core.config.recipe import DEFAULT_TASK, BackboneDtype, Device, Recipe
-from umim_core.evaluation.attention_maps import attention_maps
-from umim_core.evaluation.surrogate_similarity import surrogate_similarity
+from umim_core.evaluation.qualitative import attention_maps, surrogate_similarity
 from umim_core.model.showing import unit_texts
 from umim_core.rules.grams import ORDERS
 from umim_core.store.artifacts import MANIFEST, write_json

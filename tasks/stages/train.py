@@ -22,9 +22,8 @@ from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import form_key, form_of, tokens
 from tasks.training.train_worker import launch
-from umim_core.adaptation.choices import task_sequences
+from umim_core.adaptation.choices import mine_task_rules, task_sequences
 from umim_core.adaptation.settings import Training
-from umim_core.adaptation.task_rules import mine_task_rules
 from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -39,7 +38,7 @@ from umim_core.config.recipe import (
 )
 from umim_core.config.rule_fields import RulesConfig
 from umim_core.rules.ruleset import RuleSet
-from umim_core.task_sets.choice_questions import read_questions
+from umim_core.task_sets.spec import read_questions
 from umim_core.text.token_ids import encode
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob

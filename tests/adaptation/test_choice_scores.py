@@ -19,8 +19,7 @@ from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
-from umim_core.task_sets.choice_questions import read_questions
-from umim_core.task_sets.spec import TASKS
+from umim_core.task_sets.spec import TASKS, read_questions
 
 BASE = ChoiceScores([[-1.0, -2.0], [-1.0, -2.0], [-3.0, -2.5]], [0, 1, 1], (10, 10), 6)
 OWN = ChoiceScores([[-1.0, -2.0], [-3.0, -2.0], [-2.0, -2.5]], [0, 1, 1], (10, 8), 6)

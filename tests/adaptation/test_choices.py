@@ -15,8 +15,7 @@ from umim_core.adaptation.choices import (
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.task_sets.choice_questions import Question
-from umim_core.task_sets.spec import QuestionForm
+from umim_core.task_sets.spec import Question, QuestionForm
 
 
 def characters(text: str) -> list[int]:

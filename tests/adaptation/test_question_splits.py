@@ -9,8 +9,7 @@ import pytest
 
 from umim_core.adaptation.choices import split_questions
 from umim_core.errors import CorpusError
-from umim_core.task_sets.choice_questions import Question
-from umim_core.task_sets.spec import TaskSplit
+from umim_core.task_sets.spec import Question, TaskSplit
 
 SIZES: dict[TaskSplit, int] = {"train": 100, "valid": 5, "test": 8}
 

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from umim_core.adaptation.task_rules import mine_task_rules
+from umim_core.adaptation.choices import mine_task_rules
 from umim_core.config.evaluate import MergedPart
 from umim_core.errors import ConfigError, RuleSetError
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
-from umim_core.task_sets.choice_questions import Question, read_questions
-from umim_core.task_sets.spec import QuestionForm
+from umim_core.task_sets.spec import Question, QuestionForm, read_questions
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 TAUS = (2000, 200, 50, 5, 1)

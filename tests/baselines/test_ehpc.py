@@ -26,8 +26,7 @@ from umim_core.baselines.ehpc import (
     needle_mass,
     probes,
 )
-from umim_core.baselines.methods import Ints
-from umim_core.baselines.reduction import reduce_tokens
+from umim_core.baselines.methods import Ints, reduce_tokens
 from umim_core.errors import BackboneError
 
 HEADS = EvaluatorHeads(0, (1, 3))

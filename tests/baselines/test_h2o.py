@@ -10,9 +10,8 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.attention_masks import eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.eviction import PolicyCache
-from umim_core.baselines.h2o import HeavyHitters
+from umim_core.baselines.h2o import HeavyHitters, heavy_hitter_mask
 from umim_core.baselines.methods import HeldColumns
-from umim_core.baselines.published.h2o_masked import heavy_hitter_mask
 
 # The weights of one head over the tokens a b c d, as in the docstring of ``baselines.h2o``.
 WEIGHTS = [[1, 0, 0, 0], [0.6, 0.4, 0, 0], [0.1, 0.5, 0.4, 0], [0.1, 0.2, 0.3, 0.4]]

@@ -10,11 +10,10 @@ import torch
 
 from support.reduced_texts import FAMILIES, WORDS, given, ids_of, word_backbone
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.llmlingua import LLMLingua
-from umim_core.baselines.methods import Ints
-from umim_core.baselines.reduction import reduce_tokens
-from umim_core.baselines.selective_context import SelectiveContext
-from umim_core.baselines.self_information import CompressedPrefix, self_information
+from umim_core.baselines.lexical_units import sentences
+from umim_core.baselines.llmlingua import CompressedPrefix, LLMLingua
+from umim_core.baselines.methods import Ints, reduce_tokens
+from umim_core.baselines.selective_context import SelectiveContext, self_information
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -92,7 +91,7 @@ def test_sentences_stay_by_the_sum_of_their_tokens_and_the_last_is_cut(backbone:
     scores, parts = surprise(ids, backbone), [range(6), range(6, 10), range(10, 12)]
     order = sorted(parts, key=lambda part: -sum(scores[t] for t in part))
     expected = sorted([t for part in order for t in part][:8])
-    reducer = SelectiveContext(backbone, "sentence")
+    reducer = SelectiveContext(backbone, sentences)
     assert reduce_tokens(reducer, given(ids), 8).kept.tolist() == expected
 
 

@@ -20,8 +20,8 @@ from umim_core.baselines.llmlingua2 import (
     TokenClassifier,
     load_token_classifier,
 )
-from umim_core.baselines.published.own_models import hub_commit
-from umim_core.baselines.reduction import reduce_tokens
+from umim_core.baselines.methods import reduce_tokens
+from umim_core.baselines.own_models import hub_commit
 from umim_core.errors import BackboneError
 from umim_core.evaluation.method_scoring import named_method
 

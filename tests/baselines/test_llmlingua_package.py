@@ -23,7 +23,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.lexical_units import token_texts
 from umim_core.baselines.llmlingua import LLMLingua, published_choice
 from umim_core.baselines.llmlingua2 import LLMLingua2
-from umim_core.baselines.reduction import reduce_tokens
+from umim_core.baselines.methods import reduce_tokens
 
 RECORDED = json.loads(CHOICES.read_text("utf-8"))
 

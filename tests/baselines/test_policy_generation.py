@@ -13,8 +13,8 @@ from transformers import GenerationConfig
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import key_rotation
+from umim_core.baselines.eviction import generate_evicted
 from umim_core.baselines.methods import BASELINES, EvictedColumns, Ints
-from umim_core.baselines.policy_generation import generate_evicted
 from umim_core.baselines.streaming_llm import SinksAndNewest
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine

@@ -18,10 +18,10 @@ from support.reduced_texts import (
 )
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.ehpc import EHPC, find_evaluator_heads
+from umim_core.baselines.lexical_units import phrases, sentences
 from umim_core.baselines.llmlingua import LLMLingua
 from umim_core.baselines.llmlingua2 import LLMLingua2
-from umim_core.baselines.methods import BASELINES, ReducedTokens, TokenReducer
-from umim_core.baselines.reduction import reduce_tokens
+from umim_core.baselines.methods import BASELINES, ReducedTokens, TokenReducer, reduce_tokens
 from umim_core.baselines.selective_context import SelectiveContext
 from umim_core.baselines.sentence_cosine import BackboneEncoder, SentenceCosine
 from umim_core.baselines.truncation import Truncation
@@ -29,8 +29,8 @@ from umim_core.baselines.truncation import Truncation
 METHODS: dict[str, Callable[[Backbone], TokenReducer]] = {
     "truncation": lambda backbone: Truncation(),
     "selective-context": SelectiveContext,
-    "selective-context-phrase": lambda backbone: SelectiveContext(backbone, "phrase"),
-    "selective-context-sentence": lambda backbone: SelectiveContext(backbone, "sentence"),
+    "selective-context-phrase": lambda backbone: SelectiveContext(backbone, phrases),
+    "selective-context-sentence": lambda backbone: SelectiveContext(backbone, sentences),
     "llmlingua": lambda backbone: LLMLingua(backbone, segment=25),
     "llmlingua-published": lambda backbone: LLMLingua(backbone, 10, form="published"),
     "llmlingua2": lambda backbone: LLMLingua2(

@@ -10,8 +10,7 @@ import torch
 
 from support.reduced_texts import FAMILIES, given, ids_of, word_backbone, word_encoder
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import BASELINES, Ints, own_model
-from umim_core.baselines.reduction import reduce_tokens
+from umim_core.baselines.methods import BASELINES, Ints, own_model, reduce_tokens
 from umim_core.baselines.sentence_cosine import BackboneEncoder, SentenceCosine, TextEncoder
 from umim_core.errors import BackboneError
 from umim_core.rules.matcher import Matcher

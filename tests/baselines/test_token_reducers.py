@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umim_core.baselines.methods import Ints, Text
-from umim_core.baselines.reduction import TargetReduction, reduce_tokens
+from umim_core.baselines.methods import Ints, TargetReduction, Text, reduce_tokens
 from umim_core.baselines.truncation import Truncation
 from umim_core.errors import EvaluationError
 

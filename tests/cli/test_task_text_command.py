@@ -7,8 +7,7 @@ from pathlib import Path
 
 from support.command_line import Umim
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.task_sets.generation_rows import TaskOptions, make_rows
-from umim_core.task_sets.generation_spec import GENERATION_TASKS
+from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 
 BACKBONE = "umim-docs-llama"
 

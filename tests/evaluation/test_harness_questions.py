@@ -16,10 +16,14 @@ from lm_eval.tasks import TaskManager
 
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.evaluation.tasks import task_runs
-from umim_core.evaluation.tasks.harness_questions import harness_questions
-from umim_core.evaluation.tasks.task_runs import knows_task, load_tasks, standing_for_the_hub
+from umim_core.evaluation.tasks.task_runs import (
+    harness_questions,
+    knows_task,
+    load_tasks,
+    standing_for_the_hub,
+)
 from umim_core.store.artifacts import directory_digest
-from umim_core.task_sets.choice_questions import Question
+from umim_core.task_sets.spec import Question
 
 Row = Mapping[str, object]
 Splits = Mapping[str, Sequence[Row]]

@@ -14,15 +14,13 @@ from transformers import GenerationConfig
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.full_cache import FullCache
-from umim_core.baselines.methods import Text
-from umim_core.baselines.reduction import highest
+from umim_core.baselines.methods import Text, highest
 from umim_core.baselines.truncation import Truncation
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
-from umim_core.evaluation.scored_requests import Request
-from umim_core.evaluation.scoring import Scorer
+from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request as EngineRequest
 from umim_core.merging.merged_model import MergedModel

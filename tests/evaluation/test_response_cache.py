@@ -16,7 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.scored_requests import Sizes
+from umim_core.evaluation.scoring import Sizes
 
 GREEDY = {"until": ["."], "max_gen_toks": 3, "do_sample": False}
 REQUESTS = {

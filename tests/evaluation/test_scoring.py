@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from support.tiny_models import random_backbone
-from umim_core.evaluation.scored_requests import Request
-from umim_core.evaluation.scoring import Scorer, _parts
+from umim_core.evaluation.scoring import Request, Scorer, _parts
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher

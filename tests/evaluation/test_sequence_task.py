@@ -21,7 +21,7 @@ from tests.evaluation.conftest import byte_tokenizer
 from umim_core.evaluation import tasks
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.multiple_choice import evaluate_task
-from umim_core.evaluation.tasks.sequence_task import SequenceTask
+from umim_core.evaluation.tasks.paper_task import SequenceTask
 from umim_core.evaluation.tasks.task_runs import load_tasks, run_task
 
 CHOICES = ["sat on the mat", "near the old cat house by the sea"]

@@ -13,8 +13,7 @@ import torch
 from support.engine_matrix import families, module_for, tiny_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge, UnitPositions
-from umim_core.evaluation.scored_requests import Request
-from umim_core.evaluation.scoring import Scorer
+from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.merging import likelihood
 from umim_core.merging.decode_states import branch_layout
 from umim_core.merging.likelihood import token_log_probs

@@ -17,8 +17,7 @@ from umim_core.config.form import Merge
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.evaluation.scored_requests import Request
-from umim_core.evaluation.scoring import Scorer
+from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule

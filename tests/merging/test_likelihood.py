@@ -14,8 +14,7 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
 from umim_core.errors import EvaluationError, NumericalError
-from umim_core.evaluation.scored_requests import Request
-from umim_core.evaluation.scoring import Scorer
+from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.merging.likelihood import score_rows
 from umim_core.merging.merged_model import MergedModel
 

@@ -16,10 +16,9 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.evaluation.alignment import evaluate_alignment
-from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.generation_quality import continuation_perplexity
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.evaluation.surrogate_similarity import surrogate_similarity
+from umim_core.evaluation.qualitative import attention_maps, surrogate_similarity
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.mining.confidence import confidence_counts

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from umim_core.errors import ArtifactError
-from umim_core.synthetic_corpora.questions import Selection
-from umim_core.synthetic_corpora.trajectory_shards import (
+from umim_core.synthetic_corpora.questions import (
     Row,
+    Selection,
     iter_rows,
     read_selection,
     shard_path,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from umim_core.errors import CorpusError
-from umim_core.task_sets.choice_questions import Question, read_questions
+from umim_core.task_sets.spec import Question, read_questions
 
 
 def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> None:

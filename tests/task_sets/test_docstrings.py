@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from umim_core.embedded.documents import write_rows
-from umim_core.task_sets.docstrings import MAX_CONTEXT_CHARS, TaskReport, build_task
+from umim_core.errors import CorpusError
+from umim_core.task_sets.docstrings import MAX_CONTEXT_CHARS, build_task
 from umim_core.task_sets.spec import SPLITS, TaskSplit
 
 VOCABULARY = [a + b + c for a in "bdfgk" for b in "aeiou" for c in "lmnprst"]
@@ -33,25 +34,24 @@ def fillers(count: int, seed: int = 0) -> list[dict[str, object]]:
 
 def build(
     tmp_path: Path, rows: list[dict[str, object]], size: int = 1000
-) -> tuple[dict[str, dict[str, object]], TaskReport]:
-    """Build the test split from the rows; return its questions by id, and the report."""
+) -> dict[str, dict[str, object]]:
+    """Build the test split from the rows; return its questions by id."""
     corpus, out = tmp_path / "corpus", tmp_path / "task"
     corpus.mkdir(exist_ok=True)
     write_rows(corpus / "test.jsonl", rows)
-    report = build_task(corpus, out, {"test": size})
+    build_task(corpus, out, {"test": size})
     questions = [json.loads(line) for line in (out / "test.jsonl").read_text().splitlines()]
-    return {q["id"]: q for q in questions}, report
+    return {q["id"]: q for q in questions}
 
 
 def question_for(tmp_path: Path, row: dict[str, object]) -> dict[str, object] | None:
-    questions, _ = build(tmp_path, [row, *fillers(20)])
-    return questions.get(str(row["id"]))
+    return build(tmp_path, [row, *fillers(20)]).get(str(row["id"]))
 
 
 def test_the_gold_choice_is_the_summary_and_the_context_is_the_body(tmp_path: Path) -> None:
     rows = fillers(30)
-    questions, report = build(tmp_path, rows)
-    assert report.questions == {"test": 30}
+    questions = build(tmp_path, rows)
+    assert len(questions) == 30
     for row in rows:
         summary, _, body = str(row["text"]).partition("\n\n")
         question = questions[str(row["id"])]
@@ -62,7 +62,7 @@ def test_the_gold_choice_is_the_summary_and_the_context_is_the_body(tmp_path: Pa
 def test_choices_are_four_distinct_summaries_of_the_split(tmp_path: Path) -> None:
     rows = fillers(30)
     summaries = {str(row["text"]).partition("\n\n")[0] for row in rows}
-    questions, _ = build(tmp_path, rows)
+    questions = build(tmp_path, rows)
     for question in questions.values():
         assert len(set(question["choices"])) == 4
         assert set(question["choices"]) <= summaries
@@ -70,7 +70,7 @@ def test_choices_are_four_distinct_summaries_of_the_split(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("count", [4, 5, 6, 7, 40])
 def test_gold_positions_are_balanced_to_within_one(tmp_path: Path, count: int) -> None:
-    questions, _ = build(tmp_path, fillers(count))
+    questions = build(tmp_path, fillers(count))
     positions = Counter(q["gold"] for q in questions.values())
     assert len(questions) == count
     assert max(positions.values()) - min(positions[i] for i in range(4)) <= 1
@@ -109,15 +109,13 @@ BODY = "Walk over the inputs and collect what they hold, one after the other, " 
         (f"Collect the inputs.\n\nHere: collect the inputs. {BODY}", {}, "body repeats"),
     ],
 )
-def test_unsuitable_documents_are_left_out_and_counted(
+def test_unsuitable_documents_are_left_out_for_a_reason(
     tmp_path: Path, text: str, changed: dict[str, object], reason: str
 ) -> None:
     row = document("pkg/x.py::obj", text, **changed)
-    questions, report = build(tmp_path, [row, *fillers(20)])
-    assert row["id"] not in questions
-    (found,) = report.dropped["test"].items()
-    assert reason in found[0]
-    assert found[1] == 1
+    assert question_for(tmp_path, row) is None
+    with pytest.raises(CorpusError, match=rf"{reason}[^,]*: 1}}"):
+        build(tmp_path, [row])
 
 
 def test_a_name_that_tells_the_summary_is_blanked(tmp_path: Path) -> None:
@@ -151,7 +149,7 @@ def test_long_bodies_are_cut_at_a_border(tmp_path: Path, body: str, expected: st
 def test_distractors_come_from_other_modules(tmp_path: Path) -> None:
     same = [{**row, "id": f"pkg/x.py::f{i}"} for i, row in enumerate(fillers(12))]
     other = fillers(3, seed=1)
-    questions, _ = build(tmp_path, [*same, *other])
+    questions = build(tmp_path, [*same, *other])
     expected = {str(row["text"]).partition("\n\n")[0] for row in other}
     for i in range(12):
         question = questions[f"pkg/x.py::f{i}"]

@@ -8,8 +8,13 @@ import pytest
 
 from tests.evaluation.conftest import byte_tokenizer
 from umim_core.evaluation.text_metrics.string_match import recall, substring_match
-from umim_core.task_sets.generation_rows import CHAT_ROOM, Row, TaskOptions, make_rows
-from umim_core.task_sets.generation_spec import GENERATION_TASKS
+from umim_core.task_sets.generation_spec import (
+    CHAT_ROOM,
+    GENERATION_TASKS,
+    Row,
+    TaskOptions,
+    make_rows,
+)
 from umim_core.task_sets.spec import TaskSplit
 from umim_core.text.token_ids import encode
 

@@ -9,8 +9,14 @@ import pytest
 
 from tests.evaluation.conftest import byte_tokenizer
 from umim_core.errors import ConfigError
-from umim_core.task_sets.generation_rows import CHAT_ROOM, TaskOptions, make_rows
-from umim_core.task_sets.generation_spec import GenerationQuestion, GenerationSet, Wish
+from umim_core.task_sets.generation_spec import (
+    CHAT_ROOM,
+    GenerationQuestion,
+    GenerationSet,
+    TaskOptions,
+    Wish,
+    make_rows,
+)
 from umim_core.text.token_ids import encode
 
 TOKENIZER = byte_tokenizer()

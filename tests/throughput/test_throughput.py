@@ -20,8 +20,13 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import ThroughputRow
 from umim_core.throughput.roofline import ModelShape, Roofline
-from umim_core.throughput.runs import Prompts, cut_prompts, time_run
-from umim_core.throughput.throughput import FixedPairs, measure_throughput
+from umim_core.throughput.throughput import (
+    FixedPairs,
+    Prompts,
+    cut_prompts,
+    measure_throughput,
+    time_run,
+)
 
 IDS = np.arange(200, dtype=np.int64) % 7 + 1
 UNBOUNDED = Roofline(1e30)

@@ -1,16 +1,25 @@
-"""Multiple-choice questions as token sequences for rule mining, SFT and preference training.
+"""Multiple-choice questions as token sequences for training, and as rules of their task.
 
-Example (one character per token, prompt ``{context}?``, delimiter " ")::
+One character per token, prompt ``{context}?``, delimiter " "::
 
     Question("ab", ("x", "yz"), gold=1)
     task sequence     a b ? _ y z      mergeable 3 (context) or 6 (sequence)
     encoded question  context a b ?    endings (_ x) (_ y z)    gold 1
+
+Task rules are bigrams of training questions, kept by a threshold or within a budget. There is one
+ragged segment per question, so that no bigram joins two questions; one counting pass serves every
+threshold. With the prompt ``{context}``::
+
+    Question("ab", ("ab", "x"), gold=0)    sequence  a b _ a b     (a,b):2 (b,_):1 (_,a):1
+                                           context   a b           (a,b):1
+
+Source: paper, "Task-Specific Merge-Rule Construction".
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,9 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, CorpusError
+from umim_core.mining.counting import count_ngrams
+from umim_core.rules.filters import tau_for_budget
+from umim_core.rules.grams import check_tau, select
 from umim_core.rules.matcher import Matcher, segment_prefix
-from umim_core.task_sets.choice_questions import Question
-from umim_core.task_sets.spec import SPLITS, QuestionForm, TaskSplit
+from umim_core.rules.origin import Containment, Overlap, RuleOrigin
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import sha256_bytes
+from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit
 
 Ints = NDArray[np.int64]
 Encode = Callable[[str], list[int]]
@@ -30,11 +44,9 @@ DEFAULT_MAX_LENGTH: Final = 128  # paper, "Task-specific rule construction"
 
 @dataclass(frozen=True)
 class TaskSequence:
-    """Prompt plus correct answer as one training sequence.
+    """Prompt plus correct answer as one training sequence of raw ids [T], cut to a maximum length.
 
-    Attributes:
-        ids: Raw token ids [T], T <= the maximum length.
-        mergeable: Leading tokens that rules may merge: all of them, or the prompt alone.
+    ``mergeable`` are the leading tokens that rules may merge: all of them, or the prompt alone.
     """
 
     ids: Ints
@@ -55,13 +67,10 @@ class EncodedQuestion:
 
 
 def encode_pair(encode: Encode, context: str, continuation: str) -> tuple[Ints, Ints]:
-    """Encode prompt and answer as the lm-eval harness does.
+    """Encode prompt [T] and answer [n] as the lm-eval harness does.
 
     The answer is what the joint text has beyond as many tokens as the prompt alone; blanks at the
     prompt's end move to the answer. The prompt's ids therefore never depend on the answer.
-
-    Returns:
-        Prompt ids [T] and answer ids [n].
 
     Source: lm_eval.api.model.TemplateLM._encode_pair (0.4.13).
     """
@@ -97,8 +106,7 @@ def task_sequences(
 def mining_segments(sequences: Sequence[TaskSequence]) -> tuple[Ints, Ints]:
     """Return the ids to count n-grams in: what may merge, one ragged segment per example.
 
-    Returns:
-        Flat ids [T] and segment borders [len(sequences) + 1] (int64), as ``count_ngrams`` takes.
+    Flat ids [T] and segment borders [len(sequences) + 1] (int64), as ``count_ngrams`` takes.
     """
     pieces = [sequence.ids[: sequence.mergeable] for sequence in sequences]
     offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
@@ -149,8 +157,7 @@ def split_questions(
 ) -> dict[TaskSplit, list[Question]]:
     """Return three splits of questions, none of which shares a context with another.
 
-    Returns:
-        Questions by split. Each is in the order of the hash of its ids.
+    Each is in the order of the hash of its ids.
 
     Raises:
         CorpusError: If there are no training questions, or a split remains empty.
@@ -177,3 +184,61 @@ def split_questions(
 def _place(question: Question) -> tuple[bytes, str]:
     text = question.id or question.context
     return hashlib.blake2b(text.encode(), digest_size=8).digest(), text
+
+
+TASK_ORDER: Final = 2
+
+
+def mine_task_rules(
+    questions: Sequence[Question],
+    encode: Encode,
+    taus: Sequence[int],
+    form: QuestionForm,
+    *,
+    budget: int | None = None,
+    max_length: int = DEFAULT_MAX_LENGTH,
+    excluded: Iterable[int] = (),
+    overlap: Overlap = "none",
+    containment: Containment = "keep",
+    tokenizer_fingerprint: str | None = None,
+) -> dict[int, RuleSet]:
+    """Mine the bigrams of a task once and keep rules for each threshold.
+
+    Args:
+        questions: Training questions.
+        encode: Text to token ids, without special tokens.
+        taus: Least counts; the paper takes 2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC.
+        form: Prompt, delimiter and merged part; bigrams of what may merge are counted.
+        budget: Most rules; where a threshold leaves more, it is raised until they fit.
+        max_length: Most tokens of a question and one answer; longer ones lose their beginning.
+        excluded: Ids that take part in no rule.
+        overlap: ``none`` as in the paper, or ``greedy``.
+        containment: Of no effect among bigrams; recorded.
+        tokenizer_fingerprint: Recorded, as is the digest of the counted ids.
+
+    Raises:
+        ConfigError: If there is no threshold, or the length is out of bounds.
+        RuleSetError: If a threshold or the budget is below 1.
+    """
+    if not taus:
+        raise ConfigError("task rules need at least one threshold", "none", "The paper takes 5.")
+    for tau in taus:
+        check_tau(tau)
+    ids, offsets = mining_segments(task_sequences(questions, encode, form, max_length))
+    counts = count_ngrams(ids, offsets, min(taus), excluded, max_order=TASK_ORDER)
+    digest = sha256_bytes(np.ascontiguousarray(ids, np.int32).tobytes())
+    return {
+        tau: RuleSet.from_counts(
+            counts,
+            RuleOrigin(
+                tau=tau
+                if budget is None
+                else tau_for_budget(select(counts, tau), budget, overlap, containment),
+                overlap=overlap,
+                containment=containment,
+                tokenizer_fingerprint=tokenizer_fingerprint,
+                corpus_digest=digest,
+            ),
+        )
+        for tau in taus
+    }

@@ -99,17 +99,9 @@ _CONFIG: Final = "config.json"
 
 
 class ControlRecord(BaseModel):
-    """Content of a control's ``config.json``.
+    """Content of a control's ``config.json``: its kind, parameters, training, and its backbone.
 
-    Attributes:
-        kind: Name of the control.
-        size: Number of trained parameters.
-        backbone: Name of the backbone that it was trained on.
-        backbone_revision: Hub revision, or None.
-        backbone_fingerprint: SHA-256 of its architecture and weights.
-        backbone_model: Parts of that fingerprint.
-        tokenizer_fingerprint: SHA-256 of its tokenizer.
-        training: How it was trained (steps, seed, best score).
+    Fingerprints are SHA-256 of the backbone's architecture and weights, and of its tokenizer.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -33,11 +33,9 @@ DEFAULT_BETA: Final = 0.1  # paper, task-adaptation training configurations
 def ending_scores(questions: Sequence[EncodedQuestion], merged_model: MergedModel) -> list[Tensor]:
     """Score every answer given its question's compressed context.
 
-    Call it under ``torch.no_grad()`` with the reference module once per question; the scores then
-    serve every epoch.
-
-    Returns:
-        Per question, the mean token log-probability of each answer [C] (nats per token).
+    Per question, it is the mean token log-probability of each answer [C] (nats per token). Call it
+    under ``torch.no_grad()`` with the reference module once per question; the scores then serve
+    every epoch.
 
     Raises:
         EvaluationError: If a context or an answer is empty.
@@ -57,16 +55,10 @@ def preference_loss(
     *,
     beta: float = DEFAULT_BETA,
 ) -> Tensor:
-    """Return the preference loss of a batch of questions.
+    """Return the preference loss: mean over a question's wrong answers, then over questions.
 
-    Args:
-        scores: Policy scores per question [C], with gradient.
-        reference: Scores of the frozen reference, same shapes; no gradient flows into them.
-        golds: Index of the correct answer per question.
-        beta: Strength of the pull towards the reference, above 0.
-
-    Returns:
-        Scalar: mean over a question's wrong answers, then over questions.
+    Scores of policy (with gradient) and frozen reference (without) are per question [C], ``golds``
+    the indices of correct answers. ``beta``, above 0, pulls towards the reference.
 
     Raises:
         ConfigError: If ``beta`` is not positive.
@@ -111,11 +103,9 @@ def choice_accuracy(scores: Sequence[Tensor], golds: Sequence[int]) -> float:
 class ChoiceScores:
     """Scores of a task's questions, in their order.
 
-    Attributes:
-        scores: Mean token log-probability of every answer, per question (nats).
-        golds: Index of the right answer per question.
-        contexts: Raw tokens of all contexts, and units that they became.
-        answers: Raw tokens of all answers; they stay raw.
+    ``scores`` are mean token log-probabilities of every answer, per question (nats); ``contexts``
+    the raw tokens of all contexts, and units that they became; ``answers`` raw tokens of all
+    answers.
     """
 
     scores: list[list[float]]

@@ -26,10 +26,9 @@ ADAPTED: Final = "Task-Adapted"  # the paper's full route
 
 @dataclass(frozen=True)
 class Setting:
-    """One compared way to use the backbone.
+    """One compared way to use the backbone, by the name that papers, checkpoints and reports have.
 
     Attributes:
-        name: As papers, checkpoints and reports call it.
         start: Setting whose merge module it begins with; None for random weights, or no module.
         rules: Rules of the corpus or of the task; ``none`` merges nothing. A trained setting keeps
             the rules of its start.

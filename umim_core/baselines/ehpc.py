@@ -33,9 +33,8 @@ from transformers.cache_utils import DynamicCache
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_range
-from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
-from umim_core.baselines.reduction import highest
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text, highest
+from umim_core.errors import BackboneError
 from umim_core.rules.matcher import Matcher
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.user_records import remembered
@@ -43,8 +42,6 @@ from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sent
 
 KERNEL: Final = 32
 _KERNELS: Final = 8  # that fit into the scored tokens, at least
-
-
 QUERIES: Final = 16
 DEPTHS: Final = tuple(tenth / 10 for tenth in range(1, 10))
 PROBE_TOKENS: Final = 512
@@ -60,12 +57,7 @@ _QUESTION: Final = (
 
 @dataclass(frozen=True)
 class EvaluatorHeads:
-    """Attention heads of one layer.
-
-    Attributes:
-        layer: Index of the layer, from 0.
-        heads: Indices of its heads, rising.
-    """
+    """Indices of attention heads, rising, of one layer, from 0."""
 
     layer: int
     heads: tuple[int, ...]
@@ -80,13 +72,9 @@ class LastQueries:
 
     @torch.no_grad()
     def weights(self, ids: Ints, queries: int) -> Tensor:
-        """Return the weights of the last queries in every layer [L, A, W, T].
+        """Return the weights of the last queries W, 1 .. T, in every layer [L, A, W, T].
 
         What stands before them is read without weights, by the backbone's own attention.
-
-        Args:
-            ids: Ids [T] (int64).
-            queries: Last tokens W, 1 .. T.
 
         Raises:
             GenerationError: If the text exceeds the window of a sliding-window backbone.
@@ -149,8 +137,7 @@ def known_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
 def best_heads(mass: NDArray[np.float64]) -> EvaluatorHeads:
     """Return the layer with the most mass, and the quarter of its heads that has the most of it.
 
-    Args:
-        mass: Attention on needles, per layer and head [L, A].
+    The mass is the attention on needles, per layer and head [L, A].
     """
     layer = int(mass.sum(axis=1).argmax())
     best = np.argsort(-mass[layer], kind="stable")[: max(1, mass.shape[1] // HEADS)]
@@ -159,12 +146,7 @@ def best_heads(mass: NDArray[np.float64]) -> EvaluatorHeads:
 
 @dataclass(frozen=True)
 class Probe:
-    """A text with a needle and a question about it.
-
-    Attributes:
-        ids: The text [T] (int64).
-        needle: Where the needle's tokens are.
-    """
+    """A text of ids [T] (int64) with a question about a needle, and where its tokens are."""
 
     ids: Ints
     needle: slice
@@ -231,25 +213,13 @@ def _fitting(rng: Random, room: int, backbone: Backbone) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class EHPC:
-    """Keep the tokens that evaluator heads look at from the end of the text.
-
-    Raises:
-        ConfigError: If queries or kernel are below 1.
-    """
+    """Keep the tokens that evaluator heads look at from the end of the text."""
 
     exact: ClassVar[bool] = True
     scorer: Backbone
     heads: EvaluatorHeads
     queries: int = QUERIES
     kernel: int = KERNEL
-
-    def __post_init__(self) -> None:
-        if min(self.queries, self.kernel) < 1:
-            raise ConfigError(
-                "queries and kernel of EHPC must be at least 1",
-                (self.queries, self.kernel),
-                "The paper has 16 and 32.",
-            )
 
     @cached_property
     def reader(self) -> LastQueries:

@@ -21,11 +21,7 @@ AGES: Final = (0, 16, 64)
 
 
 class OldSpansGone:
-    """Keep every column but those that old spans give up, whatever the budget.
-
-    Args:
-        kept: Columns that stay [K], rising.
-    """
+    """Keep columns [K], rising: all but those that old spans give up, whatever the budget."""
 
     reads_attention: ClassVar[bool] = False
     rotation: ClassVar[None] = None

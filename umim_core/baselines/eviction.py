@@ -1,4 +1,4 @@
-"""KV cache of one text that a policy cuts down after its forwards, and continuations scored on it.
+"""KV cache of one text that a policy cuts down after its forwards: texts scored and generated.
 
 With a context a b c d, a policy that keeps the columns of a and d, and the continuation y z::
 
@@ -9,25 +9,40 @@ With a context a b c d, a policy that keeps the columns of a and d, and the cont
 A policy that reads attention weights is asked after every 128 tokens of a longer text, so that no
 weights of more queries are held at once. Nothing need go before the last of them.
 
-Shapes: T context tokens, H key/value heads, A attention heads, L columns, W columns of a forward, D
-head size, d embedding size.
+Texts are generated one after the other: a policy may keep other columns in each. With a policy that
+keeps the newest columns, the prompt a b c d and a budget of 3 columns::
+
+    a b c d    read whole, predicts x     b c d stay
+    x          predicts y                 c d x stay
+    y          ...                        the last token chosen is never read
+
+Shapes: T context tokens, G generated tokens that were read, H key/value heads, A attention heads, L
+columns, W columns of a forward, D head size, d embedding size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns, Ints
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, GenerationError
+from umim_core.inference.outputs import RowOutput
+from umim_core.inference.prompts import check_room
+from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
+from umim_core.inference.rows import GeneratedUnits, Row, choose_tokens, record_forward
+from umim_core.inference.sampling import TokenChooser, fresh_seed
+from umim_core.inference.stopping import Stopper
 from umim_core.merging.likelihood import TokenScores, target_scores
 
 WEIGHED_TOKENS: Final = 128  # 30 layers of 9 heads: 0.28 GB of float32 weights at 2,048 columns
@@ -35,13 +50,10 @@ WEIGHED_TOKENS: Final = 128  # 30 layers of 9 heads: 0.28 GB of float32 weights 
 
 @dataclass
 class _Written:
-    """The columns of a layer as forwards wrote them.
+    """The columns of a layer as forwards wrote them, with the token of each [H, L] (int64).
 
-    Attributes:
-        keys: Keys [H, L, D] at the positions that they were written at: turned anew from there
-            each time, they gather no rounding.
-        positions: Those positions [H, L] (int64).
-        tokens: Number in the text of each column's token [H, L] (int64).
+    The keys [H, L, D] are at the positions [H, L] that they were written at: turned anew from there
+    each time, they gather no rounding.
     """
 
     keys: Tensor
@@ -81,14 +93,9 @@ class PolicyCache:
         return self.tokens if self._policy.rotation is None else self.columns
 
     def read(self, ids: Tensor, budget: int) -> Tensor:
-        """Read tokens, then drop columns.
+        """Read raw ids [W], at least one, then drop columns beyond the budget, at least 1.
 
-        Args:
-            ids: Raw ids [W], at least one.
-            budget: Columns that may stay, at least 1.
-
-        Returns:
-            Hidden states [W', d] of the tokens of the last forward; nothing was dropped before it.
+        Hidden states [W', d] are of the tokens of the last forward; nothing was dropped before it.
 
         Raises:
             EvaluationError: If the policy breaks its protocol, or a layer has no keys of its own.
@@ -187,17 +194,9 @@ def score_evicted(
 ) -> tuple[list[TokenScores], int]:
     """Score continuations of one context on the columns that a policy keeps of it.
 
-    The first token of a continuation is predicted by the prefill, before anything is dropped.
-
-    Args:
-        context: Raw ids [T], at least one.
-        endings: Raw continuations, at least one token each.
-        backbone: The frozen model.
-        new_policy: Makes the policy of a text, given its raw ids.
-        budget: Columns that may stay of the context, at least 1.
-
-    Returns:
-        One score per continuation, in order, and the columns that stayed.
+    Context [T] and continuations have at least one token each. The first token of a continuation is
+    predicted by the prefill, before anything is dropped. Returned are one score per continuation,
+    in order, and the columns that stayed, of the ``budget`` that may.
 
     Raises:
         EvaluationError: If context and continuation exceed the backbone's positions, or the policy
@@ -230,3 +229,101 @@ def score_evicted(
             )
         )
     return scores, cache.columns
+
+
+Budget = Callable[[Ints, int], int]
+"""Columns that may stay, at least 1, of a prompt [T] and so many generated tokens G behind it."""
+
+
+@torch.no_grad()
+def generate_evicted(
+    prompts: Sequence[Ints],
+    config: GenerationConfig,
+    request: Request,
+    backbone: Backbone,
+    new_policy: Callable[[Ints], CachePolicy],
+    budget: Budget,
+) -> list[RowOutput]:
+    """Generate a text after each prompt of raw ids [T_b], at least one each.
+
+    ``config`` and ``request`` are as for the engine; nothing is merged or streamed. The budget is
+    asked after the prompt, and after each token that was read. Samples of a prompt lie side by
+    side; ``cache_lengths`` has the columns after every forward.
+
+    Raises:
+        EvaluationError: If the policy breaks its protocol.
+        GenerationError: If an option is not supported, or a row takes more positions than the
+            backbone or its attention window has: those of prompt and new tokens, or, where a policy
+            turns what stays to positions inside the cache, of the prompt and of the columns.
+    """
+    check_generation_config(config)
+    samples, new = samples_per_prompt(config), config.max_new_tokens or 0
+    request.check(backbone.vocab_size, len(prompts) * samples)
+    _check_plain(request)
+    policies = [(ids, new_policy(ids)) for ids in prompts for _ in range(samples)]
+    longest = max((_positions(ids, new, one, budget) for ids, one in policies), default=0)
+    check_room(backbone, longest, new, request.overlong)
+    check_attention_window(backbone.model.config, longest)
+    if config.do_sample and request.seed is None:
+        request = replace(request, seed=fresh_seed())  # one for all rows, as in a batch
+    streams = range(len(prompts) * samples) if request.streams is None else request.streams
+    return [
+        _row(ids, stream, config, request, PolicyCache(backbone, policy), budget)
+        for (ids, policy), stream in zip(policies, streams, strict=True)
+    ]
+
+
+def _positions(ids: Ints, new: int, policy: CachePolicy, budget: Budget) -> int:
+    """Return the positions that a row takes at most; the last token chosen is never read."""
+    tokens = len(ids) + new - 1
+    if policy.rotation is None or new < 2:
+        return tokens
+    held = budget(ids, new - 2)  # before the last token that is read
+    return min(tokens, max(len(ids), held + 1))
+
+
+def _row(
+    ids: Ints,
+    stream: int,
+    config: GenerationConfig,
+    request: Request,
+    cache: PolicyCache,
+    budget: Budget,
+) -> RowOutput:
+    """Generate one text after a prompt [T], on its empty cache."""
+    backbone = cache.backbone
+    row = Row(ids.tolist(), 0, len(ids), (np.arange(len(ids)), np.ones(len(ids), dtype=np.int64)))
+    chooser = TokenChooser(
+        config,
+        [len(ids)],
+        request.seed,
+        request.logits_processor,
+        streams=[stream],
+        device=backbone.device,
+    )
+    stopper = Stopper(config, backbone.tokenizer, request.stopping_criteria)
+    tokens = ids
+    while True:
+        allowed = budget(ids, len(row.ids))
+        hidden = cache.read(torch.from_numpy(tokens).to(backbone.device), allowed)
+        logits = backbone.head(hidden[-1:])
+        record_forward([row], logits, torch.tensor([cache.columns]), request.observer)
+        tokens = choose_tokens([row], logits, chooser, stopper, request.logprobs)
+        if row.stop_reason is not None:
+            return row.output(GeneratedUnits(None, 1), 0, request.logprobs is not None)
+
+
+def _check_plain(request: Request) -> None:
+    """Refuse options of the engine that a policy's rows do not have."""
+    asked = {
+        "merge": request.merge != "none",
+        "span_eviction": request.span_eviction is not None,
+        "streamer": request.streamer is not None,
+        "overlong='truncate'": request.overlong == "truncate",
+    }
+    if refused := [name for name, is_set in asked.items() if is_set]:
+        raise GenerationError(
+            "a cache policy generates raw tokens, whole prompts, and no stream",
+            ", ".join(refused),
+            "Leave it out; merge is 'none'.",
+        )

@@ -16,17 +16,14 @@ Shapes: T tokens, at least one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import Ints
 
-Unit = Literal["token", "phrase", "sentence"]
 _SENTENCE_END: Final = re.compile(r"[.!?。！？]['\"”’)\]]*\s*$")
 _PHRASE_END: Final = re.compile(r"[.,;:!?)\]]['\"”’]*\s*$")
 _FUNCTION_WORDS: Final = frozenset(
@@ -43,12 +40,9 @@ _FUNCTION_WORDS: Final = frozenset(
 
 
 def token_texts(ids: Ints, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text that every token adds to the one before it, its leading space included.
+    """Return the text that every token [T] adds to the one before it, its leading space included.
 
-    Args:
-        ids: Ids [T].
-        tokenizer: Their tokenizer. A token that ends a character which others began has a
-            replacement mark of its own.
+    A token that ends a character which others began has a replacement mark of its own.
     """
     flat = ids.tolist()
     singles = _decoded([[one] for one in flat], tokenizer)
@@ -88,7 +82,8 @@ def sentences(texts: list[str]) -> Ints:
     """Number sentences [T]: cut after a full stop before white space, and after a line break."""
     return _numbered(
         [
-            "\n" in text or (bool(_SENTENCE_END.search(text)) and _apart(text, after))
+            "\n" in text
+            or (bool(_SENTENCE_END.search(text)) and (text[-1:].isspace() or after[:1].isspace()))
             for text, after in pairwise(texts)
         ]
     )
@@ -105,32 +100,6 @@ def passages(texts: list[str]) -> Ints:
     )
 
 
-def _apart(text: str, after: str) -> bool:
-    return text[-1:].isspace() or after[:1].isspace()
-
-
 def _numbered(cuts: list[bool]) -> Ints:
     """Number the units of T tokens, given whether one ends after each token but the last."""
     return np.cumsum(np.array([0, *cuts], dtype=np.int64))
-
-
-_CUTS: Final[dict[Unit, Callable[[list[str]], Ints]]] = {
-    "phrase": phrases,
-    "sentence": sentences,
-}
-
-
-def lexical_units(ids: Ints, unit: Unit, backbone: Backbone) -> Ints:
-    """Return the number of the unit that every token belongs to [T] (int64), from 0, rising.
-
-    Args:
-        ids: Ids [T], at least one.
-        unit: ``token``, ``phrase`` or ``sentence``.
-        backbone: The tokenizer's owner; it is not asked for tokens.
-
-    Raises:
-        BackboneError: If phrases or sentences are asked for without a tokenizer.
-    """
-    if unit == "token":
-        return np.arange(len(ids))
-    return _CUTS[unit](token_texts(ids, backbone.require_tokenizer()))

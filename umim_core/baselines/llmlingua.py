@@ -15,33 +15,92 @@ Models" (EMNLP 2023). Differences: docs/baselines.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
 
+from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import passages, token_texts
-from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
-from umim_core.baselines.reduction import highest
-from umim_core.baselines.self_information import CompressedPrefix, self_information
-from umim_core.errors import ConfigError
+from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text, highest
+from umim_core.baselines.selective_context import check_vocabulary, self_information
+from umim_core.merging.likelihood import target_scores
 from umim_core.rules.matcher import Matcher
 
 
-class Prefix(Protocol):
-    """Kept tokens, and losses of tokens that are read after them."""
+class CompressedPrefix:
+    """The kept tokens before a segment, in a KV cache; segments are scored after them.
 
+    Where prefix and segment exceed the model's positions, the last tokens of the prefix stay, half
+    as many as there are positions.
+    """
+
+    def __init__(self, scorer: Backbone) -> None:
+        self._scorer = scorer
+        self._cached_ids = np.zeros(0, dtype=np.int64)  # what the cache holds
+        self._cache = DynamicCache()
+        self._last: Tensor | None = None  # hidden state after the prefix [1, d]
+
+    @torch.no_grad()
     def score(self, segment: Ints) -> NDArray[np.float64]:
-        """Return the loss of each token of a segment [S]."""
-        ...
+        """Return the self-information of a segment's tokens [S] after the prefix (nats).
 
+        A segment has at most half as many tokens as the model has positions.
+
+        Raises:
+            EvaluationError: If an id is outside the scorer's vocabulary.
+            GenerationError: If prefix and segment exceed the window of a sliding-window model.
+        """
+        check_vocabulary(segment, self._scorer)
+        limit = self._scorer.max_positions
+        if limit is not None and len(self._cached_ids) + len(segment) > limit:
+            tail = self._cached_ids[-(limit // 2) :]
+            self._cached_ids, self._cache = tail[:0], DynamicCache()
+            self.append(tail)
+        hidden = self._read(segment)
+        if len(self._cached_ids):
+            self._cache.crop(-len(segment))
+        else:
+            self._cache = DynamicCache()
+        before = [] if self._last is None else [self._last]
+        targets = torch.from_numpy(segment).to(hidden.device)
+        states = torch.cat([*before, hidden[:-1]])
+        unknown = len(segment) - len(states)  # 1 where nothing stands before the segment
+        information = np.full(len(segment), math.log(self._scorer.vocab_size))
+        if len(states):
+            scores = target_scores(states, targets[unknown:], self._scorer)
+            information[unknown:] = -scores.log_probs.cpu().double().numpy()
+        return information
+
+    @torch.no_grad()
     def append(self, ids: Ints) -> None:
-        """Add kept tokens."""
-        ...
+        """Add kept tokens [K] to the prefix."""
+        if len(ids):
+            self._last = self._read(ids)[-1:]
+            self._cached_ids = np.concatenate([self._cached_ids, ids])
+
+    def _read(self, ids: Ints) -> Tensor:
+        """Read ids [S] after the prefix: hidden states [S, d]; the cache grows by them."""
+        first, scorer = len(self._cached_ids), self._scorer
+        check_attention_window(scorer.model.config, first + len(ids))
+        places = torch.arange(first, first + len(ids), device=scorer.device)[None]
+        out = scorer.trunk(
+            inputs_embeds=scorer.embed(torch.from_numpy(ids).to(scorer.device)[None]),
+            attention_mask=places.new_ones(1, first + len(ids)),
+            position_ids=places,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
 
 
 def published_choice(
@@ -50,17 +109,12 @@ def published_choice(
     budget: int,
     segment: int,
     whole: NDArray[np.float64],
-    prefix: Prefix,
+    prefix: CompressedPrefix,
 ) -> Ints:
-    """Return the indices of the tokens that stay, rising; about ``budget`` of them.
+    """Return the indices of the tokens [T] that stay, rising; about ``budget`` of them.
 
-    Args:
-        ids: The text [T].
-        protected: Tokens that stay [T] (bool).
-        budget: Tokens that are asked for.
-        segment: Tokens of a segment.
-        whole: Loss of each token in the whole text [T].
-        prefix: Scores after kept tokens; none at first.
+    ``whole`` has the loss of each token in the whole text [T]; ``prefix`` scores after kept tokens,
+    none at first.
     """
     left, losses = np.arange(len(ids)), whole[1:].copy()
     share = budget / (len(ids) + 3)  # its count of a context's tokens, and one
@@ -105,24 +159,12 @@ def _sizes(tokens: int, segment: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class LLMLingua:
-    """Keep the tokens that surprise a language model after what was kept before them.
-
-    Raises:
-        ConfigError: If the segment or the granularity is below 1.
-    """
+    """Keep the tokens that surprise a language model after what was kept before them."""
 
     scorer: Backbone
     segment: int = 200
     granularity: float = 2.0
     form: Literal["paper", "published"] = "paper"
-
-    def __post_init__(self) -> None:
-        if self.segment < 1 or self.granularity < 1:
-            raise ConfigError(
-                "segment and granularity of LLMLingua must be at least 1",
-                (self.segment, self.granularity),
-                "The paper has 200 and 2.",
-            )
 
     @property
     def exact(self) -> bool:
@@ -160,13 +202,10 @@ class LLMLingua:
         share = 2 if self.form == "paper" else 4
         return self.segment if limit is None else min(self.segment, max(1, limit // share))
 
-    def _controls(self, tokens: int, budget: int) -> bool:
-        return self.form == "paper" and self.granularity * budget < tokens
-
     def _left_by_controller(self, text: Text, budget: int) -> NDArray[np.bool_]:
         """Choose passages, those of the highest perplexity first, until they hold k budgets [T]."""
         left = np.ones(len(text.ids), dtype=bool)
-        if not self._controls(len(text.ids), budget):
+        if self.granularity * budget >= len(text.ids):
             return left
         texts = token_texts(text.ids, self.scorer.require_tokenizer())
         numbers = passages(texts)

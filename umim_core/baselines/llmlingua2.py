@@ -35,9 +35,8 @@ from transformers import AutoModelForTokenClassification, PreTrainedTokenizerBas
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import token_texts
-from umim_core.baselines.methods import BASELINES, OWN_MODELS, Ints, ReducedTokens, Text
-from umim_core.baselines.published.own_models import OwnModel, hub_commit, load_own_model
-from umim_core.baselines.reduction import highest
+from umim_core.baselines.methods import BASELINES, OWN_MODELS, Ints, ReducedTokens, Text, highest
+from umim_core.baselines.own_models import OwnModel, hub_commit, load_own_model
 from umim_core.errors import BackboneError
 from umim_core.rules.matcher import Matcher
 
@@ -56,13 +55,10 @@ _TRAINED: Final = "a trained token classifier"
 
 @dataclass(frozen=True)
 class Words:
-    """Words of a text as a classifier has them.
+    """Words of a text as a classifier has them: from where to where, in characters [W] (int64).
 
-    Attributes:
-        starts: Where each begins, in characters [W] (int64), rising.
-        ends: Where each ends [W] (int64).
-        chances: Probability of preserving it, the mean of its tokens' [W].
-        chunks: Number of the chunk that it was read in [W] (int64), rising.
+    ``chances`` are probabilities of preserving, the mean of a word's tokens' [W]; ``chunks``
+    numbers of the chunks that words were read in [W] (int64), rising.
     """
 
     starts: Ints
@@ -172,20 +168,17 @@ class LLMLingua2:
         """Return the indices [budget] of the tokens that stay; see ``TokenReducer``."""
         texts = token_texts(text.ids, self.tokenizer)
         ranks = token_ranks(texts, self.classifier.words("".join(texts)))
-        ranks[[self._is_forced(one) for one in texts]] = _ABOVE_ALL
+        forced = [one in self.forced or one.strip(" ") in self.forced for one in texts]
+        ranks[forced] = _ABOVE_ALL
         return highest(ranks, text.protected, budget)
-
-    def _is_forced(self, text: str) -> bool:
-        return text in self.forced or text.strip(" ") in self.forced
 
 
 def token_ranks(texts: list[str], words: Words) -> NDArray[np.float64]:
     """Return the rank of each token's word among the tokens of its chunk [T], 0..1.
 
-    Args:
-        texts: What each token of the text adds to it [T].
-        words: Words of the text. A token is of the word in which its first character stands that
-            is no white space; one of white space alone, or of no word, ranks below all words.
+    ``texts`` are what each token adds to the text [T]. A token is of the word in which its first
+    character stands that is no white space; one of white space alone, or of no word, ranks below
+    all words.
     """
     ends = np.cumsum([len(one) for one in texts])
     firsts = ends - [len(one.lstrip()) or 1 for one in texts]

@@ -17,9 +17,13 @@ first line of the function's docstring. A method that chooses by a model of its 
 
 How many tokens or columns stay is not the method's choice. Its budget is the number of units that
 the merge rules leave of the same text, so all methods of a table have the same token reduction,
-text by text; or what a target leaves of its tokens (``reduction.TargetReduction``). Policies that
-ignore the budget are the full cache, which the others are compared with, and span eviction, which
-follows the rules.
+text by text; or what a target leaves of its tokens (``TargetReduction``). Policies that ignore the
+budget are the full cache, which the others are compared with, and span eviction, which follows the
+rules. With T = 5, a protected first token, scores that a token reducer gives, and a budget of 3::
+
+    ids       <s>   a    b    c    d
+    scores          2    1    2    1        the highest stay; of equal ones the first
+    kept      <s>   a         c             2 dropped, token reduction 2 / 5
 
 Shapes: T raw tokens, K kept, H key/value heads, A attention heads, L columns, W columns of a
 forward, D head size.
@@ -38,6 +42,7 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.merging.likelihood import TokenScores
 from umim_core.merging.packing import Segmenter, SpanMerger
 from umim_core.registry import Registry
@@ -50,12 +55,9 @@ Side = Literal["prompt", "cache"]
 
 @dataclass(frozen=True)
 class Text:
-    """A text whose tokens are to be reduced.
+    """A text of raw ids [T] whose tokens are to be reduced, and which of them must stay [T] (bool).
 
-    Attributes:
-        ids: Raw ids [T] (int64).
-        protected: Tokens that must stay [T] (bool).
-        question: Raw ids [Q] (int64) of the question that it asks; empty if none is known.
+    ``question`` has the raw ids [Q] of the question that it asks; none if it is not known.
     """
 
     ids: Ints
@@ -72,11 +74,7 @@ class TokenReducer(Protocol):
         ...
 
     def keep(self, text: Text, budget: int) -> Ints:
-        """Choose tokens.
-
-        Args:
-            text: The text.
-            budget: Tokens that stay, 1 .. T, never fewer than are protected.
+        """Choose tokens that stay: ``budget`` of them, 1 .. T, never fewer than are protected.
 
         Returns:
             Indices [budget] (int64), rising, of a reducer that is not exact [1 .. T]; every
@@ -87,12 +85,10 @@ class TokenReducer(Protocol):
 
 @dataclass(frozen=True)
 class HeldColumns:
-    """The KV cache of one layer after a forward, for one text.
+    """The KV cache of one layer, counted from 0, after a forward, for one text.
 
     Attributes:
-        layer: Index of the layer.
-        keys: Keys [H, L, D]; the forward wrote the last W columns.
-        values: Values [H, L, D].
+        keys: Keys [H, L, D]; the forward wrote the last W columns. ``values`` likewise.
         tokens: Number in the text of the token that each column holds [H, L] (int64), rising. Where
             the policy has a rotation, the column's position in the cache is another.
         attention: Weights of the forward's queries [A, W, L]; None unless the policy reads them.
@@ -124,11 +120,7 @@ class CachePolicy(Protocol):
         ...
 
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
-        """Choose columns of one layer.
-
-        Args:
-            held: The layer's cache.
-            budget: Columns that may stay, at least 1.
+        """Choose columns of one layer, of which ``budget`` may stay, at least 1.
 
         Returns:
             Indices [H, K] (int64), rising along a head, K the same for all layers.
@@ -140,9 +132,7 @@ class CachePolicy(Protocol):
 class ReducedTokens:
     """A method that deletes tokens of the prompt.
 
-    Attributes:
-        reducer: Chooses the tokens that stay.
-        model: A model of its own that it chooses by, as name@commit; None for the backbone.
+    ``model`` is one of its own that it chooses by, as name@commit; None for the backbone.
     """
 
     side: ClassVar[Side] = "prompt"
@@ -154,9 +144,7 @@ class ReducedTokens:
 class MergedSpans:
     """A method that replaces spans by one embedding each, as UMIM does.
 
-    Attributes:
-        segmenter: Cuts a text into units.
-        merger: Merges spans; None for the module of the checkpoint in whose place it stands.
+    ``merger`` None is the module of the checkpoint in whose place it stands.
     """
 
     side: ClassVar[Side] = "prompt"
@@ -203,12 +191,9 @@ def own_model(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class ListedBaseline:
-    """A registered baseline.
+    """A registered baseline, with the first line of its function's docstring.
 
-    Attributes:
-        name: As recipes and lm-eval find it.
-        side: ``prompt`` saves prefill and KV cache, ``cache`` saves KV cache alone.
-        line: What it does, the first line of its function's docstring.
+    The side ``prompt`` saves prefill and KV cache, ``cache`` saves KV cache alone.
     """
 
     name: str
@@ -233,3 +218,119 @@ def listed_baselines() -> list[ListedBaseline]:
         line = (getdoc(BASELINES.find(name)) or "").partition("\n")[0]
         listed.append(ListedBaseline(name, side_of(name), line))
     return sorted(listed, key=lambda one: (one.side != "prompt", one.name))
+
+
+@dataclass(frozen=True)
+class TargetReduction:
+    """A token reduction that is asked for: of T tokens round(target * T) go, at most all but one.
+
+    With a target of 0.14, 50 tokens lose 7, 10 lose 1 and 3 lose none. Halves are rounded to the
+    even number.
+
+    Raises:
+        ConfigError: If it is no such share.
+    """
+
+    target: float
+
+    def __post_init__(self) -> None:
+        share: object = self.target
+        if not isinstance(share, float) or not 0.0 < share < 1.0:
+            raise ConfigError(
+                "a target token reduction must lie above 0 and below 1",
+                share,
+                "Give a share of the tokens, such as 0.14.",
+            )
+
+    def stays(self, tokens: int) -> int:
+        """Return how many of so many tokens stay."""
+        return max(1, tokens - round(self.target * tokens))
+
+    def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:
+        """Drop leading ids [T] until what stays of the others fits; return them and how many stay.
+
+        Raises:
+            EvaluationError: If there is no room for a single token.
+        """
+        if room < 1:
+            raise EvaluationError(
+                "there must be room for a token of the context",
+                f"room for {room}",
+                "Shorten the continuation, or use a backbone with more positions.",
+            )
+        while (over := self.stays(len(ids)) - room) > 0:
+            ids = ids[over:]  # so many fewer tokens lower what stays by at most as much
+        return ids, self.stays(len(ids))
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Indices [K] (int64), rising, of the tokens T of a text that stay, and how many were to."""
+
+    kept: Ints
+    tokens: int
+    budget: int
+
+    @property
+    def token_reduction(self) -> float:
+        """Realised token reduction (T - K) / T; 0 for an empty text."""
+        return (self.tokens - len(self.kept)) / self.tokens if self.tokens else 0.0
+
+    @property
+    def shortfall(self) -> int:
+        """Tokens that stay beyond the budget: protected ones, or a published form's own number."""
+        return len(self.kept) - self.budget
+
+
+def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Reduction:
+    """Choose the tokens that stay, and check the choice against the protocol.
+
+    The reducer is not asked where nothing is to be chosen: an empty text, or a budget of all
+    tokens. The budget is 1 .. T, or 0 of an empty text. Protected tokens stay even if they are
+    more, and the result says how many were.
+
+    Raises:
+        EvaluationError: If the budget is out of range, or the choice is not rising, empty, not of
+            the budget's size although the reducer is exact, or lacks a protected token.
+    """
+    tokens = len(text.ids)
+    if not min(1, tokens) <= budget <= tokens:
+        raise EvaluationError(
+            f"the budget of a text must lie between {min(1, tokens)} and its {tokens} tokens",
+            budget,
+            "Give the number of tokens that stay.",
+        )
+    wanted = max(budget, int(text.protected.sum()))
+    if wanted == tokens:
+        return Reduction(np.arange(tokens), tokens, budget)
+    chosen = reducer.keep(text, wanted)
+    _check_choice(chosen, text, wanted if reducer.exact else None, type(reducer).__name__)
+    return Reduction(chosen, tokens, budget)
+
+
+def _check_choice(chosen: Ints, text: Text, wanted: int | None, name: str) -> None:
+    """Refuse indices that are not ``wanted`` ones of a text, in order, protected ones included."""
+    bounded = np.concatenate([[-1], chosen, [len(text.ids)]])
+    wrong = len(chosen) == 0 if wanted is None else len(chosen) != wanted
+    if wrong or bool((np.diff(bounded) < 1).any()):
+        raise EvaluationError(
+            f"a token reducer must keep {wanted or 'some'} of {len(text.ids)} tokens, in order",
+            chosen.tolist(),
+            f"{name}.keep breaks the protocol.",
+        )
+    if lost := set(np.flatnonzero(text.protected).tolist()).difference(chosen.tolist()):
+        raise EvaluationError(
+            "a token reducer must keep protected tokens",
+            f"token {min(lost)} is lost",
+            f"{name}.keep breaks the protocol.",
+        )
+
+
+def highest(scores: NDArray[np.float64], protected: NDArray[np.bool_], budget: int) -> Ints:
+    """Return the protected tokens and those of the highest scores; of equal ones the first.
+
+    Scores and protection are per token [T]. At most ``budget`` are protected; their scores do not
+    count. The indices [budget] (int64) rise.
+    """
+    order = np.lexsort((np.arange(len(scores)), -scores, ~protected))
+    return np.sort(order[:budget])

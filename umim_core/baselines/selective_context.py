@@ -1,6 +1,8 @@
 """Selective Context: the units of a text with the least self-information are deleted.
 
-A worked example, in units of two tokens and with a budget of 3 of 6::
+The self-information of x_t is -log p(x_t | what stands before it), in nats. Nothing stands before
+the first token: it counts as log V, that of a uniform draw. A worked example, in units of two
+tokens and with a budget of 3 of 6::
 
     self-information   4  1   2  1   3  3
     of the unit        5 5    3 3    6 6      a unit has the sum of its tokens'
@@ -8,21 +10,65 @@ A worked example, in units of two tokens and with a budget of 3 of 6::
 
 Source: Li et al., "Compressing Context to Enhance Inference Efficiency of Large Language Models"
 (EMNLP 2023). Differences: docs/baselines.md.
+
+Shapes: T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.lexical_units import Unit, lexical_units
-from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
-from umim_core.baselines.reduction import highest
-from umim_core.baselines.self_information import self_information
+from umim_core.baselines.lexical_units import phrases, sentences, token_texts
+from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text, highest
+from umim_core.errors import EvaluationError
+from umim_core.merging.likelihood import target_scores
 from umim_core.rules.matcher import Matcher
+
+
+@torch.no_grad()
+def self_information(ids: Ints, scorer: Backbone) -> NDArray[np.float64]:
+    """Return the self-information (nats) of every token [T], ids of the scorer's own tokenizer.
+
+    A text that is longer than the model's positions is read in windows that begin half of them
+    before the first token that is still to be scored.
+
+    Raises:
+        EvaluationError: If an id is outside the scorer's vocabulary.
+    """
+    check_vocabulary(ids, scorer)
+    information = np.full(len(ids), math.log(scorer.vocab_size))
+    limit = scorer.max_positions or max(2, len(ids))
+    tensor, done = torch.from_numpy(ids).to(scorer.device), 1
+    while done < len(ids):
+        start = max(0, done - limit // 2) if done > 1 else 0
+        end = min(len(ids), start + limit)
+        hidden = scorer.hidden(scorer.embed(tensor[None, start : end - 1]))[0]
+        scores = target_scores(hidden[done - 1 - start :], tensor[done:end], scorer)
+        information[done:end] = -scores.log_probs.cpu().double().numpy()
+        done = end
+    return information
+
+
+def check_vocabulary(ids: Ints, scorer: Backbone) -> None:
+    """Refuse ids that are none of the scorer's.
+
+    Raises:
+        EvaluationError: If there is one.
+    """
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < scorer.vocab_size:
+        raise EvaluationError(
+            f"ids must lie between 0 and {scorer.vocab_size - 1}",
+            f"{int(ids.min())} .. {int(ids.max())}",
+            "The scoring model must have the tokenizer of the text.",
+        )
 
 
 @dataclass(frozen=True)
@@ -31,11 +77,13 @@ class SelectiveContext:
 
     exact: ClassVar[bool] = True
     scorer: Backbone
-    unit: Unit = "token"
+    cut: Callable[[list[str]], Ints] | None = None  # numbers units; None: tokens
 
     def keep(self, text: Text, budget: int) -> Ints:
         """Return the indices [budget] of the tokens that stay; see ``TokenReducer``."""
-        unit_of = lexical_units(text.ids, self.unit, self.scorer)
+        unit_of = np.arange(len(text.ids))
+        if self.cut is not None:
+            unit_of = self.cut(token_texts(text.ids, self.scorer.require_tokenizer()))
         sums = np.zeros(int(unit_of[-1]) + 1)
         np.add.at(sums, unit_of, self_information(text.ids, self.scorer))
         return highest(sums[unit_of], text.protected, budget)
@@ -50,10 +98,10 @@ def tokens(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
 @BASELINES.add("selective-context-phrase")
 def phrase_units(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
     """Delete the phrases with the least self-information under the backbone."""
-    return ReducedTokens(SelectiveContext(backbone, "phrase"))
+    return ReducedTokens(SelectiveContext(backbone, phrases))
 
 
 @BASELINES.add("selective-context-sentence")
 def sentence_units(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
     """Delete the sentences with the least self-information under the backbone."""
-    return ReducedTokens(SelectiveContext(backbone, "sentence"))
+    return ReducedTokens(SelectiveContext(backbone, sentences))

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -31,9 +31,8 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import sentences, token_texts
-from umim_core.baselines.methods import BASELINES, OWN_MODELS, Ints, ReducedTokens, Text
-from umim_core.baselines.published.own_models import hub_commit, load_own_model
-from umim_core.baselines.reduction import highest
+from umim_core.baselines.methods import BASELINES, OWN_MODELS, Ints, ReducedTokens, Text, highest
+from umim_core.baselines.own_models import hub_commit, load_own_model
 from umim_core.errors import BackboneError
 from umim_core.rules.matcher import Matcher
 from umim_core.store.artifacts import directory_digest
@@ -43,38 +42,19 @@ _WHAT: Final = "sentence encoder"
 _TRAINED: Final = "a trained sentence encoder"
 
 
-class SentenceEncoder(Protocol):
-    """Embeds the sentences of a text, each in its context."""
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The model that is run."""
-        ...
-
-    def sums(self, ids: Ints, sentence_of: Ints) -> Tensor:
-        """Return the sum of the last hidden states of every sentence [U, d] (float64).
-
-        Args:
-            ids: The text [T], at least one token.
-            sentence_of: Sentence that each token belongs to [T], from 0, rising.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class BackboneEncoder:
-    """A backbone as an encoder; a text beyond its positions is read in parts."""
+    """A backbone as an encoder of sentences, each in its context; long texts are read in parts."""
 
     backbone: Backbone
 
-    @property
-    def model(self) -> PreTrainedModel:
-        """See ``SentenceEncoder``."""
-        return self.backbone.model
-
     @torch.no_grad()
     def sums(self, ids: Ints, sentence_of: Ints) -> Tensor:
-        """See ``SentenceEncoder``."""
+        """Return the sum of the last hidden states of every sentence [U, d] (float64).
+
+        ``ids`` are the text [T], at least one token, ``sentence_of`` the sentence that each token
+        belongs to [T], from 0, rising.
+        """
         room = self.backbone.max_positions or len(ids)
         rows = torch.from_numpy(ids).to(self.backbone.device)[None]
         parts = [
@@ -93,7 +73,7 @@ class TextEncoder:
 
     @torch.no_grad()
     def sums(self, ids: Ints, sentence_of: Ints) -> Tensor:
-        """See ``SentenceEncoder``; tokens are matched by the characters that they end with."""
+        """See ``BackboneEncoder``; tokens are matched by the characters that they end with."""
         texts = token_texts(ids, self.text_tokenizer)
         ends = np.cumsum([len(text) for text in texts])
         encoded = self.tokenizer(
@@ -134,7 +114,7 @@ class SentenceCosine:
     """Keep the sentences whose embeddings are the most like the question's."""
 
     exact: ClassVar[bool] = True
-    encoder: SentenceEncoder
+    encoder: BackboneEncoder | TextEncoder
     tokenizer: PreTrainedTokenizerBase
 
     def keep(self, text: Text, budget: int) -> Ints:
@@ -152,10 +132,8 @@ class SentenceCosine:
     def relevance(self, ids: Ints, sentence_of: Ints, question: Ints) -> NDArray[np.float64]:
         """Return the cosine of every sentence's embedding and the question's [U].
 
-        Args:
-            ids: The text [T], at least one token.
-            sentence_of: Sentence that each token belongs to [T], from 0, rising.
-            question: Ids [Q], at least one; it is encoded apart.
+        The question [Q], at least one token, is encoded apart from the text [T]. ``sentence_of``
+        has the sentence that each of its tokens belongs to [T], from 0, rising.
         """
         target = self.encoder.sums(question, np.zeros_like(question))
         # The cosine of a mean is that of the sum.

@@ -31,11 +31,7 @@ SINKS: Final = 4
 
 
 class SinksAndNewest:
-    """Keep the first columns and the newest ones.
-
-    Args:
-        rotation: Turns what stays to its positions in the cache; None leaves it where it is.
-    """
+    """Keep the first columns and the newest ones, turned to positions in the cache or not."""
 
     reads_attention: ClassVar[bool] = False
 

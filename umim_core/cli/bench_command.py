@@ -94,8 +94,7 @@ def bench(
     from umim_core.progress import log_progress
     from umim_core.store.locking import measuring
     from umim_core.throughput.break_even import break_even
-    from umim_core.throughput.runs import EVERYWHERE
-    from umim_core.throughput.throughput import measure_throughput
+    from umim_core.throughput.throughput import EVERYWHERE, measure_throughput
 
     place = device or default_device()
     name = checkpoint or default_checkpoint()

@@ -122,8 +122,7 @@ def task_text(
     """
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.embedded.documents import write_rows
-    from umim_core.task_sets.generation_rows import TaskOptions, make_rows
-    from umim_core.task_sets.generation_spec import GENERATION_TASKS
+    from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 
     task = GENERATION_TASKS.find(name)
     options = TaskOptions(task_seed=seed, task_questions=questions)

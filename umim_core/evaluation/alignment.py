@@ -82,11 +82,7 @@ def evaluate_alignment(
 ) -> AlignmentResult:
     """Compare next-token distributions on raw and on merged input, or on an evicted cache.
 
-    Args:
-        rows: Raw ids per row [T_b].
-        merged_model: The model.
-        batch_size: Rows per forward.
-        base: What reads the raw input; the model's own backbone if None.
+    ``base`` reads the raw rows of ids [T_b]; the model's own backbone if None.
 
     Raises:
         EvaluationError: If there is no row, no rule matches in any row, or a row exceeds the
@@ -174,17 +170,9 @@ def logit_pairs(
 ) -> Iterator[tuple[Tensor, Tensor, slice]]:
     """Yield logits [C, V] on raw and on merged input, of the same places of a text, in chunks.
 
-    They are at least float32: rounded to bfloat16 they tie. The next chunk overwrites them.
-
-    Args:
-        rows: Raw ids per row [T_b].
-        layout: Their states.
-        wanted: The states to return [B, T] (bool).
-        merged_model: The model.
-        base: What reads the raw input, of the same vocabulary.
-
-    Yields:
-        The two, and which C of the wanted states they are.
+    They are at least float32: rounded to bfloat16 they tie. The next chunk overwrites them. The
+    third value says which C of the wanted states [B, T] (bool) they are. ``base``, of the same
+    vocabulary, reads the raw rows [T_b].
 
     Raises:
         EvaluationError: If a row exceeds the backbone's positions.

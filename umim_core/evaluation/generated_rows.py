@@ -2,34 +2,140 @@
 
 UMIM and baselines that merge spans read prompts in units; a token reducer's prompts lose tokens
 before they are read; policies of the cache read them raw, and drop columns after the prompt and
-after every token, span eviction in a batch, the others row by row.
+after every token, span eviction in a batch, the others row by row. Generation kwargs of lm-eval
+have the meaning that they have to its ``hf`` model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from transformers import GenerationConfig
 
-from umim_core.baselines.policy_generation import generate_evicted
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.eviction import generate_evicted
 from umim_core.config.form import Merge
-from umim_core.evaluation.gen_kwargs import Wanted
+from umim_core.errors import GenerationError
 from umim_core.evaluation.method_scoring import (
     AnyScorer,
     EvictedScorer,
     ReducedScorer,
     evicted_sizes,
 )
-from umim_core.evaluation.scored_requests import UNKNOWN, Asked, Ints, Sizes
-from umim_core.evaluation.scoring import Scorer
+from umim_core.evaluation.scoring import UNKNOWN, Asked, Ints, Scorer, Sizes
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.prompts import PromptIds
-from umim_core.inference.request import Request
+from umim_core.inference.request import HONOURED, IGNORED, Request, with_defaults
+from umim_core.inference.stopping import eos_ids
 from umim_core.rules.matcher import Parts, parts_behind
+
+# lm-eval says ``until`` for stop strings, and repeats requests for several texts.
+_ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_beams"}
+# Of ``Request``, by the same names.
+_OWN: Final = frozenset({"decode_max_damage"})
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Generation settings of a group of requests.
+
+    Attributes:
+        config: Settings of the engine, but for ``max_new_tokens``.
+        until: Texts to cut the generated text at, the end of a text included.
+        new_tokens: Tokens that a prompt leaves room for.
+        max_length: Most tokens of prompt and text together; None bounds the text alone.
+        request: The engine's own options among the kwargs; the others have their defaults.
+    """
+
+    config: GenerationConfig
+    until: list[str]
+    new_tokens: int
+    max_length: int | None
+    request: Request
+
+    def room(self, max_units: int) -> int:
+        """Return how many units a prompt may have, as many as hf leaves it tokens.
+
+        Raises:
+            GenerationError: If nothing is left.
+        """
+        if self.new_tokens >= max_units:
+            raise GenerationError(
+                f"max_gen_toks must be less than the model's maximum length ({max_units})",
+                self.new_tokens,
+                "Lower it, or use a backbone with more positions.",
+            )
+        return max_units - self.new_tokens
+
+    def limits(self, prompt_lengths: Sequence[int]) -> list[int]:
+        """Return the most tokens to generate behind each prompt.
+
+        Raises:
+            GenerationError: If a prompt leaves no room in ``max_length``.
+        """
+        if self.max_length is None:
+            return [self.new_tokens] * len(prompt_lengths)
+        limits = [self.max_length - length for length in prompt_lengths]
+        if min(limits) < 1:
+            raise GenerationError(
+                f"max_length ({self.max_length}) must exceed the prompt's tokens",
+                max(prompt_lengths),
+                "Use max_gen_toks instead, which counts generated tokens.",
+            )
+        return limits
+
+
+def read_gen_kwargs(
+    settings: dict[str, Any],
+    until: list[str],
+    backbone: Backbone,
+    end: tuple[int, str],
+    warn: Callable[[str], object],
+) -> Wanted:
+    """Read the generation kwargs of a task.
+
+    Kwargs that change no token are left out with a warning. Where the task says nothing the model's
+    own generation_config counts, then transformers' defaults.
+
+    Raises:
+        GenerationError: If a kwarg is unknown or out of range.
+    """
+    new_tokens = settings.pop("max_gen_toks")
+    max_length = settings.pop("max_length", None)
+    if max_length is not None:
+        warn(f"umim: max_length={max_length} counts the prompt too; use max_gen_toks instead")
+    if settings["do_sample"]:
+        settings.setdefault("temperature", 0.0)  # as hf does, and refused as it is there
+    else:
+        settings.pop("temperature", None)
+    for name in sorted(settings.keys() & IGNORED):
+        warn(f"umim: generation kwarg {name}={settings.pop(name)!r} has no effect and is left out")
+    own: dict[str, Any] = {name: settings.pop(name) for name in _OWN & settings.keys()}
+    unknown = sorted(settings.keys() - _ALLOWED)
+    if unknown:
+        raise GenerationError(
+            f"generation kwargs must be among {sorted(_ALLOWED | _OWN)}",
+            unknown,
+            "Leave the others out of the task's generation_kwargs.",
+        )
+    settings["stop_strings"] = [text for text in until if text and text != end[1]] or None
+    try:
+        own_config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
+        config = with_defaults(own_config, backbone)
+    except ValueError as error:
+        raise GenerationError(
+            "a generation kwarg is out of range",
+            str(error),
+            "Correct it in the task's generation_kwargs or in --gen_kwargs.",
+        ) from error
+    config.eos_token_id = sorted({*eos_ids(config.eos_token_id), end[0]})
+    return Wanted(config, until, new_tokens, max_length, Request(**own))
+
 
 REDUCTIONS: Final = ("prompt_tr", "gen_kv_tr", "cumulative_kv_tr")
 
@@ -70,12 +176,10 @@ class GeneratedRow:
 
 @dataclass(frozen=True)
 class RowWriter:
-    """Generates texts after prompts that a scorer shortens.
+    """Generates texts after prompts that a scorer shortens and counts.
 
-    Attributes:
-        scorer: Shortens prompts, and counts.
-        merge: What the engine merges; nothing where a baseline deletes tokens or columns.
-        age: Age at which spans leave the cache; None where none leave by age.
+    The engine merges nothing where a baseline deletes tokens or columns. ``age`` is that at which
+    spans leave the cache; None where none leave by age.
     """
 
     scorer: AnyScorer
@@ -102,14 +206,10 @@ class RowWriter:
         asked: Sequence[Asked] | None = None,
         parts: Sequence[Parts | None] | None = None,
     ) -> list[GeneratedRow]:
-        """Generate a text after each prompt, in one batch.
+        """Generate a text after each prompt of raw ids [T_b], in one batch.
 
-        Args:
-            prompts: Raw ids per prompt [T_b].
-            wanted: Settings of the texts.
-            request: The engine's own options; its ``merge`` is replaced.
-            asked: What each prompt asks, for token reducers; None where that is not known.
-            parts: Tokens of each prompt that may merge; None for all.
+        ``asked`` is what each prompt asks, for token reducers, ``parts`` its tokens that may merge,
+        None for all. The ``merge`` of the engine's own options is replaced.
 
         Raises:
             GenerationError: If a prompt or the settings leave no room for a text.
@@ -122,8 +222,10 @@ class RowWriter:
         read = [self._read(ids, of, own, room) for ids, of, own in each]
         limits = wanted.limits([size.context_tokens for _, size in read])
         tail = 0 if self.merge == "none" else self.scorer.merged_model.raw_tail
+        config = copy(wanted.config)
+        config.max_new_tokens = max(limits)
         own = replace(request, merge=self.merge, raw_tail=tail, span_eviction=self.age)
-        rows = self._rows([prompt for prompt, _ in read], wanted.settings(max(limits)), own)
+        rows = self._rows([prompt for prompt, _ in read], config, own)
         return [
             GeneratedRow(row, row.ids[:limit], self._counted(row, prompt, size))
             for row, limit, (prompt, size) in zip(rows, limits, read, strict=True)

@@ -16,14 +16,14 @@ from typing import Final
 import numpy as np
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import EvaluationError, NumericalError
+from umim_core.errors import EvaluationError
+from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.text_metrics.reference_similarity import (
     References,
     ReferenceSimilarity,
     reference_similarity,
 )
 from umim_core.inference.outputs import RowOutput
-from umim_core.merging.likelihood import score_rows
 from umim_core.merging.merged_model import MergedModel
 
 REPETITION_ORDERS: Final = (2, 3, 4)
@@ -33,16 +33,16 @@ Gram = tuple[int, ...]
 
 @dataclass(frozen=True)
 class GenerationQuality:
-    """Figures of one set of generated texts.
+    """Figures of one set of generated texts; reductions are means over texts.
 
     Attributes:
         repetition: Rep-n by n, 0..1; NaN if no text has n tokens.
         distinct: Dist-n by n, 0..1; NaN if no text has n tokens.
         ppl: Perplexity of the generated tokens under the base model given their prompts.
         tokens: Mean generated tokens per text.
-        token_reduction: Mean TR of the prompts.
-        gen_kv_reduction: Mean Gen-KV TR of the texts, 1 - U_T / T.
-        cumulative_kv_reduction: Mean cumulative KV TR, 1 - sum of U_t / sum of t.
+        token_reduction: TR of the prompts.
+        gen_kv_reduction: Gen-KV TR of the texts, 1 - U_T / T.
+        cumulative_kv_reduction: Cumulative KV TR, 1 - sum of U_t / sum of t.
         similarity: Similarity to the held-out continuations; None without them.
     """
 
@@ -70,30 +70,16 @@ class GenerationQuality:
 
 
 def repetition(texts: Sequence[Sequence[int]], n: int) -> float:
-    """Compute Rep-n: the mean over texts of 1 - different n-grams / all n-grams.
+    """Compute Rep-n, 0..1: the mean over texts of 1 - different n-grams / all n-grams.
 
-    Args:
-        texts: Token ids per text [T_b]; one with fewer than ``n`` tokens has no n-gram and does
-            not count.
-        n: Tokens of a gram, at least 1.
-
-    Returns:
-        0 (nothing occurs twice) .. 1, or NaN if no text has ``n`` tokens.
+    A text with fewer than ``n`` token ids does not count; NaN if all have.
     """
     grams = [text_grams for text in texts if (text_grams := _grams(text, n))]
     return _mean([1.0 - len(set(text_grams)) / len(text_grams) for text_grams in grams])
 
 
 def distinct(texts: Sequence[Sequence[int]], n: int) -> float:
-    """Compute Dist-n: different n-grams / all n-grams over the whole set.
-
-    Args:
-        texts: Token ids per text [T_b].
-        n: Tokens of a gram, at least 1.
-
-    Returns:
-        0 .. 1 (no n-gram occurs twice), or NaN if no text has ``n`` tokens.
-    """
+    """Compute Dist-n, 0..1: different n-grams of ids / all of the set; NaN if there are none."""
     grams = [gram for text in texts for gram in _grams(text, n)]
     return len(set(grams)) / len(grams) if grams else math.nan
 
@@ -106,14 +92,8 @@ def continuation_perplexity(
 ) -> float:
     """Compute the perplexity of continuations under the base model, given their prompts.
 
-    Args:
-        prompts: Raw ids per row [P_b], at least one each.
-        continuations: Raw ids that follow them [T_b].
-        backbone: The model; nothing is merged.
-        batch_size: Rows per forward.
-
-    Returns:
-        exp(mean negative log-probability over all continuation tokens).
+    exp(mean negative log-probability over all tokens) of the continuations [T_b] behind raw prompts
+    [P_b] of at least one token.
 
     Raises:
         EvaluationError: If there are no continuation tokens, not as many continuations as
@@ -131,20 +111,9 @@ def continuation_perplexity(
         np.array([*prompt, *continuation], dtype=np.int64)
         for prompt, continuation in zip(prompts, continuations, strict=True)
     ]
-    prompt_lengths = [len(prompt) for prompt in prompts]
-    total, targets = 0.0, 0
-    for first in range(0, len(rows), batch_size):
-        part = slice(first, first + batch_size)
-        for scores in score_rows(
-            rows[part], MergedModel.without_merging(backbone), prompt_lengths[part]
-        ):
-            total += float(scores.log_probs.cpu().double().sum())
-            targets += len(scores.log_probs)
-    if not math.isfinite(total):
-        raise NumericalError(
-            "every log-probability must be finite", total, "Check the backbone's weights."
-        )
-    return math.exp(-total / targets)
+    lengths = [len(prompt) for prompt in prompts]
+    result = perplexity(rows, MergedModel.without_merging(backbone), batch_size, lengths)
+    return math.exp(result.nll_sum / result.targets)
 
 
 def generation_quality(

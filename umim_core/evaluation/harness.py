@@ -40,8 +40,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.errors import BackboneError
 from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
-from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
-from umim_core.evaluation.generated_rows import GeneratedText, RowWriter
+from umim_core.evaluation.generated_rows import GeneratedText, RowWriter, Wanted, read_gen_kwargs
 from umim_core.evaluation.method_scoring import answer_identity, method_scorer, named_method
 from umim_core.evaluation.model_args import (
     AUTO,
@@ -51,11 +50,14 @@ from umim_core.evaluation.model_args import (
     recommended,
     target_of,
 )
-from umim_core.evaluation.scored_requests import Likelihood, Sizes
-from umim_core.evaluation.scoring import Scorer
+from umim_core.evaluation.scoring import Likelihood, Scorer, Sizes
 from umim_core.evaluation.tasks.evaluate_hook import extend_evaluate
-from umim_core.evaluation.tasks.response_cache import use_own_table
-from umim_core.evaluation.tasks.sized_model import ChatContexts, SizedModel, TokenRequest
+from umim_core.evaluation.tasks.sized_model import (
+    ChatContexts,
+    SizedModel,
+    TokenRequest,
+    use_own_table,
+)
 from umim_core.inference.engine import decode_bound
 from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed

@@ -30,21 +30,22 @@ from umim_core.baselines.methods import (
     Method,
     ReducedTokens,
     ScoreEndings,
+    TargetReduction,
     Text,
     TokenReducer,
+    reduce_tokens,
 )
-from umim_core.baselines.reduction import TargetReduction, reduce_tokens
 from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, EvaluationError
-from umim_core.evaluation.scored_requests import (
+from umim_core.evaluation.scoring import (
     UNKNOWN,
     Asked,
     Likelihood,
     Request,
     RequestScorer,
+    Scorer,
     Sizes,
 )
-from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.likelihood import finite_sum
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Parts
@@ -90,11 +91,8 @@ class _BaselineScorer(RequestScorer):
 class ReducedScorer(_BaselineScorer):
     """Score requests whose contexts a token reducer has cut down.
 
-    Args:
-        umim: Gives the backbone, and the saving where no target does.
-        reducer: Chooses the tokens that stay; a BOS in front, the cue and the raw tail are
-            protected.
-        target: Token reduction of each context; None for that of the rules.
+    A BOS in front, the cue and the raw tail are protected. ``umim`` gives the backbone, and the
+    token reduction where ``target`` is None.
     """
 
     reducer: TokenReducer
@@ -136,13 +134,10 @@ class ReducedScorer(_BaselineScorer):
         return fitting, min(room, self.equal_saving(len(fitting), units))
 
     def shorten(self, ids: Ints, budget: int, asked: Asked = UNKNOWN) -> Shortened:
-        """Reduce the tokens of a context to a budget.
+        """Reduce the tokens of a context [T] to a budget of those that stay.
 
-        Args:
-            ids: The context [T].
-            budget: Tokens that stay.
-            asked: What it asks. Its cue is protected; a reducer that needs a question takes the end
-                of the context where none is known.
+        The cue of what it asks is protected; a reducer that needs a question takes the end of the
+        context where none is known.
 
         Raises:
             EvaluationError: If the reducer breaks its protocol.
@@ -169,8 +164,7 @@ def _from_cue(texts: list[str], cue: str) -> NDArray[np.bool_]:
 class EvictedScorer(_BaselineScorer):
     """Score requests on a KV cache whose columns a policy chooses, one context after the other.
 
-    Args:
-        umim: Gives the backbone, and the saving where no target does.
+    Attributes:
         new_policy: Makes the policy of a context, given its raw ids.
         target: Share of each context's columns that go; None for the token reduction of the rules.
         age: Age at which spans leave the cache; None of other policies.
@@ -240,13 +234,10 @@ AnyScorer = Scorer | ReducedScorer | EvictedScorer
 def method_scorer(
     method: Method, merged_model: MergedModel, max_units: int, target: TargetReduction | None = None
 ) -> AnyScorer:
-    """Return what scores requests under a baseline.
+    """Return what scores requests under a baseline, in the place of a checkpoint's module.
 
-    Args:
-        method: The baseline.
-        merged_model: The checkpoint in whose place it stands; its rules give the budgets.
-        max_units: Longest sequence that the model takes; see ``Scorer``.
-        target: Token reduction of each context; None for that of the rules.
+    ``target`` is the token reduction of each context; None for that of the checkpoint's rules.
+    ``max_units`` is the longest sequence that the model takes.
 
     Raises:
         ConfigError: If a target is asked of a method that merges spans.
@@ -258,20 +249,16 @@ def method_scorer(
                 f"{target.target} of one that merges the spans of the rules",
                 "Leave it out, or cut the rules: umim prune --target-tr.",
             )
-        return Scorer(merged_by(method, merged_model), "prompt", max_units)
+        module = merged_model.module if method.merger is None else method.merger
+        # A checkpoint's bound on damage is one on its own rules and module: the baseline has none.
+        merged_model = replace(
+            merged_model, module=module, matcher=method.segmenter, decode_max_damage=None
+        )
+        return Scorer(merged_model, "prompt", max_units)
     umim = Scorer(merged_model, "prompt", max_units)
     if isinstance(method, ReducedTokens):
         return ReducedScorer(umim, method.reducer, target)
     return EvictedScorer(umim, method.new_policy, target, method.age, method.score)
-
-
-def merged_by(method: MergedSpans, merged_model: MergedModel) -> MergedModel:
-    """Return the same backbone, its spans cut and merged by a baseline.
-
-    A checkpoint's bound on damage is one on its own rules and module: the baseline has none.
-    """
-    module = merged_model.module if method.merger is None else method.merger
-    return replace(merged_model, module=module, matcher=method.segmenter, decode_max_damage=None)
 
 
 Identity = dict[str, str | int | float | None]
@@ -282,11 +269,8 @@ def answer_identity(
 ) -> Identity:
     """Return what decides the answers of a model, for result files and as the key of a cache.
 
-    Args:
-        merged_model: Backbone, module and rules.
-        merge: What is merged; with ``none``, module and rules are None.
-        method: The baseline in the merge module's place; None for the module.
-        target: The baseline's token reduction; None for that of the rules, which is not named.
+    With ``merge`` ``none``, module and rules are None. A baseline ``method`` stands in the module's
+    place; its ``target`` is not named where it is the token reduction of the rules.
     """
     backbone = merged_model.backbone
     rules = None if merge == "none" else merged_model.require_matcher().rules

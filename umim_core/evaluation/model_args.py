@@ -1,18 +1,24 @@
-"""Model that lm-eval's ``--model_args`` name: checkpoint, backbone, data type and device."""
+"""Model that lm-eval's ``--model_args`` name: checkpoint, backbone, data type and device.
+
+lm-eval hands the arguments to a task as part of its metadata, where tasks find their tokenizer, as
+lm-eval's own RULER tasks do.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+from transformers import PreTrainedTokenizerBase
+
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device, has_device
-from umim_core.backbone.tokenizer_files import quantisation_note
-from umim_core.baselines.methods import side_of
-from umim_core.baselines.reduction import TargetReduction
+from umim_core.backbone.shape import trained_context
+from umim_core.backbone.tokenizer_files import load_tokenizer, quantisation_note
+from umim_core.baselines.methods import TargetReduction, side_of
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
     CheckpointConfig,
@@ -95,16 +101,11 @@ def recommended(
     method: str | None,
     target: TargetReduction | None,
 ) -> tuple[str | Path | Checkpoint | None, Merge, int]:
-    """Return what is merged and the raw tail, as ``UMIM.generate`` chooses them.
+    """Return the checkpoint, what is merged and the raw tail, as ``UMIM.generate`` chooses them.
 
-    The checkpoint comes first; it is loaded where something is left to it.
-
-    Args:
-        checkpoint: As ``UmimLM`` takes it.
-        merge: What the caller wants merged, or ``auto``.
-        raw_tail: Last tokens that stay raw; None for what the checkpoint recommends.
-        method: A baseline reads prompts merged, or shortened, alone.
-        target: Its own token reduction; policies of the cache then take no raw tail.
+    The checkpoint is loaded where something is left to it: ``merge`` ``auto``, ``raw_tail`` None. A
+    baseline ``method`` reads prompts merged, or shortened, alone; with a ``target`` of its own,
+    policies of the cache take no raw tail.
 
     Raises:
         CheckpointError: If the checkpoint cannot be found or read.
@@ -228,3 +229,47 @@ def _device(asked: str | None) -> str:
         _log.info("umim: no CUDA device, using the CPU instead of %s", asked)
         return "cpu"
     return asked or default_device()
+
+
+# Arguments of models that name a backbone: ``umim``'s, ``hf``'s, and those of services.
+_NAMES: Final = ("backbone", "pretrained", "model")
+
+
+def task_context(metadata: Mapping[str, object]) -> int | None:
+    """Return how many tokens the backbone was trained for that a model's arguments name.
+
+    ``max_length`` (else the backbone's configuration) is the context; None if it is unknown.
+    Arguments that name no backbone are those of ``umim``: the checkpoint's counts, else the default
+    checkpoint's.
+
+    Raises:
+        CheckpointError: If the checkpoint cannot be found.
+    """
+    most = metadata.get("max_length")
+    return most if isinstance(most, int) else trained_context(*_named(metadata))
+
+
+def task_tokenizer(metadata: Mapping[str, object]) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the model that a task's metadata name; see `task_context`.
+
+    Raises:
+        BackboneError: If it cannot be loaded.
+        CheckpointError: If the checkpoint cannot be found.
+    """
+    tokenizer = metadata.get("tokenizer")
+    if isinstance(tokenizer, str):
+        return load_tokenizer(tokenizer)
+    name, revision = _named(metadata)
+    return load_tokenizer(name, revision=revision)
+
+
+def _named(metadata: Mapping[str, object]) -> tuple[str, str | None]:
+    """Return the backbone's name and revision."""
+    revision = metadata.get("revision")
+    for key in _NAMES:
+        name = metadata.get(key)
+        if isinstance(name, str):
+            return name, revision if isinstance(revision, str) else None
+    checkpoint = metadata.get("checkpoint")
+    config = checkpoint_config(checkpoint if isinstance(checkpoint, str | Checkpoint) else None)
+    return config.backbone, config.backbone_revision

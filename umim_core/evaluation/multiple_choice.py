@@ -61,22 +61,10 @@ def evaluate_task(
     dtype: str = "float32",
     device: str | None = None,
 ) -> TaskResult:
-    """Run one multiple-choice task through lm-eval.
+    """Run one multiple-choice task of this package or of lm-eval through lm-eval.
 
-    Args:
-        checkpoint: As in ``UmimLM``.
-        merge: ``prompt``, ``all`` or ``none`` (the base model).
-        backbone: As in ``UmimLM``.
-        task: Name of a task of ``task_sets``, or of any multiple-choice task of this package or of
-            lm-eval.
-        data: Folder with a file per split; by default see ``evaluation.tasks.spec_task``.
-        limit: First questions of the test split; None for all.
-        batch_size: Answers per forward.
-        dtype: As in ``UmimLM``.
-        device: As in ``UmimLM``.
-
-    Returns:
-        Accuracies, standard errors and realised token reduction.
+    Arguments are those of ``UmimLM``. ``data`` is a folder with a file per split (by default see
+    ``evaluation.tasks.spec_task``), ``limit`` the first questions of the test split, None for all.
 
     Raises:
         MissingExtraError: If lm-eval is not installed.
@@ -85,7 +73,7 @@ def evaluate_task(
     """
     try:
         from umim_core.evaluation.harness import UmimLM
-        from umim_core.evaluation.tasks.sequence_task import SequenceTask
+        from umim_core.evaluation.tasks.paper_task import SequenceTask
         from umim_core.evaluation.tasks.task_runs import load_tasks, run_task
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "lm_eval":

@@ -21,11 +21,9 @@ _SEED: Final = 0
 
 
 def mean_difference_error(own: Sequence[float], base: Sequence[float]) -> float | None:
-    """Return the standard error of mean(own) - mean(base); None for fewer than two questions.
+    """Return the standard error of mean(own) - mean(base), values of the same questions [Q].
 
-    Args:
-        own: Value of each question [Q].
-        base: Value of the same questions with the other model [Q].
+    None for fewer than two questions.
 
     Raises:
         EvaluationError: If there are not as many.
@@ -42,12 +40,8 @@ def bootstrap_difference_error(
 ) -> float | None:
     """Return the standard error of statistic(own) - statistic(base) by a paired bootstrap.
 
-    Every draw takes the same questions of both models. The same values give the same error.
-
-    Args:
-        own: Value of each question [Q], of any type.
-        base: Value of the same questions with the other model [Q].
-        statistic: A perplexity of (log-likelihood, words), an F1 score, ...
+    Every draw takes the same questions of both models. The same values [Q], of any type, give the
+    same error. The statistic is a perplexity of (log-likelihood, words), an F1 score, ...
 
     Raises:
         EvaluationError: If there are not as many.
@@ -80,15 +74,10 @@ Numbers = Sequence[float] | NDArray[np.floating]
 def increase_with_error(
     own: Sequence[float], other: Sequence[float], counts: Sequence[int]
 ) -> tuple[float, float | None]:
-    """Return how much larger one mean over tokens is than another of the same rows.
+    """Return how much larger one mean over tokens is than another of the same rows [B].
 
-    Args:
-        own: Sum of each row [B].
-        other: The same of what the difference is taken to [B].
-        counts: Tokens of each row [B].
-
-    Returns:
-        The difference, and its standard error, paired by row (``ratio_error``).
+    Given are both sums of each row and its tokens. The standard error is paired by row
+    (``ratio_error``).
     """
     steps = [mine - theirs for mine, theirs in zip(own, other, strict=True)]
     return sum(steps) / sum(counts), ratio_error(steps, counts)
@@ -97,15 +86,9 @@ def increase_with_error(
 def ratio_error(sums: Numbers, counts: Numbers) -> float | None:
     """Return the standard error of a mean over tokens whose rows were drawn, not its tokens.
 
-    The mean is sum(sums) / sum(counts). For a difference of two models on the same rows, give the
-    differences of their sums: what rows have in common then cancels.
-
-    Args:
-        sums: Sum of the values of each row [B].
-        counts: How many values each row has [B].
-
-    Returns:
-        The error, or None where fewer than two rows have a value.
+    The mean is sum(sums) / sum(counts) over rows [B]; None where fewer than two rows have a value.
+    For a difference of two models on the same rows, give the differences of their sums: what rows
+    have in common then cancels.
 
     Source: Cochran, Sampling Techniques, 3rd ed., 2.11 (ratio of two totals).
     """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer
 from umim_core.evaluation.paired_differences import increase_with_error, ratio_error
-from umim_core.evaluation.scored_requests import Request
+from umim_core.evaluation.scoring import Request
 from umim_core.merging.likelihood import finite_sum, score_rows
 from umim_core.merging.merged_model import MergedModel
 
@@ -26,15 +26,10 @@ Ints = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class PerplexityResult:
-    """Perplexity of a set of windows.
+    """Perplexity of a set of windows, with sums in nats of all and of each window.
 
-    Attributes:
-        ppl: exp(nll_sum / targets).
-        nll_sum: Sum of the negative log-probabilities in nats.
-        targets: Predicted raw tokens, one less than its length per whole window.
-        token_reduction: (raw tokens - units) / raw tokens over all that was compressed.
-        row_sums: Sum of the negative log-probabilities of each window.
-        row_targets: Predicted raw tokens of each window.
+    ``targets`` are the predicted raw tokens, one less than its length per whole window;
+    ``token_reduction`` is (raw tokens - units) / raw tokens over all that was compressed.
     """
 
     ppl: float
@@ -64,17 +59,10 @@ def perplexity(
     batch_size: int = 8,
     given: Sequence[int] | None = None,
 ) -> PerplexityResult:
-    """Compute token-level perplexity.
+    """Compute token-level perplexity of windows of raw ids [T_b], each scored on its own.
 
-    Args:
-        segments: Raw ids per window [T_b]; each is scored on its own.
-        merged_model: The model.
-        batch_size: Windows per forward.
-        given: Leading tokens per window that are not scored, at least 1; 1 if None.
-
-    Returns:
-        Perplexity, sum, number of targets and realised token reduction, of the cache's columns
-        where the states are not of merging.
+    The first ``given`` tokens of a window, 1 if None, are not scored. The token reduction is one of
+    the cache's columns where the states are not of merging.
 
     Raises:
         EvaluationError: If there is no target, a window is empty or too long for the backbone, or
@@ -102,16 +90,9 @@ def second_half_perplexity(
 ) -> PerplexityResult:
     """Compute the perplexity of raw second halves after first halves that were shortened.
 
-    The protocol for methods that delete tokens or columns of the cache: what is deleted cannot be
-    a target. The first half has T // 2 tokens; every token of the second is a target.
-
-    Args:
-        segments: Raw ids per window [T_b], at least two.
-        scorer: Shortens and scores.
-        batch_size: Windows per forward.
-
-    Returns:
-        Perplexity, sum and targets of the second halves, and token reduction of the first.
+    The protocol for methods that delete tokens or columns of the cache: what is deleted cannot be a
+    target. The first half of a window of raw ids [T_b] has T // 2 tokens; every token of the second
+    is a target. The token reduction is that of the first halves.
 
     Raises:
         EvaluationError: If there is no window, or one has fewer than two tokens or is too long for
@@ -139,8 +120,7 @@ class HalfComparison:
         read: Perplexity of the second halves, and token reduction of the first.
         cache_reduction: Share of the first halves' columns that the KV cache does not hold.
         shortfall: Part of the token reduction that was asked for and is missing.
-        nats: ln(ppl / ppl of the first way).
-        error: Its standard error, paired by window; None for a single window.
+        nats: ln(ppl / ppl of the first way); ``error`` is its standard error, paired by window.
     """
 
     read: PerplexityResult
@@ -153,13 +133,10 @@ class HalfComparison:
 def compare_second_halves(
     segments: Sequence[Ints], scorers: Mapping[str, AnyScorer], batch_size: int = 8
 ) -> dict[str, HalfComparison]:
-    """Compute ``second_half_perplexity`` of the same windows in several ways.
+    """Compute ``second_half_perplexity`` of the same windows in several ways, by name.
 
-    Args:
-        segments: Raw ids per window [T_b], at least two.
-        scorers: Ways of shortening by name: the base model, UMIM, baselines (``method_scorer``).
-            Differences are taken to the first one.
-        batch_size: Windows per forward.
+    Ways are the base model, UMIM and baselines (``method_scorer``). Differences are taken to the
+    first.
 
     Raises:
         EvaluationError: As ``second_half_perplexity``.

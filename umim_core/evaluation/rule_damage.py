@@ -49,14 +49,10 @@ def measure_damage(
     batch_size: int = 8,
     progress: Callable[[int], object] = lambda tokens: None,
 ) -> DamageTable:
-    """Measure what every rule of a model costs on a text, in one pass.
+    """Measure what every rule of a model costs on a text of raw ids [T_b], in one pass.
 
-    Args:
-        rows: Raw ids per row [T_b].
-        merged_model: The model, with a merge module, trained or not.
-        window: W, states that a merge pays for, its own included.
-        batch_size: Rows per forward.
-        progress: Called with the number of raw tokens done so far.
+    A merge pays for ``window`` states, its own included. ``progress`` is called with the number of
+    raw tokens done so far.
 
     Raises:
         ConfigError: If the model has no merge module or no rules.

@@ -1,14 +1,19 @@
-"""Questions of a generated corpus: read, turned into prompts, chosen, shared out to splits."""
+"""Questions of a generated corpus, as prompts and by split, and its files: JSON Lines in shards."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from pydantic import TypeAdapter
 
 from umim_core.config.corpus import QUESTION_FIELD, SPLITS, GeneratedCorpus, SplitFractions
 from umim_core.errors import ConfigError, CorpusError
+from umim_core.store.artifacts import canonical_json, described, read_json, write_json
+from umim_core.store.disk import write_bytes
 from umim_core.text.readers import BadRows, iter_documents
 from umim_core.text.token_ids import encode
 
@@ -30,13 +35,9 @@ class Prompter:
                 corpus.model,
                 "Use chat 'none', or a model that was trained for chats.",
             )
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._template = corpus.template
         self._chat = corpus.chat
-
-    def question_tokens(self, question: str) -> int:
-        """Return how many tokens a question has on its own."""
-        return len(encode(self._tokenizer, question))
 
     def prompt(self, question: str) -> list[int]:
         """Return the token ids of a question's prompt, with the tokens a text begins with."""
@@ -44,12 +45,10 @@ class Prompter:
         if self._chat == "template":
             turn = [{"role": "user", "content": text}]
             text = str(
-                self._tokenizer.apply_chat_template(
-                    turn, tokenize=False, add_generation_prompt=True
-                )
+                self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
             )
         # A chat template writes the first tokens itself.
-        encoding = self._tokenizer(text, add_special_tokens=self._chat == "none", verbose=False)
+        encoding = self.tokenizer(text, add_special_tokens=self._chat == "none", verbose=False)
         ids: list[int] = encoding["input_ids"]
         return ids
 
@@ -80,7 +79,7 @@ def select_questions(corpus: GeneratedCorpus, prompter: Prompter) -> Selection:
                 selection.duplicates += 1
                 continue
             seen.add(text)
-            tokens = prompter.question_tokens(text)
+            tokens = len(encode(prompter.tokenizer, text))
             room = tokens <= corpus.max_question_tokens and (
                 len(prompter.prompt(text)) < corpus.max_tokens
             )
@@ -101,11 +100,7 @@ def select_questions(corpus: GeneratedCorpus, prompter: Prompter) -> Selection:
 
 
 def split_questions(texts: Sequence[str], fractions: SplitFractions, seed: int) -> list[str]:
-    """Share questions out to the splits by the order of their hashes.
-
-    Returns:
-        The split of each question. It does not depend on the order of the questions.
-    """
+    """Share questions out to the splits by the order of their hashes, whatever their own order."""
     order = sorted(
         range(len(texts)),
         key=lambda index: hashlib.sha256(f"{seed}:{texts[index]}".encode()).digest(),
@@ -120,3 +115,68 @@ def split_questions(texts: Sequence[str], fractions: SplitFractions, seed: int) 
             chosen[index] = name
         start += count
     return chosen
+
+
+_QUESTIONS: Final = "questions.json"
+_REMEDY: Final = "Delete the file; the same command makes it again."
+
+
+@dataclass(frozen=True)
+class Row:
+    """One document of a generated corpus."""
+
+    question: int
+    trajectory: int
+    ended: Literal["eos", "length"]
+    tokens: int
+    text: str
+
+
+_ROW: Final = TypeAdapter(Row)
+_SELECTION: Final = TypeAdapter(Selection)
+
+
+def write_selection(folder: Path, selection: Selection) -> None:
+    """Write the questions that are asked, atomically."""
+    write_json(folder / _QUESTIONS, asdict(selection))
+
+
+def has_selection(folder: Path) -> bool:
+    """Return whether the questions are there."""
+    return (folder / _QUESTIONS).is_file()
+
+
+def read_selection(folder: Path) -> Selection:
+    """Return the questions that are asked.
+
+    Raises:
+        ArtifactError: If they are missing or torn.
+    """
+    path = folder / _QUESTIONS
+    with described(f"{path} must hold a selection of questions", _REMEDY):
+        return _SELECTION.validate_python(read_json(path))
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """Return where a shard lies; it is there only when it is whole."""
+    return folder / "shards" / f"{number:06}.jsonl"
+
+
+def write_shard(folder: Path, number: int, rows: Sequence[Row]) -> None:
+    """Write a shard, atomically."""
+    text = "".join(f"{canonical_json(asdict(row))}\n" for row in rows)
+    write_bytes(shard_path(folder, number), text.encode())
+
+
+def iter_rows(folder: Path) -> Iterator[Row]:
+    """Yield the rows of all shards in order.
+
+    Raises:
+        ArtifactError: If a shard is torn.
+    """
+    for path in sorted((folder / "shards").glob("*.jsonl")):
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                with described(f"{path}:{number} must be a trajectory", _REMEDY):
+                    row = _ROW.validate_json(line)
+                yield row

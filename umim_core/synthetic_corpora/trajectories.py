@@ -39,15 +39,11 @@ def sample_trajectories(
     *,
     first: int = 0,
 ) -> list[list[Trajectory]]:
-    """Sample k continuations of each prompt.
+    """Sample k continuations of each prompt, in the order of the prompts.
 
     Prompts of like length share a batch. Each batch has its own seed, made from ``seed`` and the
     number of its first prompt, so equal arguments give equal tokens (on the CPU) whatever was
-    sampled before. The global generators of the CPU and of the model's device stay as they
-    are.
-
-    Returns:
-        k trajectories per prompt, in the order of the prompts.
+    sampled before. The global generators of the CPU and of the model's device stay as they are.
 
     Raises:
         GenerationError: If a prompt has no token or leaves no room, the model's positions do not

@@ -23,11 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.embedded.docstring_corpus import (
-    TRAINING_PACKAGES,
-    build_corpus,
-    installed_versions,
-)
+from umim_core.embedded.docstring_corpus import TRAINING_PACKAGES, build_corpus, installed_versions
 from umim_core.embedded.documents import Document, Kind, read_documents, write_rows
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.task_sets.spec import QuestionForm, TaskSet, TaskSplit, add_task
@@ -49,14 +45,6 @@ _NAME_PART: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 @dataclass(frozen=True)
-class TaskReport:
-    """Counts of one call of `build_task`."""
-
-    questions: Mapping[TaskSplit, int]
-    dropped: Mapping[TaskSplit, Mapping[str, int]]
-
-
-@dataclass(frozen=True)
 class _Candidate:
     """A document that can become a question, and whose summary can distract in others."""
 
@@ -68,25 +56,18 @@ class _Candidate:
     words: frozenset[str]
 
 
-def build_task(
-    corpus: Path, out: Path, sizes: Mapping[TaskSplit, int] = DEFAULT_SIZES
-) -> TaskReport:
+def build_task(corpus: Path, out: Path, sizes: Mapping[TaskSplit, int] = DEFAULT_SIZES) -> None:
     """Write ``train.jsonl``, ``valid.jsonl`` and ``test.jsonl`` into `out`.
 
     Rows are ``{"id", "context", "choices", "gold"}``: four distinct choices, `gold` the index of
     the right one. Each of the four positions is right equally often (to within one question).
 
-    Returns:
-        Questions per split and why documents were left out.
-
     Raises:
         ConfigError: A size is below 1.
-        CorpusError: The corpus is missing, or a split yields no question.
+        CorpusError: The corpus is missing, or a split yields no question; it says why.
     """
     if bad := {split: size for split, size in sizes.items() if size < 1}:
         raise ConfigError("task sizes must be at least 1", bad, "Leave a split out to skip it.")
-    questions: dict[TaskSplit, int] = {}
-    dropped: dict[TaskSplit, Mapping[str, int]] = {}
     out.mkdir(parents=True, exist_ok=True)
     for split, size in sizes.items():
         reasons: Counter[str] = Counter()
@@ -100,9 +81,6 @@ def build_task(
                 "Build the corpus from more packages.",
             )
         write_rows(out / f"{split}.jsonl", rows)
-        questions[split] = len(rows)
-        dropped[split] = dict(sorted(reasons.items()))
-    return TaskReport(questions, dropped)
 
 
 def _candidates(documents: Iterable[Document], dropped: Counter[str]) -> Iterator[_Candidate]:

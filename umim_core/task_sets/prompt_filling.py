@@ -75,11 +75,10 @@ def sentences(rng: Random) -> Iterator[str]:
 def filled(
     wish: Wish, units: Iterator[str], fields: Callable[[Sequence[str]], Mapping[str, str]]
 ) -> Mapping[str, str]:
-    """Fill a prompt with as many units as it has room for.
+    """Fill a prompt with as many units as it has room for, and return its fields.
 
-    Returns:
-        The fields; the prompt has at most the wish's room, and the next unit, or one more for what
-        tokens merge at borders, would not fit.
+    It has at most the wish's room, and the next unit, or one more for what tokens merge at borders,
+    would not fit.
 
     Raises:
         EvaluationError: If the prompt does not even fit without units.
@@ -105,13 +104,7 @@ def filled(
 
 
 def inserted(units: Sequence[str], others: Sequence[str], depths: Sequence[float]) -> list[str]:
-    """Insert texts between units.
-
-    Args:
-        units: Texts that stay in their order.
-        others: Texts to insert.
-        depths: Place of each, 0 (before all units) .. 1 (behind them); ties keep their order.
-    """
+    """Insert other texts between units, at depths 0 (before all) .. 1 (behind); ties in order."""
     places = [round(depth * len(units)) for depth in depths]
     texts = list(units)
     pairs = list(zip(places, others, strict=True))

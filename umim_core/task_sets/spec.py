@@ -1,25 +1,132 @@
-"""Specification and registry of multiple-choice tasks.
+"""Multiple-choice questions and their files; specification and registry of multiple-choice tasks.
 
 A file of this package adds its task by ``add_task(TaskSet(...))``, and that is all: recipes name
-it, the stages write, train on and score it, and lm-eval's configuration is made of it.
+it, the stages write, train on and score it, and lm-eval's configuration is made of it. A file of
+questions has a JSON object per line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from umim_core.config.evaluate import MergedPart
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.errors import ConfigError
+from umim_core.encodable import encoding_error
+from umim_core.errors import ConfigError, CorpusError
 from umim_core.registry import Registry
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.disk import user_cache
 from umim_core.store.locking import directory_lock
 from umim_core.store.publication import publish_directory
+
+
+def read_objects(path: str | Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield place ("<file>:<line>"), line number from 1, and object of a JSON Lines file.
+
+    Blank lines are skipped.
+
+    Raises:
+        CorpusError: If the file cannot be read, or a line is no JSON object; the message names
+            file and line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(
+            f"the data file {path} must be readable UTF-8", str(error), "Check the path."
+        ) from error
+    # split("\n"), not splitlines(): a JSON string may hold U+2028, which is no line break here.
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            place = f"{path}:{number}"
+            yield place, number, _object(line, place)
+
+
+def _object(line: str, place: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:  # no JSON; endless numbers; too many brackets
+        raise CorpusError(
+            f"{place} must be one JSON object", str(error), "Correct the line."
+        ) from error
+    if not isinstance(value, dict):
+        raise CorpusError(f"{place} must be one JSON object", value, "Correct the line.")
+    return value
+
+
+@dataclass(frozen=True)
+class Question:
+    """One multiple-choice question.
+
+    Raises:
+        CorpusError: If a text is blank or no Unicode text, or the index points at no choice.
+    """
+
+    context: str
+    choices: tuple[str, ...]
+    gold: int
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        for text in (self.context, *self.choices, self.id):
+            if (error := encoding_error(text)) is not None:
+                raise CorpusError(
+                    "a question must be text that UTF-8 can hold", str(error), "Correct it."
+                ) from error
+        if not self.context.strip():
+            raise CorpusError("a question's context must hold text", self.context, "Fill it in.")
+        if len(self.choices) < 2 or not all(choice.strip() for choice in self.choices):
+            raise CorpusError(
+                "a question needs at least two choices with text", self.choices, "Add the missing."
+            )
+        if not 0 <= self.gold < len(self.choices):
+            raise CorpusError(
+                f"gold must be an index into {len(self.choices)} choices, counted from 0",
+                self.gold,
+                "Correct the index.",
+            )
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """Read questions from JSON lines ``{"context": str, "choices": [str], "gold": int}``.
+
+    An ``id`` (text) is kept, other keys are ignored; blank lines are skipped.
+
+    Raises:
+        CorpusError: If the file cannot be read or a line breaks the schema; the message names
+            file and line.
+    """
+    questions = [_question(row, place) for place, _, row in read_objects(path)]
+    if not questions:
+        raise CorpusError(f"the question file {path} must hold questions", "none", "Fill it.")
+    return questions
+
+
+def _question(row: Mapping[str, Any], where: str) -> Question:
+    context, choices, gold = row.get("context"), row.get("choices"), row.get("gold")
+    name = row.get("id")
+    if (
+        not isinstance(context, str)
+        or not isinstance(choices, list)
+        or not all(isinstance(choice, str) for choice in choices)
+        or not isinstance(gold, int)
+        or isinstance(gold, bool)
+    ):
+        raise CorpusError(
+            f"{where} must hold context (string), choices (list of strings) and gold (integer)",
+            row,
+            "Correct the line.",
+        )
+    try:
+        return Question(context, tuple(choices), gold, name if isinstance(name, str) else "")
+    except CorpusError as error:
+        raise CorpusError(f"{where}: {error.rule}", error.value, error.remedy) from error
+
 
 TaskSplit = Literal["train", "valid", "test"]
 WriteQuestions = Callable[[Path, Mapping[TaskSplit, int] | None, Path | None], None]
@@ -64,15 +171,13 @@ def cue_of(template: str) -> str:
 
 @dataclass(frozen=True)
 class TaskSet:
-    """A multiple-choice task.
+    """A multiple-choice task, by the name that recipes and lm-eval have.
 
     Attributes:
-        name: As recipes and lm-eval name it.
         write: Write ``<split>.jsonl`` with rows ``{"context", "choices", "gold"}`` into a folder,
             at most so many per split (None: all), from a corpus folder or (None) from its own
             source.
         chance: Accuracy of guessing, 0..1.
-        form: Prompt, delimiter and merged part.
         metrics: What the comparison shows, the headline first; of ``TaskResult``.
         splits: Splits that ``write`` makes; ``test`` is scored, the others adapt.
         corpus: Kind of the corpus whose documents the questions are made of; None for a task that

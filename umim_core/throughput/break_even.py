@@ -21,30 +21,19 @@ class ThroughputRow:
 
     Attributes:
         phase: Reading the prompt up to the first token, the tokens after that, or both together.
-        rules: What was merged.
         asked_reduction: The token reduction that fixed pairs were made for; None for natural rules.
-        prompt_tokens: Raw tokens of each prompt.
-        new_tokens: Generated tokens per row.
-        batch_size: Rows.
+        prompt_tokens: Raw tokens of each prompt; ``new_tokens`` are generated per row of the batch.
         token_reduction: Realised: of the prompts for prefill, of the cache's mean length for
             decode, of its last length for request.
-        base_seconds: Median time, base model; for prefill the time to the first token.
-        umim_seconds: The same for UMIM.
-        base_tokens_per_s: Original tokens per second, base model (median).
-        umim_tokens_per_s: The same for UMIM.
-        speedup: Median of the pairs' ratios.
-        speedup_low: Their lower quartile.
-        speedup_high: Their upper quartile.
+        base_seconds: Median time; for prefill the time to the first token.
+        base_tokens_per_s: Original tokens per second (median).
+        speedup: Median of the ratios of alternating pairs, with their quartiles.
         bound: Largest speed-up possible at this token reduction; for request, at the base model's
             own times of the two phases.
-        pairs: Alternating pairs measured.
-        base_flops_per_s: FLOP/s of the base model (median time), below the device's ceiling.
-        umim_flops_per_s: The same for UMIM.
-        base_kv_bytes: Keys and values of all rows at the end of the phase, base model.
-        umim_kv_bytes: The same for UMIM.
-        base_peak_bytes: Most device memory in use during a whole request, weights included, base
-            model; None on a CPU, where a process cannot tell its own buffers from freed ones.
-        umim_peak_bytes: The same for UMIM.
+        base_flops_per_s: FLOP/s (median time), below the device's ceiling.
+        base_kv_bytes: Keys and values of all rows at the end of the phase.
+        base_peak_bytes: Most device memory in use during a whole request, weights included; None
+            on a CPU, where a process cannot tell its own buffers from freed ones.
     """
 
     phase: Phase
@@ -84,19 +73,10 @@ class ThroughputRow:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """One phase, batch size and kind of rules over all measured prompt lengths.
+    """One phase, batch size and kind of rules over all measured prompt lengths, rising.
 
-    Attributes:
-        phase: What was timed.
-        rules: What was merged.
-        asked_reduction: The token reduction of fixed pairs; None for natural rules.
-        batch_size: Rows.
-        new_tokens: Generated tokens per row.
-        prompt_tokens: Measured lengths, rising.
-        token_reductions: Realised at each of them.
-        speedups: Median speed-up at each of them.
-        speedups_low: Its lower quartile.
-        pays_from: Least measured length from which UMIM pays; None if it does not at the longest.
+    Reductions and speed-ups (median, lower quartile) are those realised at each length.
+    ``pays_from`` is the least length from which UMIM pays; None if it does not at the longest.
     """
 
     phase: Phase

@@ -96,11 +96,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The device's ceiling.
-
-    Attributes:
-        peak_flops: FLOP/s of its best matrix product.
-    """
+    """The device's ceiling: FLOP/s of its best matrix product."""
 
     peak_flops: float
 

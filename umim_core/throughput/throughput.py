@@ -2,7 +2,8 @@
 
 Both sides run on the same engine and the same prompts, in alternating pairs; the speed-up is the
 median of the pairs' ratios. Throughput counts original tokens. Matching, merging and packing belong
-to UMIM's time.
+to UMIM's time. Every pair has prompts of its own, cut from the text a little further on: the engine
+keeps the spans it merged while decoding, and a repeated prompt would find all of them.
 
     rules         fixed-pairs: a controlled token reduction; 50 %: two raw tokens are one unit
                   natural: all rules of the checkpoint, those above its bound of decoding, too;
@@ -12,14 +13,18 @@ to UMIM's time.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.evaluate import BenchmarkConfig, RuleKind
@@ -32,8 +37,145 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.trie import LONGEST
 from umim_core.throughput.break_even import Phase, ThroughputRow
-from umim_core.throughput.roofline import ModelShape, Roofline, measure_peak
-from umim_core.throughput.runs import EVERYWHERE, Continuation, Ints, Measured, alternate
+from umim_core.throughput.roofline import ModelShape, Roofline, measure_peak, synchronize
+
+Ints = NDArray[np.int64]
+Continuation = Literal["greedy", "text"]
+# All rules merge prompts and generated tokens, whatever a checkpoint's own bound of decoding is.
+EVERYWHERE: Final = Request(decode_max_damage=math.inf)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Raw ids per row [B, L] and, if forced, the ids that are generated [B, new tokens]."""
+
+    ids: Ints
+    text: Ints | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One run of the engine.
+
+    ``prefill`` are the seconds from the prompts' ids to the first token chosen, ``decode`` those
+    after that; ``cache_lengths`` the units held after the prefill and after each fed token, per row
+    [B, new].
+    """
+
+    prefill: float
+    decode: float
+    cache_lengths: Ints
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Base and UMIM on the same prompts, one run each per pair.
+
+    Peaks are the most device memory in use by a run; None on a CPU.
+    """
+
+    base: tuple[Timing, ...]
+    umim: tuple[Timing, ...]
+    base_peak_bytes: int | None
+    umim_peak_bytes: int | None
+
+
+class _Text(LogitsProcessor):
+    """Let every row generate a given text, at the cost of one copy of its scores.
+
+    The engine asks once per row and token, in order.
+    """
+
+    def __init__(self, text: Ints) -> None:
+        self._ids = text.T.reshape(-1).tolist()  # step by step, rows side by side
+        self._asked = 0
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        forced = scores.clone()
+        forced[:, self._ids[self._asked]] = torch.inf
+        self._asked += 1
+        return forced  # type: ignore[return-value]  # a float tensor like the scores
+
+
+def cut_prompts(
+    ids: Ints, sizes: tuple[int, int, int], run: int, continuation: Continuation
+) -> Prompts:
+    """Cut the prompts of one run out of a text [T] that is read in a circle.
+
+    ``sizes`` are rows, raw tokens per prompt and new tokens. Each run starts one continuation
+    further on. Rows generate what the model chooses, or what follows each prompt in the text.
+    """
+    rows, length, new = sizes
+    starts = run * new + length * np.arange(rows)[:, None]
+    prompts = np.take(ids, starts + np.arange(length), mode="wrap")
+    if continuation == "greedy":
+        return Prompts(prompts)
+    return Prompts(prompts, np.take(ids, starts + length + np.arange(new), mode="wrap"))
+
+
+def time_run(
+    engine: Engine, prompts: Prompts, new_tokens: int, request: Request = EVERYWHERE
+) -> Timing:
+    """Time one greedy generation that never ends early; ``request`` says what merges."""
+    config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
+        max_new_tokens=new_tokens, do_sample=False
+    )
+    forced = None if prompts.text is None else LogitsProcessorList([_Text(prompts.text)])
+    synchronize(engine.backbone.device)
+    asked = replace(request, logits_processor=forced)
+    output = engine.generate(list(prompts.ids), config, asked)
+    lengths = np.array([row.cache_lengths for row in output.rows], dtype=np.int64)
+    return Timing(output.timings.first_token, output.timings.decode, lengths)
+
+
+def alternate(
+    base: Engine,
+    umim: Engine,
+    ids: Ints,
+    sizes: tuple[int, int, int],
+    config: BenchmarkConfig,
+    continuation: Continuation,
+    request: Request = EVERYWHERE,
+) -> Measured:
+    """Time alternating pairs; the order flips from pair to pair. Sizes are as of `cut_prompts`."""
+    new = sizes[2]
+    base_run, umim_run = (
+        partial(time_run, engine, new_tokens=new, request=request) for engine in (base, umim)
+    )
+    for run in range(config.warmup):
+        prompts = cut_prompts(ids, sizes, -1 - run, continuation)
+        base_run(prompts)
+        umim_run(prompts)
+    pairs = []
+    for run in range(config.pairs):
+        prompts = cut_prompts(ids, sizes, run, continuation)
+        if run % 2:
+            second = umim_run(prompts)
+            pairs.append((base_run(prompts), second))
+        else:
+            first = base_run(prompts)
+            pairs.append((first, umim_run(prompts)))
+    prompts = cut_prompts(ids, sizes, 0, continuation)
+    return Measured(
+        tuple(base for base, _ in pairs),
+        tuple(umim for _, umim in pairs),
+        peak_bytes(partial(base_run, prompts), base.backbone.device),
+        peak_bytes(partial(umim_run, prompts), umim.backbone.device),
+    )
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
+    """Return the most device memory in use during one more run, weights included.
+
+    None on a CPU: a process cannot tell what a run needs from what earlier runs have freed.
+    """
+    if device.type != "cuda":
+        return None
+    synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    return int(torch.cuda.max_memory_allocated(device))
+
 
 Sizes = tuple[int, int, int]
 
@@ -74,16 +216,13 @@ class PairSuffixes(SuffixMatcher):
 
 
 class FixedPairs(Matcher):
-    """Cut a text into pairs of raw tokens, for a controlled token reduction.
+    """Cut a text into pairs of raw tokens, for a controlled token reduction, at most 0.5.
 
-    Args:
-        token_reduction: Half the share of pairs that become one unit; above 0, at most 0.5.
+    Twice that share of the pairs becomes one unit each. The ids 7 8 9 become the units (7,8) (9):
+    starts 0 2, lengths 2 1.
 
     Raises:
         ConfigError: If it is out of range.
-
-    Example:
-        The ids 7 8 9 become the units (7,8) (9): starts 0 2, lengths 2 1.
     """
 
     def __init__(self, token_reduction: float = 0.5) -> None:
@@ -137,14 +276,8 @@ class _Rules:
 class _Phase:
     """Measurements of one phase; tuples are (base, UMIM).
 
-    Attributes:
-        name: Which phase.
-        tokens: Original tokens of all rows.
-        seconds: Per pair.
-        work: FLOPs at least.
-        bound: Largest speed-up possible.
-        token_reduction: Realised.
-        kv_bytes: Keys and values at its end.
+    Original tokens are those of all rows, seconds per pair, FLOPs at least, the bound the largest
+    speed-up possible, bytes those of keys and values at its end.
     """
 
     name: Phase
@@ -166,7 +299,7 @@ def measure_throughput(
     request: Request = EVERYWHERE,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[ThroughputRow]:
-    """Measure every batch size, prompt length and kind of rules.
+    """Measure every batch size, prompt length and kind of rules: a row for each of the phases.
 
     Args:
         merged_model: The model with its natural rules.
@@ -178,9 +311,6 @@ def measure_throughput(
         request: What merges: everything by all rules, unless it says otherwise.
         progress: Called with the settings measured so far and in all.
 
-    Returns:
-        A prefill, a decode and a request row each.
-
     Raises:
         ConfigError: If the text is too short, or the backbone has too few positions.
         EvaluationError: If a figure lies above the device's ceiling.
@@ -189,10 +319,9 @@ def measure_throughput(
     _check(backbone, ids, config)
     ceiling = roofline or measure_peak(backbone.device, backbone.dtype)
     base = Engine(merged_model.base())
-    rules = [
-        (kind, Engine(merged_model.merging_by(kind.matcher)))
-        for kind in _kinds(config, merged_model.require_matcher())
-    ]
+    kinds = [_Rules("fixed-pairs", asked, FixedPairs(asked)) for asked in config.token_reductions]
+    kinds.append(_Rules("natural", None, merged_model.require_matcher()))
+    rules = [(kind, Engine(merged_model.merging_by(kind.matcher))) for kind in kinds]
     shapes = product(config.batch_sizes, config.prompt_lengths, [config.new_tokens])
     wanted = [(sizes, kind, umim) for sizes in shapes for kind, umim in rules]
     measured = []
@@ -232,12 +361,6 @@ def _check(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> None:
             f"{max(config.prompt_lengths)} + {config.new_tokens} tokens",
             "Choose shorter prompts or fewer new tokens.",
         )
-
-
-def _kinds(config: BenchmarkConfig, natural: Matcher) -> Iterator[_Rules]:
-    for asked in config.token_reductions:
-        yield _Rules("fixed-pairs", asked, FixedPairs(asked))
-    yield _Rules("natural", None, natural)
 
 
 def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]:

@@ -28,8 +28,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.publication import STATE
-from umim_core.task_sets.choice_questions import read_questions
-from umim_core.task_sets.spec import QuestionForm
+from umim_core.task_sets.spec import QuestionForm, read_questions
 from umim_core.training.objectives import DistillObjective, PreferenceObjective, spread_rows
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_loop import asked_items

@@ -20,7 +20,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import CorpusError
-from umim_core.synthetic_corpora.trajectory_shards import Row, iter_rows
+from umim_core.synthetic_corpora.questions import Row, iter_rows
 
 HERE = ClusterLease(ClusterConfig(workers=0))
 

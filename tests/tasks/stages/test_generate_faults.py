@@ -23,7 +23,7 @@ from tasks.stages.generate import generate_stage
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError
-from umim_core.synthetic_corpora.trajectory_shards import Row
+from umim_core.synthetic_corpora.questions import Row
 
 HERE = ClusterLease(ClusterConfig(workers=0))
 

@@ -22,8 +22,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.task_sets.choice_questions import read_questions
-from umim_core.task_sets.spec import QuestionForm
+from umim_core.task_sets.spec import QuestionForm, read_questions
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, make_objective, start_model
 

@@ -42,42 +42,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from umim_core.errors import ConfigError, EvaluationError
+from umim_core.errors import EvaluationError
 
 _GUARD: Final = Path(__file__).with_name("sandbox_guard.py")
 _REPORT_BYTES: Final = 512
+_MEGABYTES: Final = 512  # of address space; the interpreter itself takes about 30
 _PASSED: Final = "passed"
 _EXCEPTIONS: Final = frozenset(
     name
     for name, value in vars(builtins).items()
     if isinstance(value, type) and issubclass(value, BaseException)
 )
-
-
-@dataclass(frozen=True)
-class SandboxLimits:
-    """Bounds of one program.
-
-    Attributes:
-        seconds: CPU time, the interpreter's start included.
-        wall_seconds: Wall-clock time; large, as a busy machine must not fail right programs.
-        megabytes: Address space (MiB); the interpreter itself takes about 30.
-
-    Raises:
-        ConfigError: If a bound is too small to start an interpreter.
-    """
-
-    seconds: int = 10
-    wall_seconds: float = 60.0
-    megabytes: int = 512
-
-    def __post_init__(self) -> None:
-        if self.seconds < 1 or self.wall_seconds <= 0 or self.megabytes < 64:
-            raise ConfigError(
-                "a program must have at least 1 second of CPU time, wall-clock time and 64 MiB",
-                f"{self.seconds} s, {self.wall_seconds} s, {self.megabytes} MiB",
-                "Raise the bound.",
-            )
 
 
 @dataclass(frozen=True)
@@ -88,12 +63,11 @@ class Verdict:
     reason: str
 
 
-def run_confined(program: str, limits: SandboxLimits | None = None) -> Verdict:
+def run_confined(program: str, *, seconds: int = 10, wall_seconds: float = 60.0) -> Verdict:
     """Run a Python program of the standard library in a confined process.
 
-    Args:
-        program: Its source.
-        limits: Bounds; the defaults if None.
+    CPU seconds include the interpreter's start; wall-clock seconds are many, as a busy machine must
+    not fail right programs.
 
     Raises:
         EvaluationError: If this machine cannot confine a process.
@@ -104,13 +78,12 @@ def run_confined(program: str, limits: SandboxLimits | None = None) -> Verdict:
             f"{sys.platform} on {platform.machine()}",
             "Evaluate elsewhere.",
         )
-    bounds = limits or SandboxLimits()
     nonce = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="umim-sandbox-") as folder:
         place, empty = Path(folder) / "program.py", Path(folder) / "empty"
         place.write_text(program, encoding="utf-8", errors="replace")
         empty.mkdir()
-        code, report = _run(place, empty, bounds, nonce)
+        code, report = _run(place, empty, (seconds, wall_seconds), nonce)
     state, _, detail = report.partition(" ")
     if state == "unconfined":
         raise EvaluationError(
@@ -127,10 +100,12 @@ def run_confined(program: str, limits: SandboxLimits | None = None) -> Verdict:
     return Verdict(False, detail if detail in _EXCEPTIONS else "exception")
 
 
-def _run(program: Path, folder: Path, bounds: SandboxLimits, nonce: str) -> tuple[int | None, str]:
+def _run(
+    program: Path, folder: Path, limits: tuple[int, float], nonce: str
+) -> tuple[int | None, str]:
     """Return the exit code, None if the time was up, and the guard's report."""
     reading, writing = os.pipe()
-    numbers = (writing, os.getpid(), bounds.seconds, bounds.megabytes)
+    numbers = (writing, os.getpid(), limits[0], _MEGABYTES)
     arguments = [str(program), *map(str, numbers)]
     with open(reading, "rb") as report:
         try:
@@ -148,7 +123,7 @@ def _run(program: Path, folder: Path, bounds: SandboxLimits, nonce: str) -> tupl
             os.close(writing)
         with process:
             try:
-                process.communicate(nonce.encode() + b"\n", timeout=bounds.wall_seconds)
+                process.communicate(nonce.encode() + b"\n", timeout=limits[1])
                 code: int | None = process.returncode
                 if code == -signal.SIGXCPU:
                     code = None

@@ -35,7 +35,7 @@ from umim_core.evaluation.paired_differences import (
     bootstrap_difference_error,
     mean_difference_error,
 )
-from umim_core.evaluation.scored_requests import Sizes, counted_sizes
+from umim_core.evaluation.scoring import Sizes, counted_sizes
 from umim_core.evaluation.tasks.sized_model import SizedModel
 
 P = ParamSpec("P")
@@ -61,7 +61,8 @@ def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | No
         model.chats.applied = bool(named.get("apply_chat_template"))
         again = cast("Callable[..., Results | None]", evaluate)
         logged = bool(named.get("log_samples", True))
-        tasks = _tasks(named["task_dict"])
+        asked = named["task_dict"]  # in either of the forms that lm-eval takes
+        tasks: dict[str, Task] = asked["tasks"] if "tasks" in asked else _handle_back_comp(asked)[1]
         base, theirs = model.base_model(), None
         if base is not None:
             cached = CachingLM(base, lm.cache_db) if isinstance(lm, CachingLM) else base
@@ -100,12 +101,6 @@ def _global_generators_kept(model: SizedModel) -> Iterator[None]:
     finally:
         random.setstate(plain)
         np.random.set_state(numbers)
-
-
-def _tasks(task_dict: dict[str, Any]) -> dict[str, Task]:
-    """Return the tasks by name, from what lm-eval's ``evaluate`` takes in either of its forms."""
-    tasks = task_dict["tasks"] if "tasks" in task_dict else _handle_back_comp(task_dict)[1]
-    return cast("dict[str, Task]", tasks)
 
 
 def _generators(tasks: Mapping[str, Task]) -> list[random.Random]:

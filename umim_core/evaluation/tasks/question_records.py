@@ -16,13 +16,10 @@ class QuestionSource:
         hub: Folder that stands for the hub; None asks the hub, or its cache.
         folder: Folder of the questions of a task of ``task_sets``; None: its own source.
         digest: Digest of the folder that is named; what is kept of its content is kept by it.
-        checkpoint: Directory of the checkpoint; the tokens of its backbone measure prompts.
-        backbone: Where that backbone lies; None for the name in the checkpoint.
+        checkpoint: Its directory; the tokens of its backbone, which lies at ``backbone`` if it has
+            no name, measure prompts.
         options: Name and value of options of a task that the package generates (``TaskOptions``).
-        new_tokens: Most tokens of an answer; None for the task's number, which is no more.
-        answers: Most answers per question, likewise.
-        seed: Of sampled answers.
-        confirm_run_unsafe_code: Whether answers that are programs may be run.
+        new_tokens: Most tokens of an answer, and ``answers`` per question; None for the task's own.
     """
 
     task: str
@@ -40,17 +37,11 @@ class QuestionSource:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """A task's questions as they were found.
+    """A task's questions as they were found, with their SHA-256, and its metrics that are means.
 
-    Attributes:
-        count: How many there are; 0 for a task that is not run.
-        digest: SHA-256 of all of them.
-        metrics: Names of the metrics that are means over questions.
-        not_run: Reason why the task is not run; None if it is.
-        limits: Of a task whose answers are generated: most tokens of an answer (``new_tokens``) and
-            answers per question (``answers``); where the package makes the questions, trained
-            context of the backbone (``context``), fewest and most tokens of a prompt
-            (``prompt_tokens``).
+    A task that is ``not_run``, for that reason, has none. Of a task whose answers are generated,
+    limits are most tokens of an answer and answers per question; where the package makes the
+    questions, trained context of the backbone, and fewest and most tokens of a prompt.
     """
 
     count: int
@@ -66,16 +57,14 @@ class ShardScores:
 
     Attributes:
         values: Metric -> a value per question.
-        inputs: Raw tokens and units of contexts and answers; zeros where nothing was matched.
-        contexts: The same of contexts alone.
+        inputs: Raw tokens and units of contexts and answers, ``contexts`` of contexts alone; zeros
+            where nothing was matched.
         prompts: lm-eval's hash of the prompt of each question.
         answers: Generated texts of each question; empty for a task of likelihoods.
         sizes: Raw tokens and units of a question's prompts and answers together, then of its
             prompts alone, [Q][4]; zeros and empty as above.
-        columns: Raw tokens of contexts, and columns of the KV cache that stayed of them; zeros
-            where none is dropped.
-        shortfall: Tokens or columns that stayed of contexts beyond the budget of a baseline; None
-            without a baseline.
+        columns: Raw tokens of contexts, and columns of the KV cache that stayed of them, if any go.
+        shortfall: Tokens or columns that stayed beyond the budget of a baseline; None without one.
     """
 
     values: dict[str, list[float]]

@@ -9,7 +9,7 @@ generated answers the texts and sizes are kept, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import astuple, fields
 from functools import lru_cache
 from typing import Any
 
@@ -23,14 +23,14 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED
 from umim_core.backbone.devices import forked_generators
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.scored_requests import Sizes, counted_sizes
+from umim_core.evaluation.scoring import Sizes, counted_sizes
+from umim_core.evaluation.tasks.paper_task import SequenceTask
 from umim_core.evaluation.tasks.question_records import (
     Limits,
     QuestionSet,
     QuestionSource,
     ShardScores,
 )
-from umim_core.evaluation.tasks.sequence_task import SequenceTask
 from umim_core.evaluation.tasks.task_runs import (
     load_tasks,
     own_config,
@@ -74,11 +74,7 @@ def question_set(source: QuestionSource) -> QuestionSet:
 
 
 def described(task: Task, digest: str) -> QuestionSet:
-    """Return what the questions of a loaded task are.
-
-    Args:
-        task: The task.
-        digest: SHA-256 of its questions.
+    """Return what the questions of a loaded task are, of which a SHA-256 is given.
 
     Raises:
         EvaluationError: If none of its metrics is a mean over questions.
@@ -138,9 +134,8 @@ def score_range(
 ) -> ShardScores:
     """Score the questions ``first`` to ``last`` - 1 of a loaded task.
 
-    Returns:
-        Values of the metrics that are means over questions; of a task that filters its answers in
-        several ways under ``METRIC,FILTER``, as lm-eval names them.
+    Values are those of the metrics that are means over questions; of a task that filters its
+    answers in several ways under ``METRIC,FILTER``, as lm-eval names them.
     """
     name = task.task_name
     task.set_fewshot_seed(DEFAULT_OTHER_SEED + first)
@@ -170,8 +165,11 @@ def score_range(
         (total.tokens, total.units),
         (total.context_tokens, total.context_units),
         [row["prompt_hash"] for row in rows],
-        [_answers(row) for row in rows] if generated else [],
-        [_counts(size) for size in sizes] if generated else [],
+        # str(): without the reductions that a generated text carries
+        [[str(text) for texts in row["resps"] for text in texts] for row in rows]
+        if generated
+        else [],
+        [list(astuple(size)[:4]) for size in sizes] if generated else [],
         (0, 0) if total.columns is None else (total.context_tokens, total.columns),
         None if model.method is None else total.shortfall,
     )
@@ -180,16 +178,6 @@ def score_range(
 def shard_seed(seed: int, first: int) -> int:
     """Return the seed of a shard's sampled answers; no sum, so that seeds share no shard's."""
     return int(np.random.SeedSequence((seed, first)).generate_state(1)[0])
-
-
-def _answers(row: Mapping[str, Any]) -> list[str]:
-    """Return the texts of all answers to a question, without what they carry."""
-    return [str(text) for texts in row["resps"] for text in texts]
-
-
-def _counts(size: Sizes) -> list[int]:
-    """Return raw tokens and units of prompts and answers together, then of prompts alone."""
-    return [size.tokens, size.units, size.context_tokens, size.context_units]
 
 
 def _sizes(row: Mapping[str, Any]) -> list[Sizes]:

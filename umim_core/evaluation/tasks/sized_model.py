@@ -1,16 +1,23 @@
-"""An lm-eval model that counts the raw tokens and units of every request."""
+"""An lm-eval model that counts the raw tokens and units of every request.
+
+lm-eval's cache of responses (``--use_cache``) finds a response again by the text of its request
+alone: with one file, the answers of a checkpoint would stand for those of another. Here the table
+in the file is named by a digest of whatever decides the answers, so those of other models are never
+found.
+"""
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import numpy as np
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
+from lm_eval.api.model import LM, CacheHook, hash_args
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import warning_once
 from numpy.typing import NDArray
@@ -20,21 +27,47 @@ from transformers import PreTrainedTokenizerBase
 from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer, ReducedScorer
-from umim_core.evaluation.scored_requests import (
-    UNKNOWN,
-    Asked,
-    Finished,
-    Likelihood,
-    Request,
-    Sizes,
-)
-from umim_core.evaluation.tasks.response_cache import cached_sizes, keep_sizes
+from umim_core.evaluation.scoring import UNKNOWN, Asked, Finished, Likelihood, Request, Sizes
 from umim_core.rules.matcher import Parts
+from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.spec import TASKS, cue_of
 from umim_core.text.chat_parts import Chat, content_places, encode_parts
 
+_SIZES: Final = "umim sizes of "
 _log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger
+
+
+def table_name(identity: Mapping[str, object]) -> str:
+    """Return the name of a model's table."""
+    return f"umim-{sha256_bytes(canonical_json(identity).encode())}"
+
+
+def use_own_table(
+    hook: CacheHook, identity: Mapping[str, object], counted: Sequence[str] = ()
+) -> None:
+    """Let a cache read and write the responses of one model only, by what decides its answers.
+
+    Without a cache nothing is done; the one that lm-eval asks is the same object. ``counted`` are
+    fields of ``Sizes`` that this model's responses must have and former versions did not keep.
+    Responses without them are not read: a mean over some of the requests would pass for one over
+    all. They are made again, and a warning says so.
+    """
+    database: Any = hook.dbdict
+    if database is None:
+        return
+    former = table_name(identity)
+    name = table_name({**identity, "counted": [*counted]}) if counted else former
+    there = type(database).get_tablenames(database.filename)
+    if former in there and name not in there:
+        _log.warning(
+            "umim: the cache %s holds responses of this model without their %s, from a former "
+            "version; they are not used, and every request is answered anew",
+            database.filename,
+            ", ".join(counted),
+        )
+    type(database)(database.filename, tablename=name).close()  # makes the table where it is missing
+    database.tablename = name
 
 
 _OWN: Final = "umim_"
@@ -88,29 +121,6 @@ class ChatContexts:
         return ()
 
 
-class BatchedModel(HFLM):  # type: ignore[misc]  # lm-eval ships no types
-    """lm-eval's ``hf`` model; ``batch_size=auto`` counts tokens on a CPU."""
-
-    def rows_per_forward(self, longest: int) -> int:
-        """Return the batch size; ``auto`` is what fits for inputs of ``longest`` raw tokens."""
-        if self.batch_size != "auto":
-            return int(self.batch_size)
-        return self._detect_batch_size([(None, [0] * longest, [0])])
-
-    def _detect_batch_size(
-        self, requests: Sequence[TokenRequest] | None = None, pos: int = 0
-    ) -> int:
-        """Return what ``auto`` is: tried on a GPU, counted on a CPU.
-
-        Without requests, as for rolling windows, inputs are as long as the model takes.
-        """
-        if self.device.type != "cpu":
-            return int(super()._detect_batch_size(requests, pos))
-        limit = int(self.max_length)
-        longest = min(sum(map(len, requests[pos][1:])), limit) if requests else limit
-        return max(1, min(int(self.max_batch_size), _CPU_TOKENS // longest))
-
-
 def asked_by(request: Instance) -> Asked:
     """Return what a request asks; ``UNKNOWN`` of a task that neither we nor the paper have."""
     name, row, context = request.task_name, request.doc, str(request.args[0])
@@ -129,7 +139,7 @@ def asked_by(request: Instance) -> Asked:
     return Asked(question, context.rpartition(question)[2])
 
 
-class SizedModel(BatchedModel):
+class SizedModel(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     """lm-eval's ``hf`` model with a scorer in its place, and the sizes of what it scored.
 
     Attributes:
@@ -149,6 +159,25 @@ class SizedModel(BatchedModel):
     @abstractmethod
     def base_model(self) -> LM | None:
         """Return the model to compare with; None for no comparison."""
+
+    def rows_per_forward(self, longest: int) -> int:
+        """Return the batch size; ``auto`` is what fits for inputs of ``longest`` raw tokens."""
+        if self.batch_size != "auto":
+            return int(self.batch_size)
+        return self._detect_batch_size([(None, [0] * longest, [0])])
+
+    def _detect_batch_size(
+        self, requests: Sequence[TokenRequest] | None = None, pos: int = 0
+    ) -> int:
+        """Return what ``auto`` is: tried on a GPU, counted on a CPU.
+
+        Without requests, as for rolling windows, inputs are as long as the model takes.
+        """
+        if self.device.type != "cpu":
+            return int(super()._detect_batch_size(requests, pos))
+        limit = int(self.max_length)
+        longest = min(sum(map(len, requests[pos][1:])), limit) if requests else limit
+        return max(1, min(int(self.max_batch_size), _CPU_TOKENS // longest))
 
     @property
     def realised(self) -> dict[str, float | None]:
@@ -235,9 +264,11 @@ class SizedModel(BatchedModel):
         A request that lm-eval answered from its cache is added to the model's counts here.
         """
         sizes = (self._sizes or {}).get(id(request))
-        if sizes is None and self.scorer is not None:
-            sizes = cached_sizes(self.cache_hook, request.request_type, request.args)
-            if sizes is not None:
+        cache = self.cache_hook.dbdict
+        if sizes is None and self.scorer is not None and cache is not None:
+            cached = cache.get(hash_args(_SIZES + request.request_type, request.args))
+            if cached is not None:
+                sizes = Sizes(*cached)
                 self.scorer.total += sizes
                 self.count_cached(request)
         return sizes
@@ -254,11 +285,8 @@ class SizedModel(BatchedModel):
     ) -> list[Likelihood]:
         """Score (texts, context ids, continuation ids) with the scorer, under a progress bar.
 
-        Args:
-            requests: The requests; of their texts the context tells what it asks.
-            finished: Called with the scores of every forward, as soon as it is done.
-            disable_tqdm: No bar.
-            batch_size: Requests per forward; None for the model's own.
+        Of their texts the context tells what a request asks. ``finished`` is called with the scores
+        of every forward, as soon as it is done; ``batch_size`` None is the model's own.
 
         Raises:
             EvaluationError: As `Scorer.score`, or if this is the base model.
@@ -294,7 +322,7 @@ class SizedModel(BatchedModel):
 
         The sizes are kept first: a kill between the two leaves no response without them.
         """
-        keep_sizes(self.cache_hook, kind, arguments, sizes)
+        self.cache_hook.add_partial(_SIZES + kind, arguments, astuple(sizes))
         self.cache_hook.add_partial(kind, arguments, answer)
 
     def count_requests(self, requests: Sequence[Instance], sizes: Sequence[Sizes]) -> None:

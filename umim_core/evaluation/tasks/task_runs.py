@@ -1,14 +1,18 @@
-"""Runs of lm-eval's tasks within a process: no global seed is set, no environment is collected."""
+"""lm-eval's tasks within a process: runs, and questions of multiple-choice tasks for training.
+
+No global seed is set, no environment is collected.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from datasets import config as datasets_config
+from datasets.exceptions import DatasetsError
 from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
@@ -16,9 +20,10 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from umim_core.errors import ConfigError, did_you_mean
+from umim_core.errors import ConfigError, CorpusError, did_you_mean
 from umim_core.evaluation.tasks.spec_task import lm_eval_config
-from umim_core.task_sets.spec import TASKS
+from umim_core.store.artifacts import directory_digest
+from umim_core.task_sets.spec import TASKS, Question, QuestionForm, TaskSplit
 
 Metrics = dict[str, Any]
 Samples = list[dict[str, Any]]
@@ -65,10 +70,7 @@ def runs_programs(name: str) -> bool:
 def load_tasks(
     tasks: Sequence[str | dict[str, object]], options: dict[str, Any] | None = None
 ) -> dict[str, Task]:
-    """Load tasks and their data.
-
-    Returns:
-        The tasks by name, with the examples in the prompt that they ask for, else none.
+    """Load tasks, with the examples in the prompt that they ask for, else none, by name.
 
     Raises:
         ConfigError: If there is no task of a name.
@@ -89,16 +91,7 @@ def load_tasks(
 
 
 def run_task(model: LM, task: Task, limit: int | None) -> tuple[Metrics, Samples]:
-    """Run one task.
-
-    Args:
-        model: The model.
-        task: One of :func:`load_tasks`.
-        limit: First questions of the task; None for all.
-
-    Returns:
-        lm-eval's metrics, and its logged samples.
-    """
+    """Run one task, all questions or the first ``limit``: lm-eval's metrics and logged samples."""
     name = task.task_name
     loaded = {"tasks": {name: task}, "groups": {}, "group_map": {}}
     results = evaluator.evaluate(lm=model, task_dict=loaded, limit=limit, bootstrap_iters=0)
@@ -107,11 +100,9 @@ def run_task(model: LM, task: Task, limit: int | None) -> tuple[Metrics, Samples
 
 @contextmanager
 def standing_for_the_hub(hub: str | None, digest: str) -> Iterator[None]:
-    """Let a folder stand for the hub while tasks load their data.
+    """Let a folder stand for the hub while tasks load their data; None asks the hub, or its cache.
 
-    Args:
-        hub: The folder; None asks the hub, or its cache.
-        digest: Of the folder's content; each content has a cache of its own.
+    Each content of the folder, by its digest, has a cache of its own.
     """
     if hub is None:
         yield
@@ -123,3 +114,82 @@ def standing_for_the_hub(hub: str | None, digest: str) -> Iterator[None]:
             yield
     finally:
         datasets_config.HF_DATASETS_CACHE = before
+
+
+def harness_questions(
+    name: str, hub: Path | None = None
+) -> tuple[QuestionForm, dict[TaskSplit, list[Question]]]:
+    """Return how lm-eval asks a task's questions, and the questions of every split that it has.
+
+    The context is the whole prompt. Where the data set has no test split, lm-eval scores the
+    validation split: it is the test split here, and there is no ``valid``. ``hub`` is a folder that
+    stands for the hub in the task's data.
+
+    Raises:
+        ConfigError: If lm-eval has no task of this name, or its questions have no choices.
+        CorpusError: If its data cannot be read or lacks a split that the task names, it has no
+            training questions, or a question has no text, no choices or no index of the right one.
+    """
+    if not knows_task(name):
+        raise ConfigError(
+            "questions of lm-eval are those of one task that it ships",
+            name,
+            "`lm-eval ls subtasks` lists them; tags and groups name several.",
+        )
+    if hub is not None and not hub.is_dir():
+        raise CorpusError(
+            "a folder that stands for the hub must exist",
+            str(hub),
+            "Correct hub of the questions, or leave it out.",
+        )
+    digest = "" if hub is None else directory_digest(hub)
+    with standing_for_the_hub(None if hub is None else str(hub.resolve()), digest):
+        try:
+            task = load_tasks([name])[name]
+            splits = _splits(task)
+        except (OSError, ValueError, RuntimeError, KeyError, DatasetsError) as error:
+            raise CorpusError(
+                f"the data of lm-eval's task {name} must be at hand, with all its splits",
+                f"{type(error).__name__}: {error}",
+                "Name a folder that stands for the hub.",
+            ) from error
+    if task.OUTPUT_TYPE != "multiple_choice":
+        raise ConfigError(
+            "a task to adapt to must be multiple choice",
+            f"{name} of lm-eval is {task.OUTPUT_TYPE}",
+            "Name a task of questions with choices.",
+        )
+    if "train" not in splits:
+        raise CorpusError(
+            "a task to adapt to must have training questions",
+            f"{name} of lm-eval has none",
+            "Give files of questions (kind: files).",
+        )
+    form = QuestionForm("{context}", task.get_config("target_delimiter"), "context")
+    return form, {split: _questions(task, docs) for split, docs in splits.items()}
+
+
+def _splits(task: Task) -> dict[TaskSplit, Any]:
+    splits: dict[TaskSplit, Any] = {"test": task.eval_docs}
+    if task.has_training_docs():
+        splits["train"] = task.training_docs()
+    if task.has_test_docs() and task.has_validation_docs():
+        splits["valid"] = task.validation_docs()
+    return splits
+
+
+def _questions(task: Task, docs: Iterable[dict[str, Any]]) -> list[Question]:
+    questions = []
+    for number, doc in enumerate(docs):
+        text, choices = task.doc_to_text(doc), task.doc_to_choice(doc)
+        gold = task.doc_to_target(doc)
+        if isinstance(gold, str) and gold in choices:
+            gold = choices.index(gold)
+        if not isinstance(text, str) or not isinstance(gold, int):
+            raise CorpusError(
+                f"question {number} of lm-eval's {task.task_name} must have a text and one answer",
+                {"text": text, "answer": gold},
+                "Name a task of questions with choices.",
+            )
+        questions.append(Question(text, tuple(choices), gold, str(doc.get("id", ""))))
+    return questions

@@ -1,64 +1,102 @@
 """BERTScore of answers with stand-in features: greedy matching of tokens by cosine.
 
+The published scores read other weights: BERTScore those of RoBERTa-large, MAUVE those of
+GPT-2-large. Features here are last hidden states of a causal model. They rank texts among each
+other, and are called ``..._stand_in_features`` so that nobody compares them with published ones.
+
 The formula is written out: bert-score takes every text of two tokens for an empty one, because
 the two would be [CLS] and [SEP], which causal models do not add. No weights by rarity, no
 rescaling by a baseline.
 
 Source: Zhang et al., 2020, "BERTScore: Evaluating Text Generation with BERT", section 3.
+Shapes: T tokens of a text, R of a reference, d hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from umim_core.evaluation.text_metrics.text_features import features_of
+from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.evaluation.text_metrics.text_metric import add_text_metric, mean_figures
+
+
+@dataclass(frozen=True)
+class TextFeatures:
+    """Features of texts, each read alone."""
+
+    backbone: Backbone
+
+    @property
+    def model(self) -> str:
+        """Name of the model; of files their own name and a digest, no path of this machine."""
+        place = Path(self.backbone.name)
+        if not place.exists():
+            return self.backbone.name
+        return f"{place.resolve().name} ({self.backbone.fingerprint[:12]})"
+
+    @property
+    def label(self) -> str:
+        """The features in words, for results."""
+        return (
+            f"stand-in features: hidden states of {self.model} after its last block and final norm"
+        )
+
+    @torch.no_grad()
+    def of_tokens(self, texts: Sequence[str], batch_size: int = 16) -> list[Tensor]:
+        """Return the features of every token of every text [T, d], float32 on the CPU.
+
+        Raises:
+            BackboneError: If the model has no tokenizer.
+        """
+        most, device = self.backbone.max_positions, self.backbone.device
+        ids = [self.backbone.encode(text)[:most] for text in texts]
+        features: list[Tensor] = []
+        for first in range(0, len(ids), batch_size):
+            rows = ids[first : first + batch_size]
+            longest = max(1, *map(len, rows))
+            # Padding follows the texts, and no token of a causal model sees what follows it.
+            padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+            states = self.backbone.hidden(self.backbone.embed(padded.to(device))).float().cpu()
+            features += [own[: len(row)] for own, row in zip(states, rows, strict=True)]
+        return features
+
+
+@cache
+def features_of(name: str) -> TextFeatures:
+    """Return the features of a model by name, loaded once in a process.
+
+    Raises:
+        BackboneError: If it cannot be loaded.
+    """
+    return TextFeatures(load_backbone(name))
+
 
 BERTSCORE: Final = "bertscore_stand_in_features"
 
 
-@dataclass(frozen=True)
-class BertScore:
-    """BERTScore of one text; each figure is at most 1.
-
-    Attributes:
-        precision: Mean over the text's tokens of the best cosine with a token of the reference.
-        recall: Mean over the reference's tokens of the best cosine with a token of the text.
-        f1: Harmonic mean of both; 0 where they do not add up to more than 0.
-    """
-
-    precision: float
-    recall: float
-    f1: float
-
-
-def greedy_bertscore(text: Tensor, reference: Tensor) -> BertScore:
-    """Match every token with the nearest of the other text.
+def greedy_bertscore(text: Tensor, reference: Tensor) -> float:
+    """Match every token [T, d] with the nearest of the reference [R, d]; all 0 where one is empty.
 
     ::
 
         text       (1, 0)  (0, 1)     cosines with the reference  1    0.6
         reference  (1, 0)  (3, 4)                                 0    0.8
         precision (1 + 0.8) / 2, recall (1 + 0.8) / 2, F1 0.9
-
-    Args:
-        text: Features of the text's tokens [T, d].
-        reference: Features of the reference's tokens [R, d].
-
-    Returns:
-        The score; all 0 where either has no token.
     """
     if not (len(text) and len(reference)):
-        return BertScore(0.0, 0.0, 0.0)
+        return 0.0
     cosines = normalize(text.double(), dim=1) @ normalize(reference.double(), dim=1).T  # [T, R]
     precision, recall = float(cosines.amax(1).mean()), float(cosines.amax(0).mean())
     total = precision + recall
-    return BertScore(precision, recall, 2 * precision * recall / total if total > 0 else 0.0)
+    return 2 * precision * recall / total if total > 0 else 0.0
 
 
 @add_text_metric("bertscore", BERTSCORE, needs_features=True)
@@ -72,7 +110,7 @@ def bertscore(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
     references = features.of_tokens(row["references"])
     return mean_figures(
         [
-            {BERTSCORE: max(greedy_bertscore(text, reference).f1 for reference in references)}
+            {BERTSCORE: max(greedy_bertscore(text, reference) for reference in references)}
             for text in features.of_tokens(texts)
         ]
     )

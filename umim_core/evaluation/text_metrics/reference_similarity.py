@@ -1,7 +1,7 @@
 """Similarity of generated texts to held-out continuations: ROUGE, chrF, BERTScore and MAUVE.
 
 ROUGE and chrF compare words and characters. BERTScore and MAUVE compare stand-in features (see
-``text_features``), and their names say so.
+``bertscore``), and their names say so.
 
 Source: paper, "Generation Quality".
 """
@@ -9,10 +9,11 @@ Source: paper, "Generation Quality".
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Final
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -20,10 +21,52 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.errors import EvaluationError, MissingExtraError
-from umim_core.evaluation.text_metrics.bertscore import BERTSCORE, greedy_bertscore
-from umim_core.evaluation.text_metrics.rouge import rouge
-from umim_core.evaluation.text_metrics.text_features import TextFeatures
+from umim_core.evaluation.text_metrics.bertscore import BERTSCORE, TextFeatures, greedy_bertscore
 from umim_core.evaluation.text_metrics.text_metric import add_text_metric, mean_figures
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
+
+
+KINDS: Final = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+# rouge-score's own sentence splitter needs data that nltk downloads.
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
+
+
+@add_text_metric("rouge", *KINDS)
+def rouge(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the four F1 scores, 0..1; of several references the best counts, kind by kind.
+
+    For ROUGE-Lsum every sentence is a line.
+
+    Raises:
+        MissingExtraError: If rouge-score is not installed.
+
+    Source: Lin, 2004; the paper's summarisation tables.
+    """
+    references = [_lines(reference) for reference in row["references"]]
+    figures = []
+    for text in texts:
+        scores = _scorer().score_multi(references, _lines(text))
+        figures.append({kind: float(scores[kind].fmeasure) for kind in KINDS})
+    return mean_figures(figures)
+
+
+def _lines(text: str) -> str:
+    """Put every sentence of a text on a line of its own."""
+    return "\n".join(_SENTENCE_END.split(text.strip()))
+
+
+@cache
+def _scorer() -> RougeScorer:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise MissingExtraError(
+            "ROUGE needs rouge-score", str(error), "pip install 'umim[eval]'"
+        ) from error
+    return RougeScorer(list(KINDS), use_stemmer=True)
+
 
 MAUVE: Final = "mauve_stand_in_features"
 FEWEST_TEXTS: Final = 20  # two clusters of ten, the library's own least
@@ -32,48 +75,23 @@ _SEED: Final = 25  # of the clusters' first centres; the library's own
 Features = NDArray[np.floating]
 
 
-def mauve_buckets(references: int) -> int:
-    """Return the number of clusters: a tenth of the references, however many texts are empty.
-
-    The library's own choice is a tenth of the smaller set, which would differ between sets of texts
-    that are compared with the same references.
-    """
-    return max(2, round(references / 10))
-
-
 def mauve(texts: Features, references: Features) -> float:
     """Return MAUVE of two sets of texts, 0..1; larger is nearer. The same sets give the same value.
 
-    Args:
-        texts: A feature vector per text [n, d]; MAUVE's own are the last token's.
-        references: A feature vector per reference [m, d], which decide the number of clusters.
+    A text has a feature vector: [n, d], references [m, d]. MAUVE's own are the last token's. There
+    are a tenth as many clusters as references; the library's own choice is a tenth of the smaller
+    set, which would differ between sets of texts that are compared with the same references.
 
     Raises:
-        EvaluationError: If there are fewer than `FEWEST_TEXTS` of either.
         MissingExtraError: If mauve-text is not installed.
     """
-    if min(len(texts), len(references)) < FEWEST_TEXTS:
-        raise EvaluationError(
-            f"MAUVE needs at least {FEWEST_TEXTS} texts and as many references",
-            f"{len(texts)} and {len(references)}",
-            "Generate from more prompts.",
-        )
     result = _compute_mauve()(
         p_features=references,
         q_features=texts,
-        num_buckets=mauve_buckets(len(references)),
+        num_buckets=max(2, round(len(references) / 10)),
         seed=_SEED,
     )
     return float(result.mauve)
-
-
-def require_mauve() -> None:
-    """Make sure that mauve-text is installed.
-
-    Raises:
-        MissingExtraError: If it is not.
-    """
-    _compute_mauve()
 
 
 def _compute_mauve() -> Any:
@@ -148,7 +166,7 @@ def require_libraries(texts: int) -> None:
     rouge(["word"], word)
     chrf(["word"], word)
     if texts >= FEWEST_TEXTS:
-        require_mauve()
+        _compute_mauve()
 
 
 def reference_similarity(texts: Sequence[str], references: References) -> ReferenceSimilarity:
@@ -169,7 +187,7 @@ def reference_similarity(texts: Sequence[str], references: References) -> Refere
         {
             **rouge([text], {"references": [reference]}),
             **chrf([text], {"references": [reference]}),
-            BERTSCORE: greedy_bertscore(own, other).f1,
+            BERTSCORE: greedy_bertscore(own, other),
         }
         for text, reference, own, other in zip(
             texts, references.texts, states, references.states, strict=True

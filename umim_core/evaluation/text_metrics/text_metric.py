@@ -33,13 +33,10 @@ TEXT_METRICS: Final = Registry[TextMetric]("umim_core.evaluation.text_metrics", 
 def add_text_metric(
     name: str, *figures: str, runs_code: bool = False, needs_features: bool = False
 ) -> Callable[[Score], Score]:
-    """Return a decorator that adds a function as a metric.
+    """Return a decorator that adds a function as a metric, by the name that tasks use.
 
-    Args:
-        name: As tasks name it.
-        *figures: Names of its figures; by default one of the metric's own name.
-        runs_code: Whether answers are run.
-        needs_features: Whether it reads ``features`` of the row.
+    Its figures are by default one of the metric's own name. ``runs_code`` says whether answers are
+    run, ``needs_features`` whether it reads ``features`` of the row.
 
     Raises:
         ConfigError: If the name is taken.

@@ -15,12 +15,9 @@ from umim_core.backbone.tokenizer_files import check_place, load_tokenizer
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A frozen model with its tokenizer.
+    """A frozen model with its tokenizer, a fast one.
 
-    Attributes:
-        model: The model.
-        tokenizer: Its tokenizer, a fast one.
-        commit: Commit of the hub's repository that it was loaded from; None for a directory.
+    ``commit`` is that of the hub's repository that it was loaded from; None for a directory.
     """
 
     model: PreTrainedModel
@@ -29,13 +26,9 @@ class OwnModel:
 
 
 def load_own_model(what: str, name: str, kind: Any, trained: str) -> OwnModel:
-    """Load a model with its tokenizer.
+    """Load a model of a class of transformers, with its tokenizer, by directory or repository.
 
-    Args:
-        what: What is loaded, for messages.
-        name: Directory or hub repository, with safetensors weights.
-        kind: Class of transformers that loads it.
-        trained: What a complete model would be, for messages.
+    For messages, ``what`` says what is loaded, ``trained`` what a complete model would be.
 
     Raises:
         BackboneError: If it cannot be loaded, has code of its own, or lacks weights.

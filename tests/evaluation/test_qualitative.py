@@ -9,7 +9,7 @@ import torch
 from support.merge_modules import module_of
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.attention_maps import attention_maps
+from umim_core.evaluation.qualitative import attention_maps
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -19,34 +19,24 @@ UNITS = [[0], [1, 2], [3], [4, 5], [6]]
 RULES = Matcher(RuleSet.from_spans([(1, 2), (3, 4)], tokenizer_fingerprint=None))
 
 
-def reference(backbone: Backbone, layer: int) -> np.ndarray:
-    """Raw attention of transformers, summed and picked in loops."""
+def reference(backbone: Backbone) -> np.ndarray:
+    """Raw attention of transformers' last layer, summed and picked in loops."""
     previous = backbone.model.config._attn_implementation
     backbone.model.set_attn_implementation("eager")
     with torch.no_grad():
         out = backbone.model(input_ids=torch.tensor([IDS]), output_attentions=True)
     backbone.model.set_attn_implementation(previous)
-    weights = out.attentions[layer][0].mean(dim=0)
+    weights = out.attentions[-1][0].mean(dim=0)
     return np.array([[sum(float(weights[q[-1], k]) for k in key) for key in UNITS] for q in UNITS])
 
 
-@pytest.mark.parametrize("layer", [0, -1])
-def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone, layer: int) -> None:
-    maps = attention_maps(
-        IDS, MergedModel(tiny_backbone, module_of("paper"), RULES, "compact"), layer=layer
-    )
-    assert maps.before == pytest.approx(reference(tiny_backbone, layer), abs=1e-6)
+def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone) -> None:
+    maps = attention_maps(IDS, MergedModel(tiny_backbone, module_of("paper"), RULES, "compact"))
+    assert maps.before == pytest.approx(reference(tiny_backbone), abs=1e-6)
     assert (maps.lengths, maps.starts) == ((1, 2, 1, 2, 1), (0, 1, 3, 4, 6))
+    assert maps.layer == 1
 
 
-@pytest.mark.parametrize(("ids", "layer", "head"), [([], 0, 0), (IDS, 2, 0), (IDS, 0, 4)])
-def test_what_is_not_there_is_refused(
-    tiny_llama: Backbone, ids: list[int], layer: int, head: int
-) -> None:
-    with pytest.raises(EvaluationError, match="one of 2 layers and one of 4 heads"):
-        attention_maps(
-            ids,
-            MergedModel(tiny_llama, module_of("paper"), RULES, "compact"),
-            layer=layer,
-            head=head,
-        )
+def test_an_empty_text_is_refused(tiny_llama: Backbone) -> None:
+    with pytest.raises(EvaluationError, match="needs a token"):
+        attention_maps([], MergedModel(tiny_llama, module_of("paper"), RULES, "compact"))

@@ -1,0 +1,170 @@
+"""Span mergers other than UMIM: other embeddings of the rules' spans, and other spans.
+
+Random spans show what the choice of spans is worth: units as long as those of the rules, merged by
+the same module. Of the units that the rules leave of a text the order is drawn, by its ids::
+
+    rules     [the cat] [sat] [on the mat] [.]       lengths 2 1 3 1
+    random    [the] [cat sat on] [the] [mat .]       lengths 1 3 1 2
+
+Similar neighbours are Early Attempt One of UMIM's paper, which trains nothing: neighbours whose
+embeddings are alike become their mean. The most similar pairs are joined until as many units are
+left as the rules leave. Pairs of four tokens, and a budget of 2::
+
+    tokens     a     b     c     d
+    cosines      .9    .1    .4
+    joined     [a b]       [c d]        .9 and .4; each unit has the mean of its embeddings
+
+A pair that would make a unit of more than four tokens is passed over, and the next one is taken.
+
+Shapes: M spans, N tokens of the longest, T tokens, d embedding size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.methods import BASELINES, Ints, MergedSpans
+from umim_core.merging.forms.span_ops import inside_spans, last_embedding
+from umim_core.merging.module import MAX_SPAN
+from umim_core.merging.packing import Segmentation
+from umim_core.rules.matcher import Matcher
+
+
+class WholeTextSegmenter(ABC):
+    """Cut texts by something else than rules, at the token reduction of the rules.
+
+    Where a unit ends may depend on the whole text, so a beginning need not have the units that it
+    has in the text. Units with a special token, such as a BOS or the mark of a turn, are those of
+    the rules, and each stretch between them is cut as a text of its own.
+    """
+
+    def __init__(self, backbone: Backbone, matcher: Matcher) -> None:
+        self.backbone, self.matcher = backbone, matcher
+
+    def segment(self, ids: NDArray[np.integer]) -> Segmentation:
+        """Cut ids [T] into units of 1 to 4 tokens; see ``Segmenter``."""
+        starts, of_rules = self.matcher.segment(ids)
+        special = np.isin(ids, list(self.backbone.special_ids))
+        special_units = np.flatnonzero(np.logical_or.reduceat(special, starts))
+        text, borders = np.asarray(ids, dtype=np.int64), np.append(starts, len(ids))
+        lengths_of_parts, first = [of_rules[:0]], 0
+        for unit in (*special_units.tolist(), len(of_rules)):
+            if first < unit:
+                stretch = text[borders[first] : borders[unit]]
+                lengths_of_parts.append(self.lengths(stretch, of_rules[first:unit]))
+            lengths_of_parts.append(of_rules[unit : unit + 1])
+            first = unit + 1
+        lengths = np.concatenate(lengths_of_parts)
+        return np.cumsum(lengths) - lengths, lengths
+
+    @abstractmethod
+    def lengths(self, ids: Ints, of_rules: Ints) -> Ints:
+        """Return the lengths [S'] of the units of ids [T], given those [S] that rules leave.
+
+        None of the ids is of a special token, and T is at least 1.
+        """
+
+    def segment_many(
+        self, ids: NDArray[np.integer], offsets: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Cut sequences that lie side by side, each on its own; see ``Segmenter``."""
+        none = np.zeros(0, dtype=np.int64)
+        starts, lengths, borders = [none], [none], [0]
+        for first, last in pairwise(offsets.tolist()):
+            inside, sizes = self.segment(ids[first:last])
+            starts.append(inside + first)
+            lengths.append(sizes)
+            borders.append(borders[-1] + len(sizes))
+        return np.concatenate(starts), np.concatenate(lengths), np.array(borders, dtype=np.int64)
+
+
+class RandomSpans(WholeTextSegmenter):
+    """Put the units of the rules into a random order."""
+
+    def lengths(self, ids: Ints, of_rules: Ints) -> Ints:
+        """Return the lengths [S] of the rules in an order that the ids [T] draw."""
+        seed = hashlib.sha256(ids.tobytes()).digest()
+        return np.random.default_rng(list(seed)).permutation(of_rules)
+
+
+@BASELINES.add("random-spans")
+def random_spans(backbone: Backbone, matcher: Matcher) -> MergedSpans:
+    """Merge random spans, as many and as long as those of the rules, by the checkpoint's module."""
+    return MergedSpans(RandomSpans(backbone, matcher), None)
+
+
+_DIGITS: Final = 9  # of a cosine: the same pair has the same one at every place
+
+
+def sum_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
+    """Add the embeddings of spans [M, N, d] with lengths [M]: [M, d]."""
+    outside = ~inside_spans(lengths, spans.shape[1])
+    return spans.masked_fill(outside[..., None], 0.0).sum(dim=1)
+
+
+def mean_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
+    """Average the embeddings of spans [M, N, d] with lengths [M]: [M, d]."""
+    return sum_embedding(spans, lengths) / lengths[:, None]
+
+
+@BASELINES.add("mean-embedding")
+def mean(backbone: Backbone, matcher: Matcher) -> MergedSpans:
+    """Replace each span that the rules match by the mean of its token embeddings."""
+    return MergedSpans(matcher, mean_embedding)
+
+
+@BASELINES.add("last-embedding")
+def last(backbone: Backbone, matcher: Matcher) -> MergedSpans:
+    """Replace each span that the rules match by its last token embedding."""
+    return MergedSpans(matcher, last_embedding)
+
+
+@BASELINES.add("sum-embedding")
+def total(backbone: Backbone, matcher: Matcher) -> MergedSpans:
+    """Replace each span that the rules match by the sum of its token embeddings."""
+    return MergedSpans(matcher, sum_embedding)
+
+
+class SimilarNeighbours(WholeTextSegmenter):
+    """Join the neighbours of the highest cosine similarity, of equal ones the first."""
+
+    def lengths(self, ids: Ints, of_rules: Ints) -> Ints:
+        """Return the lengths of units of ids [T], as many as those [S] of the rules.
+
+        More are left where no two neighbours fit into one any more, which cannot happen while there
+        are more than (2 T + 3) / 5. Nothing counts them as a shortfall.
+        """
+        first, last = np.arange(len(ids)), np.arange(len(ids))  # of the unit, at its two ends
+        joined = np.zeros(len(ids), dtype=bool)  # to the token before
+        left = len(ids) - len(of_rules)
+        for pair in np.argsort(-self._cosines(ids), kind="stable").tolist():
+            start, end = first[pair], last[pair + 1]
+            if not left:
+                break
+            if end - start < MAX_SPAN:
+                joined[pair + 1], last[start], first[end] = True, end, start
+                left -= 1
+        return np.diff(np.flatnonzero(np.append(~joined, True)))
+
+    @torch.no_grad()
+    def _cosines(self, ids: Ints) -> NDArray[np.float64]:
+        """Return the cosine similarity of each token and the next one [T - 1] (float64)."""
+        tokens = self.backbone.embed(torch.from_numpy(ids).to(self.backbone.device)).cpu().double()
+        cosines = cosine_similarity(tokens[:-1], tokens[1:], dim=-1).numpy()
+        return cosines.round(_DIGITS)
+
+
+@BASELINES.add("similar-neighbours")
+def similar_neighbours(backbone: Backbone, matcher: Matcher) -> MergedSpans:
+    """Replace neighbouring tokens of the most similar embeddings by their mean."""
+    return MergedSpans(SimilarNeighbours(backbone, matcher), mean_embedding)

@@ -1,1 +1,0 @@
-"""Forms and models as the authors of baselines published them."""
