@@ -22,6 +22,7 @@ from typing import Final
 import httpx
 import psutil
 
+from tasks.cluster import guard
 from tasks.cluster.ray_cluster import CHECKOUT
 from umim_core.errors import ClusterError
 from umim_core.store.disk import write_bytes
@@ -151,6 +152,7 @@ def _start(folder: Path, service: Service) -> None:
                 )
     with _log(folder, service.name).open("ab") as log:
         environment = {**os.environ, **service.environment}
+        environment.pop(guard.VARIABLE, None)  # the guard ends what carries it with this command
         for command in service.before:
             done = subprocess.run(command, cwd=CHECKOUT, env=environment, stdout=log, stderr=log)  # noqa: S603  commands are our own
             if done.returncode:

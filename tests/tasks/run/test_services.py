@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,11 +12,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from flows.cli import app
 from support.busy_machine import within
 from support.servers import free_port
+from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.run import services
 from tasks.run.services import Service, down, local_services, status, up
 from umim_core.errors import ClusterError
@@ -62,6 +62,20 @@ def test_a_service_is_started_once_found_again_and_ended_with_its_children(
     assert down(tmp_path, [service]) == [after]
 
 
+def test_a_service_outlives_the_command_that_started_it(service: Service, tmp_path: Path) -> None:
+    lines = (
+        "from pathlib import Path",
+        "from tasks.cluster.stopping import stoppable",
+        "from tasks.run.services import Service, up",
+        f"with stoppable(): print(up(Path({str(tmp_path)!r}), [{service!r}])[0].state)",
+    )
+    command = [sys.executable, "-c", "\n".join(lines)]
+    # Its guard, which clears up behind it, holds standard error to its own end.
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT)
+    assert done.stdout == "running\n"
+    assert [of.state for of in status(tmp_path, [service])] == ["running"]
+
+
 def test_a_taken_port_is_refused_and_what_listens_there_is_left_alone(
     service: Service, tmp_path: Path
 ) -> None:
@@ -106,17 +120,20 @@ def test_up_starts_real_servers_with_every_deployment_and_down_ends_them(
     for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     ports = ["--prefect-port", str(free_port()), "--mlflow-port", str(free_port())]
+
+    def states(action: str) -> list[dict[str, str]]:
+        command = [sys.executable, "-m", "flows", action, *ports, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT)
+        services: list[dict[str, str]] = json.loads(done.stdout)["services"]
+        return services
+
     try:
-        first = CliRunner().invoke(app, ["up", *ports, "--json"])
-        assert first.exit_code == 0, first.exception
-        states = json.loads(first.stdout)["services"]
-        assert {of["state"] for of in states} == {"running"}
-        assert json.loads(CliRunner().invoke(app, ["up", *ports, "--json"]).stdout) == {
-            "services": states
-        }
-        api = f"{states[0]['url']}/api"
+        first = states("up")
+        assert {of["state"] for of in first} == {"running"}
+        assert states("status") == states("up") == first
+        api = f"{first[0]['url']}/api"
         names = {of["name"] for of in httpx.post(f"{api}/deployments/filter", json={}).json()}
         assert {"full-pipeline", "benchmark", "table"} <= names
     finally:
-        done = CliRunner().invoke(app, ["down", *ports, "--json"])
-    assert {of["state"] for of in json.loads(done.stdout)["services"]} == {"down"}
+        last = states("down")
+    assert {of["state"] for of in last} == {"down"}
