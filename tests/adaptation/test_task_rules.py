@@ -22,6 +22,8 @@ TAUS = (2000, 200, 50, 5, 1)
 LENGTH = 128
 END_OF_TEXT = 50256
 TASKS = ("hellaswag_dev1000", "arc_easy_train", "arc_challenge_train")
+# Both parts, and questions of both forms: endings of a text, answers to a question.
+QUICK = (("hellaswag_dev1000", "context"), ("arc_challenge_train", "sequence"))
 CONTEXT = QuestionForm(part="context")
 Bigrams = dict[tuple[int, ...], int]
 
@@ -56,8 +58,14 @@ def questions_of(task: str) -> list[Question]:
     return read_questions(file)
 
 
-@pytest.mark.parametrize("part", ["sequence", "context"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("task", "part"),
+    [
+        pytest.param(task, part, marks=[] if (task, part) in QUICK else [pytest.mark.full])
+        for task in TASKS
+        for part in ("sequence", "context")
+    ],
+)
 def test_every_threshold_gives_the_bigrams_of_a_counter(
     task: str, part: MergedPart, encode: Callable[[str], list[int]]
 ) -> None:

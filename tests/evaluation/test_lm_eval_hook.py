@@ -10,11 +10,17 @@ import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = "umim_core.evaluation.harness:UmimLM"
+REGISTERED = """
+from lm_eval.models import MODEL_MAPPING
+from lm_eval.api.registry import model_registry
+out = [len(MODEL_MAPPING), "umim" in model_registry, "hf" in model_registry]
+"""
 SETTINGS = ("UMIM_NO_LM_EVAL", "PYTHONPATH", "PYTHONSTARTUP")
 
 
@@ -33,7 +39,7 @@ def run_python(
     )
 
 
-def answer(code: str, cwd: Path, **environment: str) -> object:
+def answer(code: str, cwd: Path, **environment: str) -> Any:
     done = run_python(f"import json\n{code}\nprint(json.dumps(out))", cwd=cwd, **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -45,7 +51,15 @@ def test_interpreter_start_loads_the_hook_and_nothing_heavy(tmp_path: Path) -> N
     assert answer(code, tmp_path) == ["_umim_lm_eval"]
 
 
-def test_model_is_registered_lazily_beside_every_built_in(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def switched_off(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+    """What ``REGISTERED`` gives without the hook."""
+    return answer(REGISTERED, tmp_path_factory.mktemp("off"), UMIM_NO_LM_EVAL="1")
+
+
+def test_model_is_registered_lazily_beside_every_built_in(
+    tmp_path: Path, switched_off: list[int]
+) -> None:
     code = """
 import sys
 from lm_eval.models import MODEL_MAPPING
@@ -54,25 +68,17 @@ out = [model_registry._objs["umim"], MODEL_MAPPING["umim"], "umim_core" in sys.m
        sorted(set(MODEL_MAPPING) - set(model_registry)), len(model_registry),
        "hf" in model_registry]
 """
-    built_in = answer(
-        "from lm_eval.models import MODEL_MAPPING\nout = len(MODEL_MAPPING)",
-        tmp_path,
-        UMIM_NO_LM_EVAL="1",
-    )
-    assert isinstance(built_in, int) and built_in > 20
-    assert answer(code, tmp_path) == [TARGET, TARGET, False, [], built_in + 1, True]
+    assert answer(code, tmp_path) == [TARGET, TARGET, False, [], switched_off[0] + 1, True]
 
 
-@pytest.mark.parametrize(
-    ("value", "registered"), [("1", False), pytest.param("0", True, marks=pytest.mark.full)]
-)
-def test_opt_out_switches_the_hook_off(tmp_path: Path, value: str, registered: bool) -> None:
-    code = """
-import lm_eval.models
-from lm_eval.api.registry import model_registry
-out = ["umim" in model_registry, "hf" in model_registry]
-"""
-    assert answer(code, tmp_path, UMIM_NO_LM_EVAL=value) == [registered, True]
+def test_opt_out_switches_the_hook_off(switched_off: list[int]) -> None:
+    count, *registered = switched_off
+    assert registered == [False, True] and count > 20
+
+
+@pytest.mark.full
+def test_another_value_than_one_is_no_opt_out(tmp_path: Path) -> None:
+    assert answer(REGISTERED, tmp_path, UMIM_NO_LM_EVAL="0")[1:] == [True, True]
 
 
 def test_entry_points_have_the_form_of_lm_evals_plugin_guide() -> None:

@@ -11,37 +11,58 @@ import pytest
 
 from tasks.cluster.ray_cluster import CHECKOUT
 
-CHILD = "from tasks.run.prefect_runs import require_own_checkout; require_own_checkout()"
-WORKER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
+# A worker that stands in one folder after the other, and starts a run in each.
+WORKER = """
+import os, sys
+from tasks.run.prefect_runs import require_own_checkout
+from umim_core.errors import ConfigError
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    if not os.fork():
+        try:
+            require_own_checkout()
+            print("may run", flush=True)
+        except ConfigError as error:
+            print(str(error).replace(chr(10), " "), flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
-def started_in(folder: Path) -> str:
-    """Return what a process complains of whose parent stands in a folder."""
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another checkout."""
+    folder = tmp_path_factory.mktemp("other")
+    for name in ("flows", "docs"):
+        (folder / name).mkdir()
+    (folder / "flows" / "__init__.py").touch()
+    (folder / "prefect.yaml").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def said(other: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a run says, by the place of its worker."""
+    nowhere = tmp_path_factory.mktemp("nowhere")
+    places = {"another": other, "inside": other / "docs", "its own": CHECKOUT, "none": nowhere}
     done = subprocess.run(
-        [sys.executable, "-c", WORKER],
-        cwd=folder,
+        [sys.executable, "-c", WORKER, *map(str, places.values())],
         env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
         capture_output=True,
         text=True,
     )
-    return done.stderr
+    assert done.returncode == 0, done.stderr
+    return dict(zip(places, done.stdout.splitlines(), strict=True))
 
 
-@pytest.mark.parametrize("inside", [".", pytest.param("docs", marks=pytest.mark.full)])
-def test_a_worker_in_another_checkout_is_refused(tmp_path: Path, inside: str) -> None:
-    (tmp_path / "flows").mkdir()
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "flows" / "__init__.py").touch()
-    (tmp_path / "prefect.yaml").touch()
-    complaint = started_in(tmp_path / inside)
-    assert "ConfigError: a Prefect worker must run the flows of the checkout" in complaint
-    assert f"{CHECKOUT}, by a worker in {tmp_path}" in complaint
+@pytest.mark.parametrize("place", ["another", "inside"])
+def test_a_worker_in_another_checkout_is_refused(
+    said: dict[str, str], other: Path, place: str
+) -> None:
+    assert said[place].startswith("a Prefect worker must run the flows of the checkout")
+    assert f"{CHECKOUT}, by a worker in {other}" in said[place]
 
 
-def test_a_worker_in_its_own_checkout_may_run() -> None:
-    assert started_in(CHECKOUT) == ""
-
-
-@pytest.mark.full
-def test_a_worker_in_no_checkout_may_run(tmp_path: Path) -> None:
-    assert started_in(tmp_path) == ""
+@pytest.mark.parametrize("place", ["its own", "none"])
+def test_a_worker_in_its_own_checkout_or_in_none_may_run(said: dict[str, str], place: str) -> None:
+    assert said[place] == "may run"
