@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:  # the process that only hands tests to others imports no torc
 
 pytest_plugins = ["support.shared_services"]
 # A test on a busy machine is slow, not wrong.
-settings.register_profile("umim", deadline=None, max_examples=50)
-settings.load_profile("umim")
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("full", deadline=None, max_examples=50)
+settings.load_profile("quick")
 FAMILIES = ("gpt2", "llama")
 
 
@@ -44,6 +46,22 @@ def _tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<eos>", unk_token="<eos>", pad_token="<eos>"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr != "not full":  # what pyproject.toml says
+        settings.load_profile("full")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is imported out of the garbage collector: a million objects, read ten times."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
