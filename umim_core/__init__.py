@@ -33,17 +33,7 @@ _EXPORTS = {
     "mine_rules": "umim_core.mining.corpus_mining",
     "wrap_backbone": "umim_core.backbone.backbone",
 }
-__all__ = [
-    "UMIM",
-    "Checkpoint",
-    "Matcher",
-    "MergeModule",
-    "MiningOptions",
-    "RuleSet",
-    "UmimError",
-    "mine_rules",
-    "wrap_backbone",
-]
+__all__ = list(_EXPORTS)
 
 
 def __getattr__(name: str) -> object:

@@ -6,12 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
 
-
-class _Unset:
-    """Marks "no value given", so that ``None`` can be reported as a value."""
-
-
-_UNSET: Final = _Unset()
+_UNSET: Final = object()  # no value given: ``None`` can be reported as a value
 _MAX_VALUE_CHARS: Final = 200
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.progress import (
@@ -38,14 +38,21 @@ _SECOND_LINE: Final = 10.0  # seconds after the first: soon enough to know how l
 _EVERY: Final = 60.0  # seconds between later lines
 Points = Mapping[str, tuple[int, float]]  # the newest (step, value) of every metric
 Listener = Callable[[Points], None]
-_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
-_label: ContextVar[str] = ContextVar("label", default="")
-_before_note: ContextVar[Callable[[], None] | None] = ContextVar("before_note", default=None)
+
+
+class _Listening(NamedTuple):
+    listener: Listener | None = None
+    label: str = ""
+    before_note: Callable[[], None] | None = None
+
+
+_NOBODY: Final = _Listening()
+_listening: ContextVar[_Listening] = ContextVar("listening", default=_NOBODY)
 
 
 def leave_note(state: Path, step: int, total: int, text: str, points: Points | None = None) -> None:
     """Write where a run stands; a reader sees the old note or the new one, never half of it."""
-    if (before_note := _before_note.get()) is not None:
+    if (before_note := _listening.get().before_note) is not None:
         before_note()
     state.mkdir(parents=True, exist_ok=True)
     draft = state / f"{_NOTE}.tmp"
@@ -66,18 +73,16 @@ def listening(
         before_note: Called before each note that the block itself leaves: after every step of a
             training in this process. A run that is being stopped does not return from it.
     """
-    tokens = _listener.set(listener), _label.set(label), _before_note.set(before_note)
+    token = _listening.set(_Listening(listener, label, before_note))
     try:
         yield
     finally:
-        _listener.reset(tokens[0])
-        _label.reset(tokens[1])
-        _before_note.reset(tokens[2])
+        _listening.reset(token)
 
 
 def current_label() -> str:
     """Return what the innermost ``listening`` block works on, or nothing."""
-    return _label.get()
+    return _listening.get().label
 
 
 @contextmanager
@@ -87,10 +92,9 @@ def followed(state: Path) -> Iterator[None]:
     A terminal shows a bar, the logger ``umim.progress`` gets a line a minute where stderr is none,
     and a listener gets the numbers.
     """
-    listener = _listener.get()
+    listener, label, _ = _listening.get()
     (state / _NOTE).unlink(missing_ok=True)  # of the attempt before
     with ExitStack() as stack:
-        label = _label.get()
         watchers = [_bar(stack, label) if sys.stderr.isatty() else _lines(label)]
         numbers = None if listener is None else _Numbers(listener)
         if numbers is not None:
@@ -220,8 +224,7 @@ class ProgressLines:
         >>> lines.see(25, 100, "training, loss 2.900")
         'training, loss 2.900: 25 of 100, 2.00/s, 38 s left'
 
-    Args:
-        clock: Returns seconds.
+    The clock returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

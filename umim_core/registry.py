@@ -16,11 +16,8 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Named entries that the files of a package add.
 
-    The files are imported at the first look, so a new entry is one new file.
-
-    Args:
-        package: Dotted name of the package.
-        entry: What an entry is called in messages, e.g. "baseline".
+    The files are imported at the first look, so a new entry is one new file. Messages call an entry
+    by the word ``entry``, "baseline" say.
     """
 
     def __init__(self, package: str, entry: str) -> None:

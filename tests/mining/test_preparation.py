@@ -12,13 +12,16 @@ from transformers import PreTrainedTokenizerFast
 from umim_core.errors import ArtifactError, CorpusError
 from umim_core.mining import preparation
 from umim_core.mining.preparation import ids_digest, tokenized_corpus, whole_segments
-from umim_core.text.shards import TokenShards
+from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_ids import UniformOffsets
 
 
-def shards(ids: list[int]) -> TokenShards:
-    return TokenShards.of_array(np.array(ids, dtype=np.int64))
+def shards(directory: Path, ids: list[int]) -> TokenShards:
+    writer = ShardWriter(directory, shard_tokens=max(1, len(ids)))
+    writer.add(np.array(ids, dtype=np.int64))
+    writer.close()
+    return TokenShards.open(directory)
 
 
 def test_documents_keep_their_borders(
@@ -47,24 +50,24 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, beside: str) -> No
 
 
 @pytest.mark.parametrize(("size", "count"), [(10, 1), (19, 1), (20, 2)])
-def test_the_remainder_is_no_segment(size: int, count: int) -> None:
-    assert whole_segments(shards([1] * size), None, 10) == UniformOffsets(10, count)
+def test_the_remainder_is_no_segment(tmp_path: Path, size: int, count: int) -> None:
+    assert whole_segments(shards(tmp_path, [1] * size), None, 10) == UniformOffsets(10, count)
 
 
 def test_ids_that_the_tokenizer_does_not_have_are_refused(
-    tiny_tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    assert whole_segments(shards([31, 31]), tiny_tokenizer, 2).count == 1
+    assert whole_segments(shards(tmp_path / "known", [31, 31]), tiny_tokenizer, 2).count == 1
     with pytest.raises(CorpusError, match=r"0\.\.31, the tokenizer's vocabulary; got 32"):
-        whole_segments(shards([31, 32]), tiny_tokenizer, 2)
+        whole_segments(shards(tmp_path / "unknown", [31, 32]), tiny_tokenizer, 2)
 
 
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
 def test_the_digest_is_that_of_the_ids_in_whole_segments(
-    step: int, monkeypatch: pytest.MonkeyPatch
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparation, "_HASHED_TOKENS", step)
     ids = list(range(25))
     want = hashlib.sha256(np.array(ids[:20], dtype="<i4").tobytes()).hexdigest()
-    assert ids_digest(shards(ids), UniformOffsets(10, 2)) == want
-    assert ids_digest(shards([*ids[:19], 99]), UniformOffsets(10, 2)) != want
+    assert ids_digest(shards(tmp_path / "a", ids), UniformOffsets(10, 2)) == want
+    assert ids_digest(shards(tmp_path / "b", [*ids[:19], 99]), UniformOffsets(10, 2)) != want

@@ -69,7 +69,6 @@ def test_slices_are_those_of_the_array(
     ids = np.arange(23)
     shards = write(tmp_path_factory.mktemp("shards"), [ids.tolist()], shard_tokens)
     assert shards[start:stop].tolist() == ids[start:stop].tolist()
-    assert TokenShards.of_array(ids)[start:stop].tolist() == ids[start:stop].tolist()
 
 
 def test_a_slice_inside_one_shard_is_a_view_of_the_file(tmp_path: Path) -> None:
@@ -140,13 +139,3 @@ def test_the_first_tokens_are_what_a_writer_that_stops_there_leaves(
     assert {n: d for n, d in sums(base / "cut").items() if n in names} == {
         n: d for n, d in sums(base / "stopped").items() if n != INDEX
     }
-
-
-# In memory
-
-
-def test_an_array_has_the_same_interface() -> None:
-    shards = TokenShards.of_array(np.array([5, 6, 7], np.uint16), np.array([1, 1, 3]))
-    assert (len(shards), shards.num_documents, shards.max_id) == (3, 3, 7)
-    assert shards.document_ends().tolist() == [1, 1, 3]
-    assert shards.directory is None

@@ -16,6 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
+from umim_core.cli import prompt_input as shared
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
 from umim_core.cli.demo_command import demo
@@ -25,11 +26,6 @@ from umim_core.cli.init_command import init
 from umim_core.cli.mine_command import mine
 from umim_core.cli.path_command import baselines, fetch, path, task_text
 from umim_core.cli.ppl_command import ppl
-from umim_core.cli.prompt_input import (
-    CheckpointOption,
-    SpecialTokensOption,
-    given_text,
-)
 from umim_core.cli.prune_command import prune
 from umim_core.cli.rules_command import rules
 from umim_core.cli.serve_command import serve
@@ -37,10 +33,7 @@ from umim_core.cli.train_command import train
 from umim_core.errors import UmimError
 
 app = typer.Typer(
-    name="umim",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    name="umim", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 
 _COMMANDS: Final[tuple[Callable[..., None], ...]] = (
@@ -72,16 +65,16 @@ def _options(version: VersionFlag = False) -> None:
 @app.command()
 def compress(
     text: Annotated[str | None, typer.Argument(help="Text; '-' or nothing reads stdin.")] = None,
-    checkpoint: CheckpointOption = None,
+    checkpoint: shared.CheckpointOption = None,
     raw_tail: Annotated[
         int, typer.Option(min=0, help="Last tokens that stay raw; 16, for example.")
     ] = 0,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
-    special_tokens: SpecialTokensOption = None,
+    special_tokens: shared.SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show which spans of a text are merged."""
-    source = given_text(text)
+    source = shared.given_text(text)
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.model.compression import compress_text
 
@@ -89,10 +82,7 @@ def compress(
         source, checkpoint or default_checkpoint(), special_tokens, raw_tail
     )
     if html is not None:
-        from umim_core.model.showing import html_page
-        from umim_core.store.disk import write_bytes
-
-        write_bytes(html, html_page("umim compress", compression.html()).encode())
+        shared.write_page(html, "umim compress", compression.html())
     if as_json:
         document: dict[str, object] = {
             "tokens": len(compression.ids),

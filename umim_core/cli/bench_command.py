@@ -12,16 +12,8 @@ import typer
 from pydantic import ValidationError
 
 from umim_core.backbone.devices import default_device
+from umim_core.cli import prompt_input as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
-from umim_core.cli.prompt_input import (
-    BudgetOption,
-    CheckpointOption,
-    DtypeOption,
-    MergeOption,
-    PlaceOption,
-    RawTailOption,
-    TargetOption,
-)
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.errors import ConfigError, CorpusError
 
@@ -51,7 +43,7 @@ Number = TypeVar("Number", int, float)
 
 
 def bench(
-    checkpoint: CheckpointOption = None,
+    checkpoint: shared.CheckpointOption = None,
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -69,12 +61,12 @@ def bench(
     text: Annotated[
         Path | None, typer.Option(help="UTF-8 text; without it, docstrings of this installation.")
     ] = None,
-    budget: BudgetOption = None,
-    target_tr: TargetOption = None,
-    dtype: DtypeOption = "auto",
-    device: PlaceOption = None,
-    merge: MergeOption = None,
-    raw_tail: RawTailOption = None,
+    budget: shared.BudgetOption = None,
+    target_tr: shared.TargetOption = None,
+    dtype: shared.DtypeOption = "auto",
+    device: shared.PlaceOption = None,
+    merge: shared.MergeOption = None,
+    raw_tail: shared.RawTailOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Time a checkpoint against its base model: prefill, decode, memory and whether it pays."""
@@ -88,7 +80,6 @@ def bench(
             "warmup": warmup,
         }
     )
-    from umim_core import UMIM
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.progress import log_progress
@@ -98,7 +89,7 @@ def bench(
 
     place = device or default_device()
     name = checkpoint or default_checkpoint()
-    umim = UMIM.from_pretrained(name, dtype=dtype, device=place, budget=budget, target_tr=target_tr)
+    umim = shared.load_umim(name, dtype, place, budget, target_tr)
     if lengths is None:
         config = _fitting(config, umim.backbone.max_positions)
     chosen = umim.checkpoint.config.recommended(merge, raw_tail)

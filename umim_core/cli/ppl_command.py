@@ -8,18 +8,8 @@ from typing import Annotated
 
 import typer
 
+from umim_core.cli import prompt_input as shared
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.cli.prompt_input import (
-    BudgetOption,
-    CheckpointOption,
-    ConfigOption,
-    DeviceOption,
-    DtypeOption,
-    FieldOption,
-    RawTailOption,
-    SpecialTokensOption,
-    TargetOption,
-)
 from umim_core.errors import ConfigError, CorpusError
 
 
@@ -31,7 +21,7 @@ def ppl(
             "data set by its hub name."
         ),
     ],
-    checkpoint: CheckpointOption = None,
+    checkpoint: shared.CheckpointOption = None,
     segment_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
     context: Annotated[
         int,
@@ -49,15 +39,15 @@ def ppl(
             "and score the second half, raw.",
         ),
     ] = False,
-    raw_tail: RawTailOption = None,
-    field: FieldOption = "text",
+    raw_tail: shared.RawTailOption = None,
+    field: shared.FieldOption = "text",
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "test",
-    config: ConfigOption = None,
-    budget: BudgetOption = None,
-    target_tr: TargetOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "cpu",
-    special_tokens: SpecialTokensOption = None,
+    config: shared.ConfigOption = None,
+    budget: shared.BudgetOption = None,
+    target_tr: shared.TargetOption = None,
+    dtype: shared.DtypeOption = "auto",
+    device: shared.DeviceOption = "cpu",
+    special_tokens: shared.SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure perplexity per raw token and bits per byte of the base model and of UMIM.
@@ -68,8 +58,6 @@ def ppl(
     """
     if raw_tail is not None and not prompt:
         raise ConfigError("--raw-tail is of prompts", raw_tail, "Add --prompt, or leave it out.")
-    from umim_core import UMIM
-    from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
     from umim_core.store.artifacts import finite_or_none
@@ -79,13 +67,7 @@ def ppl(
     from umim_core.text.windows import document_windows, scored_bytes, second_halves
 
     source = source_of(tuple(files), field=field, split=split, config=config)
-    umim = UMIM.from_pretrained(
-        checkpoint or default_checkpoint(),
-        dtype=dtype,
-        device=device,
-        budget=budget,
-        target_tr=target_tr,
-    )
+    umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr)
     tokenizer = umim.backbone.require_tokenizer()
     lead = leading_ids(tokenizer, special_tokens)
     pieces = iter_token_pieces(source, tokenizer)
@@ -101,9 +83,7 @@ def ppl(
         windows = second_halves(windows)
         base, ours = (
             second_half_perplexity(
-                [window.ids for window in windows],
-                Scorer(model, merge, segment_length),
-                batch_size,
+                [window.ids for window in windows], Scorer(model, merge, segment_length), batch_size
             )
             for model in (umim.merged_model.base(), umim.merged_model.reading(merge, raw_tail))
         )

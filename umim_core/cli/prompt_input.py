@@ -1,15 +1,19 @@
-"""Shared options of the ``umim`` commands, and the text they are given."""
+"""Options that several ``umim`` commands have, and checks of what they are given."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from umim_core.config.form import Merge, check_raw_tail
 from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, CorpusError
+
+if TYPE_CHECKING:
+    from umim_core.model.umim import UMIM
 
 CheckpointOption = Annotated[
     str | None,
@@ -100,6 +104,55 @@ DtypeOption = Annotated[
         "float32; published: that of its weights.",
     ),
 ]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The frozen model: a name of umim path, directory, .gguf file or hub repository."
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
+]
+RulesOption = Annotated[Path, typer.Option(help="Rule directory that umim mine wrote.")]
+ResidualOption = Annotated[
+    Literal["none", "last", "exponential"],
+    typer.Option(
+        help="What the module adds to: nothing (the paper), the embedding of a span's last token, "
+        "or an average that weighs later tokens more."
+    ),
+]
+UnitPositionsOption = Annotated[
+    Literal["compact", "preserved"],
+    typer.Option(
+        help="Positions of units in the model: 0, 1, 2, ... (the paper), or those of their last "
+        "tokens in the text."
+    ),
+]
+RuleRowsOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Most frequent rules that have a vector each, zero until trained, added to what the "
+        "module gives; 0: none (the paper).",
+    ),
+]
+MergeDepthOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Layers of the model that read every token before spans merge; 0: embeddings merge "
+        "(the paper).",
+    ),
+]
+AdapterRankOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Rank of adapters that act on merged units alone; raw text stays as it is. 0: none "
+        "(the paper).",
+    ),
+]
 
 
 def given_text(argument: str | None) -> str:
@@ -114,3 +167,34 @@ def given_text(argument: str | None) -> str:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise CorpusError("stdin must be UTF-8", str(error), "Convert the text.") from error
+
+
+def given_rules(rules: Path) -> None:
+    """Refuse what is no rule directory, before anything heavy is imported."""
+    if not (rules / "rules.parquet").is_file():
+        raise ConfigError(
+            "--rules must be a rule directory",
+            "nothing" if rules == Path() else str(rules),
+            "Make one: umim mine FILE... --tokenizer MODEL --out DIR.",
+        )
+
+
+def load_umim(
+    checkpoint: str | None, dtype: str, device: str, budget: float | None, target_tr: float | None
+) -> UMIM:
+    """Load a checkpoint, the default one where none is named."""
+    from umim_core.checkpoint.checkpoint_files import default_checkpoint
+    from umim_core.model.umim import UMIM
+
+    name = checkpoint or default_checkpoint()
+    return UMIM.from_pretrained(
+        name, dtype=dtype, device=device, budget=budget, target_tr=target_tr
+    )
+
+
+def write_page(path: Path, title: str, body: str) -> None:
+    """Write an HTML view as a page of its own."""
+    from umim_core.model.showing import html_page
+    from umim_core.store.disk import write_bytes
+
+    write_bytes(path, html_page(title, body).encode())

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from umim_core.checkpoint.next_steps import FIELD
+from umim_core.cli import prompt_input as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
-from umim_core.cli.form_options import OutOption
-from umim_core.cli.prompt_input import FieldOption, PlaceOption
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 _SEGMENT_LENGTH: Final = 512  # where the rule set does not say
 _HELD_OUT: Final = 10  # one segment in so many
-
-
 _NOTABLE: Final = 1.1  # times the token reduction that was asked for
 
 
@@ -113,7 +110,7 @@ def prune(
         bool,
         typer.Option("--keep-all", help="Measure only: all rules stay and carry their prices."),
     ] = False,
-    out: OutOption = None,
+    out: shared.OutOption = None,
     heldout: Annotated[
         list[str] | None,
         typer.Option(
@@ -153,8 +150,8 @@ def prune(
             help="The same by effect: the cheapest rules, and ties, that reach this reduction.",
         ),
     ] = None,
-    field: FieldOption = FIELD,
-    device: PlaceOption = None,
+    field: shared.FieldOption = FIELD,
+    device: shared.PlaceOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Drop the rules whose merging costs most per saved token.

@@ -65,8 +65,7 @@ def rules(
     ] = None,
     top: Annotated[int, typer.Option(min=0, help="Most frequent spans to show.")] = 20,
     scan: Annotated[
-        bool,
-        typer.Option("--scan", help="Look for addresses, keys, numbers; status 1 if any."),
+        bool, typer.Option("--scan", help="Look for addresses, keys, numbers; status 1 if any.")
     ] = False,
     field: Annotated[str, typer.Option(help="Text field of JSONL and parquet files.")] = "text",
     as_json: JsonFlag = False,

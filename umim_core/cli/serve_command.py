@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from umim_core.cli import prompt_input as shared
 from umim_core.cli.console_output import log_lines
-from umim_core.cli.prompt_input import DeviceOption, DtypeOption
 from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, MissingExtraError
 
@@ -46,8 +46,7 @@ CacheOption = Annotated[
     int, typer.Option(min=0, help="Memory for the columns of earlier turns, in MB.")
 ]
 TokensOption = Annotated[
-    int,
-    typer.Option(min=1, help="Most tokens of an answer of our own engine, and the default."),
+    int, typer.Option(min=1, help="Most tokens of an answer of our own engine, and the default.")
 ]
 BytesOption = Annotated[int, typer.Option(min=1, help="Largest body.")]
 SecondsOption = Annotated[
@@ -100,8 +99,8 @@ def serve(
     max_new_tokens: TokensOption = 1024,
     max_request_bytes: BytesOption = 4 << 20,
     answer_seconds: SecondsOption = 600.0,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "cpu",
+    dtype: shared.DtypeOption = "auto",
+    device: shared.DeviceOption = "cpu",
 ) -> None:
     """Serve a checkpoint over HTTP as OpenAI does: chats and completions, whole or streamed.
 

@@ -10,19 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from umim_core.checkpoint.next_steps import BATCH_SIZE, FIELD, STEPS
+from umim_core.cli import prompt_input as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
-from umim_core.cli.form_options import (
-    AdapterRankOption,
-    MergeDepthOption,
-    ModelArgument,
-    OutOption,
-    ResidualOption,
-    RuleRowsOption,
-    RulesOption,
-    UnitPositionsOption,
-    given_rules,
-)
-from umim_core.cli.prompt_input import FieldOption
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,16 +26,16 @@ _ROW = 512  # tokens, where the rules do not say
 
 
 def train(
-    model: ModelArgument,
+    model: shared.ModelArgument,
     files: Annotated[
         list[str] | None, typer.Argument(help="Text to train on, as umim mine takes it.")
     ] = None,
-    rules: RulesOption = Path(),
+    rules: shared.RulesOption = Path(),
     text: Annotated[
         list[str] | None, typer.Option(help="More text; may be given several times.")
     ] = None,
-    field: FieldOption = FIELD,
-    out: OutOption = None,
+    field: shared.FieldOption = FIELD,
+    out: shared.OutOption = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = STEPS,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = BATCH_SIZE,
     segment_length: Annotated[
@@ -57,11 +46,11 @@ def train(
         Literal["none", "learned"],
         typer.Option(help="What the module sees of a token's place in its span; none: the paper."),
     ] = "learned",
-    residual: ResidualOption = "last",
-    rule_rows: RuleRowsOption = 2048,
-    unit_positions: UnitPositionsOption = "compact",
-    merge_depth: MergeDepthOption = 0,
-    adapter_rank: AdapterRankOption = 8,
+    residual: shared.ResidualOption = "last",
+    rule_rows: shared.RuleRowsOption = 2048,
+    unit_positions: shared.UnitPositionsOption = "compact",
+    merge_depth: shared.MergeDepthOption = 0,
+    adapter_rank: shared.AdapterRankOption = 8,
     prompt_rows: Annotated[
         float,
         typer.Option(min=0.0, help="Share of rows with a merged start and the loss on the rest."),
@@ -90,7 +79,7 @@ def train(
 
     The last tenth of the text is held out: half to choose the best step, half for a comparison.
     """
-    given_rules(rules)
+    shared.given_rules(rules)
     named = (*(files or ()), *(text or ()))
     if not named:
         raise ConfigError("text to train on must be given", "none", "Name files after the model.")

@@ -172,7 +172,6 @@ class CorpusReport:
     """Counts of one call of `build_corpus`.
 
     Attributes:
-        splits: Size of each split.
         modules: Modules read and parsed.
         unparsed: Modules left out because they are not valid Python or UTF-8 (posix paths).
         unencodable: Docstrings left out because they hold lone surrogates.
@@ -197,11 +196,7 @@ class _State:
 
 
 def split_of(module: str) -> Literal["train", "valid", "test"]:
-    """Return the split of a module.
-
-    Returns:
-        ``test`` for 4 % of the paths, ``valid`` for 4 %, ``train`` for the rest.
-    """
+    """Return the split of a module: 4 % of the paths are test, 4 % valid, the rest train."""
     digest = hashlib.blake2b(module.encode(), digest_size=4).digest()
     bucket = int.from_bytes(digest, "big") % 100
     return "test" if bucket < 4 else "valid" if bucket < 8 else "train"
@@ -223,17 +218,9 @@ def build_corpus(
     other files follow the packages. The same installed versions give the same bytes. About 100 s on
     one core for the full stack.
 
-    Args:
-        out: Folder to write into; made when missing.
-        packages: Package folders for train, valid and test, in order.
-        out_of_domain: Package folders for ``ood_math``, read after `packages`.
-        site_packages: Folder that holds the packages; the running interpreter's by default.
-        stdlib: Standard library folder for ``ood_stdlib``; the running interpreter's by default.
-        progress: Called after each module with the numbers of modules read and in all.
-        workers: Processes that parse; the result does not depend on it.
-
-    Returns:
-        Sizes, and everything that was left out.
+    Train, valid and test are of ``packages``, in order, then ``ood_math`` of ``out_of_domain`` and
+    ``ood_stdlib`` of ``stdlib``; by default all are the running interpreter's. ``progress`` gets
+    the numbers of modules read and in all.
 
     Raises:
         CorpusError: None of `packages` is installed, or they hold no docstring.
@@ -277,9 +264,6 @@ def installed_versions(packages: Iterable[str]) -> list[list[str]]:
 def held_out_text(site_packages: Path | None = None) -> str:
     """Return docstrings of modules that the corpus keeps for testing, in every installation.
 
-    Args:
-        site_packages: Folder that holds the package; the running interpreter's by default.
-
     Raises:
         CorpusError: If there are none, as in an installation without source files.
     """
@@ -316,7 +300,8 @@ def _documents(
         if len(text) <= MIN_DOCUMENT_CHARS:
             continue
         suffix = f"#{repeat}" if repeat > 1 else ""
-        name = qualified.rpartition(".")[2] or _module_name(path)
+        stem = path.parent.name if path.stem == "__init__" else path.stem
+        name = qualified.rpartition(".")[2] or stem
         yield Document(f"{module}::{qualified}{suffix}", text, name, kind, has_summary)
 
 
@@ -345,10 +330,6 @@ def _without_repetitions(docstring: str, seen: set[bytes]) -> tuple[str, bool]:
             seen.add(key)
         paragraphs.append(paragraph)
     return "\n\n".join(paragraphs).strip(), has_summary
-
-
-def _module_name(path: Path) -> str:
-    return path.parent.name if path.stem == "__init__" else path.stem
 
 
 def _size(documents: Sequence[Document]) -> SplitSize:

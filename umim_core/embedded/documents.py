@@ -23,7 +23,6 @@ class Document:
             the module defines again. The module itself has an empty qualified name.
         text: The paragraphs that are left, joined by blank lines.
         name: The name of the object; for a module its stem, for ``__init__`` its folder.
-        kind: What carries the docstring.
         has_summary: Whether the docstring's own first paragraph is still there.
     """
 

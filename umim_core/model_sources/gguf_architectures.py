@@ -54,8 +54,6 @@ class Architecture:
     """Names of a family in GGUF files, and those of Hugging Face's directories for the same.
 
     Attributes:
-        model_type: Its ``model_type`` there.
-        model_class: The class of its causal language models.
         layer: Tensors of a layer: the name in the file, the name there, and the shape.
         interleaved: Whether the rows of queries and keys stand in llama.cpp's order of rotary
             pairs and must be put back.
@@ -260,7 +258,6 @@ class TensorPlan:
     Attributes:
         target: Its name in Hugging Face's form.
         source: Its name in the GGUF file.
-        shape: Its sizes.
         heads: Heads whose rows must be put back from llama.cpp's order; 0 if they stand right.
     """
 
@@ -328,20 +325,13 @@ def hugging_face_rows(weight: NDArray[np.float32], heads: int) -> NDArray[np.flo
         a head of 6 rows, in the file   0 3 1 4 2 5
         returned                        0 1 2 3 4 5
 
-    Args:
-        weight: The projection [heads * s, d].
-        heads: Number of its heads.
+    The projection is [heads * s, d].
     """
     pairs = weight.reshape(heads, -1, 2, weight.shape[-1])
     return pairs.swapaxes(1, 2).reshape(weight.shape)
 
 
 def llama_rows(weight: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Put the rows of a query or key projection into llama.cpp's order; see ``hugging_face_rows``.
-
-    Args:
-        weight: The projection [heads * s, d].
-        heads: Number of its heads.
-    """
+    """Put the rows of a projection into llama.cpp's order; see ``hugging_face_rows``."""
     pairs = weight.reshape(heads, 2, -1, weight.shape[-1])
     return pairs.swapaxes(1, 2).reshape(weight.shape)

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError, BackboneError
 from umim_core.model_sources.gguf_architectures import (
@@ -43,8 +42,6 @@ _KIND: Final = "gguf-model"
 _SCHEMA: Final = 1  # a conversion that writes other files counts it up: all are made again
 _BYTES_PER_WEIGHT: Final = 4
 _log: Final = logging.getLogger("umim")
-
-
 QUANTISATION: Final = "quantisation.json"
 _EXACT: Final = frozenset({"F32", "F16", "BF16"})  # types that hold published weights as they are
 
@@ -122,14 +119,12 @@ def _write_weights(path: Path, file: GgufFile, plans: list[TensorPlan]) -> None:
         with path.open("wb") as stream:
             stream.write(len(text).to_bytes(8, "little") + text)
             for plan in plans:
-                stream.write(_values(file, plan).astype("<f4", copy=False).data)
+                values = file.tensors[plan.source].values()
+                if plan.heads:
+                    values = np.ascontiguousarray(hugging_face_rows(values, plan.heads))
+                stream.write(values.astype("<f4", copy=False).data)
     except OSError as error:
         raise unwritable(path, end, error) from error
-
-
-def _values(file: GgufFile, plan: TensorPlan) -> NDArray[np.float32]:
-    values = file.tensors[plan.source].values()
-    return np.ascontiguousarray(hugging_face_rows(values, plan.heads)) if plan.heads else values
 
 
 def is_gguf(name: str) -> bool:

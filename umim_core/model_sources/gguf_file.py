@@ -39,7 +39,6 @@ class GgufTensor:
     """A tensor of a GGUF file.
 
     Attributes:
-        name: As the file calls it.
         shape: Sizes in the order of numpy, the fastest-moving one last.
         kind: Type that the file stores it in: ``Q4_1``, ``F32`` ...
         data: Its bytes, mapped from the file.
@@ -92,11 +91,7 @@ class GgufFile:
         return value if isinstance(value, str) else self._wrong(key, value, "a string")
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return an entry that is a whole number.
-
-        Args:
-            key: Its key.
-            default: What a file without it means; None if every file must have it.
+        """Return an entry that is a whole number, else ``default``, which is None if it must be.
 
         Raises:
             BackboneError: If it is missing, or of another type.

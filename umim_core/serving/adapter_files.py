@@ -37,10 +37,7 @@ _REMEDY: Final = "Export the model again."
 def write_adapters(directory: Path, adapters: SpanAdapters, model_type: str) -> None:
     """Write adapters next to a model, and let its configuration name their architecture.
 
-    Args:
-        directory: Of the model; the record of its spans is written after this.
-        adapters: Of all layers.
-        model_type: A key of ``ARCHITECTURES``.
+    The record of its spans is written after this; the model's type is a key of ``ARCHITECTURES``.
 
     Raises:
         ArtifactError: If the disk refuses.

@@ -17,36 +17,20 @@ def event(document: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
-def usage(*, raw: int, merged: int, generated: int, cached: int | None = None) -> dict[str, Any]:
-    """Return the count of tokens.
-
-    Args:
-        raw: Tokens of the prompt.
-        merged: Units that they were merged to, which is what the model holds.
-        generated: Tokens of all answers.
-        cached: Units that were not evaluated again, if known.
-    """
-    count: dict[str, Any] = {
+def usage(*, raw: int, merged: int, generated: int, cached: int) -> dict[str, Any]:
+    """Return the count of tokens; the model holds the merged units, some cached already."""
+    return {
         "prompt_tokens": merged,
         "completion_tokens": generated,
         "total_tokens": merged + generated,
         "umim": {"raw_prompt_tokens": raw, "merged_prompt_tokens": merged},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
-    if cached is not None:
-        count["prompt_tokens_details"] = {"cached_tokens": cached}
-    return count
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer, or what a stream adds to it.
-
-    Attributes:
-        index: Which one.
-        text: Its text.
-        finish: Why it ended: ``stop``, ``length``; None if it goes on.
-        logprobs: As the interface shows them.
-    """
+    """One answer, or what a stream adds to it; it goes on if ``finish`` is None."""
 
     index: int
     text: str
@@ -55,12 +39,7 @@ class Choice:
 
 
 class Answer:
-    """One answer's documents.
-
-    Args:
-        chat: Whether it is a chat's; otherwise a completion's.
-        model: Name of the model.
-    """
+    """The documents of one answer, a chat's or a completion's."""
 
     def __init__(self, chat: bool, model: str) -> None:
         self._chat, self._begun = chat, set[int]()

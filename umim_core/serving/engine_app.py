@@ -54,23 +54,14 @@ class AnswerEngine(Protocol):
 
 
 class EngineServer:
-    """The routes of one served model.
-
-    Args:
-        engine: The model.
-        limits: Bounds of requests.
-    """
+    """The routes of one served model."""
 
     def __init__(self, engine: AnswerEngine, limits: Limits) -> None:
         self.engine, self._limits = engine, limits
         self._began = int(time.time())
 
     def app(self, token: str | None) -> Starlette:
-        """Return the application; its engine starts and stops with it.
-
-        Args:
-            token: Bearer token that requests must show; None for none.
-        """
+        """Return the application, for requests with a bearer token; its engine lives with it."""
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._completion, methods=["POST"]),

@@ -39,13 +39,7 @@ _log: Final = logging.getLogger("umim.serve")
 
 @dataclass(frozen=True)
 class Started:
-    """A prompt was read.
-
-    Attributes:
-        raw: Its tokens.
-        merged: Its units.
-        reused: Units that were not evaluated again.
-    """
+    """A prompt of raw tokens was read as merged units; reused ones were not evaluated again."""
 
     raw: int
     merged: int
@@ -81,7 +75,6 @@ class Job:
         config: Settings; ``max_new_tokens`` is the most that may be generated.
         request: What is merged, and the seed.
         shorten: Whether fewer tokens will do where the context has no room for as many.
-        stops: Texts that end an answer.
         deliver: Called in the worker's thread with the events of a forward.
         cancelled: Set by whoever no longer wants the answer.
     """
@@ -117,14 +110,7 @@ class BatchSizes:
 
 
 class EngineWorker:
-    """Runs an engine for many requests.
-
-    Args:
-        engine: Computes.
-        tokenizer: Decodes.
-        metrics: Rows that run and requests that wait are set.
-        sizes: Sizes of the batch.
-    """
+    """Runs an engine for many requests; metrics show the rows that run and requests that wait."""
 
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer, metrics: ServerMetrics, sizes: BatchSizes
@@ -162,13 +148,8 @@ class EngineWorker:
                 ended (503).
         """
         if job.samples > self._sizes.max_rows:
-            raise ApiError(
-                400,
-                "invalid_field",
-                f"n must be at most {self._sizes.max_rows}",
-                job.samples,
-                param="n",
-            )
+            rule = f"n must be at most {self._sizes.max_rows}"
+            raise ApiError(400, "invalid_field", rule, job.samples, param="n")
         with self._changed:
             if not self.alive:
                 raise _ended()
@@ -207,7 +188,9 @@ class EngineWorker:
         tokens = 0
         while tokens < _JOINED_TOKENS:
             with self._changed:
-                self._changed.wait_for(self._has_work)
+                self._changed.wait_for(
+                    lambda: self._stopping or bool(self._waiting or self._running)
+                )
                 if self._stopping:
                     return False
                 for gone in [job for job in self._waiting if job.cancelled]:
@@ -219,9 +202,6 @@ class EngineWorker:
                 self._running.append(job)
             tokens += self._join(job)
         return True
-
-    def _has_work(self) -> bool:
-        return self._stopping or bool(self._waiting or self._running)
 
     def _join(self, job: Job) -> int:
         """Read a prompt; return how many tokens it had."""

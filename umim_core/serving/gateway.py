@@ -65,7 +65,7 @@ Translate = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class MergedPrompt(NamedTuple):
-    """Raw tokens of a prompt, and the ids that are sent."""
+    """Number of a prompt's raw tokens, and the ids that are sent."""
 
     raw: int
     ids: list[int]
@@ -77,7 +77,7 @@ class Gateway:
     Args:
         upstream: Address of the engine, without ``/v1``.
         tokenizer: The exported model's.
-        merger: Its spans.
+        merger: Merges by its spans.
         limits: Bounds of requests.
         key: Bearer token that the engine wants; None for none.
         upstream_masks: Whether the engine itself never writes the ids of spans. Otherwise every
@@ -119,11 +119,7 @@ class Gateway:
         )
 
     def app(self, token: str | None) -> Starlette:
-        """Return the application.
-
-        Args:
-            token: Bearer token that requests must show; None for none.
-        """
+        """Return the application, for requests with a bearer token if there is one."""
         routes = [
             Route(_CHAT, self._chat, methods=["POST"]),
             Route(_COMPLETIONS, self._completion, methods=["POST"]),
@@ -237,11 +233,7 @@ class Gateway:
         return max(1, min(most, self._context - len(prompt.ids))) if self._context else most
 
     async def _forward(
-        self,
-        request: Request,
-        path: str,
-        body: dict[str, Any],
-        translate: Translate | None,
+        self, request: Request, path: str, body: dict[str, Any], translate: Translate | None
     ) -> Response:
         """Send a body to the engine and return its answer, translated where it is one."""
         until = deadline(self._limits)
@@ -397,10 +389,7 @@ def _chat_logprobs(logprobs: object) -> object:
     tokens, values = logprobs["tokens"], logprobs.get("token_logprobs") or []
     best = logprobs.get("top_logprobs") or [None] * len(tokens)
     content = [
-        {
-            **entry(token, value),
-            "top_logprobs": [entry(*pair) for pair in (others or {}).items()],
-        }
+        {**entry(token, value), "top_logprobs": [entry(*pair) for pair in (others or {}).items()]}
         for token, value, others in zip(tokens, values, best, strict=False)
     ]
     return {"content": content}

@@ -60,11 +60,7 @@ class Limits:
 class Guard:
     """Checks requests before an application gets them, and counts its answers.
 
-    Args:
-        app: The application.
-        token: Bearer token that requests must show, but for ``/health``; None for none.
-        paths: What it serves; metrics count others together.
-        metrics: Counts.
+    Requests must show the bearer token, but for ``/health``. Metrics count other paths together.
     """
 
     def __init__(
@@ -204,10 +200,7 @@ async def _gone(request: Request) -> None:
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result], until: float) -> Result:
     """Return what some work gives, and end it when the client goes or it takes too long.
 
-    Args:
-        request: The client's; its body was read before.
-        work: The work.
-        until: When it must have ended, on the event loop's clock.
+    The body of the request was read before; ``until`` is on the event loop's clock.
 
     Raises:
         ClientDisconnect: If the client has gone first.
@@ -234,13 +227,8 @@ def guarded(
 ) -> Starlette:
     """Return an application of routes behind a guard; ``/metrics`` is added.
 
-    Without a token only requests to a name of this machine are answered.
-
-    Args:
-        routes: What it serves.
-        token: Bearer token that requests must show; None for none.
-        metrics: Counts.
-        life: What starts and stops with the application.
+    Without a bearer token only requests to a name of this machine are answered. ``life`` starts and
+    stops with the application.
     """
 
     async def counted(request: Request) -> Response:
@@ -258,10 +246,7 @@ def guarded(
 class EventStream(StreamingResponse):
     """Server-sent events to a reader that must keep up; an error is the last one.
 
-    Args:
-        documents: What is sent, as it comes; closed in any case.
-        limits: How long a reader may take for one.
-        until: When the last one must have come, on the event loop's clock.
+    The documents are closed in any case; ``until`` is on the event loop's clock.
     """
 
     media_type = "text/event-stream"

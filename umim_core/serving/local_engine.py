@@ -35,7 +35,6 @@ class Served:
     Attributes:
         name: How requests call it.
         merged_model: The model; without rules it reads raw tokens.
-        merge: What is merged.
         raw_tail: Last tokens of a prompt, and of each message of a chat, that stay raw.
     """
 
@@ -55,15 +54,9 @@ class Served:
         dtype: str = "auto",
         device: str = "cpu",
     ) -> Served:
-        """Load what is served.
+        """Load a checkpoint as ``UMIM.from_pretrained`` does, or with ``base`` a plain model.
 
-        Args:
-            checkpoint: A checkpoint as of ``UMIM.from_pretrained``; with ``base`` a plain model.
-            base: Whether it is a plain model, of which nothing is merged.
-            name: How requests call it; by default its own name.
-            merge: What is merged; by default what the checkpoint recommends.
-            dtype: Data type of the backbone, as of ``load_backbone``.
-            device: A torch device.
+        It has its own name and merges what it recommends, unless others are given.
 
         Raises:
             ConfigError: If a plain model is not named or is to be merged.
@@ -90,10 +83,6 @@ class Served:
 
 class LocalEngine:
     """Answers requests from one batch; see ``AnswerEngine``.
-
-    Args:
-        served: The model.
-        sizes: Sizes of its batch.
 
     Raises:
         ConfigError: If its tokenizer cannot decode a stream.
@@ -133,10 +122,7 @@ class LocalEngine:
     ) -> AsyncGenerator[Event, None]:
         """Give what happens to a request; closing it frees the rows.
 
-        Args:
-            body: The request.
-            merging: Whether its prompt may be merged.
-            new_tokens: Most tokens of the answer where the request says no number.
+        The answer has at most ``new_tokens`` where the request says no number.
         """
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -14,20 +15,11 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-
-        def counter(name: str, about: str, *labels: str) -> Counter:
-            return Counter(f"umim_{name}", about, labels, registry=self.registry)
-
-        def gauge(name: str, about: str) -> Gauge:
-            return Gauge(f"umim_{name}", about, registry=self.registry)
-
-        def histogram(name: str, about: str, *labels: str) -> Histogram:
-            return Histogram(
-                f"umim_{name}", about, labels, registry=self.registry, buckets=_SECONDS
-            )
-
-        self.requests = counter("requests", "Answered requests.", "path", "status")
-        self.seconds = histogram("request_seconds", "From a request's head to its end.", "path")
+        counter = partial(Counter, namespace="umim", registry=self.registry)
+        gauge = partial(Gauge, namespace="umim", registry=self.registry)
+        histogram = partial(Histogram, namespace="umim", registry=self.registry, buckets=_SECONDS)
+        self.requests = counter("requests", "Answered requests.", ("path", "status"))
+        self.seconds = histogram("request_seconds", "From a request's head to its end.", ["path"])
         self.first_token = histogram("first_token_seconds", "From a body to the first token.")
         self.in_flight = gauge("requests_in_flight", "Requests that are being answered.")
         self.running = gauge("rows_running", "Rows that run in this process.")

@@ -45,10 +45,6 @@ _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0
 def check_exportable(umim: UMIM, *, gguf: bool = False) -> None:
     """Refuse a model whose merged spans are more than rows of an embedding, and adapters.
 
-    Args:
-        umim: The model.
-        gguf: Whether a GGUF file is wanted, too.
-
     Raises:
         ConfigError: If spans merge inside the model, or they keep the positions of their tokens; if
             merged units have adapters, and a GGUF file is wanted or vLLM's plugin has no class for

@@ -31,9 +31,6 @@ class PromptMerger:
 
     Threads may share one.
 
-    Args:
-        table: The spans.
-
     Attributes:
         vocab_size: Rows V of the model before the export; span i has the id V + i.
         span_count: Number of spans K.
@@ -52,11 +49,7 @@ class PromptMerger:
 
     @classmethod
     def load(cls, directory: Path, *, tokenizer_fingerprint: str | None = None) -> PromptMerger:
-        """Read the spans of an exported model.
-
-        Args:
-            directory: What ``umim export`` wrote; ``umim_spans.json`` and ``.table`` do.
-            tokenizer_fingerprint: If it is passed, spans of another tokenizer are refused.
+        """Read the spans of an exported model: ``umim_spans.json`` and ``.table`` will do.
 
         Raises:
             ArtifactError: If a file is missing, malformed, altered or of an unknown version.

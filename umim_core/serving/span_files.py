@@ -40,16 +40,13 @@ _REMEDY: Final = "Export the model again."
 
 
 class SpanRecord(BaseModel):
-    """Content of ``umim_spans.json``.
+    """Content of ``umim_spans.json``, see above.
 
     Attributes:
         format: Version of the two files.
         policy: Version of the way in which prompts merge.
         vocab_size: Rows V of the model before the export; span i has the id V + i.
-        spans: Number of spans K.
         raw_tail: Last tokens of each part of a prompt that stay raw, unless a caller says it.
-        tokenizer_fingerprint: SHA-256 of what decides the tokenizer's ids.
-        files: SHA-256 by file name.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -65,13 +62,7 @@ class SpanRecord(BaseModel):
 
 @dataclass(frozen=True)
 class SpanTable:
-    """Spans of a model with V + K rows.
-
-    Attributes:
-        rules: The K spans; the one at place i of the sorted rules has the id V + i.
-        vocab_size: V.
-        raw_tail: Last tokens of each part of a prompt that stay raw.
-    """
+    """Spans of a model with V + K rows: that at place i of the sorted rules has the id V + i."""
 
     rules: RuleSet
     vocab_size: int
@@ -115,11 +106,7 @@ class SpanTable:
 
     @classmethod
     def load(cls, directory: Path, *, tokenizer_fingerprint: str | None = None) -> SpanTable:
-        """Read both files.
-
-        Args:
-            directory: Holds both files; a tokenizer's file next to them must be the exported one.
-            tokenizer_fingerprint: If it is passed, spans of another tokenizer are refused.
+        """Read both files; a tokenizer, by file next to them or fingerprint, must be theirs.
 
         Raises:
             ArtifactError: If a file is missing, malformed, altered or of an unknown version.

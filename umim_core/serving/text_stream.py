@@ -15,11 +15,7 @@ _BROKEN: Final = "\ufffd"  # what bytes decode to that are no character, or not 
 
 
 class TextStream:
-    """Decodes one row.
-
-    Args:
-        tokenizer: The tokenizer's compiled part.
-        stops: Texts that end the row; what is shown ends before them.
+    """Decodes one row until a text that ends it; what is shown ends before that text.
 
     Attributes:
         stopped: Whether one has come.

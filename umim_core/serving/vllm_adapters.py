@@ -55,9 +55,7 @@ class _Gate:
 class _Addition:
     """Hook of a linear layer that adds (x A) B to what it returns, at merged rows.
 
-    Args:
-        gate: Of the model.
-        pairs: A [in, r] and B [r, out] of each map that the layer holds side by side.
+    Pairs are A [in, r] and B [r, out] of each map that the layer holds side by side.
     """
 
     def __init__(self, gate: _Gate, pairs: list[tuple[Tensor, ...]]) -> None:

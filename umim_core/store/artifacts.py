@@ -20,7 +20,6 @@ from umim_core.errors import ArtifactError, UmimError
 from umim_core.store.disk import write_bytes
 
 MANIFEST: Final = "manifest.json"
-_CHUNK: Final = 1 << 20
 # Files that hubs, editors and file browsers add to an artifact; nothing reads them.
 _UNLISTED: Final = re.compile(
     r"(README|LICENSE|NOTICE)(\.(md|txt))?|\.gitattributes|\.gitignore|\.DS_Store"
@@ -52,23 +51,14 @@ def sha256_bytes(data: bytes) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hex, read in chunks of 1 MiB."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file in hex, read in chunks."""
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager
 def described(rule: str, remedy: str, error: type[UmimError] = ArtifactError) -> Iterator[None]:
-    """Raise the first finding of pydantic within as an error of the file that is read.
-
-    Args:
-        rule: What the file must hold.
-        remedy: What to do.
-        error: Class of the error.
-    """
+    """Raise the first finding of pydantic within as an error of the file that is read."""
     try:
         yield
     except ValidationError as cause:
@@ -123,11 +113,11 @@ def read_json(path: Path) -> object:
 
 
 def write_manifest(directory: Path, *, kind: str, schema: int, body: Mapping[str, object]) -> str:
-    """Write ``manifest.json``: the sizes and digests of all files, and ``body``.
+    """Write ``manifest.json``: the sizes and digests of all files, which must be in place.
 
     Args:
-        directory: The artifact; every other file must already be in place.
-        kind: What the directory is ("rules", "stage", "checkpoint").
+        directory: The artifact.
+        kind: What it is ("rules", "stage", "checkpoint").
         schema: Version of the layout; readers refuse any other.
         body: Further fields, JSON types only.
 
@@ -159,13 +149,7 @@ def _seal(record: Mapping[str, object]) -> str:
 def read_manifest(
     directory: Path, *, kind: str, schema: int, verify: bool = True
 ) -> dict[str, object]:
-    """Read and check a manifest.
-
-    Args:
-        directory: The artifact.
-        kind: The kind it must have.
-        schema: The schema version it must have.
-        verify: Check the SHA-256 of every file; sizes are always checked.
+    """Read and check a manifest; sizes are always checked, SHA-256 of files with ``verify``.
 
     Raises:
         ArtifactError: If the manifest is missing, of another kind or schema, or if a file is

@@ -25,6 +25,7 @@ _REFUSALS: Final = frozenset(
         errno.EROFS,
     }
 )
+_MARK_BITS: Final = 62  # an int64 that is never negative
 
 
 def user_cache() -> Path:
@@ -81,9 +82,6 @@ def is_refusal(error: OSError) -> bool:
     return error.errno in _REFUSALS
 
 
-_MARK_BITS: Final = 62  # an int64 that is never negative
-
-
 def leave_mark(folder: Path) -> int:
     """Put a mark into a folder, in place of any older one, and return its number.
 
@@ -122,12 +120,7 @@ def _mark_path(folder: Path, mark: int) -> Path:
 
 
 def not_shared(folder: Path, where: str) -> ClusterError:
-    """Return the error of workers that do not see a folder of the artifact root.
-
-    Args:
-        folder: The folder.
-        where: The workers, as "ranks [1]".
-    """
+    """Return the error of workers, "ranks [1]" say, that do not see a folder of the root."""
     return ClusterError(
         "workers must share the artifact root",
         f"{folder}, which is another folder on {where}",

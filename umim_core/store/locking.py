@@ -21,15 +21,14 @@ from umim_core.errors import LockError
 
 logger = logging.getLogger("umim.lock")
 _POLL_SECONDS: Final = 0.2
+VARIABLE: Final = "UMIM_MACHINE_LOCK"
 
 
 @contextmanager
 def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[None]:
-    """Hold the exclusive lock of ``directory`` (which need not exist).
+    """Hold the exclusive lock of ``directory`` (which need not exist): ``.<name>.lock`` next to it.
 
-    Args:
-        directory: What is locked; the lock file is ``.<name>.lock`` in its parent.
-        wait_seconds: How long to wait for another holder; None waits without limit.
+    Waits for another holder, without limit if ``wait_seconds`` is None.
 
     Raises:
         LockError: If another live process still holds it after ``wait_seconds``.
@@ -84,9 +83,6 @@ def _holder(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip() or "another process"
     except FileNotFoundError:
         return "another process"
-
-
-VARIABLE: Final = "UMIM_MACHINE_LOCK"
 
 
 @contextmanager

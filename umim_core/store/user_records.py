@@ -22,14 +22,10 @@ def remembered(
     make: Callable[[], Value],
     fits: Callable[[Value], bool],
 ) -> Value:
-    """Return what is recorded under a key, else make and record it.
+    """Return what a folder of the user's cache records under a key, else make and record it.
 
-    Args:
-        folder: The records' folder in the user's cache.
-        key: Everything that the value depends on, as JSON.
-        kind: Its type.
-        make: Gives the value.
-        fits: Whether a recorded value can be one of the key; a damaged one is made again.
+    The key is everything that the value depends on, as JSON. A recorded value that does not fit
+    the key is damaged, and made again.
     """
     record = user_cache() / folder / f"{sha256_bytes(canonical_json(key).encode())}.json"
     with suppress(OSError, ValidationError):

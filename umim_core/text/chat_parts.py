@@ -68,11 +68,9 @@ def content_places(chat: Chat, text: str, render: Callable[[Chat], str]) -> list
 def token_ranges(
     offsets: Sequence[tuple[int, int]] | NDArray[np.int64], places: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
-    """Return the tokens that lie within some characters of a text, as (first token, end).
+    """Return the tokens that lie within some places of a text, as (first token, end).
 
-    Args:
-        offsets: Characters of each token [T, 2], end excluded, as tokenizers return them.
-        places: Characters that may merge, as :func:`content_places` returns them.
+    Places and the characters of each token, ``offsets`` [T, 2], are without their ends.
     """
     characters: NDArray[np.int64] = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
     ranges = []

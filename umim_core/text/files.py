@@ -33,7 +33,6 @@ _SECRET_OPTION: Final = re.compile(
     r"(?<=[?&])([^=&]*(?:key|secret|token|password|signature|credential)[^=&]*=)([^&]+)", re.I
 )
 _READ_AHEAD: Final = 1 << 22  # bytes of one request to a remote file
-_CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,11 @@ class CorpusFile:
         Raises:
             CorpusError: If the file cannot be read.
         """
-        digest = hashlib.sha256()
         with self.open() as stream, typed_errors(self):
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-        return digest.hexdigest()
+            return hashlib.file_digest(stream, "sha256").hexdigest()
 
     @contextmanager
-    def open(self) -> Iterator[BinaryIO]:
+    def open(self) -> Iterator[io.BufferedReader]:
         """Open the stored bytes for reading from start to end.
 
         Raises:
@@ -86,7 +82,7 @@ class CorpusFile:
             if is_address(self.location):
                 filesystem, path = _resolve(self.location)
                 source = filesystem.open_input_stream(path, compression=None)
-                raw = cast(BinaryIO, io.BufferedReader(source, _READ_AHEAD))
+                raw = io.BufferedReader(source, _READ_AHEAD)
             else:
                 raw = Path(self.location).open("rb")  # noqa: SIM115  closed below
         with raw:

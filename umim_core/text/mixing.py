@@ -46,8 +46,10 @@ def mix_documents(
                     sizes[name].documents += 1
                     sizes[name].characters += len(document)
                     for piece in cut_at_lines(document, max_characters):
-                        line = _line(name, piece)
-                        place = _place(seed, name, sizes[name].pieces)
+                        row = json.dumps({"part": name, "text": piece}, ensure_ascii=False)
+                        line = f"{row}\n".encode()
+                        key = f"{seed} {name} {sizes[name].pieces}".encode()
+                        place = hashlib.blake2b(key, digest_size=16).digest()
                         index.append((place, spool.tell(), len(line)))
                         sizes[name].pieces += 1
                         spool.write(line)
@@ -81,11 +83,3 @@ def cut_at_lines(document: str, max_characters: int) -> Iterator[str]:
         yield document[start:end]
         start = end
     yield document[start:]
-
-
-def _line(part: str, text: str) -> bytes:
-    return (json.dumps({"part": part, "text": text}, ensure_ascii=False) + "\n").encode()
-
-
-def _place(seed: int, part: str, number: int) -> bytes:
-    return hashlib.blake2b(f"{seed} {part} {number}".encode(), digest_size=16).digest()

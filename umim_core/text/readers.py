@@ -34,11 +34,8 @@ _BOM: Final = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES: Final = 1 << 30
 _PARQUET_BATCH_ROWS: Final = 256
 _REMEDY_ROW: Final = "Correct the row, or allow bad rows: --max-bad N, or max_bad: N in a recipe."
-
-
-Part = tuple[str, bool]  # text, and whether it ends its document
-
 _CHUNK_BYTES: Final = 1 << 20
+Part = tuple[str, bool]  # text, and whether it ends its document
 
 
 def text_parts(file: CorpusFile) -> Iterator[Part]:
@@ -100,16 +97,7 @@ def _utf8_remedy(head: bytes) -> str:
 
 
 def open_hub_dataset(name: str, config: str | None, split: str, revision: str | None = None) -> Any:
-    """Open one split of a data set.
-
-    Args:
-        name: Hub id, or a local folder.
-        config: Configuration; None for the default one.
-        split: Split; slices such as ``test[:100]`` are allowed.
-        revision: Commit, to pin the data.
-
-    Returns:
-        A ``datasets.Dataset``: rows as dictionaries, in order.
+    """Open one split of a data set, by hub id or local folder, as a ``datasets.Dataset``.
 
     Raises:
         CorpusError: If there is no such data set, configuration or split, or it cannot be reached.

@@ -27,9 +27,6 @@ class Shard(BaseModel):
     """Entry of the index for one shard.
 
     Attributes:
-        part: Number of the part it belongs to.
-        number: Its number in the part.
-        tokens: Tokens in it.
         documents: Documents that end in it.
         max_id: Largest id, -1 without tokens.
     """
@@ -80,15 +77,9 @@ def write_index(directory: Path, shards: Sequence[Shard]) -> None:
 
 
 def first_tokens(directory: Path, shards: Sequence[Shard], count: int) -> list[Shard]:
-    """Cut one part down to its first tokens, as if the writer had stopped there.
+    """Cut the shards of one part down to its first tokens, as if the writer had stopped there.
 
-    Args:
-        directory: Where the shards lie; the shard in which the cut falls is written again.
-        shards: The shards of the part.
-        count: Tokens to keep, at least 1 and at most what the part has.
-
-    Returns:
-        The shards that are left; the files of the others stay.
+    The shard in which the cut falls is written again; the files of those behind it stay.
 
     Raises:
         ArtifactError: If a file cannot be read or written.

@@ -20,7 +20,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.errors import ArtifactError, ConfigError
 from umim_core.store.disk import unwritable
 from umim_core.text.shard_files import (
     LENGTHS,
@@ -125,23 +125,13 @@ class ShardWriter:
 class TokenShards:
     """A tokenised corpus: a sequence of int32 ids with document borders.
 
-    Made by :meth:`open` or :meth:`of_array`. Slices read no more than they ask for; threads may
-    share one object.
-
-    Attributes:
-        directory: Where it lies, or None for an array in memory.
+    Made by :meth:`open`. Slices read no more than they ask for; threads may share one object.
     """
 
-    def __init__(
-        self,
-        directory: Path | None,
-        shards: Sequence[Shard],
-        arrays: Sequence[tuple[NDArray[np.int32], NDArray[np.int64]]] = (),
-    ) -> None:
+    def __init__(self, directory: Path, shards: Sequence[Shard]) -> None:
         self.directory = directory
         self._shards = tuple(shards)
         self._starts = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
-        self._arrays = arrays
         self._maps: OrderedDict[int, NDArray[np.int32]] = OrderedDict()
 
     @classmethod
@@ -152,35 +142,6 @@ class TokenShards:
             ArtifactError: If the index is missing, malformed or disagrees with the files.
         """
         return cls(directory, read_index(directory))
-
-    @classmethod
-    def of_array(
-        cls, ids: NDArray[np.integer], document_ends: NDArray[np.integer] | None = None
-    ) -> Self:
-        """Wrap ids in memory [T]; without ends they are one document.
-
-        Raises:
-            CorpusError: If an id is out of range, or the ends do not rise to the number of ids.
-        """
-        check_range(ids)
-        one = np.full(min(1, ids.size), ids.size)
-        ends = np.asarray(one if document_ends is None else document_ends, np.int64)
-        lengths = np.diff(ends, prepend=0)
-        if (lengths < 0).any() or int(lengths.sum()) != ids.size:
-            raise CorpusError(
-                f"document ends must rise to {ids.size}, the number of ids",
-                f"{len(ends)} ends, the last {ends[-1] if len(ends) else 'missing'}",
-                "Give the position after the last token of each document.",
-            )
-        flat = np.ascontiguousarray(ids, dtype=np.int32)
-        shard = Shard(
-            part=0,
-            number=0,
-            tokens=ids.size,
-            documents=len(ends),
-            max_id=int(ids.max()) if ids.size else -1,
-        )
-        return cls(None, [shard], [(flat, lengths)])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -221,10 +182,11 @@ class TokenShards:
         """
         ends_by_shard = [np.zeros(0, np.int64)]
         for number, shard in enumerate(self._shards):
-            lengths = self._lengths(number, shard)
+            with _OPENING:
+                lengths = mapped(self.directory / shard.files[1], LENGTHS, shard.documents)
             if (lengths < 0).any() or int(lengths.sum()) > shard.tokens:
                 raise ArtifactError(
-                    f"{self._place(shard.files[1])} must divide {shard.tokens} tokens",
+                    f"{self.directory / shard.files[1]} must divide {shard.tokens} tokens",
                     f"lengths from {int(lengths.min())}, {int(lengths.sum())} in all",
                     REBUILD,
                 )
@@ -244,15 +206,13 @@ class TokenShards:
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high > shard.max_id:  # kernels index tables by them
             raise ArtifactError(
-                f"{self._place(shard.files[0])} must hold ids in 0..{shard.max_id}",
+                f"{self.directory / shard.files[0]} must hold ids in 0..{shard.max_id}",
                 f"ids from {low} to {high}",
                 REBUILD,
             )
         return ids
 
     def _ids(self, number: int, shard: Shard) -> NDArray[np.int32]:
-        if self.directory is None:
-            return self._arrays[number][0]
         # Another thread may let go of any map between two lines.
         ids = self._maps.get(number)
         if ids is None:
@@ -262,12 +222,3 @@ class TokenShards:
                 if len(self._maps) > _OPEN_SHARDS:
                     self._maps.popitem(last=False)
         return ids
-
-    def _lengths(self, number: int, shard: Shard) -> NDArray[np.int64]:
-        if self.directory is None:
-            return self._arrays[number][1]
-        with _OPENING:
-            return mapped(self.directory / shard.files[1], LENGTHS, shard.documents)
-
-    def _place(self, name: str) -> str:
-        return name if self.directory is None else str(self.directory / name)

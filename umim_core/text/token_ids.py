@@ -143,11 +143,8 @@ def segments(
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Concatenate documents without separators and cut them into segments.
 
-    The remainder is dropped; a corpus shorter than one segment gives none.
-
-    Args:
-        ids: Ids of the documents, or any other chunks of the corpus; 1-D arrays.
-        length: Tokens per segment, at least 2.
+    The remainder is dropped; a corpus shorter than one segment gives none. Documents, or any other
+    chunks of the corpus, are 1-D arrays.
 
     Returns:
         ids int32 [segments * length] and offsets int64 [segments + 1]; segment i is
@@ -190,14 +187,7 @@ def cut_segments(ids: NDArray[np.integer], length: int) -> tuple[NDArray[np.int3
 def encode(
     tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool | None = False
 ) -> list[int]:
-    """Tokenize a text.
-
-    Args:
-        tokenizer: The tokenizer.
-        text: Any text.
-        add_special_tokens: Whether to add special tokens, a BOS say; None does as the tokenizer
-            does by default.
-    """
+    """Tokenize a text; None adds special tokens, a BOS say, as the tokenizer does by default."""
     chosen = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
     return list(tokenizer(text, verbose=False, **chosen)["input_ids"])
 

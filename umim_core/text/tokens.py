@@ -25,7 +25,6 @@ _BATCH_CHARS: Final = 1 << 20  # about 150 MB inside the tokenizer
 
 TokenPiece = tuple[npt.NDArray[np.int32], bool]  # ids, and whether they end their document
 
-
 PIECE_CHARS: Final = 1 << 17
 MAX_PIECE_CHARS: Final = 1 << 26
 _WINDOW_CHARS: Final = 200
@@ -162,11 +161,6 @@ def first_ids(
     source: Source, tokenizer: PreTrainedTokenizerBase | None, most: int
 ) -> tuple[npt.NDArray[np.int32], bool]:
     """Return the first ids of a corpus, at most ``most``; text behind them is not read.
-
-    Args:
-        source: Text, or ready ids.
-        tokenizer: The backbone's tokenizer.
-        most: Limit, at least 1.
 
     Returns:
         The ids [up to ``most`` tokens], and whether the corpus ended before the limit.

@@ -36,7 +36,6 @@ class Window:
     Attributes:
         ids: Special ids in front, context, then what is scored [up to the window's length].
         given: Leading ids that are not scored, at least 1.
-        document: Number of its document.
     """
 
     ids: Ids

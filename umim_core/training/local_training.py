@@ -198,7 +198,7 @@ def _split(shards: TokenShards, training: OwnTraining, folder: Path) -> None:
 
 def _rows(partial: Path, split: str, length: int) -> TokenRows:
     ids: NDArray[np.uint32] = open_array(partial / "tokens" / f"{split}.npy")
-    return TokenRows.of_segments(TokenShards.of_array(ids.astype(np.int32)), length)
+    return TokenRows.of_segments(ids.astype(np.int32), length)
 
 
 def _job(training: OwnTraining, out: Path) -> TrainJob:

@@ -33,7 +33,7 @@ class TokenRows:
     merge_until: NDArray[np.int64]
 
     @classmethod
-    def of_segments(cls, stream: TokenShards, length: int) -> TokenRows:
+    def of_segments(cls, stream: NDArray[np.int32] | TokenShards, length: int) -> TokenRows:
         """Cut a corpus into rows of ``length`` tokens, all of them open to merging.
 
         The rest is dropped. Rows are read from the shards when they are asked for.
@@ -67,7 +67,7 @@ class TokenRows:
     def save(self, directory: Path) -> None:
         """Write the rows into a new directory; token shards are named, not copied."""
         directory.mkdir(exist_ok=True)
-        if isinstance(self.ids, TokenShards) and self.ids.directory is not None:
+        if isinstance(self.ids, TokenShards):
             write_json(directory / _SHARDS, str(self.ids.directory.resolve()))
         else:
             ids = self.ids[: int(self.offsets[-1])]
