@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from tasks.cluster import guard
 from tasks.cluster.stopping import FOLDER_PREFIX
 from umim_core.errors import ClusterError
 
@@ -35,7 +36,18 @@ def cluster_folder() -> Iterator[Path]:
     try:
         yield path
     finally:
+        _end_processes(path)
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _end_processes(folder: Path) -> None:
+    """Kill this process's children that name a folder: Ray leaves those of a start that failed."""
+    left = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(str(folder) in word for word in process.cmdline()):
+                left.append(process)
+    guard.kill(left)
 
 
 def listening_addresses() -> list[tuple[str, str, int]]:

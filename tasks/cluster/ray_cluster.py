@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from tasks.cluster.private_cluster import (
     cluster_folder,
@@ -251,13 +252,38 @@ def _init(options: dict[str, object], target: str) -> None:
     main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if main_thread else None
     try:
-        ray.init(**options)
-    except (OSError, RuntimeError, ValueError, AssertionError, ray.exceptions.RayError) as error:
-        raise ClusterError("Ray must start", f"{target}: {error}") from error
+        with StartErrors(target):
+            ray.init(**options)
     finally:
         # ray.init takes over SIGTERM; whoever handled it before (Prefect does) keeps it.
         if main_thread and callable(before):
             signal.signal(signal.SIGTERM, before)
+
+
+class StartErrors(contextlib.AbstractContextManager[None]):
+    """Raise what ``ray.init`` does as a ClusterError, bare ``Exception`` too.
+
+    Ray has no type for a node that is not up after the 30 seconds of its own, which cannot be
+    changed; a type derived from Exception that is not listed stays what it is.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        from ray.exceptions import RayError
+
+        listed = (OSError, RuntimeError, ValueError, AssertionError, RayError)
+        if kind is Exception or isinstance(error, listed):
+            remedy = "Run the same command again when the machine is less busy."
+            raise ClusterError(
+                "Ray must start", f"{self._target}: {error}", remedy if kind is Exception else ""
+            ) from error
 
 
 def _describe(*, started: bool, joined: bool = False) -> Cluster:

@@ -154,9 +154,21 @@ def _start(folder: Path, service: Service) -> None:
         environment = {**os.environ, **service.environment}
         environment.pop(guard.VARIABLE, None)  # the guard ends what carries it with this command
         for command in service.before:
-            done = subprocess.run(command, cwd=CHECKOUT, env=environment, stdout=log, stderr=log)  # noqa: S603  commands are our own
+            words = " ".join(command)
+            try:
+                done = subprocess.run(  # noqa: S603  commands are our own
+                    command,
+                    cwd=CHECKOUT,
+                    env=environment,
+                    stdout=log,
+                    stderr=log,
+                    timeout=START_SECONDS,
+                )
+            except subprocess.TimeoutExpired as error:
+                why = f"{words} has not ended in {START_SECONDS:.0f} s"
+                raise _failed(folder, service, why) from error
             if done.returncode:
-                raise _failed(folder, service, f"status {done.returncode} of {' '.join(command)}")
+                raise _failed(folder, service, f"status {done.returncode} of {words}")
         process = subprocess.Popen(  # noqa: S603  commands are our own
             service.command,
             cwd=CHECKOUT,

@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from tasks.cluster.private_cluster import listening_addresses, require_loopback
-from tasks.cluster.ray_cluster import ray_cluster, worker_environment
+from tasks.cluster.ray_cluster import StartErrors, ray_cluster, worker_environment
 from umim_core.errors import ClusterError
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -142,6 +142,51 @@ for _ in range(2):
     print(ray.is_initialized())
 print(before == {k: v for k, v in os.environ.items() if k != "RAY_CLIENT_MODE"})
 """
+
+
+# Ray's own clock runs fast, so that its 30 seconds are half a second.
+LATE = """
+import time, types
+import psutil
+from ray._private import node, services
+from tasks.cluster.ray_cluster import ray_cluster
+from umim_core.errors import ClusterError
+def absent(*_): raise RuntimeError("it has not registered")
+registered, services.get_node = services.get_node, absent
+node.time = types.SimpleNamespace(**{**vars(time), "monotonic": lambda: 60 * time.monotonic()})
+try:
+    with ray_cluster(cpus=1, object_store_bytes=100 << 20): pass
+except ClusterError as error:
+    print(error)
+print(psutil.Process().children())
+services.get_node, node.time = registered, time
+with ray_cluster(cpus=1, object_store_bytes=100 << 20) as cluster:
+    print(cluster.cpus)
+"""
+
+
+@pytest.mark.full
+def test_a_node_that_is_late_is_a_typed_error_leaves_no_process_and_may_be_tried_again() -> None:
+    late = _run(LATE)
+    assert late.returncode == 0, late.stderr
+    message, left, cpus = late.stdout.splitlines()
+    assert message.startswith("Ray must start; got local: The current node timed out")
+    assert "Run the same command again" in message
+    assert (left, cpus) == ("[]", "1")
+
+
+@pytest.mark.parametrize("kind", [Exception, RuntimeError, ray.exceptions.RaySystemError])
+def test_what_ray_raises_as_it_starts_is_a_typed_error(kind: type[Exception]) -> None:
+    with (
+        pytest.raises(ClusterError, match=r"Ray must start; got local: .*late"),
+        StartErrors("local"),
+    ):
+        raise kind("late")
+
+
+def test_an_error_that_ray_does_not_raise_at_its_start_stays_what_it_is() -> None:
+    with pytest.raises(KeyError), StartErrors("local"):
+        raise KeyError("late")
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,26 @@ def test_a_service_that_ends_at_once_names_its_log(tmp_path: Path, part: str) ->
     assert str(log) in str(caught.value) and "no such database" in log.read_text()
 
 
+SLOW = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+@pytest.mark.parametrize("part", ["itself", "before"])
+def test_a_service_that_is_slow_names_its_log_and_what_it_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    monkeypatch.setattr(services, "START_SECONDS", 0.5)
+    late = {
+        "itself": Service("late", SLOW, free_port()),
+        "before": Service("late", SLOW, free_port(), before=[SLOW]),
+    }[part]
+    why = {"itself": "no answer in", "before": r"time\.sleep\(60\) has not ended in"}[part]
+    try:
+        with pytest.raises(ClusterError, match=rf"late must start; got .*{why}.*late\.log"):
+            up(tmp_path, [late])
+    finally:
+        down(tmp_path, [late])
+
+
 def test_everything_listens_on_loopback_and_keeps_its_data_in_the_folder(tmp_path: Path) -> None:
     server, mlflow, worker = local_services(tmp_path, 1, 2)
     for made in (server, mlflow):
