@@ -60,8 +60,8 @@ _HELP: Final = {
     "steps": "of the optimiser, of every row",
     "tau": "least count of an n-gram",
     "test": "text that quality is measured on, as ids (.npy) or as umim mine takes it",
-    "text": "UTF-8 text",
-    "tokenizer": "of the text or the ids",
+    "text": "UTF-8 text, a document a line",
+    "tokenizer": "of the ids",
     "tokens": "read only the first so many",
     "train": "text that is trained on, likewise",
     "window": "tokens of a window, half of which are shortened",
@@ -79,6 +79,11 @@ def at_least(value: float, limit: float) -> Gate:
 def at_most(value: float, limit: float) -> Gate:
     """Return value, limit and verdict of a gate that asks for less."""
     return round(value, 4), round(limit, 4), value <= limit
+
+
+def no_error_gate_missed(report: Report) -> bool:
+    """Return whether losses and gradients are those that they are compared with."""
+    return all(gate[2] for name, gate in report["gates"].items() if name.endswith("error"))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -66,13 +66,7 @@ SIDES: Final = {
 
 
 def prepare(ids: Ids, folder: Path, options: argparse.Namespace) -> Report:
-    """Write rules and rows; rules are mined on all ids given.
-
-    Args:
-        ids: Token ids [T]; the first segments train, the next ones validate.
-        folder: Receives ``rules``, ``train`` and ``valid``.
-        options: Sizes.
-    """
+    """Write ``rules`` of all ids [T], and the rows ``train`` and ``valid`` of the first ones."""
     length, wanted = options.length, options.segments + options.valid_segments
     whole = len(ids) // length
     if whole < wanted:
@@ -94,13 +88,13 @@ def launch(side: Side, job: Job, lease: ClusterLease) -> None:
     out.mkdir(parents=True)
     if side.workers == 0:
         file = out / "job.json"
-        file.write_text(json.dumps(job.fields()), encoding="utf-8")
+        file.write_text(json.dumps(asdict(job)), encoding="utf-8")
         fresh("processes.training_process", job=file)
         return
     config = lease.config.model_copy(update={"workers": side.workers, "strategy": side.strategy})
     lease.ensure()
     with ClusterLease(config) as joined:  # the cluster that runs already
-        launch_worker(train_measured, job.fields(), out, joined)
+        launch_worker(train_measured, asdict(job), out, joined)
 
 
 def read(out: Path, steps: int) -> Report:

@@ -149,10 +149,7 @@ def phrase_text(tokens: int, vocab: int) -> Ids:
 def generation_sides(backbone: Backbone, prompts: Ids, new_tokens: int) -> dict[str, Side]:
     """Return ours without rules and transformers with both caches; each returns the new ids.
 
-    Args:
-        backbone: The frozen model.
-        prompts: Raw ids [B, L].
-        new_tokens: Tokens per row.
+    Prompts are raw ids [B, L].
     """
     engine = Engine(MergedModel.without_merging(backbone))
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
@@ -187,14 +184,9 @@ def _generate(backbone: Backbone, prompts: Ids, new_tokens: int, cache: str) -> 
 
 
 def merging_seconds(subject: Subject, prompts: Ids, rounds: int) -> list[float]:
-    """Return the seconds that matching, packing, merging and embedding prompts take.
+    """Return the seconds that matching, packing, merging and embedding prompts [B, L] take.
 
     At a merge depth above 0 the module merges states of the same shape, and nothing is embedded.
-
-    Args:
-        subject: Backbone, rules and module.
-        prompts: Raw ids [B, L].
-        rounds: Runs, after one that is not counted.
     """
     merged_model, backbone = subject.merged_model, subject.backbone
     spans = SpanCache(merged_model)
@@ -219,10 +211,7 @@ def merging_seconds(subject: Subject, prompts: Ids, rounds: int) -> list[float]:
 def logits_error(subject: Subject, prompts: Ids, new_tokens: int) -> float:
     """Return the largest difference of any logit from transformers', under an empty rule set.
 
-    Args:
-        subject: The model, whose backbone computes both sides.
-        prompts: Raw ids [B, L].
-        new_tokens: Tokens per row; once the ids differ, the difference is infinite.
+    It is infinite where the ids differ. Prompts are raw ids [B, L].
     """
     seen: list[torch.Tensor] = []
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig
 
 from benchmarks.common import Benchmark, Report, named, save
-from benchmarks.corpus import CACHE, held_out_texts
+from benchmarks.corpus import CACHE, docstrings
 from umim_core import UMIM
 from umim_core.config.form import Merge
 from umim_core.embedded.assets import embedded_names
@@ -166,7 +166,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         for umim in models.values():
             umim.rules.require_prices()
     if options.text is None:
-        texts = held_out_texts(options.cache)
+        texts = docstrings("test", options.cache)
     else:
         texts = options.text.read_text(encoding="utf-8").splitlines()
     for name, umim in models.items():

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
-from benchmarks.corpus import CORPUS_OPTIONS, Ids, ids_file, open_ids
+from benchmarks.corpus import CORPUS_OPTIONS, EMBEDDED, Ids, ids_file, open_ids
 from benchmarks.processes.mining_process import LENGTH, whole_segments
 from benchmarks.timing import alternate, ratio, spread, timed
 from umim_core.mining.counting import count_ngrams
@@ -142,13 +142,7 @@ def encode(texts: list[str], tokenizer: Any) -> list[NDArray[np.int32]]:
 def compare(
     rules: RuleSet, ids: Ids, tokenize: Callable[[], object], rounds: int
 ) -> tuple[Report, bool]:
-    """Run all sides in alternation.
-
-    Args:
-        rules: The rules.
-        ids: Held-out ids in whole segments [T].
-        tokenize: Tokenizes the text of those ids.
-        rounds: Rounds.
+    """Run all sides in turn on held-out ids in whole segments [T], whose text is tokenised.
 
     Returns:
         The figures, and whether all matchers gave the same spans.
@@ -269,6 +263,7 @@ main = Benchmark(
     libraries=("numba", "numpy", "pyahocorasick", "tokenizers", "transformers"),
     options=CORPUS_OPTIONS
     | {
+        "tokenizer": EMBEDDED,
         "held_out": 1 << 20,
         "rounds": 10,
         "synthetic": {"type": int, "nargs": 3, "default": list(RULES_OF_PAPER.values())},

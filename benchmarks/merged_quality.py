@@ -14,7 +14,6 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.common import Benchmark, Report, named, named_backbone
-from benchmarks.corpus import CACHE, held_out_texts, open_ids
+from benchmarks.corpus import open_ids
 from benchmarks.timing import device_name
 from umim_core import UMIM
 from umim_core.evaluation.alignment import evaluate_alignment
@@ -35,54 +34,25 @@ from umim_core.merging.continuations import score_continuations
 from umim_core.merging.merged_model import MergedModel
 from umim_core.mining.preparation import check_vocabulary
 from umim_core.text.sources import source_of
-from umim_core.text.tokens import first_ids, tokenize_documents
+from umim_core.text.tokens import first_ids
 
 _RAW_TAIL: Final = 16
 
 
-@dataclass(frozen=True)
-class RowText:
-    """Rows of one text."""
-
-    name: str
-    rows: list[NDArray[np.int32]]
-
-    def facts(self) -> Report:
-        """Return name, size and SHA-256 of the ids."""
-        tokens = sum(map(len, self.rows))
-        return {
-            "name": self.name,
-            "rows": len(self.rows),
-            "tokens": tokens,
-            "digest": text_digest(self.rows),
-        }
-
-
 def read_rows(
-    use: str,
-    sources: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    rows: int,
-    length: int,
-    tokens: int,
-    cache: Path,
-) -> RowText:
-    """Read a text and choose rows of it."""
-    pairs = [source.rpartition("=") for source in sources]
+    options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
+) -> tuple[str, list[NDArray[np.int32]]]:
+    """Return the name of the test text, and the rows of it that are read."""
+    pairs = [source.rpartition("=") for source in options.test]
     name = ", ".join(dict.fromkeys(own_name or Path(file).name for own_name, _, file in pairs))
     files = [file for _, _, file in pairs]
-    if not files:
-        name = f"docstrings, {use}"
-        documents = held_out_texts(cache, use)
-        parts = [np.concatenate(list(tokenize_documents(documents, tokenizer)))[:tokens]]
-    elif all(file.endswith(".npy") for file in files):
-        parts = [open_ids(Path(file), tokens) for file in files]
+    if all(file.endswith(".npy") for file in files):
+        parts = [open_ids(Path(file), options.tokens) for file in files]
     else:
-        parts = [first_ids(source_of(tuple(files)), tokenizer, tokens)[0]]
-    chosen = spread_rows(parts, rows, length)
-    check_vocabulary(max(int(row.max()) for row in chosen), tokenizer)
-    return RowText(name, chosen)
+        parts = [first_ids(source_of(tuple(files)), tokenizer, options.tokens)[0]]
+    rows = spread_rows(parts, options.rows, options.window)
+    check_vocabulary(max(int(row.max()) for row in rows), tokenizer)
+    return name, rows
 
 
 def spread_rows(
@@ -110,27 +80,24 @@ def run(options: argparse.Namespace, report: Report) -> None:
     first = next(iter(models.values()))
     backbone = first.backbone
     report["facts"]["device"] = device_name(backbone.device)
-    text = read_rows(
-        "test",
-        options.test,
-        backbone.require_tokenizer(),
-        rows=options.rows,
-        length=options.window,
-        tokens=options.tokens,
-        cache=options.cache,
-    )
+    text, int_rows = read_rows(options, backbone.require_tokenizer())
     base = first.merged_model.base()
     report |= {
         "backbone": Path(backbone.name).stem,
         "backbone_fingerprint": backbone.fingerprint,
-        "text": text.facts(),
+        "text": {
+            "name": text,
+            "rows": len(int_rows),
+            "tokens": sum(map(len, int_rows)),
+            "digest": text_digest(int_rows),
+        },
         "text_name": options.text_name,
         "window": options.window,
         "dtype": options.dtype,
         "raw_tail": _RAW_TAIL,
         "subjects": {},
     }
-    rows = [np.asarray(row, dtype=np.int64) for row in text.rows]
+    rows = [np.asarray(row, dtype=np.int64) for row in int_rows]
     plain = perplexity(rows, base, options.batch_size)
     half = second_half_perplexity(rows, Scorer(base, "prompt", options.window), options.batch_size)
     report |= {"ppl_base": plain.ppl, "ppl_half_base": half.ppl}
@@ -204,7 +171,6 @@ main = Benchmark(
         "dtype": {"default": "float32", "choices": ("float32", "bfloat16")},
         "device": "cpu",
         "batch_size": 4,
-        "cache": CACHE,
     },
     measure=run,
 ).main

@@ -50,12 +50,7 @@ Rows = list[NDArray[np.int64]]
 
 
 def rule_sets(subject: Subject, mined: NDArray[np.int64]) -> dict[str, Matcher]:
-    """Return rules of which none lies inside another, and rules that do.
-
-    Args:
-        subject: A subject with its natural rules.
-        mined: Text [T] that the nested ones are mined on.
-    """
+    """Return natural rules, of which none lies inside another, and rules of a text [T] that do."""
     counts = count_ngrams(mined.astype(np.int32), np.array([0, len(mined)]), _TAU)
     nested = Matcher(RuleSet.from_counts(counts, RuleOrigin(overlap="none", containment="keep")))
     return {"plain": subject.merged_model.require_matcher(), "nested": nested}

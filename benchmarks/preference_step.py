@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
+from benchmarks.common import Benchmark, Gate, Report, at_least, at_most, no_error_gate_missed
 from benchmarks.engine_sides import CHECKPOINT, Ids, Subject, subject
 from benchmarks.timing import alternate, ratio, spread
 from umim_core.adaptation.choices import EncodedQuestion
@@ -60,11 +60,6 @@ def questions_of(ids: Ids, shape: argparse.Namespace) -> Questions:
     return questions
 
 
-def packed_scores(questions: Questions, merged_model: MergedModel) -> list[Tensor]:
-    """Score every answer, a row per question; per question [C]."""
-    return ending_scores(questions, merged_model)
-
-
 def unpacked_scores(questions: Questions, merged_model: MergedModel) -> list[Tensor]:
     """Score every answer, a row per answer; per question [C]."""
     alone = [EncodedQuestion(q.context, (end,), 0) for q in questions for end in q.endings]
@@ -72,7 +67,7 @@ def unpacked_scores(questions: Questions, merged_model: MergedModel) -> list[Ten
     return list(torch.split(scores, [len(q.endings) for q in questions]))
 
 
-SIDES: Final = {OURS: packed_scores, UNPACKED: unpacked_scores}
+SIDES: Final = {OURS: ending_scores, UNPACKED: unpacked_scores}
 
 
 def step(
@@ -95,7 +90,7 @@ def measure(subject: Subject, shape: argparse.Namespace) -> Report:
     merged_model, questions = subject.merged_model, questions_of(subject.ids, shape)
     merged_model.require_module().requires_grad_(True)
     with torch.no_grad():
-        reference = packed_scores(questions, merged_model.base())
+        reference = ending_scores(questions, merged_model.base())
     results: dict[str, Result] = {}
     sides = {name: partial(step, name, questions, reference, merged_model) for name in SIDES}
     seconds = alternate(sides, shape.rounds, warmed=results.__setitem__)
@@ -131,11 +126,6 @@ def gates(report: Report) -> dict[str, Gate]:
     return gates
 
 
-def equal(report: Report) -> bool:
-    """Return whether losses and gradients are those of a row per answer."""
-    return all(gate[2] for name, gate in report["gates"].items() if name.endswith("error"))
-
-
 def run(options: argparse.Namespace, report: Report) -> None:
     """Measure every checkpoint on questions of one shape."""
     shape = ("device", "questions", "answers", "context", "ending")
@@ -161,7 +151,7 @@ main = Benchmark(
     },
     measure=run,
     gates=gates,
-    equal=equal,
+    equal=no_error_gate_missed,
 ).main
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.traces import CANARIES, Descendants, traces
-from tasks.cluster.private_cluster import require_loopback
+from tasks.cluster.ray_cluster import require_loopback
 from umim_core.errors import ClusterError
 
 OPEN = """

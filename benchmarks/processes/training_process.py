@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -48,10 +48,6 @@ class Job:
     config: Mapping[str, object]
     seed: int
     out: str
-
-    def fields(self) -> dict[str, object]:
-        """Return the job for a worker."""
-        return asdict(self)
 
 
 class Watch:

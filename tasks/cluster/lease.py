@@ -58,12 +58,6 @@ class ClusterLease:
             return self._starter.submit(self._ensure).result()
 
     @contextmanager
-    def workers(self) -> Iterator[Cluster]:
-        """Have room for the workers of one stage; see ``room``."""
-        with self.room(self.config.workers) as cluster:
-            yield cluster
-
-    @contextmanager
     def room(self, needed: int) -> Iterator[Cluster]:
         """Have room for so many workers, or cores of one; stages side by side wait for each other.
 

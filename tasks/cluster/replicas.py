@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.concurrency import run_in_threadpool
 
-from tasks.cluster.private_cluster import listening_addresses, require_loopback
-from tasks.cluster.ray_cluster import ray_cluster
+from tasks.cluster.ray_cluster import listening_addresses, ray_cluster, require_loopback
 from tasks.cluster.stopping import on_stop
 from umim_core.errors import ClusterError, ConfigError, MissingExtraError
 from umim_core.serving.api_bodies import ChatBody, CompletionBody
@@ -41,6 +40,7 @@ from umim_core.serving.metrics import ServerMetrics
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
+    from ray.serve.schema import DeploymentStatusOverview
 
 _HEALTH_SECONDS: Final = 5.0
 _GRACE_SECONDS: Final = 600.0  # for open answers of a replica that is no longer needed
@@ -183,15 +183,19 @@ class ReplicatedEngine:
 
 
 def _running(application: str) -> bool:
+    return any(one.replica_states.get("RUNNING") for one in _deployments(application))
+
+
+def _deployments(application: str) -> list[DeploymentStatusOverview]:
+    """Return what Ray Serve knows of an application; nothing where it does not answer."""
     from ray import serve
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
     try:
-        deployments = serve.status().applications[application].deployments
+        return list(serve.status().applications[application].deployments.values())
     except (RayError, RayServeException, KeyError):
-        return False
-    return any(one.replica_states.get("RUNNING") for one in deployments.values())
+        return []
 
 
 @contextmanager
@@ -271,13 +275,5 @@ def _delete(application: str) -> None:
 
 def _reason(error: Exception, application: str) -> str:
     """Return the last line of what Ray Serve knows about a start that failed."""
-    from ray import serve
-    from ray.exceptions import RayError
-    from ray.serve.exceptions import RayServeException
-
-    try:
-        deployments = serve.status().applications[application].deployments
-        known = [one.message for one in deployments.values()]
-    except (RayError, RayServeException, KeyError):
-        known = []
+    known = [one.message for one in _deployments(application)]
     return "\n".join([str(error), *known]).strip().rpartition("\n")[2]

@@ -15,15 +15,20 @@ Workers import this module, so it stays free of torch.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 
 from tasks.data.counting_tables import (
+    AGAIN,
     TASK_RESTARTS,
     TOKEN_BYTES,
     Corpus,
@@ -33,7 +38,6 @@ from tasks.data.counting_tables import (
     result_tables,
     unpacked,
 )
-from tasks.data.meter import ByteMeter, Progress, metered
 from umim_core.errors import ClusterError
 from umim_core.mining.counting import NO_KEYS, OrderCounter, excluded_mask, segment_ranges
 from umim_core.mining.finding import recount_ranges
@@ -45,6 +49,10 @@ from umim_core.rules.grams import ORDERS, NgramCounts
 _PIECES_PER_CPU = 2
 _MIN_BLOCK_TOKENS = 1 << 21
 _MAX_BLOCK_TOKENS = 1 << 27  # about 1 GB of tables for prose
+_POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 5.0
+logger = logging.getLogger("umim.count")
+Progress = Callable[[int, int, str], None]
 Known = Callable[[int], tuple[np.ndarray, np.ndarray] | None]
 Finished = Callable[[int, np.ndarray, np.ndarray], None]
 
@@ -52,6 +60,69 @@ Finished = Callable[[int, np.ndarray, np.ndarray], None]
 def default_block_tokens(tokens: int, workers: int) -> int:
     """Return a block size that gives every worker work, and no table beyond about 1 GB."""
     return min(max(math.ceil(tokens / workers), _MIN_BLOCK_TOKENS), _MAX_BLOCK_TOKENS)
+
+
+class ByteMeter:
+    """Add up bytes from any worker; a meter that nobody watches costs nothing."""
+
+    def __init__(self, actor: ray.actor.ActorHandle | None) -> None:
+        self._actor = actor
+
+    def add(self, count: int) -> None:
+        """Report ``count`` bytes more, without waiting."""
+        if self._actor is not None:
+            self._actor.add.remote(count)
+
+
+class _Sum:
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, count: int) -> None:
+        self.total += count
+
+    def read(self) -> int:
+        return self.total
+
+
+@contextmanager
+def metered(total: int, text: str, progress: Progress | None) -> Iterator[ByteMeter]:
+    """Give a meter to hand to tasks, and report it every half second while the block runs."""
+    if progress is None:
+        yield ByteMeter(None)
+        return
+    actor = ray.remote(num_cpus=0)(_Sum).remote()
+    done = threading.Event()
+
+    def follow() -> None:
+        while not done.wait(_POLL_SECONDS):
+            try:
+                read = ray.get(actor.read.remote(), timeout=_ANSWER_SECONDS)
+            except GetTimeoutError:  # the cluster is busy
+                continue
+            except RayError:
+                return
+            if not _reported(progress, min(read, total), total, text):
+                return
+
+    watcher = threading.Thread(target=follow, daemon=True)
+    watcher.start()
+    try:
+        yield ByteMeter(actor)
+    finally:
+        done.set()
+        watcher.join()
+        ray.kill(actor)
+    _reported(progress, total, total, text)
+
+
+def _reported(progress: Progress, done: int, total: int, text: str) -> bool:
+    try:
+        progress(done, total, text)
+    except OSError as error:
+        logger.warning("%s: progress is not shown: %s", text, error)
+        return False
+    return True
 
 
 def _count_order(
@@ -124,20 +195,13 @@ def _collect(dataset: ray.data.Dataset, blocks: int) -> tuple[np.ndarray, np.nda
             partition = rows["partition"][row].as_py()
             blocks_seen = unpacked(rows, "blocks", row)
             if partition in seen or not np.array_equal(blocks_seen, np.arange(blocks)):
-                raise ClusterError(
-                    f"each of {blocks} blocks must reach partition {partition} once",
-                    f"{len(blocks_seen)} did",
-                    "Run the same command again; finished orders are kept.",
-                )
+                rule = f"each of {blocks} blocks must reach partition {partition} once"
+                raise ClusterError(rule, f"{len(blocks_seen)} did", AGAIN)
             seen.add(partition)
             keys.append(unpacked(rows, "keys", row))
             support.append(unpacked(rows, "counts", row))
     if len(seen) != PARTITIONS:
-        raise ClusterError(
-            f"{PARTITIONS} partitions must come back",
-            len(seen),
-            "Run the same command again; finished orders are kept.",
-        )
+        raise ClusterError(f"{PARTITIONS} partitions must come back", len(seen), AGAIN)
     return sort_pairs(np.concatenate(keys), np.concatenate(support))
 
 
@@ -153,20 +217,14 @@ def _added(
             order = rows["order"][row].as_py()
             for number in unpacked(rows, "ranges", row).tolist():
                 if (order, number) not in left:
-                    raise ClusterError(
-                        f"each of {ranges} ranges must be counted once",
-                        f"range {number} of {order}-grams, not awaited",
-                        "Run the same command again.",
-                    )
+                    rule = f"each of {ranges} ranges must be counted once"
+                    raise ClusterError(rule, f"range {number} of {order}-grams, not awaited", AGAIN)
                 left.remove((order, number))
             support[order] += unpacked(rows, "support", row)
             documents[order] += unpacked(rows, "documents", row)
     if left:
-        raise ClusterError(
-            f"{ranges * len(ORDERS)} partial counts must come back",
-            ranges * len(ORDERS) - len(left),
-            "Run the same command again.",
-        )
+        wanted = ranges * len(ORDERS)
+        raise ClusterError(f"{wanted} partial counts must come back", wanted - len(left), AGAIN)
     return support, documents
 
 

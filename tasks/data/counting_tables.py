@@ -21,6 +21,7 @@ from umim_core.text.shards import TokenShards
 from umim_core.text.token_ids import Offsets, Tokens
 
 TOKEN_BYTES = 4
+AGAIN = "Run the same command again; finished orders are kept."
 TASK_RESTARTS = 10  # Ray Data's default is no limit: a task that kills its worker would never end
 # What these log is raised as well, as a typed error.
 _ERRORS_TOLD_TWICE = (
@@ -80,8 +81,7 @@ def result_tables(dataset: ray.data.Dataset) -> Iterable[pa.Table]:
         for reference in dataset.to_arrow_refs():
             yield ray.get(reference)
     except RayError as error:
-        again = "Run the same command again; finished orders are kept."
-        raise cluster_error("the workers that count must stay alive", error, again) from error
+        raise cluster_error("the workers that count must stay alive", error, AGAIN) from error
 
 
 def packed_row(number: dict[str, int], **arrays: np.ndarray) -> pa.Table:

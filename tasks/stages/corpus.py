@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tasks.cluster.lease import ClusterLease
-from tasks.data.token_jobs import TokenizerRef, split_jobs
-from tasks.data.tokenizing import tokenize_splits
+from tasks.data.tokenizing import TokenizerRef, split_jobs, tokenize_splits
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer

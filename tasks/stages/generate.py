@@ -164,7 +164,7 @@ def _run(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterat
     if not shards:
         return
     if lease.config.workers:
-        with lease.workers() as cluster:
+        with lease.room(lease.config.workers) as cluster:
             yield from _run_on_ray(job, shards, lease.config, cluster)
         return
     sampler = Sampler(job)

@@ -138,7 +138,7 @@ class RemoteRoot:
         for name, path in files.items():
             digest, size = sha256_file(path), path.stat().st_size
             entries[name] = {"bytes": size, "sha256": digest}
-            if self._stored(digest) != size:
+            if not self._stays(digest, size):
                 with self._typed_errors():
                     self.filesystem.put_file(str(path), self._place(_object(digest)))
         return entries
@@ -263,22 +263,23 @@ class RemoteRoot:
 
     def object_size(self, digest: str) -> int | None:
         """Return the bytes of a stored file by its SHA-256, None where it is missing."""
-        place = self._place(_object(digest))
-        with self._typed_errors():
-            try:
-                return int(self.filesystem.info(place)["size"])
-            except FileNotFoundError:
-                return None
+        entry = self._entry(digest)
+        return None if entry is None else int(entry["size"])
 
-    def _stored(self, digest: str) -> int | None:
-        """Return the bytes of a stored file that a collection will leave, None for no such file."""
+    def _entry(self, digest: str) -> Mapping[str, Any] | None:
         with self._typed_errors():
             try:
-                entry = self.filesystem.info(self._place(_object(digest)))
+                entry: Mapping[str, Any] = self.filesystem.info(self._place(_object(digest)))
             except FileNotFoundError:
                 return None
-        old = time.time() - _modified(entry) > UPLOAD_SECONDS / 2
-        return None if old else int(entry["size"])  # written again, it is young again
+            return entry
+
+    def _stays(self, digest: str, size: int) -> bool:
+        """Return whether a file is stored, and so young that a collection leaves it."""
+        entry = self._entry(digest)
+        if entry is None or time.time() - _modified(entry) > UPLOAD_SECONDS / 2:
+            return False  # written again, it is young again
+        return int(entry["size"]) == size
 
     def object_digest(self, digest: str) -> str:
         """Return the SHA-256 of what is stored under a digest; the file is read whole."""

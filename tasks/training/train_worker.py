@@ -117,7 +117,7 @@ def launch_worker(
         if lease.config.workers == 0:
             worker(fields)
         else:
-            with lease.workers() as machines:
+            with lease.room(lease.config.workers) as machines:
                 _launch_ray(worker, fields, lease.config, state / "ray", machines.beside_driver())
     return read_summary(out)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.common import ROOT, Report, facts
+from benchmarks.common import ROOT, Report, facts, no_error_gate_missed
 from benchmarks.corpus import EMBEDDED
 from benchmarks.distill_sides import (
     LENGTH,
@@ -29,7 +29,7 @@ from benchmarks.distill_sides import (
     loss_sides,
     step_sides,
 )
-from benchmarks.distill_step import CASTS, SINGLE, equal, gates, main, measure_precisions
+from benchmarks.distill_step import CASTS, SINGLE, gates, main, measure_precisions
 from benchmarks.engine_sides import random_subject
 from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
@@ -122,7 +122,7 @@ def precise(batch: Batch) -> Report:
         "step": measure_precisions(batch, 1),
     }
     judged = gates(measured)
-    return measured | {"gates": judged, "equal": equal({"gates": judged})}
+    return measured | {"gates": judged, "equal": no_error_gate_missed({"gates": judged})}
 
 
 def test_held_weights_give_the_bits_of_casts_and_halves_are_near_float32(precise: Report) -> None:
@@ -142,7 +142,7 @@ def test_a_slow_step_or_other_bits_fail(precise: Report) -> None:
     worse["step"]["equal"] = False
     assert gates(precise)["seconds_a_step"][2]
     assert not any(passed for _, _, passed in gates(worse).values())
-    assert not equal({"gates": gates(worse)})
+    assert not no_error_gate_missed({"gates": gates(worse)})
 
 
 @pytest.mark.full

@@ -33,11 +33,9 @@ def found(**changes: object) -> Report:
     """Figures that meet every gate."""
     sides = {name: {"tokens_per_s": 9e6, "cores": 1} for name in (mining.OURS, mining.OURS_1)}
     medians = {
-        mining.DUCKDB: 3.0,
-        mining.DUCKDB_PACKED: 2.7,
+        mining.DUCKDB: 2.7,
         mining.DUCKDB_APRIORI: 2.6,
-        COUNTER: 7.0,
-        mining.COUNTER_PACKED: 5.5,
+        COUNTER: 5.5,
         mining.OURS_1: 1.7,
     }
     return {
@@ -108,4 +106,4 @@ def test_a_tiny_run_writes_results_and_page(ids: np.ndarray, tmp_path: Path) -> 
     assert done.returncode == (0 if passed else 1)
     assert report["memory"]["peak_bytes"] > 0
     assert str(tmp_path) not in out.read_text("utf-8")
-    assert "| DuckDB, columns" in out.with_suffix(".md").read_text("utf-8")
+    assert "| DuckDB, packed ids" in out.with_suffix(".md").read_text("utf-8")

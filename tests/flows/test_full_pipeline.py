@@ -22,7 +22,7 @@ from support.shared_services import PrefectServer
 from support.tiny_pipeline import Walk, counting_in_process
 from support.traces import CANARIES, Descendants, traces
 from support.tracked_runs import runs_of
-from tasks.cluster.private_cluster import require_loopback
+from tasks.cluster.ray_cluster import require_loopback
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
 from tasks.run.recipes import find_recipe
 from umim_core.checkpoint.checkpoint_index import own_checkpoints

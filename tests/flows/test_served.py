@@ -24,7 +24,7 @@ from support.servers import free_port
 from support.small_recipe import write_recipe
 from support.traces import Descendants
 from support.tracked_runs import runs_of
-from tasks.cluster.private_cluster import require_loopback
+from tasks.cluster.ray_cluster import require_loopback
 from tasks.run.prefect_runs import SILENCE
 
 ROOT = Path(__file__).resolve().parents[2]

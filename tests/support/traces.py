@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.cluster.private_cluster import listening_addresses
+from tasks.cluster.ray_cluster import listening_addresses
 
 # What a person may have in the environment when a run starts; none of it belongs into a result.
 CANARIES: Mapping[str, str] = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tasks.cluster.private_cluster import loopback_interface
+from tasks.cluster.ray_cluster import loopback_interface
 
 SECONDS = 240.0  # for a group to end, one that lost a rank too
 _SERVER = multiprocessing.get_context("forkserver")

@@ -14,8 +14,13 @@ import psutil
 import pytest
 import ray
 
-from tasks.cluster.private_cluster import listening_addresses, require_loopback
-from tasks.cluster.ray_cluster import StartErrors, ray_cluster, worker_environment
+from tasks.cluster.ray_cluster import (
+    StartErrors,
+    listening_addresses,
+    ray_cluster,
+    require_loopback,
+    worker_environment,
+)
 from umim_core.errors import ClusterError
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -129,18 +134,18 @@ with ray_cluster(cpus=1, object_store_bytes=100 << 20):
 FRESH = """
 import os, signal
 import ray  # before the environment is prepared, as other modules do it
-from tasks.cluster.ray_cluster import ray_cluster
-from tasks.cluster.private_cluster import listening_addresses
+from tasks.cluster.ray_cluster import listening_addresses, ray_cluster
 def prefect(*_): pass
 signal.signal(signal.SIGTERM, prefect)
-before = {k: v for k, v in os.environ.items() if k != "RAY_CLIENT_MODE"}
+RAYS_OWN = {"RAY_CLIENT_MODE", "PYTHONBREAKPOINT"}
+before = {k: v for k, v in os.environ.items() if k not in RAYS_OWN}
 for _ in range(2):
     with ray_cluster(cpus=1, object_store_bytes=100 << 20):
         print(ray.get(ray.remote(lambda: os.environ["OMP_NUM_THREADS"]).remote()))
         print(sorted({address for _, address, _ in listening_addresses()}))
         print(signal.getsignal(signal.SIGTERM) is prefect)
     print(ray.is_initialized())
-print(before == {k: v for k, v in os.environ.items() if k != "RAY_CLIENT_MODE"})
+print(before == {k: v for k, v in os.environ.items() if k not in RAYS_OWN})
 """
 
 

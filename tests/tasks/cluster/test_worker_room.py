@@ -22,7 +22,7 @@ def test_workers_of_stages_side_by_side_have_no_more_cores_than_there_are(
 
     def stage() -> None:
         nonlocal most
-        with lease.workers():
+        with lease.room(lease.config.workers):
             inside.append(1)
             most = max(most, len(inside))
             all_there.wait()

@@ -13,8 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from tasks.cluster.lease import ClusterLease
-from tasks.data.token_jobs import TokenizerRef, split_jobs, tokenize_file
-from tasks.data.tokenizing import tokenize_splits
+from tasks.data.tokenizing import TokenizerRef, split_jobs, tokenize_file, tokenize_splits
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import OOD, corpus_stage, splits_with, tokenize_stage, tokens
 from umim_core.backbone.fingerprint import tokenizer_fingerprint

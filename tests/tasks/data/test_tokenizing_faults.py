@@ -12,8 +12,15 @@ import psutil
 import pytest
 
 from tasks.cluster.lease import ClusterLease
-from tasks.data.token_jobs import TokenizerRef, TokenJob, split_jobs, tokenize_file
-from tasks.data.tokenizing import _outcome, _result, tokenize_splits
+from tasks.data.tokenizing import (
+    TokenizerRef,
+    TokenJob,
+    _outcome,
+    _result,
+    split_jobs,
+    tokenize_file,
+    tokenize_splits,
+)
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import ClusterConfig

@@ -10,8 +10,7 @@ import pytest
 
 from support.s3 import Machine
 from tasks.cluster.node_checks import _answer
-from tasks.data.token_jobs import TokenizerRef, split_jobs, tokenize_file
-from tasks.data.tokenizing import _outcome, _result
+from tasks.data.tokenizing import TokenizerRef, _outcome, _result, split_jobs, tokenize_file
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.storage.node_files import fetch_inputs, local_copy
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
