@@ -58,6 +58,12 @@ def test_three_parts_give_the_logits_of_every_supported_architecture(name: str) 
     check_parts(wrap_backbone(shaken(name), None))
 
 
+def test_a_model_in_memory_may_name_its_revision() -> None:
+    model = shaken("llama-tied")
+    assert wrap_backbone(model, None).revision is None
+    assert wrap_backbone(model, None, revision="r" * 40).revision == "r" * 40
+
+
 def test_a_model_without_output_projection_is_refused() -> None:
     config = BertConfig(
         vocab_size=32,

@@ -27,7 +27,7 @@ from umim_core.baselines.ehpc import (
     probes,
 )
 from umim_core.baselines.methods import Ints, reduce_tokens
-from umim_core.errors import BackboneError
+from umim_core.errors import BackboneError, ConfigError
 
 HEADS = EvaluatorHeads(0, (1, 3))
 
@@ -59,6 +59,12 @@ def test_tokens_that_the_heads_look_at_the_least_go(
     for budget in (1, 2, 15, 30):
         found = reduce_tokens(reducer, given(ids), budget)
         assert found.kept.tolist() == sorted(order[:budget])
+
+
+@pytest.mark.parametrize("options", [{"queries": 0}, {"kernel": 0}])
+def test_queries_and_kernel_below_one_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="queries and kernel of EHPC must be at least 1"):
+        EHPC(word_backbone("llama"), HEADS, **options)
 
 
 def test_first_layers_give_the_weights_of_the_whole_model(

@@ -106,6 +106,12 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
     assert "the same command goes on" in stopped.err
     other = train(umim, folder, *options, "--out", tmp_path / "trained", "--seed", 1)
     assert "must be of the same training to be continued" in other.err
+    tokens = tmp_path / "trained.partial" / "tokens" / "train.npy"
+    whole = tokens.read_bytes()
+    np.save(tokens, np.full(64, 1 << 18, np.uint32))
+    damaged = train(umim, folder, *options, "--out", tmp_path / "trained")
+    assert damaged.code == 1 and "token ids must lie in 0..262143" in damaged.err
+    tokens.write_bytes(whole)
     resumed = train(umim, folder, *options, "--out", tmp_path / "trained")
     assert "resuming at step 3" in resumed.err
     assert "3 steps of 4 rows and 3 validations" in resumed.err

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from umim_core.errors import EvaluationError
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.sandbox.code_sandbox import run_confined
 
 pytestmark = pytest.mark.skipif(
@@ -195,9 +195,13 @@ def test_environment_and_folder_are_empty(monkeypatch: pytest.MonkeyPatch) -> No
     assert run_confined(program).passed
 
 
-def test_machines_without_confinement_are_refused(
+def test_bounds_and_machines_without_confinement_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    with pytest.raises(ConfigError, match=r"at least 1 CPU second.*got 0 s, 60\.0 s"):
+        run_confined("pass", seconds=0)
+    with pytest.raises(ConfigError, match=r"wall-clock time; got 10 s, 0\.0 s"):
+        run_confined("pass", wall_seconds=0.0)
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     with pytest.raises(EvaluationError, match="Linux on x86-64 only"):
         run_confined("pass")

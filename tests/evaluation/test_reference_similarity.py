@@ -16,6 +16,7 @@ from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.text_metrics.bertscore import BERTSCORE, TextFeatures, greedy_bertscore
 from umim_core.evaluation.text_metrics.reference_similarity import (
+    FEWEST_TEXTS,
     KINDS,
     MAUVE,
     References,
@@ -111,3 +112,10 @@ def test_mauve_is_high_for_one_distribution_low_for_two_and_the_same_again() -> 
     # Features are scaled to length 1: another distribution is one of other directions.
     assert near > 0.8 and mauve(first, again + 50) < 0.1
     assert mauve(first, again) == near
+
+
+def test_too_few_texts_are_refused() -> None:
+    enough, few = drawn(FEWEST_TEXTS, 1), drawn(FEWEST_TEXTS - 1, 1)
+    for pair in ((enough, few), (few, enough)):
+        with pytest.raises(EvaluationError, match="at least 20 texts and as many references"):
+            mauve(*pair)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from umim_core.backbone.backbone import Backbone, wrap_backbone
-from umim_core.training.loss import distill_loss
+from umim_core.training.loss import distill_loss, summed_parts
 
 ROWS, HIDDEN, VOCAB = 9, 8, 41
 VALUE, GRADIENT = 1e-6, 1e-5
@@ -135,6 +135,12 @@ def test_the_divergence_and_the_teacher_carry_no_gradient(torch_rng: torch.Gener
     loss.total.backward()
     assert not loss.kl.requires_grad
     assert teacher.grad is None
+
+
+def test_a_frozen_source_of_a_sum_is_refused() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        summed_parts([weight.sum()], [weight, torch.ones(2)])
 
 
 def test_a_half_precision_backbone_is_scored_in_single_precision(

@@ -38,6 +38,25 @@ def test_micro_batches_give_the_gradient_of_one_batch(family: str, depth: int, r
     assert not rank or sum(n.startswith("adapters.") for n in moved) > 6
 
 
+@pytest.mark.parametrize(("depth", "rank"), FORMS)
+def test_a_frozen_parameter_gets_no_gradient_and_changes_no_other(depth: int, rank: int) -> None:
+    model = random_merged_model(build("llama"), random_rules(3, False), depth, rank)
+    module = model.require_module().requires_grad_(True)
+    first = next((module if module.adapters is None else module.adapters).parameters())
+    rows = rows_of()
+    cuts = [model.segment(ids) for ids in rows]
+    found = []
+    for trained in (True, False):
+        module.zero_grad(set_to_none=True)
+        first.requires_grad_(trained)
+        DistillModel(model)(rows, cuts).total.backward()
+        found.append([None if p.grad is None else p.grad.clone() for p in module.parameters()])
+    assert first.grad is None
+    for whole, part in zip(*found, strict=True):
+        assert part is None or torch.allclose(whole, part, atol=1e-12)
+    assert sum(part is None for part in found[1]) == 1
+
+
 def test_the_loss_is_the_divergence_of_the_oracle() -> None:
     backbone, matcher = build("llama"), random_rules(3, False)
     model = random_merged_model(backbone, matcher, 1, 3)

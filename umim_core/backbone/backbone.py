@@ -263,13 +263,18 @@ def load_backbone(
 
 
 def wrap_backbone(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, *, name: str = "in-memory"
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    name: str = "in-memory",
+    revision: str | None = None,
 ) -> Backbone:
     """Make a backbone of a causal language model of transformers that is already in memory.
 
     It has a frozen twin that shares the weights: the model keeps its mode, gradients and
     configuration. Weights that change later change the backbone, but not its fingerprint.
-    Without a tokenizer only ids can be used; messages and checkpoints call it ``name``.
+    Without a tokenizer only ids can be used; messages and checkpoints call it ``name``, with the
+    hub's ``revision`` if it has one.
 
     Raises:
         BackboneError: If it cannot do what the method needs (``umim_core.backbone.capabilities``).
@@ -280,7 +285,7 @@ def wrap_backbone(
             type(model).__name__,
             "Unwrap it; of PEFT models, take merge_and_unload().",
         )
-    return _wrap(frozen_twin(model), tokenizer, name, None, model_identity(model))
+    return _wrap(frozen_twin(model), tokenizer, name, revision, model_identity(model))
 
 
 def _wrap(

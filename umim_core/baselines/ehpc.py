@@ -34,7 +34,7 @@ from umim_core.backbone.attention_masks import check_attention_window, eager_att
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_range
 from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text, highest
-from umim_core.errors import BackboneError
+from umim_core.errors import BackboneError, ConfigError
 from umim_core.rules.matcher import Matcher
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.user_records import remembered
@@ -213,13 +213,25 @@ def _fitting(rng: Random, room: int, backbone: Backbone) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class EHPC:
-    """Keep the tokens that evaluator heads look at from the end of the text."""
+    """Keep the tokens that evaluator heads look at from the end of the text.
+
+    Raises:
+        ConfigError: If queries or kernel are below 1.
+    """
 
     exact: ClassVar[bool] = True
     scorer: Backbone
     heads: EvaluatorHeads
     queries: int = QUERIES
     kernel: int = KERNEL
+
+    def __post_init__(self) -> None:
+        if min(self.queries, self.kernel) < 1:
+            raise ConfigError(
+                "queries and kernel of EHPC must be at least 1",
+                (self.queries, self.kernel),
+                "The paper has 16 and 32.",
+            )
 
     @cached_property
     def reader(self) -> LastQueries:

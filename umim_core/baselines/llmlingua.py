@@ -32,6 +32,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import passages, token_texts
 from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text, highest
 from umim_core.baselines.selective_context import check_vocabulary, self_information
+from umim_core.errors import ConfigError
 from umim_core.merging.likelihood import target_scores
 from umim_core.rules.matcher import Matcher
 
@@ -159,12 +160,24 @@ def _sizes(tokens: int, segment: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class LLMLingua:
-    """Keep the tokens that surprise a language model after what was kept before them."""
+    """Keep the tokens that surprise a language model after what was kept before them.
+
+    Raises:
+        ConfigError: If the segment or the granularity is below 1.
+    """
 
     scorer: Backbone
     segment: int = 200
     granularity: float = 2.0
     form: Literal["paper", "published"] = "paper"
+
+    def __post_init__(self) -> None:
+        if self.segment < 1 or self.granularity < 1:
+            raise ConfigError(
+                "segment and granularity of LLMLingua must be at least 1",
+                (self.segment, self.granularity),
+                "The paper has 200 and 2.",
+            )
 
     @property
     def exact(self) -> bool:

@@ -46,6 +46,7 @@ from umim_core.store.locking import directory_lock
 from umim_core.store.publication import STATE, publish_directory, publish_result, take_back_state
 from umim_core.text.shards import TokenShards
 from umim_core.text.sources import Source, source_digests
+from umim_core.text.token_ids import check_range
 from umim_core.training.optimizer import AdamWStrategy
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob
@@ -198,6 +199,7 @@ def _split(shards: TokenShards, training: OwnTraining, folder: Path) -> None:
 
 def _rows(partial: Path, split: str, length: int) -> TokenRows:
     ids: NDArray[np.uint32] = open_array(partial / "tokens" / f"{split}.npy")
+    check_range(ids)
     return TokenRows.of_segments(ids.astype(np.int32), length)
 
 

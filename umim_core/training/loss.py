@@ -246,10 +246,8 @@ def summed_parts(losses: Iterable[Tensor], sources: Sequence[Tensor]) -> Tensor:
 
 
 def add_gradients(sums: list[Tensor | None], loss: Tensor, sources: Sequence[Tensor]) -> None:
-    """Add the gradients of a loss by those sources that need one to the sums so far, in place."""
-    wanted = [place for place, source in enumerate(sources) if source.requires_grad]
-    parts = torch.autograd.grad(loss, [sources[place] for place in wanted], allow_unused=True)
-    for place, part in zip(wanted, parts, strict=True):
+    """Add the gradients of a loss by its sources, none of them frozen, to the sums, in place."""
+    for place, part in enumerate(torch.autograd.grad(loss, sources, allow_unused=True)):
         before = sums[place]
         if part is not None:
             sums[place] = part if before is None else before + part

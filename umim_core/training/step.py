@@ -171,7 +171,8 @@ class DistillModel(nn.Module):
             # A frequent span adds up many gradients: in bfloat16 they would be lost.
             wide = torch.promote_types(pooled.dtype, torch.float32)
             leaf = pooled.detach().to(wide).requires_grad_(pooled.requires_grad)
-            leaves, sources = [leaf, *leaves], [pooled, *sources]
+            if pooled.requires_grad:
+                leaves, sources = [leaf, *leaves], [pooled, *sources]
         gradients: list[Tensor | None] = [None] * len(leaves)
         sums: list[StepLoss] = []
         for index in self._micro_batches(packed):
@@ -194,9 +195,9 @@ class DistillModel(nn.Module):
 
     def _trained(self) -> list[Tensor]:
         """Return what micro-batches leave gradients of, besides the surrogates of depth 0."""
-        if self._lower is not None:
-            return list(self.module.parameters())
-        return [] if self.module.adapters is None else list(self.module.adapters.parameters())
+        part = self.module.adapters if self._lower is None else self.module
+        weights = () if part is None else part.parameters()
+        return [weight for weight in weights if weight.requires_grad]
 
     def surrogates(self, packed: PackedUnits) -> Tensor:
         """Return the surrogates of a batch's different spans [M, d]."""

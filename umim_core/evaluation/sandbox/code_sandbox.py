@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from umim_core.errors import EvaluationError
+from umim_core.errors import ConfigError, EvaluationError
 
 _GUARD: Final = Path(__file__).with_name("sandbox_guard.py")
 _REPORT_BYTES: Final = 512
@@ -70,8 +70,15 @@ def run_confined(program: str, *, seconds: int = 10, wall_seconds: float = 60.0)
     not fail right programs.
 
     Raises:
+        ConfigError: If there is less than one CPU second, or no wall-clock time.
         EvaluationError: If this machine cannot confine a process.
     """
+    if seconds < 1 or wall_seconds <= 0:
+        raise ConfigError(
+            "a program needs at least 1 CPU second and some wall-clock time",
+            f"{seconds} s, {wall_seconds} s",
+            "Raise the limits.",
+        )
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise EvaluationError(
             "model-written code is run on Linux on x86-64 only, where the kernel can confine it",
@@ -83,7 +90,7 @@ def run_confined(program: str, *, seconds: int = 10, wall_seconds: float = 60.0)
         place, empty = Path(folder) / "program.py", Path(folder) / "empty"
         place.write_text(program, encoding="utf-8", errors="replace")
         empty.mkdir()
-        code, report = _run(place, empty, (seconds, wall_seconds), nonce)
+        code, report = _run(place, empty, nonce, seconds=seconds, wall_seconds=wall_seconds)
     state, _, detail = report.partition(" ")
     if state == "unconfined":
         raise EvaluationError(
@@ -101,11 +108,11 @@ def run_confined(program: str, *, seconds: int = 10, wall_seconds: float = 60.0)
 
 
 def _run(
-    program: Path, folder: Path, limits: tuple[int, float], nonce: str
+    program: Path, folder: Path, nonce: str, *, seconds: int, wall_seconds: float
 ) -> tuple[int | None, str]:
     """Return the exit code, None if the time was up, and the guard's report."""
     reading, writing = os.pipe()
-    numbers = (writing, os.getpid(), limits[0], _MEGABYTES)
+    numbers = (writing, os.getpid(), seconds, _MEGABYTES)
     arguments = [str(program), *map(str, numbers)]
     with open(reading, "rb") as report:
         try:
@@ -123,7 +130,7 @@ def _run(
             os.close(writing)
         with process:
             try:
-                process.communicate(nonce.encode() + b"\n", timeout=limits[1])
+                process.communicate(nonce.encode() + b"\n", timeout=wall_seconds)
                 code: int | None = process.returncode
                 if code == -signal.SIGXCPU:
                     code = None

@@ -83,8 +83,15 @@ def mauve(texts: Features, references: Features) -> float:
     set, which would differ between sets of texts that are compared with the same references.
 
     Raises:
+        EvaluationError: If there are fewer than `FEWEST_TEXTS` of either.
         MissingExtraError: If mauve-text is not installed.
     """
+    if min(len(texts), len(references)) < FEWEST_TEXTS:
+        raise EvaluationError(
+            f"MAUVE needs at least {FEWEST_TEXTS} texts and as many references",
+            f"{len(texts)} and {len(references)}",
+            "Generate from more prompts.",
+        )
     result = _compute_mauve()(
         p_features=references,
         q_features=texts,
