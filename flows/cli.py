@@ -21,7 +21,7 @@ from tasks.cluster.stopping import stoppable
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.cli import serve_command as shared
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
-from umim_core.cli.prompt_input import DeviceOption, DtypeOption
+from umim_core.cli.shared_options import DeviceOption, DtypeOption
 from umim_core.errors import ConfigError, UmimError
 
 if TYPE_CHECKING:

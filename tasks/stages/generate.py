@@ -31,8 +31,8 @@ from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
 from umim_core.store.publication import STATE
 from umim_core.synthetic_corpora.questions import (
     Prompter,
-    Row,
     Selection,
+    TrajectoryRow,
     has_selection,
     iter_rows,
     read_selection,
@@ -125,7 +125,7 @@ class Sampler:
         prompts = [self._prompter.prompt(text) for text in texts]
         sampled = sample_trajectories(self._backbone, prompts, corpus, corpus.seed, first=first)
         rows = [
-            Row(
+            TrajectoryRow(
                 question=first + index,
                 trajectory=trajectory,
                 ended=answer.ended,

@@ -51,8 +51,8 @@ METHOD = (
         "containment keeps where it should drop",
         "method",
         "umim_core/rules/filters.py",
-        'in longer if containment == "drop"',
-        'in longer if containment == "keep"',
+        'if containment == "drop" and len(passed)',
+        'if containment == "keep" and len(passed)',
         ("tests/rules/test_filters.py",),
     ),
     SeededBug(

@@ -8,8 +8,8 @@ import pytest
 
 from umim_core.errors import ArtifactError
 from umim_core.synthetic_corpora.questions import (
-    Row,
     Selection,
+    TrajectoryRow,
     iter_rows,
     read_selection,
     shard_path,
@@ -17,7 +17,7 @@ from umim_core.synthetic_corpora.questions import (
     write_shard,
 )
 
-ROWS = [Row(0, number, "eos", 5, "two\nlines \u2028 of text") for number in range(2)]
+ROWS = [TrajectoryRow(0, number, "eos", 5, "two\nlines \u2028 of text") for number in range(2)]
 WHOLE = b'{"ended":"eos","question":0,"text":"a","tokens":5,"trajectory":0}\n'
 
 

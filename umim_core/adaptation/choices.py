@@ -40,6 +40,7 @@ Ints = NDArray[np.int64]
 Encode = Callable[[str], list[int]]
 
 DEFAULT_MAX_LENGTH: Final = 128  # paper, "Task-specific rule construction"
+TASK_ORDER: Final = 2
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,6 @@ def split_questions(
 def _place(question: Question) -> tuple[bytes, str]:
     text = question.id or question.context
     return hashlib.blake2b(text.encode(), digest_size=8).digest(), text
-
-
-TASK_ORDER: Final = 2
 
 
 def mine_task_rules(

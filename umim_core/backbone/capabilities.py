@@ -46,9 +46,15 @@ _TOLERANCE: Final = {
 _MASKLESS: Final = ("flash", "flex", "paged")
 # What code that meets arguments it was not made for raises.
 _FAILURES: Final = (
-    AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, UmimError,
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    UmimError,
     ValueError,
-)  # fmt: skip
+)
 
 
 @torch.no_grad()

@@ -50,6 +50,9 @@ from umim_core.errors import EvaluationError
 from umim_core.merging.likelihood import TokenScores, target_scores
 from umim_core.rules.matcher import Matcher
 
+_MASKED_NAME: Final = "umim_h2o_masked"
+_half: ContextVar[float | None] = ContextVar("_half", default=None)  # share of the hitters
+
 
 class HeavyHitters:
     """Keep the columns of the highest accumulated attention and the newest ones, half of each."""
@@ -102,10 +105,6 @@ def h2o(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
     return EvictedColumns(lambda ids: HeavyHitters())
 
 
-_NAME: Final = "umim_h2o_masked"
-_half: ContextVar[float | None] = ContextVar("_half", default=None)  # share of the hitters
-
-
 @torch.no_grad()
 def score_masked(
     context: Ints, endings: Sequence[Ints], backbone: Backbone, budget: int
@@ -153,7 +152,7 @@ def heavy_hitter_mask(weights: Tensor, heavy: int, newest: int) -> Tensor:
 
 @contextmanager
 def _masked(backbone: Backbone, half: float) -> Iterator[None]:
-    with attention_switched(backbone.model, _NAME):
+    with attention_switched(backbone.model, _MASKED_NAME):
         token = _half.set(half)
         try:
             yield
@@ -185,8 +184,8 @@ def _attention(
     return (weights @ values).transpose(0, 1)[None], None
 
 
-AttentionInterface.register(_NAME, _attention)
-AttentionMaskInterface.register(_NAME, sdpa_mask)
+AttentionInterface.register(_MASKED_NAME, _attention)
+AttentionMaskInterface.register(_MASKED_NAME, sdpa_mask)
 
 
 @BASELINES.add("h2o-masked-prompt")

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
-from umim_core.cli import prompt_input as shared
+from umim_core.cli import shared_options as shared
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
 from umim_core.cli.demo_command import demo

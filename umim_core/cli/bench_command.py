@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 
 from umim_core.backbone.devices import default_device
-from umim_core.cli import prompt_input as shared
+from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.errors import ConfigError, CorpusError

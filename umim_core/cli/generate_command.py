@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
-from umim_core.cli import prompt_input as shared
+from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, write
 from umim_core.errors import ConfigError
 

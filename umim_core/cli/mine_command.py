@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from umim_core.checkpoint.next_steps import after_mining
-from umim_core.cli import prompt_input as shared
+from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ConfigError
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from umim_core.cli import prompt_input as shared
+from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.errors import ConfigError, CorpusError
 

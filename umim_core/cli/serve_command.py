@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from umim_core.cli import prompt_input as shared
+from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import log_lines
 from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, MissingExtraError

@@ -125,13 +125,24 @@ class AdaptationRecipe(RunRecipe, StableDump):
     def adapt_config(self, tau: int) -> AdaptConfig:
         """Return the adaptation under one threshold, as the stages of a pipeline take it."""
         rules = RulesConfig(tau=tau, overlap=self.overlap, containment="keep")
-        own = {name: getattr(self, name) for name in ("settings", "max_tokens", "sft", "dpo")}
-        return AdaptConfig(rules=rules, **own)
+        return AdaptConfig(
+            settings=self.settings,
+            rules=rules,
+            max_tokens=self.max_tokens,
+            sft=self.sft,
+            dpo=self.dpo,
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for name in ("checkpoints", "settings", "controls", "taus", "seeds"):
-            values = getattr(self, name)
+        lists: dict[str, tuple[object, ...]] = {
+            "checkpoints": self.checkpoints,
+            "settings": self.settings,
+            "controls": self.controls,
+            "taus": self.taus,
+            "seeds": self.seeds,
+        }
+        for name, values in lists.items():
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} must all be different")
         if "seed" in self.model_fields_set:

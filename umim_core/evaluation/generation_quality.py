@@ -79,7 +79,10 @@ def repetition(texts: Sequence[Sequence[int]], n: int) -> float:
 
 
 def distinct(texts: Sequence[Sequence[int]], n: int) -> float:
-    """Compute Dist-n, 0..1: different n-grams of ids / all of the set; NaN if there are none."""
+    """Compute Dist-n, 0..1: different n-grams / all n-grams over all texts, ids [T_b] each.
+
+    NaN if no text has ``n`` tokens.
+    """
     grams = [gram for text in texts for gram in _grams(text, n)]
     return len(set(grams)) / len(grams) if grams else math.nan
 

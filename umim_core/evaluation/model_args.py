@@ -1,7 +1,7 @@
 """Model that lm-eval's ``--model_args`` name: checkpoint, backbone, data type and device.
 
-lm-eval hands the arguments to a task as part of its metadata, where tasks find their tokenizer, as
-lm-eval's own RULER tasks do.
+lm-eval hands the arguments to a task as part of its metadata: ``task_tokenizer`` and
+``task_context`` read them there, as lm-eval's own RULER tasks do.
 """
 
 from __future__ import annotations

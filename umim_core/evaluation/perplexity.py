@@ -135,8 +135,8 @@ def compare_second_halves(
 ) -> dict[str, HalfComparison]:
     """Compute ``second_half_perplexity`` of the same windows in several ways, by name.
 
-    Ways are the base model, UMIM and baselines (``method_scorer``). Differences are taken to the
-    first.
+    Windows are raw ids [T_b] of two tokens or more. Ways are the base model, UMIM and baselines
+    (``method_scorer``). Differences are taken to the first.
 
     Raises:
         EvaluationError: As ``second_half_perplexity``.

@@ -24,10 +24,22 @@ from umim_core.inference.stopping import end_ids
 from umim_core.merging.span_eviction import check_age
 
 DEFAULT_TOP_K: Final = 50  # transformers' own, where a model's file names none
-HONOURED: Final = frozenset((
-    *ON_IDS, *PLAIN, *WARPERS, "bad_words_ids", "do_sample", "eos_token_id", "max_new_tokens",
-    "max_time", "min_length", "min_new_tokens", "num_return_sequences", "stop_strings",
-))  # fmt: skip
+HONOURED: Final = frozenset(
+    {
+        *ON_IDS,
+        *PLAIN,
+        *WARPERS,
+        "bad_words_ids",
+        "do_sample",
+        "eos_token_id",
+        "max_new_tokens",
+        "max_time",
+        "min_length",
+        "min_new_tokens",
+        "num_return_sequences",
+        "stop_strings",
+    }
+)
 # Settings that say how transformers runs or reports, and that change no token.
 _WITHOUT_EFFECT: Final = frozenset(
     {"bos_token_id", "pad_token_id", "use_cache", "transformers_version", "return_dict_in_generate"}
@@ -35,13 +47,31 @@ _WITHOUT_EFFECT: Final = frozenset(
 # More of them, with those of beam search and of assistants: refused where a caller gives them to
 # ``generate``, left out with a warning in an evaluation, never taken over from a model's file.
 IGNORED: Final = _WITHOUT_EFFECT | {
-    "assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind",
-    "cache_config", "cache_implementation", "compile_config", "decoder_start_token_id",
-    "disable_compile", "diversity_penalty", "early_stopping", "is_assistant", "length_penalty",
-    "low_memory", "max_cache_len", "num_assistant_tokens", "num_assistant_tokens_schedule",
-    "num_beam_groups", "output_attentions", "output_hidden_states", "output_logits",
-    "output_scores", "prefill_chunk_size", "renormalize_logits", "target_lookbehind",
-}  # fmt: skip
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "assistant_lookbehind",
+    "cache_config",
+    "cache_implementation",
+    "compile_config",
+    "decoder_start_token_id",
+    "disable_compile",
+    "diversity_penalty",
+    "early_stopping",
+    "is_assistant",
+    "length_penalty",
+    "low_memory",
+    "max_cache_len",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "num_beam_groups",
+    "output_attentions",
+    "output_hidden_states",
+    "output_logits",
+    "output_scores",
+    "prefill_chunk_size",
+    "renormalize_logits",
+    "target_lookbehind",
+}
 _NEUTRAL: Final[dict[str, object]] = {
     "num_beams": 1,
     "encoder_repetition_penalty": 1.0,

@@ -40,8 +40,10 @@ class DamageOrigin(BaseModel):
     """Text and model of a measurement, as its manifest records them.
 
     Attributes:
+        backbone_fingerprint: SHA-256 of its architecture and weights.
         module_digest: SHA-256 of the merge module's form and weights.
         text_digest: SHA-256 of the text's ids, as int32.
+        tokens: Raw tokens of the text.
         rows: Rows that the text was cut into.
         window: States after a merge whose divergence goes to it, its own included.
     """

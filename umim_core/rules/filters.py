@@ -173,8 +173,9 @@ def filter_rules(
     for n in reversed(ORDERS):
         passed = ids_by_order[n][after_overlap[n]]
         outside = np.ones(len(passed), dtype=np.bool_)
-        for rules in longer if containment == "drop" and len(passed) else ():
-            outside[_contained(passed, rules)[0]] = False
+        if containment == "drop" and len(passed):
+            for rules in longer:
+                outside[_contained(passed, rules)[0]] = False
         final[n] = after_overlap[n].copy()
         final[n][after_overlap[n]] = outside
         longer.append(passed)

@@ -66,6 +66,9 @@ class SuffixMatcher:
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
         """Add one token [B] to every row that is running [B]; those of other rows are ignored.
 
+        Returns:
+            How many units each row takes back and which unit it gets.
+
         Raises:
             ConfigError: If there is not one token and one flag per row.
         """

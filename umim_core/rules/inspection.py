@@ -113,6 +113,8 @@ def token_reduction(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -
 def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Coverage:
     """Segment held-out text, ids [T] and borders [num_segments + 1], and count what was merged.
 
+    No unit crosses a border.
+
     Raises:
         CorpusError: If there is no token, ids are out of range or borders do not cover them.
     """
@@ -129,6 +131,8 @@ def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Cover
 
 def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> list[CoveragePoint]:
     """Measure token reduction with ever fewer of the rules: those with a count of at least tau'.
+
+    The text is ids [T] and segment borders [num_segments + 1], as of :func:`coverage`.
 
     These are the rules of this set. Mining again at tau' gives other rules wherever a filter looks
     at what competes: a 2-gram dropped for a rare 4-gram around it is not in this set, but would be

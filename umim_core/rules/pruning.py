@@ -99,7 +99,8 @@ def cut_to_budget(
     Rules are taken by rising price, of equal ones the most frequent first. Were the last one that
     is taken left out, the reduction would be below the target: the budget is met within one rule.
     Each trial matches the text anew with the rules of the trial; bisection finds their number. The
-    target lies above 0 and below 0.75; only ``free`` rules [R] (bool) may stay, None for all.
+    text is flat ids [T] and segment borders [num_segments + 1]. The target, (raw tokens - units) /
+    raw tokens, lies above 0 and below 0.75; only ``free`` rules [R] (bool) may stay, None for all.
 
     Raises:
         ConfigError: If the target is out of bounds.

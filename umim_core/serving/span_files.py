@@ -62,7 +62,10 @@ class SpanRecord(BaseModel):
 
 @dataclass(frozen=True)
 class SpanTable:
-    """Spans of a model with V + K rows: that at place i of the sorted rules has the id V + i."""
+    """Spans of a model with V + K rows: that at place i of the sorted rules has the id V + i.
+
+    The last ``raw_tail`` tokens of each part of a prompt stay raw.
+    """
 
     rules: RuleSet
     vocab_size: int

@@ -122,8 +122,8 @@ _REMEDY: Final = "Delete the file; the same command makes it again."
 
 
 @dataclass(frozen=True)
-class Row:
-    """One document of a generated corpus."""
+class TrajectoryRow:
+    """A generated answer: one document of the corpus."""
 
     question: int
     trajectory: int
@@ -132,7 +132,7 @@ class Row:
     text: str
 
 
-_ROW: Final = TypeAdapter(Row)
+_ROW: Final = TypeAdapter(TrajectoryRow)
 _SELECTION: Final = TypeAdapter(Selection)
 
 
@@ -162,13 +162,13 @@ def shard_path(folder: Path, number: int) -> Path:
     return folder / "shards" / f"{number:06}.jsonl"
 
 
-def write_shard(folder: Path, number: int, rows: Sequence[Row]) -> None:
+def write_shard(folder: Path, number: int, rows: Sequence[TrajectoryRow]) -> None:
     """Write a shard, atomically."""
     text = "".join(f"{canonical_json(asdict(row))}\n" for row in rows)
     write_bytes(shard_path(folder, number), text.encode())
 
 
-def iter_rows(folder: Path) -> Iterator[Row]:
+def iter_rows(folder: Path) -> Iterator[TrajectoryRow]:
     """Yield the rows of all shards in order.
 
     Raises:

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from string import Formatter
-from typing import Any, Final, Self
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from umim_core.errors import ConfigError, did_you_mean
 from umim_core.registry import Registry
 from umim_core.task_sets.spec import TaskSplit
 from umim_core.text.token_ids import encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)

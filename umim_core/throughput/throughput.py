@@ -137,7 +137,11 @@ def alternate(
     continuation: Continuation,
     request: Request = EVERYWHERE,
 ) -> Measured:
-    """Time alternating pairs; the order flips from pair to pair. Sizes are as of `cut_prompts`."""
+    """Time alternating pairs; the order flips from pair to pair.
+
+    ``umim`` is the engine with rules, ``base`` the one without. Ids are the text [T], sizes as of
+    `cut_prompts`.
+    """
     new = sizes[2]
     base_run, umim_run = (
         partial(time_run, engine, new_tokens=new, request=request) for engine in (base, umim)

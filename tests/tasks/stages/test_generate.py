@@ -20,7 +20,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import CorpusError
-from umim_core.synthetic_corpora.questions import Row, iter_rows
+from umim_core.synthetic_corpora.questions import TrajectoryRow, iter_rows
 
 HERE = ClusterLease(ClusterConfig(workers=0))
 
@@ -30,8 +30,8 @@ def generated(corpus: GeneratedCorpus, tmp_path_factory: pytest.TempPathFactory)
     return generate_stage(tmp_path_factory.mktemp("generated"), HERE, corpus)
 
 
-def rows_of(artifact: Artifact) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = defaultdict(list)
+def rows_of(artifact: Artifact) -> dict[int, list[TrajectoryRow]]:
+    found: dict[int, list[TrajectoryRow]] = defaultdict(list)
     for row in iter_rows(artifact.path):
         found[row.question].append(row)
     return found

@@ -23,7 +23,7 @@ from tasks.stages.generate import generate_stage
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError
-from umim_core.synthetic_corpora.questions import Row
+from umim_core.synthetic_corpora.questions import TrajectoryRow
 
 HERE = ClusterLease(ClusterConfig(workers=0))
 
@@ -39,7 +39,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     write = tasks.stages.generate.write_shard
 
-    def note(folder: Path, number: int, rows: list[Row]) -> None:
+    def note(folder: Path, number: int, rows: list[TrajectoryRow]) -> None:
         write(folder, number, rows)
         numbers.append(number)
 

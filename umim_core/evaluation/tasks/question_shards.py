@@ -9,7 +9,7 @@ generated answers the texts and sizes are kept, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, fields
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
@@ -169,7 +169,9 @@ def score_range(
         [[str(text) for texts in row["resps"] for text in texts] for row in rows]
         if generated
         else [],
-        [list(astuple(size)[:4]) for size in sizes] if generated else [],
+        [[size.tokens, size.units, size.context_tokens, size.context_units] for size in sizes]
+        if generated
+        else [],
         (0, 0) if total.columns is None else (total.context_tokens, total.columns),
         None if model.method is None else total.shortfall,
     )

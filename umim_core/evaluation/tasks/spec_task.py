@@ -32,6 +32,8 @@ from umim_core.task_sets.generation_spec import (
 from umim_core.task_sets.spec import TASKS, TaskSet, read_questions
 
 COLUMNS: Final = ("context", "choices", "gold")
+NOT_RUN: Final = "not run: context"
+_VERSION: Final = 1.0
 
 
 class SpecTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
@@ -96,10 +98,6 @@ def load_splits(
             for split, questions in ((split, read_questions(file)) for split, file in files.items())
         }
     )
-
-
-NOT_RUN: Final = "not run: context"
-_VERSION: Final = 1.0
 
 
 class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
