@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes import output_of, run_command
 from support.source_tree import ROOT, imports, parse, python_files, report
 
 FOLDERS = ("umim_core", "tasks", "flows", "infra", "benchmarks", "docs", "tools", "tests")
@@ -171,20 +171,13 @@ def test_no_file_is_longer_than_the_limit() -> None:
 
 def test_importing_umim_core_is_light() -> None:
     probe = f"import sys, umim_core; print([m for m in {HEAVY!r} if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert output_of(sys.executable, "-c", probe).strip() == "[]"
 
 
 def project_files() -> list[Path]:
     """Files that git tracks or would add."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    options = ["-z", "--cached", "--others", "--exclude-standard"]
+    listing = run_command("git", "ls-files", *options)
     if listing.returncode:
         pytest.skip("not a git checkout")
     return [path for name in listing.stdout.split("\0") if name and (path := ROOT / name).is_file()]

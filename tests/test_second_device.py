@@ -7,16 +7,15 @@ is reported here.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from support import second_device_evaluation, second_device_generation, second_device_training
+from support.processes import run_command
 
 pytestmark = pytest.mark.full
 FILES = (second_device_evaluation, second_device_generation, second_device_training)
@@ -30,24 +29,9 @@ Outcomes = Mapping[str, list[ElementTree.Element]]
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """The cases of each test by its name, as the other process reported them."""
     report = tmp_path_factory.mktemp("second") / "report.xml"
-    root = Path(__file__).parents[1]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={report}",
-    ]
-    done = subprocess.run(
-        [*command, *(str(module.__file__) for module in FILES)],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    files = [module.__file__ for module in FILES]
+    done = run_command(*command, f"--junitxml={report}", *files, seconds=SECONDS)
     assert report.exists(), done.stdout + done.stderr
     found: dict[str, list[ElementTree.Element]] = {name: [] for name in NAMES}
     for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314  our own report

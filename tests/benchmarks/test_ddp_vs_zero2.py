@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.common import ROOT, Report
+from benchmarks.common import Report
 from benchmarks.ddp_vs_zero2 import (
     DDP,
     GRADIENT_TOLERANCE,
@@ -22,6 +19,7 @@ from benchmarks.ddp_vs_zero2 import (
     compare,
     gates,
 )
+from support.benchmark_runs import run_benchmark
 
 GRADIENT = torch.tensor([4.0, -2.0, 1.0])
 
@@ -96,17 +94,8 @@ def test_a_gate_is_missed(change: object, missed: str) -> None:
 @pytest.mark.full
 def test_a_tiny_run_writes_results_and_page(rng: np.random.Generator, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", (rng.zipf(1.3, 200 * 32) % 1000).astype(np.int32))
-    out = tmp_path / "ddp_vs_zero2.json"
-    command = [sys.executable, "benchmarks/ddp_vs_zero2.py", "--ids", tmp_path / "ids.npy"]
-    command += ["--length", 32, "--segments", 16, "--valid-segments", 2, "--batch-size", 4]
-    command += ["--steps", 4, "--rounds", 1, "--out", out]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, cwd=ROOT, timeout=900
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(out.read_text("utf-8"))
-    assert json.loads(done.stdout.splitlines()[-1]) == report
-    assert report["equal"] is True
-    assert report["sides"].keys() == SIDES.keys()
-    assert str(tmp_path) not in out.read_text("utf-8")
-    assert "| ZeRO-2, 2 workers" in out.with_suffix(".md").read_text("utf-8")
+    options = ["--length", 32, "--segments", 16, "--valid-segments", 2, "--batch-size", 4]
+    run = run_benchmark("ddp_vs_zero2", tmp_path, *options, "--steps", 4, "--rounds", 1)
+    assert run.status == 0
+    assert run.report["sides"].keys() == SIDES.keys()
+    assert "| ZeRO-2, 2 workers" in run.page

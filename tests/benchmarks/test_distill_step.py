@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.common import ROOT, Report, facts, no_error_gate_missed
+from benchmarks.common import Report, facts, no_error_gate_missed
 from benchmarks.corpus import EMBEDDED
 from benchmarks.distill_sides import (
     LENGTH,
@@ -32,6 +30,7 @@ from benchmarks.distill_sides import (
 from benchmarks.distill_step import CASTS, SINGLE, gates, main, measure_precisions
 from benchmarks.engine_sides import random_subject
 from docs.make.results import benchmark_page
+from support.processes import run_command
 from support.tiny_models import tiny_config
 from umim_core.backbone.shape import BackboneShape
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -69,15 +68,8 @@ def losses() -> Report:
 
 @pytest.mark.full
 def test_a_small_run_ends_with_its_gates_as_json(ids: Path) -> None:
-    options = ["--ids", str(ids), "--shapes", "embedded", "--rows", "1", "--rounds", "1"]
-    done = subprocess.run(
-        [sys.executable, "benchmarks/distill_step.py", *options],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ["--ids", ids, "--shapes", "embedded", "--rows", 1, "--rounds", 1]
+    done = run_command(sys.executable, "benchmarks/distill_step.py", *options)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["equal"], done.stdout
     assert done.returncode == int(not all(passed for _, _, passed in found["gates"].values()))

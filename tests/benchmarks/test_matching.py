@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import matching
-from benchmarks.common import ROOT, Report
+from benchmarks.common import Report
 from benchmarks.matching import AhoCorasick, SetLoop, Spans, compare, gates
 from benchmarks.processes.mining_process import LENGTH
+from support.benchmark_runs import run_benchmark
 from support.unit_counts import units_of
 from umim_core.rules.ruleset import RuleSet
 
@@ -85,15 +83,5 @@ def test_each_gate_has_its_limit(figure: dict[str, float], missed: list[str]) ->
 @pytest.mark.full
 def test_a_tiny_run_writes_results_and_page(rng: np.random.Generator, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", (300 + rng.zipf(1.3, 60 * LENGTH) % 500).astype(np.uint32))
-    out = tmp_path / "matching.json"
-    command = [sys.executable, "benchmarks/matching.py", "--ids", tmp_path / "ids.npy"]
-    command += ["--held-out", 20 * LENGTH, "--rounds", 2, "--synthetic", 100, 100, 100]
-    command += ["--out", out]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, cwd=ROOT, timeout=600
-    )
-    report = json.loads(out.read_text("utf-8"))
-    assert json.loads(done.stdout.splitlines()[-1]) == report
-    assert report["equal"] is True
-    assert str(tmp_path) not in out.read_text("utf-8")
-    assert "pyahocorasick" in out.with_suffix(".md").read_text("utf-8")
+    options = ["--held-out", 20 * LENGTH, "--rounds", 2, "--synthetic", 100, 100, 100]
+    assert "pyahocorasick" in run_benchmark("matching", tmp_path, *options).page

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks import mining
-from benchmarks.common import ROOT, Report
+from benchmarks.common import Report
 from benchmarks.mining import COUNTER, OURS, PREFIX, compare, gates, make_sides
-from benchmarks.processes.mining_process import (
-    LENGTH,
-)
+from benchmarks.processes.mining_process import LENGTH
+from support.benchmark_runs import run_benchmark
 from umim_core.mining.counting import count_ngrams
 from umim_core.text.token_ids import UniformOffsets
 
@@ -92,18 +88,11 @@ def test_a_gate_is_missed(changes: Report, missed: str) -> None:
 @pytest.mark.full
 def test_a_tiny_run_writes_results_and_page(ids: np.ndarray, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", ids)
-    out = tmp_path / "mining.json"
-    command = [sys.executable, "benchmarks/mining.py", "--ids", tmp_path / "ids.npy", "--rounds", 1]
-    command += ["--counter-tokens", 20_000, "--out", out, "--commit", "abc"]
-    command += ["--ray", tmp_path / "ids.npy", "--ray-rounds", 1]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, cwd=ROOT, timeout=600
-    )
-    report = json.loads(out.read_text("utf-8"))
-    assert json.loads(done.stdout.splitlines()[-1]) == report
-    assert report["equal"] is True and report["ray"]["equal"] is True
-    passed = all(gate[2] for gate in report["gates"].values())
-    assert done.returncode == (0 if passed else 1)
-    assert report["memory"]["peak_bytes"] > 0
-    assert str(tmp_path) not in out.read_text("utf-8")
-    assert "| DuckDB, packed ids" in out.with_suffix(".md").read_text("utf-8")
+    options = ["--rounds", 1, "--counter-tokens", 20_000, "--commit", "abc"]
+    options += ["--ray", tmp_path / "ids.npy", "--ray-rounds", 1]
+    run = run_benchmark("mining", tmp_path, *options)
+    assert run.report["ray"]["equal"] is True
+    passed = all(gate[2] for gate in run.report["gates"].values())
+    assert run.status == (0 if passed else 1)
+    assert run.report["memory"]["peak_bytes"] > 0
+    assert "| DuckDB, packed ids" in run.page

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from support.processes import output_of
 
 
 @pytest.mark.parametrize(
@@ -24,5 +25,4 @@ def test_nothing_heavy_is_imported_for_it(arguments: tuple[str, ...], forbidden:
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         f"print([m for m in {forbidden.split()!r} if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert output_of(sys.executable, "-c", probe).splitlines()[-1] == "[]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim
+from support.processes import output_of
 from support.ngram_oracle import Grams, cut, grams_of, oracle
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
@@ -87,10 +87,7 @@ def test_json_is_alone_on_stdout_of_a_real_process(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.array([1, 2, 3] * 40, np.uint16))
     entry = [sys.executable, "-c", "from umim_core.cli.app import main; main()"]
     options = ["--out", "out", "--segment-length", "60", "--json"]
-    command = [*entry, "mine", "ids.npy", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = json.loads(output_of(*entry, "mine", "ids.npy", *options, cwd=tmp_path))
     assert document["rules"] == {"2": 0, "3": 0, "4": 1}
     assert document["out"] == "out"
 

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from support.command_line import Result, Umim
 from support.gguf_files import tiny_bpe, tiny_llama, write_gguf
+from support.processes import output_of
 
 WORDS = tuple("the cat sat on a mat and dog ran over log while it was not sure".split())  # noqa: SIM905
 COMMANDS = Path(sys.executable).parent
@@ -81,17 +81,8 @@ def test_three_commands_lead_to_text_and_the_fourth_to_lm_eval(
     trained = run(umim, command)
     assert f"checkpoint: {place / 'rules-trained' / 'checkpoint'}" in trained.out
     assert ("Q8_0 99%" in trained.out) == (model == "own.gguf")
-    shown = run(umim, printed(trained)["umim generate"])
-    assert "Once upon a time" in shown.out
+    assert "Once upon a time" in run(umim, printed(trained)["umim generate"]).out
     data = json.dumps({"task_data": str(questions(place / "task"))})
-    done = subprocess.run(
-        [*shlex.split(printed(trained)["lm_eval --model"]), "--metadata", data],
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "|umim_docstrings|" in done.stdout
-    assert "rules-trained" in done.stdout
+    command = [*shlex.split(printed(trained)["lm_eval --model"]), "--metadata", data]
+    shown = output_of(*command, cwd=place, HF_HUB_OFFLINE="1")
+    assert "|umim_docstrings|" in shown and "rules-trained" in shown

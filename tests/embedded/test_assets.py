@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
+from support.processes import output_of
 from umim_core.embedded.assets import embedded_path
 from umim_core.embedded.docstring_corpus import split_of
 from umim_core.store.artifacts import sha256_file
@@ -62,9 +62,7 @@ for name in ("umim-docs-gpt2", "umim-docs-llama"):
     found[name] = [backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.max_positions]
 print(json.dumps(found))
 """
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(output_of(sys.executable, "-c", probe))
     assert [found[name][1:] for name in NAMES] == [[8192, 1024], [8192, 2048]]
     assert found[NAMES[0]][0] == found[NAMES[1]][0]
 

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import os
 import random
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes import output_of
 from umim_core.embedded.docstring_corpus import SPLITS, CorpusReport, build_corpus
 from umim_core.embedded.documents import read_documents
 
@@ -156,11 +155,7 @@ def test_bytes_do_not_depend_on_the_hash_seed(roots: tuple[Path, Path], tmp_path
     outputs = []
     for seed in ("1", "2"):
         out = tmp_path / seed
-        subprocess.run(
-            [sys.executable, "-c", code, str(out), *map(str, roots)],
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-        )
+        output_of(sys.executable, "-c", code, out, *roots, PYTHONHASHSEED=seed)
         outputs.append({p.name: p.read_bytes() for p in out.iterdir()})
     assert outputs[0] == outputs[1]
     assert set(outputs[0]) == {f"{split}.jsonl" for split in SPLITS}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.processes import run_command
+from support.source_tree import ROOT
+
 TARGET = "umim_core.evaluation.harness:UmimLM"
 REGISTERED = """
 from lm_eval.models import MODEL_MAPPING
@@ -28,15 +29,8 @@ def run_python(
     code: str, *options: str, cwd: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a new interpreter of this environment, outside the checkout."""
-    clean = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-    return subprocess.run(
-        [sys.executable, *options, "-c", code],
-        env=clean | environment,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, *options, "-c", code]
+    return run_command(*command, cwd=cwd, without=SETTINGS, **environment)
 
 
 def answer(code: str, cwd: Path, **environment: str) -> Any:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes import run_command
 from umim_core.embedded.assets import embedded_path
 
 HUB = Path(__file__).resolve().parents[3] / "shared" / "hub"
@@ -62,22 +63,13 @@ def with_few_tasks(folder: Path) -> Path:
 
 def lm_eval(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {
-        **{k: v for k, v in os.environ.items() if k != "UMIM_CHECKPOINT"},
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "HF_HOME": str(tmp_path / "hf"),
         "UMIM_MODELS": str(tmp_path / "models"),  # none is fetched: the default is the embedded one
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run(
-        [str(COMMAND), *arguments],
-        cwd=HUB,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run_command(COMMAND, *arguments, cwd=HUB, without=("UMIM_CHECKPOINT",), **environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return done
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support.processes import output_of
+from support.ray_nodes import paths
 from support.s3 import s3_server
+from support.source_tree import ROOT
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 _STEP = {
     "max_steps": 3,
     "batch_size": 2,
@@ -63,22 +63,16 @@ def run(
 ) -> tuple[str, dict[str, str]]:
     """Run the pipeline in a new process; return a hash it saw and its artifacts' digests."""
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(recipe)],
-        env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")]),
-            "PYTHONHASHSEED": str(hash_seed),
-            "UMIM_ROOT": str(folder / "root"),
-            "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
-        }
-        | dict(storage or {}),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    (seen,) = [line for line in done.stdout.splitlines() if line.startswith("hash ")]
+    environment = {
+        "PYTHONPATH": paths(ROOT),
+        "PYTHONHASHSEED": str(hash_seed),
+        "UMIM_ROOT": str(folder / "root"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+        **(storage or {}),
+    }
+    command = [sys.executable, "-c", PROGRAM, recipe]
+    printed = output_of(*command, cwd=folder, seconds=1800, **environment)
+    (seen,) = [line for line in printed.splitlines() if line.startswith("hash ")]
     manifests = (folder / "root").glob("*/*/manifest.json")
     digests = {
         f"{path.parent.parent.name}/{path.parent.name}": json.loads(path.read_text())["digest"]

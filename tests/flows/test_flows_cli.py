@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,12 +13,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from flows.cli import app
+from support.processes import run_command
 from support.shared_services import PrefectServer
+from support.source_tree import ROOT
 from tasks.run.checks import check_positions
 from tasks.run.recipes import find_recipe
 from umim_core.errors import BackboneError, ConfigError
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def flows(*arguments: str) -> Result:
@@ -80,18 +78,11 @@ def test_an_error_inside_a_flow_shows_no_traceback(
         "task": None,
     }
     (tmp_path / "absent.yaml").write_text(json.dumps(recipe), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "flows", "run", str(tmp_path / "absent.yaml")],
-        cwd=ROOT,
-        env=os.environ
-        | {
-            "UMIM_ROOT": str(tmp_path / "root"),
-            "MLFLOW_TRACKING_URI": f"sqlite:///{shutil.copy(empty_store, tmp_path)}",
-            "PREFECT_API_URL": prefect_server.url,
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = run_command(
+        *(sys.executable, "-m", "flows", "run", tmp_path / "absent.yaml"),
+        UMIM_ROOT=str(tmp_path / "root"),
+        MLFLOW_TRACKING_URI=f"sqlite:///{shutil.copy(empty_store, tmp_path)}",
+        PREFECT_API_URL=prefect_server.url,
     )
     assert done.returncode == 1
     assert "a corpus file must exist" in done.stderr

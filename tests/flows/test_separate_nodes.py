@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.machines import Machine, machines
-from support.ray_nodes import cluster_of, paths
+from support.processes import output_of
+from support.ray_nodes import answer_on, cluster_of
 from support.s3 import s3_files, s3_server
 from support.tiny_pipeline import save_backbone, tiny_recipe, walk
 from tasks.cluster.ray_cluster import CHECKOUT
@@ -49,8 +46,7 @@ def recipe_of(backbone: Path, endpoint: str, **cluster: Any) -> Recipe:
 
 def fetched(machine: Machine, root: Path) -> set[str]:
     """Return the stages that lie in a machine's own root."""
-    command = [*machine.enter, "find", str(root), "-name", "manifest.json"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    listed = output_of(*machine.enter, "find", root, "-name", "manifest.json")
     return {Path(line).relative_to(root).parts[0] for line in listed.splitlines()}
 
 
@@ -73,20 +69,10 @@ def test_nodes_without_a_shared_disk_leave_what_one_process_does(
         with cluster_of(three, tmp_path, CHECKOUT) as address:
             recipe = recipe_of(backbone, endpoint, address=address, workers=1)
             storage = {"UMIM_ROOT": "s3://umim/runs", "UMIM_SCRATCH": str(scratch)}
-            done = subprocess.run(
-                [*three[0].enter, sys.executable, "-c", DRIVER, recipe.model_dump_json()],
-                env=os.environ
-                | {"PYTHONPATH": paths(CHECKOUT), "RAY_AUTH_MODE": "disabled"}
-                | storage,
-                cwd=CHECKOUT,
-                capture_output=True,
-                text=True,
-            )
-        assert done.returncode == 0, done.stderr
+            digests = answer_on(three[0], CHECKOUT, DRIVER, recipe.model_dump_json(), **storage)
         on_nodes = [fetched(other, scratch) for other in three[1:]]
         stored = {path.split("/")[-2] for path in files.find("umim/runs/stages")}
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
-    answer = [tuple(pair) for pair in json.loads(line.removeprefix("answer "))]
+    answer = [tuple(pair) for pair in digests]
     assert answer == alone.digests()
     built = {name for name, _ in answer}
     assert {"corpus", "tokenize", "count", "filter", "distill", "evaluate"} <= built == stored

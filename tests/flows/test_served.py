@@ -20,6 +20,7 @@ import httpx
 import psutil
 import pytest
 
+from support.processes import output_of, run_command
 from support.servers import free_port
 from support.small_recipe import write_recipe
 from support.traces import Descendants
@@ -175,10 +176,7 @@ def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
     recipe = write_recipe(base / "cancelled.yaml", distill=DISTILL, cluster={"workers": 2})
 
     def call(command: list[str]) -> str:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, check=True, timeout=900, capture_output=True
-        )
-        return done.stdout.decode()
+        return output_of(*command, seconds=900, **environment)
 
     number = _launch(served, recipe)
     _wait_for_step(base, 4)
@@ -203,9 +201,7 @@ def test_watching_a_failed_run_shows_why(served: Served) -> None:
     command = [str(PREFECT), "deployment", "run", "umim/full-pipeline", "--watch"]
     # Relative, so that the message also shows that it was found from the worker's folder.
     command += ["--param", "recipe=infra/recipes/tables/perplexity-smollm2.yaml"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=served.environment, capture_output=True, text=True, timeout=280
-    )
+    done = run_command(*command, seconds=280, **served.environment)
     assert done.returncode == 1
     told = " ".join(done.stdout.split())
     assert "flow umim needs a recipe of kind pipeline; got infra/recipes/tables/" in told
@@ -215,10 +211,8 @@ def _launch(served: Served, recipe: Path) -> str:
     """Launch the deployment, return the id of its run."""
     command = [str(PREFECT), "deployment", "run", "umim/full-pipeline"]
     command += ["--param", f"recipe={recipe}"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=served.environment, check=True, timeout=180, capture_output=True
-    )
-    (number,) = re.findall(r"UUID: ([0-9a-f-]{36})", done.stdout.decode())
+    printed = output_of(*command, seconds=180, **served.environment)
+    (number,) = re.findall(r"UUID: ([0-9a-f-]{36})", printed)
     return str(number)
 
 

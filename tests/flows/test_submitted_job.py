@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes import run_command
 from support.ray_nodes import node
 from support.servers import free_port
 from support.small_recipe import write_recipe
@@ -62,15 +63,9 @@ class Cluster:
         command = ["job", "submit", "--address", f"http://127.0.0.1:{self._dashboard}"]
         command += ["--working-dir", str(ROOT)]
         command += ["--runtime-env-json", json.dumps({"env_vars": variables})]
-        run = [sys.executable, "-m", "flows", "run", str(recipe)]
-        return subprocess.run(
-            [sys.executable, "-m", "ray.scripts.scripts", *command, "--", *run],
-            cwd=self.nowhere,
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            check=False,
-        )
+        run = [sys.executable, "-m", "flows", "run", recipe]
+        ray = [sys.executable, "-m", "ray.scripts.scripts"]
+        return run_command(*ray, *command, "--", *run, cwd=self.nowhere, seconds=1200)
 
 
 @pytest.fixture

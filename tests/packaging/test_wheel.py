@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.processes import run_command
+from support.source_tree import ROOT
+
 HUB = ROOT.parent / "shared" / "hub"
 ASSETS = ("*.json", "*.md", "*.npy", "*.parquet", "*.safetensors")
 
@@ -20,16 +21,9 @@ ASSETS = ("*.json", "*.md", "*.npy", "*.parquet", "*.safetensors")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "UMIM_MODELS": "/nonexistent"}
 
 
-def run(command: list[str | Path], **options: object) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        env=environment | OFFLINE,
-        cwd=options.get("cwd"),
-    )
+def run(command: list[str | Path], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    without = ("PYTHONPATH", "VIRTUAL_ENV")
+    done = run_command(*command, cwd=cwd, seconds=1800, without=without, **OFFLINE)
     assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done
 

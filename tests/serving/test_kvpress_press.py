@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.engines.engine_processes import ENGINES
+from support.processes import output_of
 from support.source_tree import ROOT
 from umim_core.backbone.backbone import load_backbone
 from umim_core.embedded.docstring_corpus import held_out_text
@@ -24,23 +23,15 @@ PYTHON = ENGINES / "kvpress" / "bin" / "python"
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs `tools/engine.sh kvpress`")
 def test_a_question_reads_what_the_press_left(tmp_path: Path) -> None:
     backbone = load_backbone("umim-docs-llama", dtype="float64")
-    ids = backbone.encode(held_out_text()[:4000])[:220]
-    ids = list(map(int, ids))
+    ids = list(map(int, backbone.encode(held_out_text()[:4000])[:220]))
     context, question = ids[:200], ids[200:]
     spans = {tuple(context[i : i + n]) for i, n in ((0, 2), (40, 3), (90, 4), (197, 3))}
     rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint)
     rules.save(tmp_path / "rules")
     backbone.model.save_pretrained(tmp_path / "model")
-    done = subprocess.run(
-        [PYTHON, ROOT / "tests/support/kvpress_logits.py", *("model", "rules", "out.npz")],
-        input=json.dumps({"context": list(context), "question": list(question)}),
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [PYTHON, ROOT / "tests/support/kvpress_logits.py", "model", "rules", "out.npz"]
+    asked = json.dumps({"context": context, "question": question})
+    output_of(*command, stdin=asked, cwd=tmp_path, PYTHONPATH=str(ROOT))
     found = np.load(tmp_path / "out.npz")
     hidden = _inner(context, spans)
     assert found["columns"] == 200 - len(hidden) <= 193  # all four spans

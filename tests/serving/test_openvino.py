@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.engines.__main__ import OPENVINO, SCRIPT
 from support.exported_models import Exported
+from support.processes import output_of
 from umim_core import UMIM
 from umim_core.serving.model_export import export_model
 from umim_core.serving.prompt_merger import PromptMerger
@@ -37,12 +37,6 @@ def test_greedy_search_writes_the_ids_that_transformers_does(
         )[0, len(ids) :].tolist()
         for ids in prompts
     ]
-    done = subprocess.run(
-        [OPENVINO, SCRIPT, tmp_path / "model" / "model.gguf"],
-        input=json.dumps({"prompts": prompts, "tokens": 16}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert [ids for ids, _, _ in json.loads(done.stdout.splitlines()[-1])] == wanted
+    asked = json.dumps({"prompts": prompts, "tokens": 16})
+    printed = output_of(OPENVINO, SCRIPT, tmp_path / "model" / "model.gguf", stdin=asked)
+    assert [ids for ids, _, _ in json.loads(printed.splitlines()[-1])] == wanted

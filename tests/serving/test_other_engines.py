@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +22,7 @@ from benchmarks.engines.__main__ import (
     with_spans,
 )
 from benchmarks.engines.engine_processes import COMPLETIONS, SERVERS, Running, running
+from support.processes import output_of
 from support.servers import CHAT, Served
 from support.source_tree import ROOT
 from umim_core import UMIM
@@ -115,16 +115,9 @@ class TwoTurns:
 
 def two_turns(python: Path, url: str, chat: Chat) -> TwoTurns:
     """Chat with OpenAI's client."""
-    done = subprocess.run(
-        [python, ROOT / "tests/support/openai_chat.py", url],
-        input=json.dumps({"messages": list(chat), "then": "And in one word?", "tokens": 24}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        pytest.fail(done.stderr)
-    first, second = json.loads(done.stdout)
+    asked = json.dumps({"messages": list(chat), "then": "And in one word?", "tokens": 24})
+    printed = output_of(python, ROOT / "tests/support/openai_chat.py", url, stdin=asked)
+    first, second = json.loads(printed)
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     read = [turn["usage"]["prompt_tokens"] for turn in (first, second)]
     return TwoTurns(first["text"], read[0], cached, read[1] - cached)

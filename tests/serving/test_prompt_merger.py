@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from support.processes import output_of
 from support.source_tree import ROOT
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import ConfigError, GenerationError
@@ -145,8 +145,7 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
         f"print(PromptMerger.load(Path({str(tmp_path)!r})).merge([1, 2]))\n"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[1000]", "[]"]
+    assert output_of(sys.executable, "-c", probe).splitlines() == ["[1000]", "[]"]
 
 
 @pytest.mark.parametrize(

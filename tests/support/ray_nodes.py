@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,8 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from support.machines import Machine
+from support.processes import output_of
 
 
 @contextmanager
@@ -62,6 +65,17 @@ def cluster_of(machines: Sequence[Machine], folder: Path, checkout: Path) -> Ite
             own = (f"--address={address}", f"--node-ip-address={other.address}", "--num-cpus=1")
             stack.enter_context(node(folder, checkout, *own, enter=other.enter))
         yield address
+
+
+def answer_on(
+    machine: Machine, checkout: Path, program: str, *arguments: object, **environment: str
+) -> Any:
+    """Run a program on a machine of a cluster; return what its line "answer" holds."""
+    environment |= {"PYTHONPATH": paths(checkout), "RAY_AUTH_MODE": "disabled"}
+    command = [*machine.enter, sys.executable, "-c", program, *arguments]
+    printed = output_of(*command, cwd=checkout, seconds=1800, **environment)
+    (line,) = [line for line in printed.splitlines() if line.startswith("answer ")]
+    return json.loads(line.removeprefix("answer "))
 
 
 def paths(checkout: Path) -> str:

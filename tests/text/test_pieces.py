@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import chain
@@ -14,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from support.processes import output_of
+from support.source_tree import ROOT
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import CorpusError
 from umim_core.text.readers import BadRows, iter_parts
 from umim_core.text.sources import TextFiles
 from umim_core.text.tokens import cut_pieces, iter_token_pieces
 
-CHECKOUT = Path(__file__).parents[2]
-TOKENIZERS = CHECKOUT.parent / "shared" / "data" / "tokenizers"
+TOKENIZERS = ROOT.parent / "shared" / "data" / "tokenizers"
 WORDS = [
     *("the", " sum", " axis", "'s", " 12", "3", ".", ",", " (", "\n", "\r\n", "\n\n", "  ", "\t"),
     *("ü", "世界", "你好", "。", "，", "！", "🙂", "\u2028", "\u00a0", "e\u0301", "A", " B"),
@@ -141,7 +140,7 @@ def test_token_pieces_are_the_documents(tmp_path: Path, embedded: PreTrainedToke
 # Memory
 
 GROWTH = """
-import json, resource, sys
+import resource, sys
 from pathlib import Path
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.text.sources import source_of
@@ -159,21 +158,14 @@ for ids, last in iter_token_pieces(source_of((sys.argv[1],)), tokenizer):
     if last:
         writer.end_document()
 writer.close()
-print(json.dumps(peak() - before))
+print(peak() - before)
 """
 LINE = "Return the größe of the array, or 42 if the axis is not given.\n"
 
 
 def growth(path: Path) -> float:
     """MiB that a process grows by while it tokenises a file into shards."""
-    done = subprocess.run(
-        [sys.executable, "-c", GROWTH, str(path), str(path.parent / "shards")],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=CHECKOUT,
-    )
-    return float(json.loads(done.stdout))
+    return float(output_of(sys.executable, "-c", GROWTH, path, path.parent / "shards"))
 
 
 def write_text(path: Path, mebibytes: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.processes import output_of
 from umim_core.errors import ArtifactError
 from umim_core.text.shard_files import INDEX
 from umim_core.text.shards import ShardWriter, TokenShards
@@ -129,14 +129,8 @@ except ArtifactError as error:
 
 
 def test_a_disk_that_refuses_is_an_error_with_path_and_bytes(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert "00000-00000.tokens.npy (4096 bytes) must be writable; got File too large" in done.stdout
+    message = output_of(sys.executable, "-c", FULL_DISK, tmp_path)
+    assert "00000-00000.tokens.npy (4096 bytes) must be writable; got File too large" in message
     assert list(tmp_path.iterdir()) == [], "nothing half-written stays"
 
 

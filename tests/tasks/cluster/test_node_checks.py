@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from support.machines import machines
-from support.ray_nodes import cluster_of, paths
+from support.ray_nodes import answer_on, cluster_of
 from tasks.cluster.code_identity import code_identity, sources_digest
 from tasks.cluster.node_checks import ANSWER_SECONDS, require_same_code
 from tasks.cluster.ray_cluster import CHECKOUT
@@ -77,21 +73,9 @@ def test_nodes_with_roots_of_their_own_are_refused_in_time_and_nothing_is_publis
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "root"
-    with (
-        machines(3, root) as (_, three),
-        cluster_of(three, tmp_path, CHECKOUT) as address,
-    ):
+    with machines(3, root) as (_, three), cluster_of(three, tmp_path, CHECKOUT) as address:
         first, *others = three
-        done = subprocess.run(
-            [*first.enter, sys.executable, "-c", DRIVER, address, str(root), "3"],
-            env=os.environ | {"PYTHONPATH": paths(CHECKOUT), "RAY_AUTH_MODE": "disabled"},
-            cwd=CHECKOUT,
-            capture_output=True,
-            text=True,
-        )
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
-    refusal, seconds, left = json.loads(line.removeprefix("answer "))
+        refusal, seconds, left = answer_on(first, CHECKOUT, DRIVER, address, root, 3)
     assert "must share the artifact root" in refusal
     assert all(other.address in refusal for other in others) and first.address not in refusal
     assert seconds < ANSWER_SECONDS + 30  # and what joining takes

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import secrets
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
@@ -16,9 +15,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
+from support.processes import output_of
+from support.source_tree import ROOT
 from support.tiny_mining import InProcess, NoCluster, TinyCorpus
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 SECONDS = 240
 # Starts three nodes, counts, and removes the second node once it runs what is asked for.
 PROGRAM = """
@@ -85,9 +85,8 @@ def test_a_removed_node_changes_no_digest(
         patch.setattr(tasks.stages.mine, "ClusterCounter", InProcess)
         want = corpus.count(tmp_path / "undisturbed", NoCluster()).digest
     root, inputs = tmp_path / "root", asdict(corpus.tokenized)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {
-        "PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "tests")]),
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
@@ -96,17 +95,10 @@ def test_a_removed_node_changes_no_digest(
         environment["RAY_TMPDIR"] = at  # for the file that names the newest cluster
         (Path(at) / "ray").mkdir()
         arguments = [str(root), at, inputs, corpus.cell.model_dump_json(), doing, graceful]
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, json.dumps(arguments, default=str)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-    assert done.returncode == 0, done.stderr
+        command = [sys.executable, "-c", PROGRAM, json.dumps(arguments, default=str)]
+        printed = output_of(*command, seconds=SECONDS, without=("RAY_",), **environment)
     # Ray's own lines come in between.
-    told = [line for line in done.stdout.splitlines() if re.match("removed|digest|refused", line)]
-    removed, outcome = told
+    removed, outcome = re.findall("^(?:removed|digest|refused).*", printed, re.MULTILINE)
     assert removed.startswith(f"removed {doing}"), "the node was doing it"
     assert outcome == f"digest {want}" or outcome.startswith("refused the workers that count must")
     if outcome.startswith("refused"):

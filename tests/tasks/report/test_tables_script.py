@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 
 import pytest
 
+from support.processes import output_of
 from tasks.report.render import TEMPLATES
 
 NODE = shutil.which("node")
@@ -22,12 +22,8 @@ console.log(JSON.stringify([sorted(false), sorted(true), found]));
 
 
 def run(cells: list[str], words: str = "") -> list[list[str]]:
-    script = str(TEMPLATES / "tables.js")
-    done = subprocess.run(
-        [str(NODE), "-e", RUN, script, json.dumps([cells, words])],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return list(json.loads(done.stdout))
+    asked = json.dumps([cells, words])
+    return list(json.loads(output_of(NODE, "-e", RUN, TEMPLATES / "tables.js", asked)))
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.processes import output_of
 from tasks.cluster.ray_cluster import CHECKOUT
 
 # A worker that stands in one folder after the other, and starts a run in each.
@@ -45,14 +44,9 @@ def said(other: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     """What a run says, by the place of its worker."""
     nowhere = tmp_path_factory.mktemp("nowhere")
     places = {"another": other, "inside": other / "docs", "its own": CHECKOUT, "none": nowhere}
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER, *map(str, places.values())],
-        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(places, done.stdout.splitlines(), strict=True))
+    command = [sys.executable, "-c", WORKER, *places.values()]
+    printed = output_of(*command, PYTHONPATH=str(CHECKOUT))
+    return dict(zip(places, printed.splitlines(), strict=True))
 
 
 @pytest.mark.parametrize("place", ["another", "inside"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,8 +13,8 @@ import psutil
 import pytest
 
 from support.busy_machine import within
+from support.processes import output_of
 from support.servers import free_port
-from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.run import services
 from tasks.run.services import Service, down, local_services, status, up
 from umim_core.errors import ClusterError
@@ -69,10 +68,8 @@ def test_a_service_outlives_the_command_that_started_it(service: Service, tmp_pa
         "from tasks.run.services import Service, up",
         f"with stoppable(): print(up(Path({str(tmp_path)!r}), [{service!r}])[0].state)",
     )
-    command = [sys.executable, "-c", "\n".join(lines)]
     # Its guard, which clears up behind it, holds standard error to its own end.
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT)
-    assert done.stdout == "running\n"
+    assert output_of(sys.executable, "-c", "\n".join(lines)) == "running\n"
     assert [of.state for of in status(tmp_path, [service])] == ["running"]
 
 
@@ -143,8 +140,7 @@ def test_up_starts_real_servers_with_every_deployment_and_down_ends_them(
 
     def states(action: str) -> list[dict[str, str]]:
         command = [sys.executable, "-m", "flows", action, *ports, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT)
-        services: list[dict[str, str]] = json.loads(done.stdout)["services"]
+        services: list[dict[str, str]] = json.loads(output_of(*command))["services"]
         return services
 
     try:

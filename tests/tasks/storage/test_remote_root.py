@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes import run_command
 from support.s3 import Machine, environment, forget_servers
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.run.store_commands import collect, listed, remove, verify
@@ -23,7 +23,6 @@ from umim_core.errors import ArtifactError
 
 SPEC = StageSpec("count", 1, {"tau": 5}, {"tokens": "a" * 64})
 NAME = f"count/{SPEC.key}"
-CHECKOUT = Path(__file__).resolve().parents[3]
 # A stage that writes three files and, where it is asked to, kills its process while they are
 # uploaded (after the first), or after it has left a training state in storage.
 PROCESS = """
@@ -87,14 +86,8 @@ def run(build: Callable[[Path], Mapping[str, float]], spec: StageSpec = SPEC) ->
 
 
 def run_process(server: dict[str, str], tmp_path: Path, scratch: str, how: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS, how],
-        env=environment(server, tmp_path.name, str(tmp_path / scratch)),
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    settings = environment(server, tmp_path.name, str(tmp_path / scratch))
+    done = run_command(sys.executable, "-c", PROCESS, how, **settings)
     if how.startswith("dies"):
         assert done.returncode == -signal.SIGKILL, done.stderr
         return []

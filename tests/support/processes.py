@@ -1,0 +1,47 @@
+"""Commands in processes of their own, and what they print."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from support.source_tree import ROOT
+
+
+def run_command(
+    *command: object,
+    cwd: Path = ROOT,
+    seconds: float = 600,
+    stdin: str | None = None,
+    without: tuple[str, ...] = (),
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end.
+
+    Args:
+        command: Its words, as text.
+        cwd: Where it runs.
+        seconds: How long it may take.
+        stdin: What it reads.
+        without: Beginnings of the names that it does not get of this process's environment.
+        environment: Variables that it gets besides.
+    """
+    own = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    return subprocess.run(
+        [*map(str, command)],
+        cwd=cwd,
+        env=own | environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
+def output_of(*command: object, **options: Any) -> str:
+    """Run a command to a good end, with the options of ``run_command``; return its output."""
+    done = run_command(*command, **options)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
