@@ -136,24 +136,15 @@ def tiny_checkpoint(
 
     It recommends to merge everywhere.
     """
-    import torch
-
+    from support.merged_models import fresh_model
     from umim_core.backbone.backbone import load_backbone
     from umim_core.checkpoint.checkpoint import Checkpoint
-    from umim_core.merging.merged_model import MergedModel
-    from umim_core.merging.module import MergeModule
-    from umim_core.rules.matcher import Matcher
-    from umim_core.rules.ruleset import RuleSet
 
     folder = tmp_path_factory.mktemp("checkpoint")
     _model("llama", 0).save_pretrained(folder / "backbone")
     tiny_tokenizer.save_pretrained(folder / "backbone")
     backbone = load_backbone(str(folder / "backbone"))
-    spans = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
-    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    made = Checkpoint.of(MergedModel(backbone, module, Matcher(rules), "compact"))
+    made = Checkpoint.of(fresh_model(backbone, [(1, 2), (3, 4, 5), (6, 7, 8, 9)]))
     made.recommending("all").save(folder / "merge")
     return folder / "merge"
 

@@ -11,11 +11,16 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from support.engine_matrix import VOCAB as RULE_IDS
-from support.engine_matrix import from_scratch, module_for, random_prompts, random_rules, settings
+from support.engine_matrix import (
+    from_scratch,
+    log_probs_from_scratch,
+    module_for,
+    random_prompts,
+    random_rules,
+    settings,
+)
 from support.family_configs import EXACT, REFUSED, VOCAB, random_model
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
@@ -27,7 +32,6 @@ from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
 
 # transformers computes some parts in single precision whatever the model: scores, softmaxes, norms.
 TOLERANCE = 1e-5
@@ -83,36 +87,6 @@ def test_generation_equals_a_forward_from_scratch(
     assert any(row.gen_kv_reduction > 0 for row in output.rows)
 
 
-def units_of(
-    ids: NDArray[np.int64], backbone: Backbone, module: MergeModule, matcher: Matcher, end: int
-) -> tuple[list[Tensor], list[int]]:
-    """Embeddings and last raw positions of ids[:end]; the span that ``end`` cuts stays raw."""
-    parts, ends = [], []
-    for start, length in zip(*matcher.segment(ids), strict=True):
-        if start >= end:
-            break
-        inside = range(start, min(start + length, end))
-        span = backbone.embed(torch.from_numpy(ids[inside]))
-        if len(inside) == length > 1:
-            parts.append(module(span[None], torch.tensor([length]))[0])
-            ends.append(int(start + length) - 1)
-        else:
-            parts += list(span)
-            ends += list(inside)
-    return parts, ends
-
-
-def logits_after(
-    backbone: Backbone, parts: list[Tensor], ends: list[int], positions: UnitPositions
-) -> Tensor:
-    places = ends if positions == "preserved" else list(range(len(ends)))
-    return backbone.model(
-        inputs_embeds=torch.stack(parts)[None],
-        position_ids=torch.tensor([places]),
-        attention_mask=torch.ones(1, len(parts), dtype=torch.int64),
-    ).logits[0, -1]
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("positions", ["compact", "preserved"])
 @pytest.mark.parametrize("family", EXACT)
@@ -123,13 +97,8 @@ def test_perplexity_equals_the_listing_of_two_stages(family: str, positions: Uni
     rows = [ids for ids in random_prompts(7, 4) if len(ids) > 1][:2]
     found = token_log_probs(rows, MergedModel(backbone, module, matcher, positions))
     for ids, ours in zip(rows, found, strict=True):
-        expected = [
-            logits_after(backbone, *units_of(ids, backbone, module, matcher, t), positions)
-            .double()
-            .log_softmax(-1)[int(ids[t])]
-            for t in range(1, len(ids))
-        ]
-        assert torch.allclose(ours, torch.stack(expected), rtol=0, atol=TOLERANCE)
+        expected = log_probs_from_scratch(backbone, module, matcher, ids, positions)
+        assert torch.allclose(ours, expected, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(("family", "nested", "positions"), MATRIX)
@@ -144,12 +113,11 @@ def test_scores_equal_one_forward_per_continuation(
     found = score_continuations(contexts, arrays, MergedModel(backbone, module, matcher, positions))
     for context, row, scores in zip(contexts, endings, found, strict=True):
         for ids, score in zip(row, scores, strict=True):
-            parts, ends = units_of(context, backbone, module, matcher, len(context))
+            parts = [context.tolist()]
             for token, ours in zip(ids, score.log_probs.tolist(), strict=True):
-                logits = logits_after(backbone, parts, ends, positions).double()
-                assert abs(ours - float(logits.log_softmax(-1)[token])) < TOLERANCE
-                parts.append(backbone.embed(torch.tensor(token)))
-                ends.append(ends[-1] + 1)
+                logits, _ = from_scratch(backbone, module, matcher, parts, positions)
+                assert abs(ours - float(logits.double().log_softmax(-1)[token])) < TOLERANCE
+                parts.append([token])
 
 
 @pytest.mark.parametrize("family", REFUSED)

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from support.merged_models import fresh_model
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_identity import model_identity
 from umim_core.backbone.split import with_held_weights
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.training.packed_trunk import PackedTrunk
@@ -31,9 +31,7 @@ def build(family: str) -> Backbone:
 
 
 def step(backbone: Backbone) -> DistillModel:
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(0.2, torch.Generator().manual_seed(1))
-    return DistillModel(MergedModel(backbone, module, None, "compact"), autocast=True)
+    return DistillModel(fresh_model(backbone, [], 0.2, 1), autocast=True)
 
 
 def loss_and_gradients(model: DistillModel) -> list[Tensor]:
@@ -62,8 +60,7 @@ def test_a_step_has_the_bits_of_casts_made_for_every_product(family: str) -> Non
 
 def test_without_autocast_nothing_is_held() -> None:
     backbone = build("llama")
-    module = MergeModule(backbone.hidden_size)
-    model = DistillModel(MergedModel(backbone, module, None, "compact"))
+    model = DistillModel(fresh_model(backbone, []))
     assert model._trunk._backbone is backbone
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -14,16 +15,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from support.merged_models import fresh_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA
 from umim_core.errors import BackboneError, BackboneMismatchError, CheckpointError
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,12 +113,9 @@ def hub(
 
 def checkpoint_of(revision: str | None, folder: Path) -> Path:
     backbone = load_backbone(NAME, revision=FIRST)
-    rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint=backbone.tokenizer_fingerprint)
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    made = Checkpoint.of(MergedModel(backbone, module, Matcher(rules), "compact"))
+    made = Checkpoint.of(fresh_model(backbone, [(1, 2)]))
     config = made.config.model_copy(update={"backbone_revision": revision})
-    Checkpoint(config, module, rules).save(folder / "merge")
+    replace(made, config=config).save(folder / "merge")
     return folder / "merge"
 
 

@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from support.reduced_texts import FAMILIES, WORDS, given, ids_of, word_backbone
+from support.reduced_texts import WORDS, given, ids_of, word_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import sentences
 from umim_core.baselines.llmlingua import CompressedPrefix, LLMLingua
 from umim_core.baselines.methods import Ints, reduce_tokens
 from umim_core.baselines.selective_context import SelectiveContext, self_information
 from umim_core.errors import ConfigError
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def backbone(request: pytest.FixtureRequest) -> Backbone:
-    """Each family in turn."""
-    return word_backbone(request.param)
 
 
 @torch.no_grad()

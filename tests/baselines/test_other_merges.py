@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from support.merged_models import fresh_model
 from support.reduced_texts import FAMILIES, word_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import BASELINES, Ints, MergedSpans
@@ -48,12 +49,9 @@ class Case:
 def case(request: pytest.FixtureRequest) -> Case:
     name, family = request.param
     backbone = word_backbone(family)
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    given = MergedModel(backbone, module, RULES, "compact")
     method = BASELINES.find(name)(backbone, RULES)
     assert isinstance(method, MergedSpans)
-    return Case(name, given, method)
+    return Case(name, fresh_model(backbone, RULES.rules), method)
 
 
 def texts() -> list[Ints]:

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from support.reduced_texts import (
-    FAMILIES,
     WORDS,
     given,
-    word_backbone,
     word_classifier,
     word_encoder,
 )
@@ -44,12 +42,6 @@ METHODS: dict[str, Callable[[Backbone], TokenReducer]] = {
     ),
     "ehpc": lambda backbone: EHPC(backbone, find_evaluator_heads(backbone)),
 }
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def backbone(request: pytest.FixtureRequest) -> Backbone:
-    """Each family in turn."""
-    return word_backbone(request.param)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.reduced_texts import FAMILIES, given, ids_of, word_backbone, word_encoder
+from support.reduced_texts import given, ids_of, word_encoder
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import BASELINES, Ints, own_model, reduce_tokens
 from umim_core.baselines.sentence_cosine import BackboneEncoder, SentenceCosine, TextEncoder
@@ -19,12 +19,6 @@ from umim_core.rules.ruleset import RuleSet
 TEXT = "the cat sat in the mat. it ran and slept. the dog of the mat."
 PARTS = [range(6), range(6, 10), range(10, 15)]
 QUESTION = "the dog ran what?"
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def backbone(request: pytest.FixtureRequest) -> Backbone:
-    """Each family in turn."""
-    return word_backbone(request.param)
 
 
 def by_cosine(backbone: Backbone) -> SentenceCosine:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.merge_modules import FORMS
+from support.merged_models import fresh_model
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
@@ -27,9 +28,6 @@ from umim_core.errors import (
     CheckpointError,
     TokenizerMismatchError,
 )
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json, write_manifest
 
@@ -37,9 +35,7 @@ SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 
 
 def make(backbone: Backbone, form: str = "paper", **rules: str) -> Checkpoint:
-    module = MergeModule(backbone.hidden_size, 4, **FORMS[form])
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(5))
-    made = MergedModel(backbone, module, Matcher(RuleSet.from_spans(SPANS, **rules)), "compact")
+    made = fresh_model(backbone, RuleSet.from_spans(SPANS, **rules), seed=5, **FORMS[form])
     return Checkpoint.of(made, {"steps": 3, "loss": 1.5, "note": "a"})
 
 

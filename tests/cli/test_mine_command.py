@@ -11,8 +11,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim
-from support.processes import output_of
 from support.ngram_oracle import Grams, cut, grams_of, oracle
+from support.processes import output_of
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 

@@ -10,12 +10,10 @@ from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Umim, document
 from support.merge_modules import give_rows
+from support.merged_models import fresh_model
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.rules.inspection import collision_rate
-from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
@@ -120,8 +118,9 @@ def test_a_checkpoint_shows_the_rules_inside_and_its_rows(
     umim: Umim, folder: Path, tiny_llama, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     rules = ruleset(COUNTED, tokenizer_fingerprint(tiny_tokenizer))
-    module = give_rows(MergeModule(tiny_llama.hidden_size), [(1, 2), (2, 1)])
-    Checkpoint.of(MergedModel(tiny_llama, module, Matcher(rules), "compact")).save("checkpoint")
+    model = fresh_model(tiny_llama, rules)
+    give_rows(model.require_module(), [(1, 2), (2, 1)])
+    Checkpoint.of(model).save("checkpoint")
     assert document(umim("rules", "checkpoint", "--json"))["digest"] == rules.digest
     assert "order; 2 rules have a row" in umim("rules", "checkpoint").out
 

@@ -11,13 +11,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from support.merged_models import fresh_model
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 
 TEXT = "the cat sat on the mat and the dog sat on the log near the old cat house by the sea "
 MAX_LENGTH = 48
@@ -78,11 +76,8 @@ def checkpoint_path(backbone_path: Path, tmp_path_factory: pytest.TempPathFactor
     backbone = load_backbone(str(backbone_path))
     ids = backbone.encode(TEXT)
     spans = {tuple(ids[i : i + n]) for n, i in ((2, 1), (3, 4), (2, 8), (4, 12), (2, 0))}
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(3))
-    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     path = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    made = Checkpoint.of(MergedModel(backbone, module, Matcher(rules), "compact"))
+    made = Checkpoint.of(fresh_model(backbone, spans, seed=3))
     made.recommending("prompt").save(path)
     return path
 

@@ -16,6 +16,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from support.merged_models import fresh_model
 from tests.evaluation.conftest import oracle_context
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -24,8 +25,6 @@ from umim_core.evaluation.harness import UmimLM
 from umim_core.inference.engine import Engine
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 TEXT = "the cat sat on the mat and the dog sat on the log near the old cat house by the sea "
@@ -66,8 +65,7 @@ def generation(prompts: list[str], **options: object) -> list[Instance]:
 
 
 def checkpoint_of(backbone: Backbone, spans: list[tuple[int, ...]]) -> Checkpoint:
-    rules = Matcher(RuleSet.from_spans(spans))
-    return Checkpoint.of(MergedModel(backbone, MergeModule(16), rules, "compact"))
+    return Checkpoint.of(fresh_model(backbone, RuleSet.from_spans(spans)))
 
 
 def without_rules(backbone_path: Path, tmp_path: Path) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 import lm_eval.tasks
 from lm_eval.tasks import TaskManager
 
+from support.harness_files import write_data_set
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.evaluation.tasks import task_runs
 from umim_core.evaluation.tasks.task_runs import (
@@ -26,7 +26,6 @@ from umim_core.store.artifacts import directory_digest
 from umim_core.task_sets.spec import Question
 
 Row = Mapping[str, object]
-Splits = Mapping[str, Sequence[Row]]
 
 
 def arc(place: int) -> Row:
@@ -60,18 +59,6 @@ def math(place: int) -> Row:
     return {"question": f"What is {place} + 1?", "answer": f"#### {place + 1}"}
 
 
-def put(hub: Path, name: str, config: str, splits: Splits) -> None:
-    """Write a data set as the hub has it: a card that names the files, and a file per split."""
-    folder = hub / name
-    folder.mkdir(parents=True)
-    files = "".join(f"  - split: {split}\n    path: {split}.jsonl\n" for split in splits)
-    card = f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n"
-    (folder / "README.md").write_text(card, "utf-8")
-    for split, rows in splits.items():
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{split}.jsonl").write_text(lines, "utf-8")
-
-
 # Folders of lm-eval with the tasks that are asked for here, the tag and the group.
 FEW = ("arc", "hellaswag", "hendrycks_ethics", "gsm8k", "mmlu/default")
 
@@ -92,31 +79,24 @@ def _index(index: TaskManager | None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(task_runs, "_shipped", lambda: index)
 
 
-@pytest.fixture(autouse=True)
-def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 @pytest.fixture
-def hub(tmp_path: Path) -> Path:
+def hub(local_hub: Path) -> Path:
     """Copies of four data sets: all splits, no test split, no validation split, no choices."""
-    made = tmp_path / "hub"
+    made = local_hub / "hub"
     three = {
         "train": [arc(place) for place in range(5)],
         "validation": [arc(place) for place in range(5, 7)],
         "test": [arc(place) for place in range(7, 10)],
     }
-    put(made, "allenai/ai2_arc", "ARC-Easy", three)
+    write_data_set(made, "allenai/ai2_arc", "ARC-Easy", three)
     two = {
         "train": [hellaswag(place) for place in range(4)],
         "validation": [hellaswag(place) for place in range(4, 7)],
     }
-    put(made, "Rowan/hellaswag", "default", two)
+    write_data_set(made, "Rowan/hellaswag", "default", two)
     rest = {"train": [ethics(place) for place in range(3)], "test": [ethics(8), ethics(9)]}
-    put(made, "EleutherAI/hendrycks_ethics", "commonsense", rest)
-    put(made, "openai/gsm8k", "main", {"train": [math(1)], "test": [math(2)]})
+    write_data_set(made, "EleutherAI/hendrycks_ethics", "commonsense", rest)
+    write_data_set(made, "openai/gsm8k", "main", {"train": [math(1)], "test": [math(2)]})
     return made
 
 
@@ -176,7 +156,7 @@ def test_a_data_set_that_is_not_there_is_refused(hub: Path) -> None:
 def test_a_data_set_that_lacks_a_split_of_the_task_is_refused(hub: Path, split: str) -> None:
     shutil.rmtree(hub / "allenai")
     names = {"train", "validation", "test"} - {split}
-    put(hub, "allenai/ai2_arc", "ARC-Easy", {name: [arc(0)] for name in sorted(names)})
+    write_data_set(hub, "allenai/ai2_arc", "ARC-Easy", {name: [arc(0)] for name in sorted(names)})
     with pytest.raises(CorpusError, match=f"with all its splits; got .*KeyError: '{split}'"):
         harness_questions("arc_easy", hub)
 
@@ -192,6 +172,6 @@ def test_a_question_without_a_right_answer_is_refused(hub: Path, change: Row, me
     shutil.rmtree(hub / "EleutherAI")
     rows = [ethics(0), {**ethics(1), **change}]
     splits = {"train": rows, "test": [ethics(2)]}
-    put(hub, "EleutherAI/hendrycks_ethics", "commonsense", splits)
+    write_data_set(hub, "EleutherAI/hendrycks_ethics", "commonsense", splits)
     with pytest.raises(CorpusError, match=message):
         harness_questions("ethics_cm", hub)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import lm_eval.tasks
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
+from support.harness_files import write_data_set
 from umim_core.embedded.assets import embedded_path
 from umim_core.evaluation.harness import UmimLM
 
@@ -46,9 +46,8 @@ def test_ruler_runs(task: str, local_hub: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("LOCAL_RANK")
     from nltk.tokenize.punkt import PunktSentenceTokenizer
 
-    folder = local_hub / "baber" / "paul_graham_essays"
-    folder.mkdir(parents=True)
-    (folder / "train.jsonl").write_text(json.dumps({"text": ESSAYS * 60}) + "\n", "utf-8")
+    essays = {"train": [{"text": ESSAYS * 60}]}
+    write_data_set(local_hub, "baber/paul_graham_essays", "default", essays)
     ruler.get_haystack.cache_clear()
     ruler.cached_sent_tokenize.cache_clear()
     monkeypatch.setattr(ruler, "sent_tokenize", PunktSentenceTokenizer().tokenize)
@@ -61,19 +60,8 @@ def test_ruler_runs(task: str, local_hub: Path, monkeypatch: pytest.MonkeyPatch)
 def test_longbench_runs(local_hub: Path) -> None:
     for module in ("jieba", "fuzzywuzzy", "rouge"):
         pytest.importorskip(module, reason="LongBench needs lm_eval[longbench]")
-    folder = local_hub / "Xnhyacinth" / "LongBench"
-    (folder / "qmsum").mkdir(parents=True)
-    card = (
-        "---\nconfigs:\n- config_name: qmsum\n  data_files:\n"
-        "  - split: test\n    path: qmsum/test.jsonl\n---\n"
-    )
-    (folder / "README.md").write_text(card, "utf-8")
-    rows = [
-        {"context": ESSAYS * 20, "question": "Why?", "answers": ["Nobody knew why."]}
-        for _ in range(3)
-    ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "qmsum" / "test.jsonl").write_text(text, "utf-8")
+    row = {"context": ESSAYS * 20, "question": "Why?", "answers": ["Nobody knew why."]}
+    write_data_set(local_hub, "Xnhyacinth/LongBench", "qmsum", {"test": [row] * 3})
     found = run("longbench/qmsum.yaml", {})
     assert 0 <= found["rouge_score,none"] <= 1
     assert 0.02 < found["context_token_reduction,none"] < 0.75

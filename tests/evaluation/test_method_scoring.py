@@ -12,6 +12,7 @@ import torch
 from lm_eval.api.instance import Instance
 from transformers import GenerationConfig
 
+from support.merged_models import fresh_model
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.full_cache import FullCache
 from umim_core.baselines.methods import Text, highest
@@ -23,8 +24,6 @@ from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
 from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request as EngineRequest
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -38,9 +37,7 @@ GREEDY = {"until": [], "max_gen_toks": 5, "do_sample": False}
 
 @pytest.fixture(scope="module")
 def umim(tiny_llama: Backbone) -> Scorer:
-    module = MergeModule(tiny_llama.hidden_size)
-    module.initialise(tiny_llama.embedding_std, torch.Generator().manual_seed(0))
-    return Scorer(MergedModel(tiny_llama, module, MATCHER, "compact"), "prompt", 64)
+    return Scorer(fresh_model(tiny_llama, MATCHER.rules), "prompt", 64)
 
 
 def model_score(backbone: Backbone, context: list[int], ending: list[int]) -> float:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from tests.evaluation.conftest import oracle_context
+from umim_core.embedded.documents import write_rows
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.multiple_choice import evaluate_task
 
@@ -21,8 +22,7 @@ def write_task(folder: Path) -> None:
         for i, w in enumerate(["dog", "sea", "log", "house"])
     ]
     for split in ("train", "valid", "test"):
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{split}.jsonl").write_text(text, "utf-8")
+        write_rows(folder / f"{split}.jsonl", rows)
 
 
 @pytest.mark.parametrize("merge", ["prompt", "all", "none"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 from datasets import Dataset, DatasetDict
 from lm_eval.tasks import TaskManager
 
+from support.harness_files import write_data_set
 from umim_core.evaluation import tasks
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
@@ -33,10 +33,7 @@ PROBLEMS = [
 @pytest.fixture
 def hub(local_hub: Path) -> Path:
     """The hub with the data sets of these tests."""
-    folder = local_hub / "Maxwell-Jia" / "AIME_2024"
-    folder.mkdir(parents=True)
-    lines = "".join(json.dumps(row) + "\n" for row in PROBLEMS)
-    (folder / "train.jsonl").write_text(lines, "utf-8")
+    write_data_set(local_hub, "Maxwell-Jia/AIME_2024", "default", {"train": PROBLEMS})
     return local_hub
 
 

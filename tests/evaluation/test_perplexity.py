@@ -11,7 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.engine_matrix import families, module_for, tiny_backbone
+from support.engine_matrix import (
+    families,
+    log_probs_from_scratch,
+    module_for,
+    tiny_backbone,
+)
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.perplexity import perplexity
@@ -68,20 +73,6 @@ def embed_unit(ids: np.ndarray, module: MergeModule, backbone: Backbone) -> Tens
 
 
 @torch.no_grad()
-def listing(
-    ids: np.ndarray, matcher: Matcher, module: MergeModule, backbone: Backbone
-) -> dict[int, float]:
-    """Raw target position -> log-probability: one forward each, over the units of its prefix."""
-    scores: dict[int, float] = {}
-    for target in range(1, len(ids)):
-        cuts = zip(*matcher.segment(ids[:target]), strict=True)
-        units = [embed_unit(ids[s : s + n], module, backbone) for s, n in cuts]
-        logits = backbone.model(inputs_embeds=torch.cat(units)[None]).logits[0, -1]
-        scores[target] = float(logits.log_softmax(-1)[ids[target]])
-    return scores
-
-
-@torch.no_grad()
 def papers_listing(
     ids: np.ndarray, matcher: Matcher, module: MergeModule, backbone: Backbone
 ) -> dict[int, float]:
@@ -106,11 +97,6 @@ def papers_listing(
     return scores
 
 
-def expected(ids: np.ndarray, *parts: object) -> Tensor:
-    scores = listing(ids, *parts)  # type: ignore[arg-type]  # matcher, module, backbone
-    return torch.tensor([scores[t] for t in range(1, len(ids))], dtype=torch.float64)
-
-
 @pytest.mark.parametrize(("name", "dtype", "attention", "tolerance"), MATRIX)
 def test_every_target_equals_a_forward_over_its_prefix(
     name: str, dtype: torch.dtype, attention: str, tolerance: float
@@ -120,7 +106,7 @@ def test_every_target_equals_a_forward_over_its_prefix(
     scored = token_log_probs(rows, MergedModel(backbone, module, matcher, "compact"))
     assert any(matcher.segment(row)[1].max() == 4 for row in rows)
     for row, ours in zip(rows, scored, strict=True):
-        theirs = expected(row, matcher, module, backbone)
+        theirs = log_probs_from_scratch(backbone, module, matcher, row)
         assert ours.shape == theirs.shape and ours.dtype == torch.float64
         assert torch.allclose(ours, theirs, rtol=0, atol=tolerance)
 
@@ -181,7 +167,7 @@ def test_a_wrong_layout_misses_the_listing(
     backbone = build(name)
     module, matcher, rows = module_for(backbone), random_rules(), random_rows()[:1]
     model = MergedModel(backbone, module, matcher, "compact")
-    theirs = expected(rows[0], matcher, module, backbone)
+    theirs = log_probs_from_scratch(backbone, module, matcher, rows[0])
 
     def error(layout: BranchLayout) -> float:
         with torch.no_grad():

@@ -23,19 +23,22 @@ def rows(**_: object) -> DatasetDict:
     return DatasetDict({"test": Dataset.from_list([{"text": word} for word in WORDS])})
 
 
-def choices(**options: object) -> Any:
+def task_of(kind: str, metric: str, **options: object) -> Any:
     config = {
-        "task": "choices",
+        "task": kind,
         "custom_dataset": partial(rows),
         "test_split": "test",
-        "output_type": "multiple_choice",
+        "output_type": kind,
         "doc_to_text": "{{text}} w1",
-        "doc_to_choice": ["w2", "w3"],
-        "doc_to_target": 1,
-        "metric_list": [{"metric": "acc"}],
+        "metric_list": [{"metric": metric}],
         **options,
     }
-    return load_tasks([config])["choices"]
+    return load_tasks([config])[kind]
+
+
+def choices(**options: object) -> Any:
+    own = {"doc_to_choice": ["w2", "w3"], "doc_to_target": 1}
+    return task_of("multiple_choice", "acc", **own, **options)
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +63,14 @@ def test_a_task_with_several_filters_has_a_figure_of_each(model: UmimLM) -> None
     assert described(task, "digest").count == len(WORDS)
 
 
-def generated(**options: object) -> Any:
-    config = {
-        "task": "texts",
-        "custom_dataset": partial(rows),
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": "{{text}} w1",
-        "doc_to_target": "w2",
-        "generation_kwargs": {"until": [], "max_gen_toks": 3},
-        "metric_list": [{"metric": "exact_match"}],
-        **options,
-    }
-    return load_tasks([config])["texts"]
-
-
 def test_answers_of_any_generating_task_are_kept(model: UmimLM) -> None:
-    found = score_range(model, generated(), 0, 2)
+    limits = {"until": [], "max_gen_toks": 3}
+    own = {"doc_to_target": "w2", "generation_kwargs": limits}
+    task = task_of("generate_until", "exact_match", **own)
+    found = score_range(model, task, 0, 2)
     assert [len(texts) for texts in found.answers] == [1, 1]
     assert found.values.keys() == {"exact_match"}
-    assert described(generated(), "x").limits == {"new_tokens": 3, "answers": 1}
+    assert described(task, "x").limits == {"new_tokens": 3, "answers": 1}
 
 
 def test_shards_of_other_seeds_draw_other_answers() -> None:

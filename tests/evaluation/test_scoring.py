@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
+from support.merged_models import fresh_model
 from support.tiny_models import random_backbone
 from umim_core.evaluation.scoring import Request, Scorer, _parts
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 
 LIMIT = 12
 
 
 def scorer(scope: str, raw_tail: int = 0) -> Scorer:
     backbone = random_backbone("gpt2", vocab_size=20, hidden_size=8, max_position_embeddings=LIMIT)
-    matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5), (6, 7, 8, 9)]))
-    module = MergeModule(8)
-    module.initialise(0.2, torch.Generator().manual_seed(0))
-    merged_model = MergedModel(backbone, module, matcher, "compact").reading(scope, raw_tail)
-    return Scorer(merged_model, scope, LIMIT)
+    merged_model = fresh_model(backbone, [(1, 2), (3, 4, 5), (6, 7, 8, 9)], 0.2)
+    return Scorer(merged_model.reading(scope, raw_tail), scope, LIMIT)
 
 
 def request(context: list[int], continuation: list[int]) -> Request:

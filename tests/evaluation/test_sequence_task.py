@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
+from support.harness_files import write_data_set
 from tests.evaluation.conftest import byte_tokenizer
 from umim_core.evaluation import tasks
 from umim_core.evaluation.harness import UmimLM
@@ -119,18 +119,9 @@ PIQA = [{"goal": "see the cat", "sol1": "sit on the log", "sol2": "by the sea", 
 @pytest.fixture
 def hub(local_hub: Path) -> Path:
     """The hub with the data sets of these tests."""
-    folder = local_hub / "aps" / "super_glue"
-    folder.mkdir(parents=True)
-    for split in ("train", "validation"):
-        lines = "".join(json.dumps(row) + "\n" for row in COPA)
-        (folder / f"{split}.jsonl").write_text(lines, "utf-8")
-    (local_hub / "baber" / "piqa").mkdir(parents=True)
-    for split in ("train", "validation"):
-        lines = "".join(json.dumps(row) + "\n" for row in PIQA)
-        (local_hub / "baber" / "piqa" / f"{split}.jsonl").write_text(lines, "utf-8")
-    card = "---\nconfigs:\n- config_name: copa\n  data_files:\n"
-    parts = [f"  - split: {s}\n    path: {s}.jsonl\n" for s in ("train", "validation")]
-    (folder / "README.md").write_text(f"{card}{''.join(parts)}---\n", "utf-8")
+    splits = ("train", "validation")
+    write_data_set(local_hub, "aps/super_glue", "copa", dict.fromkeys(splits, COPA))
+    write_data_set(local_hub, "baber/piqa", "default", dict.fromkeys(splits, PIQA))
     return local_hub
 
 

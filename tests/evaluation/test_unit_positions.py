@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from support.engine_matrix import module_for
+from support.engine_matrix import log_probs_from_scratch, module_for
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
@@ -46,25 +46,9 @@ def random_rows() -> list[Ids]:
     return [*rows, np.array([0, 1, 2, 3, *rng.integers(0, VOCAB, 9)]), np.array([0, 1, 2, 3])]
 
 
-@torch.no_grad()
 def listing(ids: Ids, matcher: Matcher, module: MergeModule, backbone: Backbone) -> Tensor:
     """One forward per target, over the units of what stands before it, at raw positions."""
-    scores = []
-    for target in range(1, len(ids)):
-        starts, lengths = (part.tolist() for part in matcher.segment(ids[:target]))
-        units = list(zip(starts, lengths, strict=True))
-        inputs = []
-        for start, length in units:
-            tokens = backbone.embed(torch.from_numpy(ids[start : start + length]))
-            merged = length > 1
-            inputs.append(module(tokens[None], torch.tensor([length])) if merged else tokens)
-        logits = backbone.model(
-            inputs_embeds=torch.cat(inputs)[None],
-            position_ids=torch.tensor([[start + length - 1 for start, length in units]]),
-            attention_mask=torch.ones(1, len(units)),
-        ).logits[0, -1]
-        scores.append(logits.log_softmax(-1)[ids[target]])
-    return torch.stack(scores) if scores else torch.zeros(0, dtype=torch.float64)
+    return log_probs_from_scratch(backbone, module, matcher, ids, "preserved")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import yaml
 
 from support.processes import output_of
 from support.ray_nodes import paths
 from support.s3 import s3_server
+from support.small_recipe import RECIPE, write_recipe
 from support.source_tree import ROOT
 
 _STEP = {
@@ -23,28 +23,19 @@ _STEP = {
     "validation_rows": 2,
     "checkpoint_every": 2,
 }
-RECIPE = {
-    "name": "twice",
+FIELDS = {
     "seed": 5,
-    "corpus": {
-        "kind": "docstrings",
-        "packages": ["click", "requests", "numpy"],
-        "out_of_domain": ["mpmath"],
-        "train_tokens": 60000,
-    },
+    "corpus": RECIPE["corpus"] | {"train_tokens": 60000},
     "cells": [
         {"backbone": "umim-docs-llama", "tau": 5, "adapt": True},
         {"backbone": "umim-docs-gpt2", "tau": 8, "containment": "keep", "positions": "learned"},
     ],
-    "segment_length": 128,
     "distill": _STEP,
-    "task": {"train": 12, "valid": 4, "test": 4},
     "adapt": {
         "rules": {"tau": 3, "overlap": "none", "containment": "keep"},
         "sft": _STEP,
         "dpo": {**_STEP, "beta": 0.1},
     },
-    "evaluate": {"alignment_rows": 2, "perplexity_rows": 2, "task_questions": 4, "batch_size": 2},
     "cluster": {"workers": 0},
 }
 EXEMPT = {"benchmark", "report"}  # they hold times and facts of the machine
@@ -84,8 +75,7 @@ def run(
 
 @pytest.mark.full
 def test_two_pipelines_with_one_seed_leave_the_same_artifacts(tmp_path: Path) -> None:
-    recipe = tmp_path / "twice.yaml"
-    recipe.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    recipe = write_recipe(tmp_path / "twice.yaml", **FIELDS)
     (one, first), (other, second) = (
         run(tmp_path / str(seed), recipe, hash_seed=seed) for seed in (1, 2)
     )
@@ -97,8 +87,7 @@ def test_two_pipelines_with_one_seed_leave_the_same_artifacts(tmp_path: Path) ->
 
 @pytest.mark.full
 def test_object_storage_holds_what_a_local_root_does(tmp_path: Path) -> None:
-    recipe = tmp_path / "twice.yaml"
-    recipe.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    recipe = write_recipe(tmp_path / "twice.yaml", **FIELDS)
     _, local = run(tmp_path / "local", recipe, hash_seed=1)
     with s3_server() as settings:
         scratch = {name: str(tmp_path / name / "root") for name in ("one", "two")}

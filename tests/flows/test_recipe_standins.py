@@ -10,18 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-)
+from transformers import PreTrainedConfig
 
 from flows.pipeline_flows import ablate
 from support.shared_services import PrefectServer
+from support.tiny_models import random_model, tiny_config
 from tasks.run.recipes import find_recipe, recipe_names
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import DistillConfig, Recipe
@@ -29,24 +23,14 @@ from umim_core.config.recipe import DistillConfig, Recipe
 SEGMENT = 32
 PHRASES = ("Return a new array of the given shape. ", "The sum of all items along an axis. ")
 TEXT = "".join(PHRASES[i % 2] if i % 7 else "See also the notes below. " for i in range(1400))
-LLAMA_LIKE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128}
 
 
-def architecture(name: str) -> PreTrainedConfig:
+def architecture(name: str, **ends: int) -> PreTrainedConfig:
     """The family of a backbone, by its name; small sizes."""
-    if "gpt2" in name:
-        return GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3)
-    if "DeepScaleR" in name:
-        return Qwen2Config(**LLAMA_LIKE, tie_word_embeddings=False)
-    return LlamaConfig(**LLAMA_LIKE, tie_word_embeddings="8B" not in name)
+    family = "gpt2" if "gpt2" in name else "qwen2" if "DeepScaleR" in name else "llama"
+    tied = not any(part in name for part in ("DeepScaleR", "8B"))
+    return tiny_config(family, **SIZES, **ends, initializer_range=0.3, tie_word_embeddings=tied)
 
 
 def stand_in(name: str, base: Path) -> str:
@@ -54,12 +38,9 @@ def stand_in(name: str, base: Path) -> str:
     folder = base / name.replace("/", "--")
     if not folder.exists():
         tokenizer = load_tokenizer("umim-docs-llama")
-        config = architecture(name)
-        config.vocab_size = len(tokenizer)
-        config.bos_token_id = config.eos_token_id = tokenizer.eos_token_id
-        config.pad_token_id = None
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        ends = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
+        config = architecture(name, vocab_size=len(tokenizer), **ends)
+        random_model(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return str(folder)
 
@@ -76,14 +57,8 @@ def questions(raw: dict[str, object], base: Path) -> dict[str, object]:
     lines = [json.dumps({"text": f"{PHRASES[0] * 4}Which is number {i}?"}) for i in range(80)]
     path.write_text("\n".join(lines), encoding="utf-8")
     small = {"max_tokens": 96, "max_question_tokens": 64, "batch_size": 8, "dtype": "float32"}
-    return (
-        raw
-        | small
-        | {
-            "questions": [{"kind": "jsonl", "paths": [str(path)]}],
-            "model": stand_in(str(raw["model"]), base),
-        }
-    )
+    asked = {"questions": [{"kind": "jsonl", "paths": [str(path)]}]}
+    return raw | small | asked | {"model": stand_in(str(raw["model"]), base)}
 
 
 def short(config: DistillConfig, workers: int) -> dict[str, object]:

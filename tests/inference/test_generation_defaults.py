@@ -8,16 +8,13 @@ import pytest
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from support.merged_models import fresh_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
 from umim_core.inference.request import DEFAULT_TOP_K
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.model.options import GenerateOptions, check_options, generation_config
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 
 PROMPT = "w1 w2 w3 w4 w5"
 IDS = [1, 2, 3, 4, 5]
@@ -29,14 +26,9 @@ def umim(
 ) -> Iterator[UMIM]:
     """Without rules; its generation_config may be changed; torch's generator is kept."""
     backbone = wrap_backbone(tiny_model("llama", 0), tiny_tokenizer)
-    checkpoint = Checkpoint.of(
-        MergedModel(
-            backbone, MergeModule(backbone.hidden_size), Matcher(RuleSet.from_spans([])), "compact"
-        )
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        yield UMIM(backbone, checkpoint)
+        yield UMIM(backbone, Checkpoint.of(fresh_model(backbone, [])))
 
 
 def theirs(umim: UMIM, **options: object) -> list[int]:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from support.merged_models import fresh_model
 from support.tiny_models import SIZES
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 
 NEW, CONTEXT = 5, 64
 VOCAB_SIZE = SIZES["vocab_size"]
@@ -33,13 +28,10 @@ def ids_of(length: int) -> list[int]:
 
 
 def with_rules(backbone: Backbone, positions: UnitPositions = "compact") -> UMIM:
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(0.2, torch.Generator().manual_seed(0))
     spans = [(a, b) for a in LETTERS for b in LETTERS[::2]]
-    rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint)
-    made = Checkpoint.of(MergedModel(backbone, module, Matcher(rules), "compact"))
-    config = made.config.model_copy(update={"unit_positions": positions})
-    return UMIM(backbone, replace(made, config=config))
+    return UMIM(
+        backbone, Checkpoint.of(fresh_model(backbone, spans, 0.2, unit_positions=positions))
+    )
 
 
 def test_an_overlong_prompt_is_refused_with_what_to_do(tiny_backbone: Backbone) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig
 
+from support.tiny_models import letter_tokenizer
 from umim_core.errors import GenerationError
 from umim_core.inference.request import check_generation_config
 from umim_core.inference.sampling import TokenChooser
@@ -70,24 +70,17 @@ def test_a_repetition_penalty_sees_each_rows_own_raw_ids() -> None:
     assert choose(config, ids=[[0], [0, 1, 3]]) == [1, 2]
 
 
-def letters(alphabet: str) -> PreTrainedTokenizerFast:
-    """One token per letter."""
-    vocabulary = {letter: i for i, letter in enumerate([*alphabet, "[UNK]"])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
-
-
 def test_a_stop_string_may_span_tokens() -> None:
-    tokenizer = letters("abcdef")
+    tokenizer = letter_tokenizer("abcdef")
     stopper = Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["bc"]), tokenizer)
     assert stopper.reason([0, 0, 1], 1) is None
     assert stopper.reason([0, 0, 1, 2], 2) == "stop_string"
 
 
 def test_a_stop_string_that_begins_in_the_prompt_ends_nothing() -> None:
-    stopper = Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["bc"]), letters("abcdef"))
+    stopper = Stopper(
+        GenerationConfig(max_new_tokens=9, stop_strings=["bc"]), letter_tokenizer("abcdef")
+    )
     assert stopper.reason([0, 0, 1, 2], 1) is None
     assert stopper.reason([0, 0, 1, 2, 1, 2], 3) == "stop_string"
 

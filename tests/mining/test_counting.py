@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ngram_oracle import Segments, as_dict, chunks_of, cut, flat, oracle
+from support.token_artifacts import write_documents
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.counting import (
     OrderCounter,
@@ -18,7 +19,6 @@ from umim_core.mining.counting import (
     segment_ranges,
 )
 from umim_core.rules.grams import ORDERS, NgramCounts
-from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets, cut_segments
 
 THREADS = [1, 2, 3]
@@ -198,10 +198,7 @@ def test_memory_mapped_ids_and_shards_give_the_same_counts(
 ) -> None:
     stream = rng.integers(0, 11, 1000).astype(np.uint32)
     np.save(tmp_path / "ids.npy", stream)
-    writer = ShardWriter(tmp_path / "shards", shard_tokens=64)
-    writer.add(stream)
-    writer.close()
-    shards = TokenShards.open(tmp_path / "shards")
+    shards = write_documents(tmp_path / "shards", stream, shard_tokens=64)
     mapped = np.lib.format.open_memmap(tmp_path / "ids.npy", mode="r")
     want = oracle(cut(stream, 30), 2)  # 10 tokens are left over
     with chunks_of(100):

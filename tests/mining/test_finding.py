@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
+from support.token_artifacts import write_documents
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.finding import LocalCounter, find_ngrams
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS, select
-from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.token_ids import UniformOffsets
 
 SEGMENTS = st.lists(st.lists(st.integers(0, 3), max_size=15), min_size=1, max_size=6)
@@ -50,14 +52,11 @@ def test_grams_with_their_documents_equal_the_oracle(
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
-def test_a_recount_is_the_same_for_any_number_of_threads(threads: int, tmp_path: object) -> None:
+def test_a_recount_is_the_same_for_any_number_of_threads(threads: int, tmp_path: Path) -> None:
     ids = np.random.default_rng(1).integers(0, 6, 1003)
-    writer = ShardWriter(tmp_path, shard_tokens=100)
-    for document in np.split(ids, [1, 1, 400, 401, 990]):
-        writer.add(document)
-        writer.end_document()
-    writer.close()
-    shards, offsets = TokenShards.open(tmp_path), UniformOffsets(9, 1003 // 9)
+    parts = np.split(ids, [1, 1, 400, 401, 990])
+    shards = write_documents(tmp_path, *parts, shard_tokens=100)
+    offsets = UniformOffsets(9, 1003 // 9)
     segments = ids[: offsets[-1]].reshape(-1, 9).tolist()
     grams = count_ngrams(shards, offsets, 2)
     counter = LocalCounter(shards, offsets, threads=threads)

@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from support.token_artifacts import write_documents
 from umim_core.errors import ArtifactError, CorpusError
 from umim_core.mining import preparation
 from umim_core.mining.preparation import ids_digest, tokenized_corpus, whole_segments
-from umim_core.text.shards import ShardWriter, TokenShards
+from umim_core.text.shards import TokenShards
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_ids import UniformOffsets
 
 
 def shards(directory: Path, ids: list[int]) -> TokenShards:
-    writer = ShardWriter(directory, shard_tokens=max(1, len(ids)))
-    writer.add(np.array(ids, dtype=np.int64))
-    writer.close()
-    return TokenShards.open(directory)
+    document = np.array(ids, dtype=np.int64)
+    return write_documents(directory, document, shard_tokens=max(1, len(ids)))
 
 
 def test_documents_keep_their_borders(

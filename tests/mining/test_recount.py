@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ngram_oracle import by_gram, document_oracle, flat, oracle
+from support.token_artifacts import write_documents
 from umim_core.errors import CorpusError
 from umim_core.mining import recount
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.recount import Recount, document_ranges
 from umim_core.rules.grams import ORDERS, NgramCounts
-from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets
 
 Segments = list[list[int]]
@@ -97,16 +98,11 @@ def test_documents_of_ranges_cut_at_their_borders(
 
 @pytest.mark.parametrize("chunk", [7, 1 << 20])
 def test_uniform_segments_and_shards_give_the_same(
-    chunk: int, tmp_path: object, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    chunk: int, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recount, "_CHUNK_TOKENS", chunk)
     ids = rng.integers(0, 3, 205).astype(np.uint16)
-    writer = ShardWriter(tmp_path, shard_tokens=32)
-    for document in np.split(ids, [50, 51, 51, 130]):
-        writer.add(document)
-        writer.end_document()
-    writer.close()
-    shards = TokenShards.open(tmp_path)
+    shards = write_documents(tmp_path, *np.split(ids, [50, 51, 51, 130]), shard_tokens=32)
     uniform = UniformOffsets(10, 20)
     grams = given_grams([ids.tolist()])
     want = counter(grams, documents=True)

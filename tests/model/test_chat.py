@@ -7,15 +7,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
 
+from support.merged_models import fresh_model
 from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.model.generation_output import GenerationOutput
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 
 # As published models write chats; the special tokens are plain text here, but for the end.
 END = "<|endoftext|>"
@@ -177,11 +174,7 @@ def test_a_chat_goes_on_where_a_tokenizer_adds_spaces_beside_special_tokens(repl
         bos_token_id=1,
         eos_token_id=2,
     )
-    module = MergeModule(backbone.hidden_size)
-    umim = UMIM(
-        backbone,
-        Checkpoint.of(MergedModel(backbone, module, Matcher(RuleSet.from_spans([])), "compact")),
-    )
+    umim = UMIM(backbone, Checkpoint.of(fresh_model(backbone, [])))
     chat, last = [{"role": "user", "content": "Return  the sum."}], None
     for turn in range(3):
         last = say(umim, chat, reply, last)

@@ -8,16 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from support.altered_checkpoints import alter_config
+from support.merged_models import fresh_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import CheckpointError, ConfigError, RuleSetError
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json
 
@@ -28,15 +25,10 @@ PRICE = 0.5
 @pytest.fixture
 def checkpoint(tiny_llama: Backbone) -> Checkpoint:
     """One rule of a price, which the first two generated tokens complete."""
-    module = MergeModule(tiny_llama.hidden_size)
-    module.initialise(tiny_llama.embedding_std, torch.Generator().manual_seed(0))
-    none = Checkpoint.of(
-        MergedModel(tiny_llama, module, Matcher(RuleSet.from_spans([])), "compact")
-    )
+    none = Checkpoint.of(fresh_model(tiny_llama, []))
     [ids] = UMIM(tiny_llama, none).generate(PROMPT, max_new_tokens=2).ids
     rules = replace(RuleSet.from_spans([ids]), prices=np.array([PRICE], np.float32))
-    made = Checkpoint.of(MergedModel(tiny_llama, module, Matcher(rules), "compact"))
-    return made.recommending("all")
+    return Checkpoint.of(fresh_model(tiny_llama, rules)).recommending("all")
 
 
 @pytest.mark.parametrize(

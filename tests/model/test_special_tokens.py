@@ -11,13 +11,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import console, document
+from support.merged_models import fresh_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import leading_ids
 
 WORDS = ["<eos>", *(f"w{i}" for i in range(1, 31)), "<s>"]
@@ -45,10 +42,7 @@ def umim(
     tokenizer = with_template(word_tokenizer(WORDS), "<s> $A")
     tokenizer.chat_template = TEMPLATE
     backbone = wrap_backbone(tiny_model("llama", 0), tokenizer)
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(0.2, torch.Generator().manual_seed(0))
-    rules = RuleSet.from_spans([(2, 3), (4, 5)], backbone.tokenizer_fingerprint)
-    return UMIM(backbone, Checkpoint.of(MergedModel(backbone, module, Matcher(rules), "compact")))
+    return UMIM(backbone, Checkpoint.of(fresh_model(backbone, [(2, 3), (4, 5)], 0.2)))
 
 
 @pytest.mark.parametrize(("switch", "added"), [(None, [BOS]), (True, [BOS]), (False, [])])

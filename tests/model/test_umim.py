@@ -7,32 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from support.tiny_models import random_model, tiny_config
+from support.merged_models import fresh_model
+from support.tiny_models import letter_tokenizer, random_model, tiny_config
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import CheckpointError, ConfigError, GenerationError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz <>&"
 TEXT = "abc <b>abcd&"
-
-
-def make_tokenizer(letters: str = LETTERS) -> PreTrainedTokenizerFast:
-    """One token per character; the last id ends a text."""
-    vocabulary = {letter: i for i, letter in enumerate(letters)}
-    vocabulary |= {"[UNK]": len(letters), "</s>": len(letters) + 1}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", eos_token="</s>")
 
 
 def make_backbone(folder: Path, seed: int = 0, letters: str = LETTERS) -> str:
@@ -41,7 +27,7 @@ def make_backbone(folder: Path, seed: int = 0, letters: str = LETTERS) -> str:
     )
     # Published in bfloat16, as real backbones are.
     random_model(config, seed).to(torch.bfloat16).save_pretrained(folder)
-    make_tokenizer(letters).save_pretrained(folder)
+    letter_tokenizer(letters).save_pretrained(folder)
     return str(folder)
 
 
@@ -54,17 +40,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
 def umim(backbone: Backbone) -> UMIM:
     rules = [tuple(backbone.encode(span)) for span in ("ab", "abc", "bcd", "<b", " <")]
     rules += [(a, b) for a in range(26) for b in range(0, 26, 2) if a != 0]
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    checkpoint = Checkpoint.of(
-        MergedModel(
-            backbone,
-            module,
-            Matcher(RuleSet.from_spans(rules, backbone.tokenizer_fingerprint)),
-            "compact",
-        )
-    )
-    return UMIM(backbone, checkpoint.recommending("all"))
+    return UMIM(backbone, Checkpoint.of(fresh_model(backbone, rules)).recommending("all"))
 
 
 def test_a_saved_model_loads_and_generates_the_same(umim: UMIM, tmp_path: Path) -> None:

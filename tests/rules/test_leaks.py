@@ -8,24 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from support.merged_models import fresh_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import CheckpointError, LeakError
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.mining.corpus_mining import mine_rules
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.leaks import check_export, leak_kind, scan_rules
-from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import JsonLines
@@ -165,16 +162,9 @@ def test_the_hub_gets_leaking_rules_only_when_told_so(
 ) -> None:
     here = str(tmp_path_factory.mktemp("backbone"))  # a path is refused last, offline
     backbone = wrap_backbone(tiny_model("llama", 0), pieces, name=here)
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    umim = UMIM(
-        backbone,
-        Checkpoint.of(
-            MergedModel(backbone, module, Matcher(RuleSet.from_spans(LEAKING)), "compact")
-        ),
-    )
+    checkpoint = Checkpoint.of(fresh_model(backbone, RuleSet.from_spans(LEAKING)))
     with pytest.raises(error, match=message):
-        umim.push_to_hub("owner/name", leaks=policy)
+        UMIM(backbone, checkpoint).push_to_hub("owner/name", leaks=policy)
 
 
 def test_the_embedded_rules_leak_nothing() -> None:

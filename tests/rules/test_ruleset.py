@@ -11,15 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from support.merged_models import fresh_model
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
@@ -279,9 +277,7 @@ def test_a_checkpoint_with_such_rules_is_refused(
     tiny_llama: Backbone, span: tuple[int, ...]
 ) -> None:
     rules = RuleSet.from_spans([span])  # of an unknown tokenizer
-    checkpoint = Checkpoint.of(
-        MergedModel(tiny_llama, MergeModule(tiny_llama.hidden_size), Matcher(rules), "compact")
-    )
+    checkpoint = Checkpoint.of(fresh_model(tiny_llama, rules))
     with pytest.raises(
         (RuleSetError, TokenizerMismatchError), match=r"of the tokenizer|vocabulary"
     ):

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from support.merged_models import fresh_model
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import UmimError
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
@@ -57,11 +55,7 @@ def rules_content(directory: Path) -> str:
 
 
 def make_checkpoint(directory: Path, backbone: Backbone) -> None:
-    module = MergeModule(backbone.hidden_size, 4)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(5))
-    Checkpoint.of(MergedModel(backbone, module, Matcher(mined()), "compact"), {"steps": 3}).save(
-        directory
-    )
+    Checkpoint.of(fresh_model(backbone, mined(), seed=5), {"steps": 3}).save(directory)
 
 
 def checkpoint_content(directory: Path) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig
 
@@ -137,3 +138,20 @@ def from_scratch(
         attention_mask=torch.ones(1, len(units)),
     ).logits
     return logits[0, -1], len(units)
+
+
+@torch.no_grad()
+def log_probs_from_scratch(
+    backbone: Backbone,
+    module: MergeModule,
+    matcher: Matcher,
+    ids: NDArray[np.int64],
+    unit_positions: UnitPositions = "compact",
+) -> Tensor:
+    """Log-probability of every token behind the first: one forward each, over what is before it."""
+    scores = [torch.zeros(0, dtype=torch.float64)]
+    for target in range(1, len(ids)):
+        parts = [ids[:target].tolist()]
+        logits, _ = from_scratch(backbone, module, matcher, parts, unit_positions)
+        scores.append(logits.double().log_softmax(-1)[ids[target]][None])
+    return torch.cat(scores)

@@ -6,36 +6,15 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from support import tiny_models
 
 VOCAB, HIDDEN, POSITIONS = 19, 16, 64
-PLAIN = {
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": POSITIONS,
-    "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+PLAIN = tiny_models.SIZES | {"vocab_size": VOCAB}
 GROUPED = {**PLAIN, "num_key_value_heads": 2}
 SIZED = {**GROUPED, "head_dim": 4}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-# GPT-2 and its kin name their sizes otherwise.
-GPT2 = {
-    "vocab_size": VOCAB,
-    "n_embd": HIDDEN,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": POSITIONS,
-    "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
 BLOOM = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "n_layer": 2, "n_head": 4}
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": POSITIONS}
 
@@ -50,10 +29,7 @@ def random_model(
     """A model of random weights; a family's experts run in any data type."""
     settings = config()
     settings._experts_implementation = "eager"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
-    return model.to(dtype)
+    return tiny_models.random_model(settings).to(dtype)
 
 
 # Families that must be exact.
@@ -70,50 +46,17 @@ EXACT: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma3_text": _config("gemma3_text", **SIZED, **LAYERS),
     "phi": _config("phi", **PLAIN),
     "phi3": _config("phi3", **GROUPED),
-    "gpt2": _config("gpt2", **GPT2),
-    "gpt_bigcode": _config("gpt_bigcode", **GPT2),
-    "gptj": _config("gptj", **GPT2, rotary_dim=4),
-    "codegen": _config("codegen", **GPT2, rotary_dim=4),
+    "gpt2": _config("gpt2", **PLAIN),
+    "gpt_bigcode": _config("gpt_bigcode", **PLAIN),
+    "gptj": _config("gptj", **PLAIN, rotary_dim=4),
+    "codegen": _config("codegen", **PLAIN, rotary_dim=4),
     "gpt_neo": _config(
-        "gpt_neo",
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=POSITIONS,
-        max_position_embeddings=POSITIONS,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
+        "gpt_neo", **PLAIN, attention_types=[[["global", "local"], 1]], window_size=POSITIONS
     ),
     "gpt_neox": _config("gpt_neox", **PLAIN),
     "gpt_oss": _config("gpt_oss", **SIZED, **LAYERS, num_local_experts=4, num_experts_per_tok=2),
-    "opt": _config(
-        "opt",
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        word_embed_proj_dim=HIDDEN,
-        ffn_dim=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=POSITIONS,
-        init_std=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    ),
-    "falcon": _config(
-        "falcon",
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        initializer_range=0.2,
-        alibi=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    ),
+    "opt": _config("opt", **PLAIN, word_embed_proj_dim=HIDDEN, ffn_dim=24, init_std=0.2),
+    "falcon": _config("falcon", **PLAIN, alibi=False),
     "stablelm": _config("stablelm", **GROUPED),
     "starcoder2": _config("starcoder2", **GROUPED, sliding_window=POSITIONS),
     "olmo": _config("olmo", **GROUPED),
@@ -122,19 +65,7 @@ EXACT: dict[str, Callable[[], PreTrainedConfig]] = {
     "olmoe": _config("olmoe", **GROUPED, num_experts=4, num_experts_per_tok=2),
     "granite-unscaled": _config("granite", **GROUPED, embedding_multiplier=3.0),
     "biogpt": _config("biogpt", **PLAIN),
-    "xglm": _config(
-        "xglm",
-        vocab_size=VOCAB,
-        d_model=HIDDEN,
-        ffn_dim=24,
-        num_layers=2,
-        attention_heads=4,
-        max_position_embeddings=POSITIONS,
-        init_std=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    ),
+    "xglm": _config("xglm", **PLAIN, ffn_dim=24, init_std=0.2),
     "persimmon": _config("persimmon", **PLAIN),
     "nemotron": _config("nemotron", **GROUPED),
     "smollm3": _config("smollm3", **GROUPED),

@@ -9,20 +9,14 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from support.merged_models import fresh_model
 from support.tiny_models import random_model, tiny_config
 from tests.evaluation.conftest import byte_tokenizer
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.evaluation.harness import UmimLM
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 PROMPTS = ["the cat sat on the", "by the sea", "near the old cat house by the", "the dog\n"]
@@ -79,11 +73,7 @@ class Models:
             )
         model = model_of(case.own, len(tokenizer))
         self.backbone = wrap_backbone(model, tokenizer)
-        module = MergeModule(self.backbone.hidden_size)
-        module.initialise(0.3, torch.Generator().manual_seed(0))
-        self.checkpoint = Checkpoint.of(
-            MergedModel(self.backbone, module, Matcher(RuleSet.from_spans([])), "compact")
-        )
+        self.checkpoint = Checkpoint.of(fresh_model(self.backbone, RuleSet.from_spans([]), 0.3))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:

@@ -1,10 +1,13 @@
-"""Files as ``lm_eval --output_path DIR --log_samples`` leaves them."""
+"""Data sets as lm-eval reads them, and what ``--output_path DIR --log_samples`` leaves."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from umim_core.embedded.documents import write_rows
 
 DATE = "2026-03-04T05-06-07.000008"
 PROMPT = "Question: was it née?\nAnswer:"
@@ -45,6 +48,19 @@ SAMPLES = [
     }
     for number in range(2)
 ]
+
+
+def write_data_set(
+    hub: Path, name: str, config: str, splits: Mapping[str, Sequence[Mapping[str, object]]]
+) -> None:
+    """Write a data set as the hub has it: a card that names the files, and a file per split."""
+    folder = hub / name
+    folder.mkdir(parents=True, exist_ok=True)
+    files = "".join(f"  - split: {split}\n    path: {split}.jsonl\n" for split in splits)
+    card = f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n"
+    (folder / "README.md").write_text(card, "utf-8")
+    for split, rows in splits.items():
+        write_rows(folder / f"{split}.jsonl", rows)
 
 
 def write_results(folder: Path, content: dict[str, Any] = CONTENT) -> Path:

@@ -1,8 +1,8 @@
-"""Models that merge inside, with random weights, and an oracle that never takes a trunk apart."""
+"""Models with random weights, and an oracle of merging inside that never takes a trunk apart."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,33 @@ from umim_core.config.form import ModuleForm, UnitPositions
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+
+def fresh_model(
+    backbone: Backbone,
+    rules: RuleSet | Iterable[tuple[int, ...]],
+    std: float | None = None,
+    seed: int = 0,
+    unit_positions: UnitPositions = "compact",
+    **form: Any,
+) -> MergedModel:
+    """A model that merges at the input, with the weights that training starts from.
+
+    Args:
+        backbone: Says the data type, and whose tokenizer spans are of.
+        rules: What merges; spans are rules of the backbone's tokenizer.
+        std: Of the surrogates; that of the embeddings by default.
+        seed: Of the weights.
+        unit_positions: Positions of the units.
+        form: Options of the module.
+    """
+    if not isinstance(rules, RuleSet):
+        rules = RuleSet.from_spans(rules, backbone.tokenizer_fingerprint or None)
+    module = MergeModule(backbone.hidden_size, **form)
+    std = backbone.embedding_std if std is None else std
+    module.initialise(std, torch.Generator().manual_seed(seed))
+    return MergedModel(backbone, module.to(backbone.dtype), Matcher(rules), unit_positions)
 
 
 def random_merged_model(

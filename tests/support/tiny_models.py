@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 from umim_core.backbone.backbone import Backbone, wrap_backbone
@@ -71,6 +73,15 @@ def random_backbone(
     """Return a random backbone of a family."""
     model = random_model(tiny_config(family, **changes), seed, attention)
     return wrap_backbone(model.to(dtype), tokenizer)
+
+
+def letter_tokenizer(letters: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of one token per letter; the last id ends a text."""
+    vocabulary = {letter: i for i, letter in enumerate([*letters, "[UNK]", "</s>"])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", eos_token="</s>")
 
 
 def save_with_tokenizer(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flows.parts import measure_table
+from support.harness_files import write_data_set
 from support.tiny_pipeline import Walk
 from tasks.cluster.lease import ClusterLease
 from umim_core.config.table_recipe import TableRecipe
+from umim_core.embedded.documents import write_rows
 
 QUESTIONS = 7
 
@@ -33,8 +34,7 @@ def write_questions(folder: Path) -> Path:
             }
             for _ in range(QUESTIONS)
         ]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{split}.jsonl").write_text(text, "utf-8")
+        write_rows(folder / f"{split}.jsonl", rows)
     (folder / "text.txt").write_text("\n".join(words(30) + " w3 w4 w5" for _ in range(12)), "utf-8")
     return folder
 
@@ -54,14 +54,7 @@ def write_hub(folder: Path) -> Path:
         "allenai/openbookqa": ("main", chosen, ("train", "validation", "test")),
     }
     for name, (config, rows, splits) in sets.items():
-        place = folder / name
-        place.mkdir(parents=True, exist_ok=True)
-        files = "".join(f"  - split: {s}\n    path: {s}.jsonl\n" for s in splits)
-        card = f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n"
-        (place / "README.md").write_text(card, "utf-8")
-        for split in splits:
-            text = "".join(json.dumps(row) + "\n" for row in rows)
-            (place / f"{split}.jsonl").write_text(text, "utf-8")
+        write_data_set(folder, name, config, dict.fromkeys(splits, rows))
     return folder
 
 

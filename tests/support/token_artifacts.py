@@ -7,16 +7,19 @@ from pathlib import Path
 import numpy as np
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from umim_core.text.shards import SHARD_TOKENS, ShardWriter
+from umim_core.text.shards import SHARD_TOKENS, ShardWriter, TokenShards
 
 
-def write_documents(folder: Path, *documents: np.ndarray, shard_tokens: int = SHARD_TOKENS) -> None:
-    """Write documents as token shards."""
+def write_documents(
+    folder: Path, *documents: np.ndarray, shard_tokens: int = SHARD_TOKENS
+) -> TokenShards:
+    """Write documents as token shards, and open them."""
     writer = ShardWriter(folder, shard_tokens)
     for document in documents:
         writer.add(document)
         writer.end_document()
     writer.close()
+    return TokenShards.open(folder)
 
 
 def tokenized(root: Path, splits: dict[str, np.ndarray], name: str = "tokenize") -> Artifact:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from support.processes import output_of
+from support.token_artifacts import write_documents
 from umim_core.errors import ArtifactError
 from umim_core.text.shard_files import INDEX
 from umim_core.text.shards import ShardWriter, TokenShards
@@ -18,11 +19,7 @@ from umim_core.text.shards import ShardWriter, TokenShards
 
 def write(directory: Path) -> None:
     """Two documents in two shards: 1 2 3 4 | 5, 6 7."""
-    writer = ShardWriter(directory, 4)
-    for document in ([1, 2, 3, 4, 5], [6, 7]):
-        writer.add(np.array(document))
-        writer.end_document()
-    writer.close()
+    write_documents(directory, np.arange(1, 6), np.array([6, 7]), shard_tokens=4)
 
 
 def _edit(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:

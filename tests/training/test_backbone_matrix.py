@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from support.merged_models import fresh_model
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 from umim_core.training.step import DistillModel
 
@@ -86,9 +85,7 @@ def gradients(model: DistillModel, loss: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("family", "tied"), MATRIX)
 def test_loss_and_gradient_of_a_step_equal_the_naive_step(family: str, tied: bool) -> None:
     backbone = build(family, tied=tied)
-    module = MergeModule(HIDDEN).double()
-    module.initialise(0.2, torch.Generator().manual_seed(1))
-    model = DistillModel(MergedModel(backbone, module, None, "compact"))
+    model = DistillModel(fresh_model(backbone, [], 0.2, 1))
     rows, cuts = batch()
     loss = model(rows, cuts)
     parts = [naive_loss(model, row, cut) for row, cut in zip(rows, cuts, strict=True)]

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from support.merged_models import fresh_model
+from support.tiny_training import questions
 from support.trained_controls import KINDS, disturb
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.control import fresh_control
@@ -21,33 +22,17 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 from umim_core.training import objectives, reference_scores
 from umim_core.training.objectives import PreferenceObjective
-
-
-def questions(count: int, seed: int) -> list[EncodedQuestion]:
-    rng = np.random.default_rng(seed)
-    return [
-        EncodedQuestion(
-            np.concatenate([[1, 2], rng.integers(3, 30, 5)]),
-            tuple(rng.integers(3, 30, 2 + choice) for choice in range(3)),
-            index % 3,
-        )
-        for index in range(count)
-    ]
 
 
 def objective_of(
     backbone: Backbone, folder: Path, train: list[EncodedQuestion], micro_batch: int | None
 ) -> PreferenceObjective:
     """A merge module with rows of its own for a rule, whose weights are not those of the start."""
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    rules = RuleSet.from_spans([(1, 2), (3, 4)])
+    model = fresh_model(backbone, [(1, 2), (3, 4)])
+    module, rules = model.require_module(), model.require_matcher().rules
     module.rows = RuleRows(frequent_spans(rules, 1), backbone.hidden_size)
-    model = MergedModel(backbone, module, Matcher(rules), "compact")
     found = PreferenceObjective(
         module,
         model,
@@ -75,7 +60,7 @@ def step(objective: PreferenceObjective, indices: list[int]) -> tuple[float, dic
 def seven() -> list[EncodedQuestion]:
     """Seven questions of which one has no merge."""
     found = questions(7, seed=1)
-    found[4] = replace(found[4], context=found[4].context[1:])
+    found[4] = replace(found[4], context=found[4].context[:5])
     return found
 
 
@@ -141,12 +126,9 @@ def test_no_more_questions_than_a_micro_batch_are_scored_at_once(
 @pytest.fixture
 def objective(tiny_llama: Backbone, tmp_path: Path) -> PreferenceObjective:
     """Two training and three validation questions, all of them different."""
-    module = MergeModule(tiny_llama.hidden_size)
-    module.initialise(tiny_llama.embedding_std, torch.Generator().manual_seed(0))
-    matcher = Matcher(RuleSet.from_spans([(1, 2)]))
     splits = (questions(2, seed=1), questions(3, seed=2))
-    model = MergedModel(tiny_llama, module, matcher, "compact")
-    kept = tmp_path / "reference"
+    model, kept = fresh_model(tiny_llama, [(1, 2)]), tmp_path / "reference"
+    module = model.require_module()
     return PreferenceObjective(module, model, *splits, beta=1.0, batch_size=2, reference=kept)
 
 

@@ -13,12 +13,9 @@ from torch import Tensor, nn
 from transformers import FalconConfig, MistralConfig
 
 from support.engine_matrix import CONFIGS, tiny_backbone
+from support.merged_models import fresh_model
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 from umim_core.training.packed_trunk import PackedTrunk
 from umim_core.training.step import DistillModel
 
@@ -151,10 +148,8 @@ def test_two_models_on_one_backbone_in_two_threads_get_their_own_losses() -> Non
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)  # threads take turns within a forward
     backbone = random_backbone("llama", num_hidden_layers=8)
-    matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5), (6, 7)]))
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(0.2, torch.Generator().manual_seed(0))
-    models = [DistillModel(MergedModel(backbone, module, matcher, "compact")) for _ in range(2)]
+    merged_model = fresh_model(backbone, [(1, 2), (3, 4, 5), (6, 7)], 0.2)
+    models, matcher = [DistillModel(merged_model) for _ in range(2)], merged_model.require_matcher()
     rng = np.random.default_rng(0)
     batches = [[rng.integers(0, 9, size) for size in (12, 20, 31)] for _ in range(2)]
     cuts = [[matcher.segment(ids) for ids in rows] for rows in batches]

@@ -11,15 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.merged_models import fresh_model
 from support.tiny_models import random_backbone
 from support.training_processes import run_ranks
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores
 from umim_core.config.recipe import PreferenceConfig
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 from umim_core.training import reference_scores as subject
 from umim_core.training.objectives import PreferenceObjective, Split, spread_rows
 from umim_core.training.reference_scores import reference_scores
@@ -43,9 +41,7 @@ def questions(count: int = COUNT, seed: int = 0) -> list[EncodedQuestion]:
 
 def model(seed: int = 0, *, spans: Sequence[tuple[int, ...]] = ((1, 2),)) -> MergedModel:
     backbone = random_backbone("llama", seed=3, eos_token_id=0)
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(0.3, torch.Generator().manual_seed(seed))
-    return MergedModel(backbone, module, Matcher(RuleSet.from_spans(list(spans))), "compact")
+    return fresh_model(backbone, spans, 0.3, seed)
 
 
 @dataclass

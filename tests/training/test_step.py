@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from support.merge_modules import FORMS, give_rows
+from support.merged_models import fresh_model
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
@@ -43,9 +44,7 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> Backbone:
 def model_for(
     backbone: Backbone, form: str = "paper", unit_positions: UnitPositions = "compact"
 ) -> DistillModel:
-    module = MergeModule(HIDDEN, **FORMS[form]).to(backbone.dtype)
-    module.initialise(0.2, torch.Generator().manual_seed(1))
-    return DistillModel(MergedModel(backbone, module, None, unit_positions))
+    return DistillModel(fresh_model(backbone, [], 0.2, 1, unit_positions, **FORMS[form]))
 
 
 def wrapped(backbone: Backbone, module: MergeModule, **options: object) -> DistillModel:

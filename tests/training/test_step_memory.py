@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
+from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.config.form import ModuleForm
@@ -17,25 +18,11 @@ from umim_core.training.step import DistillModel, step_memory
 
 ROWS, LENGTH, VOCAB = 3, 64, 97
 CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=176,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=LENGTH,
-        bos_token_id=None,
-        eos_token_id=None,
+    "llama": tiny_config(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=176, num_hidden_layers=4
     ),
-    "gpt2": GPT2Config(
-        vocab_size=VOCAB,
-        n_embd=48,
-        n_layer=3,
-        n_head=4,
-        n_positions=LENGTH,
-        bos_token_id=None,
-        eos_token_id=None,
+    "gpt2": tiny_config(
+        "gpt2", vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, intermediate_size=None
     ),
 }
 FORMS = {
@@ -70,9 +57,7 @@ def bound(
 
 
 def build(name: str, dtype: torch.dtype) -> Backbone:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation="sdpa")
-    return wrap_backbone(model.to(dtype), None)
+    return wrap_backbone(random_model(CONFIGS[name], attention="sdpa").to(dtype), None)
 
 
 def saved_bytes(backbone: Backbone, form: ModuleForm, lengths: list[int]) -> int:

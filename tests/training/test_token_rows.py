@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.token_artifacts import write_documents
 from umim_core.errors import ArtifactError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.training.token_rows import TokenRows, load_array
 
 ROWS = TokenRows.of_rows([[1, 2, 1, 2], [], [1, 2]], [3, 0, 2])
@@ -28,15 +28,8 @@ def test_rows_survive_the_disk(tmp_path: Path) -> None:
     assert not back.ids.flags.owndata, "memory-mapped"
 
 
-def shards(directory: Path, ids: np.ndarray, shard_tokens: int) -> TokenShards:
-    writer = ShardWriter(directory, shard_tokens)
-    writer.add(ids)
-    writer.close()
-    return TokenShards.open(directory)
-
-
 def test_segments_of_shards_are_read_from_the_shards_and_never_copied(tmp_path: Path) -> None:
-    corpus = shards(tmp_path / "corpus", np.arange(23), 6)
+    corpus = write_documents(tmp_path / "corpus", np.arange(23), shard_tokens=6)
     TokenRows.of_segments(corpus, 4).take(4).save(tmp_path / "rows")
     back = TokenRows.load(tmp_path / "rows")
     assert not (tmp_path / "rows" / "ids.npy").exists()
@@ -49,7 +42,8 @@ def test_segments_of_shards_are_read_from_the_shards_and_never_copied(tmp_path: 
 
 
 def test_rows_whose_shards_are_gone_are_refused(tmp_path: Path) -> None:
-    TokenRows.of_segments(shards(tmp_path / "corpus", np.arange(9), 6), 4).save(tmp_path / "rows")
+    corpus = write_documents(tmp_path / "corpus", np.arange(9), shard_tokens=6)
+    TokenRows.of_segments(corpus, 4).save(tmp_path / "rows")
     (tmp_path / "corpus").rename(tmp_path / "elsewhere")
     with pytest.raises(ArtifactError, match=r"index\.json must exist"):
         TokenRows.load(tmp_path / "rows")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -21,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
 from support.tiny_mining import LENGTH, TAU, TinyCorpus, titles
+from support.worker_kills import WorkerKiller
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from umim_core.config.recipe import ClusterConfig, MiningConfig
@@ -55,51 +54,6 @@ def undisturbed(
     return corpus.count(tmp_path_factory.mktemp("undisturbed"), lease, MANY_TASKS)
 
 
-class Killer:
-    """Kill workers of this process's cluster that are busy with something.
-
-    Args:
-        prefix: What the title of a victim begins with.
-        times: How many to kill.
-        seed: Of the moments and the victims.
-        pause: Seconds between two kills, at most.
-    """
-
-    def __init__(self, prefix: str, times: int, seed: int, pause: float = 0.3) -> None:
-        self.killed: list[str] = []
-        self._prefix, self._times, self._random = prefix, times, random.Random(seed)
-        self._pause = pause
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Killer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        wait = self._random.uniform(0, self._pause)
-        while len(self.killed) < self._times and not self._stop.wait(wait):
-            busy = [p for p, title in titles(psutil.Process()).items() if self._busy(title)]
-            wait = 0.005
-            if busy:
-                victim = self._random.choice(busy)
-                try:
-                    title = " ".join(victim.cmdline())
-                    if self._busy(title):
-                        victim.kill()
-                        self.killed.append(title)
-                        wait = self._random.uniform(0, self._pause)
-                except psutil.Error:
-                    continue
-
-    def _busy(self, title: str) -> bool:
-        return title.startswith(self._prefix) and not title.startswith("ray::IDLE")
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("doing", "seed"),
@@ -117,7 +71,7 @@ def test_killed_workers_leave_the_digest_alone(
     doing: str,
     seed: int,
 ) -> None:
-    with Killer(doing, times=2, seed=seed) as killer:
+    with WorkerKiller(doing, times=2, seed=seed, pause=0.3) as killer:
         counted = corpus.count(tmp_path, lease, MANY_TASKS)
     assert killer.killed, f"no worker was killed: {doing} {seed}"
     assert counted.digest == undisturbed.digest, (doing, seed, killer.killed)
@@ -128,7 +82,7 @@ def test_workers_that_always_die_end_in_a_typed_error(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
 ) -> None:
     with (
-        Killer(MAP, times=10_000, seed=0, pause=0.0) as killer,
+        WorkerKiller(MAP, times=10_000) as killer,
         pytest.raises(ClusterError, match="the workers that count must stay alive; got "),
     ):
         corpus.count(tmp_path, lease, MANY_TASKS)

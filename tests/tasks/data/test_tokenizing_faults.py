@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
+from support.worker_kills import WorkerKiller
 from tasks.cluster.lease import ClusterLease
 from tasks.data.tokenizing import (
     TokenizerRef,
@@ -32,22 +29,6 @@ from umim_core.text.sources import TextFiles
 NAME = "umim-docs-llama"
 
 
-def kill_a_worker(directory: Path, killed: list[str], stop: threading.Event) -> None:
-    """Kill one worker that runs a job, once shards of other jobs are there."""
-    while not stop.is_set():
-        if len(list(directory.glob("*.tokens.npy"))) >= 2:
-            for child in psutil.Process(os.getpid()).children(recursive=True):
-                try:
-                    title = " ".join(child.cmdline())
-                    if title.startswith("ray::Map"):
-                        child.kill()
-                        killed.append(title)
-                        return
-                except psutil.NoSuchProcess:
-                    continue
-        time.sleep(0.01)
-
-
 @pytest.mark.full
 def test_a_killed_worker_leaves_the_bytes_alone(tmp_path: Path) -> None:
     for number in range(12):
@@ -56,19 +37,16 @@ def test_a_killed_worker_leaves_the_bytes_alone(tmp_path: Path) -> None:
     reference = TokenizerRef(NAME, None, tokenizer_fingerprint(load_tokenizer(NAME)))
     for job in split_jobs("x", source, tmp_path / "one", reference):
         tokenize_file(job)
-    killed: list[str] = []
-    stop = threading.Event()
     directory = tmp_path / "two"
-    thread = threading.Thread(target=kill_a_worker, args=(directory, killed, stop))
+
+    def shards_of_other_jobs() -> bool:
+        return len(list(directory.glob("*.tokens.npy"))) >= 2
+
     with ClusterLease(ClusterConfig(cpus=2, workers=0)) as lease:
         lease.ensure()
-        thread.start()
-        try:
+        with WorkerKiller("ray::Map", ready=shards_of_other_jobs) as killer:
             tokenize_splits({"x": split_jobs("x", source, directory, reference)}, lease)
-        finally:
-            stop.set()
-            thread.join()
-    assert killed, "a worker was killed"
+    assert killer.killed, "a worker was killed"
     found = {name: sha256_file(path) for name, path in payload_files(directory).items()}
     assert found.pop("index.json")
     assert found == {n: sha256_file(p) for n, p in payload_files(tmp_path / "one").items()}

@@ -5,18 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 import tasks.stages.generate
 from support.tiny_generation import SHARDS, generate_until
-from support.tiny_mining import titles
 from support.training_processes import exit_codes, start_ranks
+from support.worker_kills import WorkerKiller
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from tasks.stages.generate import generate_stage
@@ -125,25 +122,7 @@ def lease(two_cores: None) -> Iterator[ClusterLease]:
 def test_a_killed_worker_leaves_the_bytes_alone(
     corpus: GeneratedCorpus, undisturbed: Artifact, lease: ClusterLease, tmp_path: Path
 ) -> None:
-    killed: list[str] = []
-    stop = threading.Event()
-
-    def kill() -> None:
-        while not (killed or stop.is_set()):
-            if shards_in(tmp_path):
-                for process, title in titles(psutil.Process()).items():
-                    if "RemoteSampler" in title:
-                        process.kill()
-                        killed.append(title)
-                        break
-            time.sleep(0.005)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
+    with WorkerKiller("RemoteSampler", ready=lambda: shards_in(tmp_path)) as killer:
         found = generate_stage(tmp_path, lease, corpus)
-    finally:
-        stop.set()
-        thread.join()
-    assert killed, "a worker was killed"
+    assert killer.killed, "a worker was killed"
     assert found.digest == undisturbed.digest

@@ -23,13 +23,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from support.merge_modules import give_rows
+from support.merged_models import fresh_model
 from support.training_processes import run_ranks
 from tasks.training.train_worker import run_worker
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DistillConfig
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.training.objectives import DistillObjective
@@ -76,13 +76,11 @@ def job(
     tiny_tokenizer.save_pretrained(folder / "backbone")
     backbone = load_backbone(str(folder / "backbone"))
     spans = [(1, 2), (3, 4, 5), (6, 7)]
-    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint)
     rules.save(folder / "rules")
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(0.3, torch.Generator().manual_seed(SEED))
-    start = MergedModel(backbone, module, Matcher(rules), "compact")
+    start = fresh_model(backbone, rules, 0.3, SEED)
     Checkpoint.of(start).save(folder / "start")
-    give_rows(module, spans[:2])
+    give_rows(start.require_module(), spans[:2])
     Checkpoint.of(start).save(folder / "rowed")
     rows = token_rows()
     TokenRows.of_rows(rows, [WIDTH] * ROWS).save(folder / "rows")

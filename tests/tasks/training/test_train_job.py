@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from support.merged_models import fresh_model
 from support.tiny_models import save_with_tokenizer
 from umim_core.adaptation.choices import encode_questions
 from umim_core.adaptation.preference import ending_scores, preference_loss
@@ -18,8 +19,6 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import UnitPositions
 from umim_core.config.recipe import Cell, DistillConfig, PreferenceConfig
 from umim_core.errors import ConfigError
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import QuestionForm, read_questions
@@ -62,12 +61,8 @@ def backbone(job: TrainJob) -> Backbone:
 
 
 def saved(backbone: Backbone, folder: Path, unit_positions: UnitPositions) -> Path:
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(0.5, torch.Generator().manual_seed(1))
-    fingerprint = backbone.tokenizer_fingerprint
-    rules = RuleSet.from_spans([(1, 2), (3, 4, 5)], tokenizer_fingerprint=fingerprint)
-    made = Checkpoint.of(MergedModel(backbone, module, Matcher(rules), unit_positions))
-    made.save(folder / unit_positions)
+    model = fresh_model(backbone, [(1, 2), (3, 4, 5)], 0.5, 1, unit_positions)
+    Checkpoint.of(model).save(folder / unit_positions)
     return folder / unit_positions
 
 

@@ -14,14 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from support.merged_models import fresh_model
 from tasks.training.strategies import DdpStrategy
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.recipe import TrainConfig
 from umim_core.errors import CorpusError, NumericalError
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 from umim_core.training.objectives import BatchLoss, DistillObjective
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_loop import TrainResult, batch_indices, planned_steps, train
@@ -117,10 +114,8 @@ def objective(tiny_llama: Backbone) -> Start:
     """Make an objective over given training and validation rows."""
 
     def make(train_rows: TokenRows | None = None, valid_rows: TokenRows | None = None) -> Faulty:
-        module = MergeModule(tiny_llama.hidden_size)
-        module.initialise(0.2, torch.Generator().manual_seed(SEED))
         return Faulty(
-            MergedModel(tiny_llama, module, Matcher(RuleSet.from_spans([(1, 2)])), "compact"),
+            fresh_model(tiny_llama, [(1, 2)], 0.2, SEED),
             rows(5) if train_rows is None else train_rows,
             rows(3, seed=1) if valid_rows is None else valid_rows,
             bf16=False,
