@@ -65,6 +65,7 @@ from benchmarks.engine_sides import CHECKPOINT, general_text
 from benchmarks.timing import alternate, device_name, finished, spread
 from umim_core.backbone.shape import BackboneShape
 from umim_core.config.form import ModuleForm
+from umim_core.errors import UmimError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
 from umim_core.throughput.roofline import measure_peak, synchronize
@@ -118,7 +119,10 @@ def _sizes(batch: Batch) -> Report:
 
 def smollm2_batch(checkpoint: str, rows: int) -> Batch:
     """Return rows of held-out text under a checkpoint's rules, and a fresh module."""
-    umim = UMIM.from_pretrained(checkpoint, dtype="float32")
+    try:
+        umim = UMIM.from_pretrained(checkpoint, dtype="float32")
+    except UmimError as error:
+        raise SystemExit(f"skipped: {error}") from error
     return batch_of(umim, general_text(umim, rows * LENGTH)[1][: rows * LENGTH])
 
 

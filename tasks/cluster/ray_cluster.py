@@ -284,10 +284,9 @@ class StartErrors(contextlib.AbstractContextManager[None]):
 
         listed = (OSError, RuntimeError, ValueError, AssertionError, RayError)
         if kind is Exception or isinstance(error, listed):
-            remedy = "Run the same command again when the machine is less busy."
-            raise ClusterError(
-                "Ray must start", f"{self._target}: {error}", remedy if kind is Exception else ""
-            ) from error
+            late = kind is Exception and "timed out" in str(error)
+            remedy = "Run the same command again when the machine is less busy." if late else ""
+            raise ClusterError("Ray must start", f"{self._target}: {error}", remedy) from error
 
 
 def _describe(*, started: bool, joined: bool = False) -> Cluster:
@@ -350,7 +349,7 @@ def _end_processes(folder: Path) -> None:
     """Kill this process's children that name a folder: Ray leaves those of a start that failed."""
     left = []
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):  # it is gone, or another user's
             if any(str(folder) in word for word in process.cmdline()):
                 left.append(process)
     guard.kill(left)

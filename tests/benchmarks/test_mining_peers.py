@@ -8,7 +8,9 @@ import pytest
 from benchmarks.peers import mining_peers as peers
 from benchmarks.peers.mining_peers import Grams
 from support.ngram_oracle import oracle
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
+from umim_core.text.token_ids import UniformOffsets
 
 TAU = 3
 
@@ -23,7 +25,7 @@ def naive(rows: np.ndarray, tau: int, bits: int) -> Grams:
     return grams
 
 
-PEERS = ("duckdb_packed", "duckdb_apriori", "polars_groups", "counter_packed")
+PEERS = ("duckdb_packed", "duckdb_apriori", "polars_groups", "counter_packed", "ours")
 
 
 @pytest.mark.parametrize("peer", PEERS)
@@ -35,6 +37,10 @@ def test_a_peer_finds_what_a_plain_loop_finds(
     bits = peers.id_bits(int(rows.max()))
     expected = naive(rows, TAU, bits)
     assert len(expected[4][0])
-    counted = getattr(peers, peer)(rows, bits, TAU)
-    grams = peers.grams_of_integers(counted) if peer == "counter_packed" else counted
+    if peer == "ours":
+        counts = count_ngrams(rows.ravel(), UniformOffsets(rows.shape[1], len(rows)), TAU)
+        grams = peers.grams_of_counts(counts, bits)
+    else:
+        counted = getattr(peers, peer)(rows, bits, TAU)
+        grams = peers.grams_of_integers(counted) if peer == "counter_packed" else counted
     assert peers.same(grams, expected)

@@ -18,6 +18,7 @@ from support.processes import run_command
 from tasks.cluster.ray_cluster import (
     CHECKOUT,
     StartErrors,
+    _end_processes,
     listening_addresses,
     ray_cluster,
     require_loopback,
@@ -175,6 +176,18 @@ def test_what_ray_raises_as_it_starts_is_a_typed_error(kind: type[Exception]) ->
         StartErrors("local"),
     ):
         raise kind("late")
+
+
+def test_what_a_failed_start_left_ends_and_other_processes_do_not(tmp_path: Path) -> None:
+    other = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    named = [*other, f"--session-dir={tmp_path}/session"]
+    with subprocess.Popen(named) as left, subprocess.Popen(other) as apart:
+        try:
+            _end_processes(tmp_path)
+            assert left.wait(60) == -signal.SIGKILL and apart.poll() is None
+        finally:
+            left.kill()
+            apart.kill()
 
 
 def test_an_error_that_ray_does_not_raise_at_its_start_stays_what_it_is() -> None:
