@@ -49,7 +49,8 @@ def test_a_run_waits_for_one_that_it_would_disturb_and_says_so(
         assert stdin is not None
 
         def let_go() -> None:
-            while "waiting for the machine" not in caplog.text and process.poll() is None:
+            deadline = time.monotonic() + 60
+            while "waiting for the machine" not in caplog.text and time.monotonic() < deadline:
                 time.sleep(0.02)
             stdin.close()
 

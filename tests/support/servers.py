@@ -39,8 +39,8 @@ _SECONDS: Final = 240.0
 def free_port() -> int:
     """Return a port of loopback on which nothing listens.
 
-    It is none of those that the system gives to connections, to Ray or to who asks for any: such a
-    one may be gone before its server has started.
+    It is none of those that Linux by default gives to connections, to Ray or to who asks for any:
+    such a one may be gone before its server has started.
     """
     while True:
         port = 20_000 + secrets.randbelow(12_000)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,10 @@ def test_a_server_that_never_answers_costs_a_run_less_than_ten_seconds(tmp_path:
 def test_a_run_that_is_being_stopped_waits_two_seconds_at_most(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracker = Tracker(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path)
-        finishing = threading.Thread(target=tracker.finish, args=("p", "KILLED"), daemon=True)
-        finishing.start()
-        assert within(4, lambda: not finishing.is_alive(), os.getpid())
+        with ThreadPoolExecutor(1) as pool:
+            finishing = pool.submit(tracker.finish, "p", "KILLED")
+            assert within(4, finishing.done, os.getpid())
+            finishing.result()
 
 
 def test_a_record_that_the_store_refuses_lets_the_others_pass(
