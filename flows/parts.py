@@ -24,7 +24,13 @@ from tasks.stages.mine import (
     filter_stage,
     given_rules_stage,
 )
-from tasks.stages.table import questions_stage, shards_stage, table_stage, text_stage
+from tasks.stages.table import (
+    mined_stage,
+    questions_stage,
+    shards_stage,
+    table_stage,
+    text_stage,
+)
 from tasks.stages.train import TRAININGS, distill_stage, task_rules_stage, with_rules_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
@@ -32,7 +38,7 @@ from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.corpus import Corpus, GeneratedCorpus, MixtureCorpus
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
 from umim_core.config.recipe import AdaptConfig, Cell, RunRecipe
-from umim_core.config.table_recipe import TableRecipe
+from umim_core.config.table_recipe import TableRecipe, TableSetting
 from umim_core.task_sets.spec import TASKS
 
 logger = logging.getLogger("umim.pipeline")
@@ -363,15 +369,7 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
         for task in recipe.tasks
     }
     places = [(task, setting) for task in recipe.tasks for setting in recipe.settings]
-    parts = [
-        partial(
-            run.stage,
-            shards_stage,
-            *(run.lease, questions[task], recipe, setting),
-            label=f"{task} {setting.name}",
-        )
-        for task, setting in places
-    ]
+    parts = [partial(_answered, run, questions[task], task, setting) for task, setting in places]
     texts = [
         partial(run.stage, text_stage, run.lease, recipe, text, label=name)
         for name, text in recipe.texts.items()
@@ -382,3 +380,14 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     scores = {(task, of.name): score for (task, of), score in zip(places, artifacts, strict=False)}
     measured = dict(zip(recipe.texts, artifacts[len(places) :], strict=True))
     return run.stage(table_stage, recipe, questions, scores, measured)
+
+
+def _answered(
+    run: PipelineRun[TableRecipe], questions: Artifact, task: str, setting: TableSetting
+) -> Artifact:
+    """Score a task under a setting, after its rules are mined if it has some of its own."""
+    recipe, tau, label = run.recipe, setting.mine_tau, f"{task} {setting.name}"
+    mined = None
+    if tau is not None:
+        mined = run.stage(mined_stage, run.lease, questions, recipe, task, tau, label=label)
+    return run.stage(shards_stage, run.lease, questions, recipe, setting, mined, label=label)

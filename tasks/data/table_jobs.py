@@ -146,6 +146,14 @@ def find_questions(source: QuestionSource) -> QuestionSet:
     return question_set(source)
 
 
+def read_prompts(source: QuestionSource) -> list[str]:
+    """Return the prompts of a task's questions; see ``prompts``."""
+    _ask_no_network(source)
+    from umim_core.evaluation.tasks.question_shards import prompts
+
+    return prompts(source)
+
+
 def score_shard(
     place: ModelPlace,
     setting: TableSetting,

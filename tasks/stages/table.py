@@ -1,4 +1,4 @@
-"""Stages ``questions``, ``shards``, ``text`` and ``table``: one table of the paper, measured.
+"""Stages ``questions``, ``mined``, ``shards``, ``text`` and ``table``: one table of the paper.
 
 A task under a setting is scored in shards of questions, each a task of the cluster: likelihoods of
 given answers, or answers that are generated. A finished shard is a file of the unfinished artifact;
@@ -8,11 +8,12 @@ a run that was killed finds it and counts it once.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from tasks.cluster.lease import ClusterLease
@@ -24,6 +25,7 @@ from tasks.data.table_jobs import (
     Report,
     find_questions,
     measure_text,
+    read_prompts,
     read_questions,
     read_shards,
     score_shard,
@@ -33,13 +35,18 @@ from tasks.data.table_jobs import (
 from tasks.data.table_sources import data_digests, named_backbone, question_source, source_facts
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.baselines.methods import own_model
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
+from umim_core.embedded.documents import write_rows
 from umim_core.errors import MissingExtraError
 from umim_core.evaluation.tasks.question_records import QuestionSet, ShardScores
+from umim_core.mining.corpus_mining import mine_rules
+from umim_core.mining.mining_options import MiningOptions
+from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest, write_json
 from umim_core.text.files import is_address
-from umim_core.text.sources import HubDataset, source_digests
+from umim_core.text.sources import HubDataset, JsonLines, source_digests
 
 TABLE: Final = "table.json"
 _LIMITS: Final = ("questions", "new_tokens", "answers")  # fields of a recipe
@@ -62,18 +69,64 @@ def questions_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, task: 
     return run_stage(root, StageSpec("questions", 1, config, inputs), build)
 
 
+def mined_stage(
+    root: Path, lease: ClusterLease, questions: Artifact, recipe: TableRecipe, task: str, tau: int
+) -> Artifact:
+    """Give the checkpoint's module rules of a task's prompts; the artifact holds ``checkpoint``.
+
+    A task that the package generates gives other questions than those that are scored, those of the
+    next seed; of another task it is the prompts of its own questions. Source: paper, Long-Context
+    Evaluation ("high-frequency n-gram rules are re-mined from each evaluation corpus").
+    """
+    place, seed = _place(recipe), recipe.seed + 1
+    config = {"task": task, "tau": tau, "seed": seed}
+    inputs = {"questions": questions.digest, "checkpoint": place.digest}
+
+    def build(out: Path) -> Metrics:
+        origin = Checkpoint.load(Path(place.checkpoint))
+        rules = origin.rules
+        if read_questions(questions.path).count:
+            drawn = recipe.model_copy(update={"seed": seed})
+            source = question_source(drawn, task, questions.manifest()["inputs"])
+            texts: list[str] = []
+            job = {task: partial(read_prompts, source)}
+            run_on_workers(lease, job, lambda _, prompts: texts.extend(prompts))
+            rules = _mined(texts, origin, place, tau, out)
+        (out / "checkpoint").mkdir()
+        origin.with_contents(origin.module, rules).write(out / "checkpoint")
+        return {"rules": float(len(rules))}
+
+    return run_stage(root, StageSpec("mined", 1, config, inputs), build)
+
+
+def _mined(
+    texts: Sequence[str], origin: Checkpoint, place: ModelPlace, tau: int, out: Path
+) -> RuleSet:
+    """Mine texts with the tokenizer of a checkpoint's backbone, in a folder below ``out``."""
+    with TemporaryDirectory(dir=out) as scratch:
+        path = Path(scratch, "prompts.jsonl")
+        write_rows(path, [{"text": text} for text in texts])
+        tokenizer = place.backbone or origin.config.backbone
+        source = JsonLines(kind="jsonl", paths=(str(path),))
+        mine_rules(source, path.with_name("rules"), tokenizer=tokenizer, options=MiningOptions(tau))
+        fingerprint = origin.config.tokenizer_fingerprint
+        return RuleSet.load(path.with_name("rules"), tokenizer_fingerprint=fingerprint)
+
+
 def shards_stage(
     root: Path,
     lease: ClusterLease,
     questions: Artifact,
     recipe: TableRecipe,
     setting: TableSetting,
+    mined: Artifact | None = None,
 ) -> Artifact:
     """Score a task under a setting: ``shards/<first>-<last>.json`` with a value per question.
 
-    A task that is not run has no shard.
+    ``mined`` is the artifact of :func:`mined_stage`, if the setting has rules of its own. A task
+    that is not run has no shard.
     """
-    place = _place(recipe)
+    place = _place(recipe, mined)
     base = setting.merge == "none"
     source = read_config(Path(place.checkpoint)).backbone_fingerprint if base else place.digest
     of = questions.manifest()
@@ -221,8 +274,9 @@ def table_stage(
     return run_stage(root, spec, build)
 
 
-def _place(recipe: TableRecipe) -> ModelPlace:
-    directory = resolve_checkpoint(recipe.checkpoint).resolve()
+def _place(recipe: TableRecipe, mined: Artifact | None = None) -> ModelPlace:
+    own = recipe.checkpoint if mined is None else mined.path / "checkpoint"
+    directory = resolve_checkpoint(own).resolve()
     return ModelPlace(
         str(directory),
         directory_digest(directory),

@@ -30,6 +30,10 @@ class TableSetting(Model, StableDump):
     protect: Annotated[tuple[str, ...], OMIT_DEFAULT] = Field(
         (), description="Patterns of tokens that are never merged: digits, capitals, newlines, ..."
     )
+    mine_tau: Annotated[int | None, Field(ge=1), OMIT_DEFAULT] = Field(
+        None,
+        description="Least count of rules of the task's prompts; null: the checkpoint's rules.",
+    )
 
     @model_validator(mode="after")
     def _modes(self) -> Self:
@@ -43,6 +47,8 @@ class TableSetting(Model, StableDump):
             raise ValueError("protect keeps tokens from being merged: leave it out, or merge")
         if self.protect and self.method is not None:
             raise ValueError("protect is of the checkpoint's own rules: leave out method")
+        if self.mine_tau is not None and self.merge == "none":
+            raise ValueError("mine_tau makes rules to merge by: leave it out, or merge")
         return self
 
 
