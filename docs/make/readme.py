@@ -97,11 +97,11 @@ def _functions(model: str, report: Report) -> tuple[str, ...]:
 
 
 def _quality(model: str, figures: Report) -> tuple[str, ...]:
-    """Return the perplexity of raw text behind a merged and behind a truncated prompt."""
+    """Return the perplexity of raw text after a merged and after a truncated prompt."""
     umim, truncation = (
         _ratio(figures[name]) for name in ("prompt_ppl_ratio", "truncation_ppl_ratio")
     )
-    heading, saving = f"{model}: perplexity behind the prompt", _percent(figures["prompt_saving"])
+    heading, saving = f"{model}: perplexity after the prompt", _percent(figures["prompt_saving"])
     return heading, "1", umim, truncation, DASH, saving
 
 

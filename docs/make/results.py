@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from docs.make.document import RESULTS, Document
+from docs.make.document import RESULTS, ROOT, Document
 from tasks.paper.adaptation_page import adaptation_page, adaptation_rows, adaptation_svg
 from tasks.report.ablation_page import FIGURES, AblationData, ablation_page, figure_svg
 from tasks.report.charts import svg_file
@@ -135,9 +135,11 @@ def benchmark_page(report: Report) -> str:
     """Return the page of a benchmark's results, its gates and its machine at the end."""
     name = report["benchmark"]
     rows = ROWS[name](report) if name in ROWS else {}
+    runs = any((ROOT / "benchmarks").glob(f"{name}*"))
+    command = {"command": f"python -m benchmarks.{name}" if runs else None}
     parts = (
         page(f"{name}.md", report | rows, TEMPLATES),
-        page("benchmark_end.md", report, TEMPLATES),
+        page("benchmark_end.md", report | command, TEMPLATES),
     )
     return "\n\n".join(parts) + "\n"
 

@@ -54,6 +54,16 @@ def test_a_backbone_may_be_a_gguf_file(
     assert backbone_identity("own.gguf", None) == backbone_identity(other.name, None)
 
 
+def test_a_file_of_the_models_folder_is_found_by_its_name(file: Path, cache: Path) -> None:
+    with pytest.raises(BackboneError, match=rf"Put it into {cache}, or name its path"):
+        load_tokenizer("own.gguf")
+    cache.mkdir(exist_ok=True)
+    file.rename(cache / "own.gguf")
+    assert backbone_identity("own.gguf", None) == backbone_identity(str(cache / "own.gguf"), None)
+    with pytest.raises(BackboneError):  # another folder was meant
+        load_tokenizer("elsewhere/own.gguf")
+
+
 def test_a_file_is_converted_once_under_any_name(
     file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -115,7 +125,7 @@ def test_processes_share_one_conversion(file: Path, cache: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("absent.gguf", "a path that does not exist. Check the path"),
+        ("absent.gguf", "a path that does not exist. Put it into "),
         ("folder", "a folder of 2 GGUF files. Name the file: folder/a.gguf, folder/b.gguf"),
         ("text.txt", "a file. Name a .gguf file or a model's directory"),
         ("no.gguf", "must start with the letters GGUF"),

@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, did_you_mean
-from umim_core.model_sources.gguf_cache import GGUF, gguf_directory, is_gguf, quantisation
-from umim_core.model_sources.model_cache import packaged_directory
+from umim_core.model_sources.gguf_cache import GGUF, find_gguf, gguf_directory, quantisation
+from umim_core.model_sources.model_cache import models_root, packaged_directory
 from umim_core.model_sources.packaged_model import PACKAGED
 
 _SETTINGS: Final = "tokenizer_config.json"
@@ -49,8 +49,8 @@ def resolve_backbone(name: str, *, local_files_only: bool = False) -> str:
     path = embedded_path(name, "backbone")
     if path is None and name in PACKAGED.names():
         path = packaged_directory(name, local_files_only=local_files_only)
-    elif path is None and is_gguf(name):
-        path = gguf_directory(Path(name))
+    elif path is None and (file := find_gguf(name)) is not None:
+        path = gguf_directory(file)
     return name if path is None else str(path)
 
 
@@ -125,7 +125,9 @@ def check_place(
     if os.path.exists(name):
         raise _nowhere(what, f"{name!r}, a file", "Name a .gguf file or a model's directory.")
     if _is_path(name):
-        raise _nowhere(what, f"{name!r}, a path that does not exist", "Check the path.")
+        bare = name.endswith(GGUF) and Path(name).name == name
+        remedy = f"Put it into {models_root()}, or name its path." if bare else "Check the path."
+        raise _nowhere(what, f"{name!r}, a path that does not exist", remedy)
     try:
         cached = try_to_load_from_cache(name, file, revision=revision)
     except HFValidationError as error:

@@ -137,6 +137,15 @@ def is_gguf(name: str) -> bool:
         return stream.read(len(MAGIC)) == MAGIC
 
 
+def find_gguf(name: str) -> Path | None:
+    """Return the GGUF file of a name: a path, or a file of the models folder; None for neither."""
+    if is_gguf(name):
+        return Path(name)
+    stored = models_root() / name
+    bare = name.endswith(GGUF) and Path(name).name == name
+    return stored if bare and stored.is_file() else None
+
+
 def gguf_directory(path: Path) -> Path:
     """Return the directory of a GGUF file's model, converted now if it was not before.
 
