@@ -385,9 +385,9 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
 def _answered(
     run: PipelineRun[TableRecipe], questions: Artifact, task: str, setting: TableSetting
 ) -> Artifact:
-    """Score a task under a setting, after its rules are mined if it has some of its own."""
+    """Score a task under a setting, whose rules may be mined of the task's prompts first."""
     recipe, tau, label = run.recipe, setting.mine_tau, f"{task} {setting.name}"
     mined = None
     if tau is not None:
-        mined = run.stage(mined_stage, run.lease, questions, recipe, task, tau, label=label)
+        mined = run.stage(mined_stage, questions, recipe, task, tau, label=label)
     return run.stage(shards_stage, run.lease, questions, recipe, setting, mined, label=label)

@@ -68,7 +68,7 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
     """
     if own.prompts != base.prompts:
         raise EvaluationError(
-            f"all settings must answer the same questions of {task}, behind the same prompts",
+            f"all settings must answer the same questions of {task}, after the same prompts",
             f"other prompts under {setting}",
             "Use a task whose prompts do not change from one reading to the next.",
         )
@@ -146,14 +146,6 @@ def find_questions(source: QuestionSource) -> QuestionSet:
     return question_set(source)
 
 
-def read_prompts(source: QuestionSource) -> list[str]:
-    """Return the prompts of a task's questions; see ``prompts``."""
-    _ask_no_network(source)
-    from umim_core.evaluation.tasks.question_shards import prompts
-
-    return prompts(source)
-
-
 def score_shard(
     place: ModelPlace,
     setting: TableSetting,
@@ -179,7 +171,7 @@ def score_shard(
         target_tr=setting.target_tr,
         raw_tail=setting.raw_tail,
         protect=setting.protect,
-    )
+    ).sharing_contexts()
     if model.method != (wanted := named_method(setting.method, own_model)):
         raise BackboneError(
             f"every machine must have the same model of the baseline {wanted}",
@@ -250,8 +242,19 @@ def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
             "Copy the one of the machine that runs the flow, or put it into a shared folder.",
         )
     checkpoint = Checkpoint.load(Path(place.checkpoint))
-    opened = open_model_args(checkpoint, "prompt", place.backbone, None, place.dtype, place.device)
+    own = (checkpoint.config.backbone, checkpoint.config.backbone_revision)
+    name, revision = own if place.backbone is None else (place.backbone, None)
+    backbone = _backbone(name, revision, place.dtype, place.device)
+    opened = open_model_args(checkpoint, "prompt", backbone, None, place.dtype, place.device)
     return checkpoint, opened.backbone
+
+
+@lru_cache(maxsize=1)
+def _backbone(name: str, revision: str | None, dtype: BackboneDtype, device: Device) -> Backbone:
+    """Load a backbone; settings with rules of their own have checkpoints of their own on it."""
+    from umim_core.evaluation.model_args import open_model_args
+
+    return open_model_args(None, "none", name, revision, dtype, device).backbone
 
 
 def _ask_no_network(source: QuestionSource) -> None:

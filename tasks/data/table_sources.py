@@ -83,8 +83,23 @@ def generation_task(task: str) -> GenerationSet | None:
     return GENERATION_TASKS.find(task) if task in GENERATION_TASKS.names() else None
 
 
+def mined_task(task: str) -> GenerationSet:
+    """Return a task whose prompts rules are mined of.
+
+    Raises:
+        ConfigError: If the package does not generate it, so that it has no prompts but the scored.
+    """
+    if (own := generation_task(task)) is None:
+        raise ConfigError(
+            f"mine_tau is for generated tasks: {', '.join(GENERATION_TASKS.names())}",
+            task,
+            "Leave it out, or mine a text: umim mine, and umim train --start CHECKPOINT.",
+        )
+    return own
+
+
 def check_data(recipe: TableRecipe) -> None:
-    """Refuse data that no task of a table reads."""
+    """Refuse data that no task of a table reads, and rules of prompts that are not generated."""
     for task in recipe.tasks:
         if recipe.task_data is not None and task not in TASKS.names():
             raise ConfigError(
@@ -92,6 +107,8 @@ def check_data(recipe: TableRecipe) -> None:
                 f"{recipe.task_data} with {task}",
                 "Name a folder that stands for the hub (hub), or leave it out.",
             )
+        if any(setting.mine_tau is not None for setting in recipe.settings):
+            mined_task(task)
 
 
 def check_limits(recipe: TableRecipe) -> None:

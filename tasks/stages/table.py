@@ -8,13 +8,14 @@ a run that was killed finds it and counts it once.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
+
+import numpy as np
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.worker_tasks import run_on_workers
@@ -25,28 +26,36 @@ from tasks.data.table_jobs import (
     Report,
     find_questions,
     measure_text,
-    read_prompts,
     read_questions,
     read_shards,
     score_shard,
     table_row,
     totals,
 )
-from tasks.data.table_sources import data_digests, named_backbone, question_source, source_facts
+from tasks.data.table_sources import (
+    data_digests,
+    mined_task,
+    named_backbone,
+    question_source,
+    source_facts,
+)
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from umim_core.backbone.fingerprint import special_ids
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.methods import own_model
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
-from umim_core.embedded.documents import write_rows
-from umim_core.errors import MissingExtraError
+from umim_core.errors import ConfigError, MissingExtraError
 from umim_core.evaluation.tasks.question_records import QuestionSet, ShardScores
-from umim_core.mining.corpus_mining import mine_rules
-from umim_core.mining.mining_options import MiningOptions
+from umim_core.mining.counting import count_ngrams
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest, write_json
+from umim_core.task_sets.generation_spec import TaskOptions, make_rows
 from umim_core.text.files import is_address
-from umim_core.text.sources import HubDataset, JsonLines, source_digests
+from umim_core.text.sources import HubDataset, source_digests
+from umim_core.text.token_ids import encode
 
 TABLE: Final = "table.json"
 _LIMITS: Final = ("questions", "new_tokens", "answers")  # fields of a recipe
@@ -70,47 +79,42 @@ def questions_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, task: 
 
 
 def mined_stage(
-    root: Path, lease: ClusterLease, questions: Artifact, recipe: TableRecipe, task: str, tau: int
+    root: Path, questions: Artifact, recipe: TableRecipe, task: str, tau: int
 ) -> Artifact:
-    """Give the checkpoint's module rules of a task's prompts; the artifact holds ``checkpoint``.
+    """Give the checkpoint's module rules of a generated task; the artifact holds ``checkpoint``.
 
-    A task that the package generates gives other questions than those that are scored, those of the
-    next seed; of another task it is the prompts of its own questions. Source: paper, Long-Context
-    Evaluation ("high-frequency n-gram rules are re-mined from each evaluation corpus").
+    They are the n-grams that occur ``tau`` times in 100 prompts of the training split, which is
+    drawn apart from the questions that are scored. A task that is not run has no checkpoint.
+    Source: paper, Long-Context Evaluation (its rules are of the questions that it scores).
     """
-    place, seed = _place(recipe), recipe.seed + 1
-    config = {"task": task, "tau": tau, "seed": seed}
+    place, own = _place(recipe), mined_task(task)
+    options = TaskOptions(recipe.seed, task_new_tokens=recipe.new_tokens)
+    config = {"tau": tau, "options": asdict(options)} | source_facts(recipe, task, {})
     inputs = {"questions": questions.digest, "checkpoint": place.digest}
 
     def build(out: Path) -> Metrics:
-        origin = Checkpoint.load(Path(place.checkpoint))
-        rules = origin.rules
-        if read_questions(questions.path).count:
-            drawn = recipe.model_copy(update={"seed": seed})
-            source = question_source(drawn, task, questions.manifest()["inputs"])
-            texts: list[str] = []
-            job = {task: partial(read_prompts, source)}
-            run_on_workers(lease, job, lambda _, prompts: texts.extend(prompts))
-            rules = _mined(texts, origin, place, tau, out)
+        if not read_questions(questions.path).count:
+            return {}
+        base = Checkpoint.load(Path(place.checkpoint))
+        of = (base.config.backbone, base.config.backbone_revision)
+        name, revision = of if place.backbone is None else (place.backbone, None)
+        tokenizer = load_tokenizer(name, revision=revision)
+        texts = [row["prompt"] for row in make_rows(own, options, tokenizer, "train")]
+        pieces = [np.asarray(encode(tokenizer, text), dtype=np.int64) for text in texts]
+        offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+        ids = np.concatenate(pieces)
+        counts = count_ngrams(ids, offsets, tau, special_ids(tokenizer))
+        origin = RuleOrigin(tau=tau, tokenizer_fingerprint=base.config.tokenizer_fingerprint)
+        rules = RuleSet.from_counts(counts, origin)
+        if not len(rules):
+            raise ConfigError(
+                f"mine_tau must be a count that spans of {task} reach", tau, "Lower it."
+            )
         (out / "checkpoint").mkdir()
-        origin.with_contents(origin.module, rules).write(out / "checkpoint")
+        base.with_contents(base.module, rules).write(out / "checkpoint")
         return {"rules": float(len(rules))}
 
     return run_stage(root, StageSpec("mined", 1, config, inputs), build)
-
-
-def _mined(
-    texts: Sequence[str], origin: Checkpoint, place: ModelPlace, tau: int, out: Path
-) -> RuleSet:
-    """Mine texts with the tokenizer of a checkpoint's backbone, in a folder below ``out``."""
-    with TemporaryDirectory(dir=out) as scratch:
-        path = Path(scratch, "prompts.jsonl")
-        write_rows(path, [{"text": text} for text in texts])
-        tokenizer = place.backbone or origin.config.backbone
-        source = JsonLines(kind="jsonl", paths=(str(path),))
-        mine_rules(source, path.with_name("rules"), tokenizer=tokenizer, options=MiningOptions(tau))
-        fingerprint = origin.config.tokenizer_fingerprint
-        return RuleSet.load(path.with_name("rules"), tokenizer_fingerprint=fingerprint)
 
 
 def shards_stage(
@@ -123,7 +127,7 @@ def shards_stage(
 ) -> Artifact:
     """Score a task under a setting: ``shards/<first>-<last>.json`` with a value per question.
 
-    ``mined`` is the artifact of :func:`mined_stage`, if the setting has rules of its own. A task
+    ``mined`` is the artifact of :func:`mined_stage`, if rules are mined for the setting. A task
     that is not run has no shard.
     """
     place = _place(recipe, mined)
@@ -267,7 +271,9 @@ def table_stage(
             for task, setting in scores
         ]
         measured = [{"text": name, **artifact.metrics} for name, artifact in texts.items()]
+        taus = {s.name: s.mine_tau for s in recipe.settings if s.mine_tau is not None}
         body = {"kind": "paper_table", **spec.config, "scores": rows, "texts": measured}
+        body |= {"mine_tau": taus} if taus else {}
         write_json(out / TABLE, body)
         return {"rows": float(len(rows) + len(measured))}
 
@@ -275,7 +281,8 @@ def table_stage(
 
 
 def _place(recipe: TableRecipe, mined: Artifact | None = None) -> ModelPlace:
-    own = recipe.checkpoint if mined is None else mined.path / "checkpoint"
+    given = None if mined is None else mined.path / "checkpoint"
+    own = recipe.checkpoint if given is None or not given.is_dir() else given
     directory = resolve_checkpoint(own).resolve()
     return ModelPlace(
         str(directory),

@@ -24,7 +24,9 @@ def test_a_table_recipe_is_valid_and_of_a_table_of_the_paper(name: str) -> None:
     steps = [step["stage"] for step in plan(recipe)]
     cells = len(recipe.tasks) * len(recipe.settings)
     wanted = ["questions"] * len(recipe.tasks) + ["shards"] * cells + ["text"] * len(recipe.texts)
-    assert steps == [*wanted, "table"]
+    assert [step for step in steps if step != "mined"] == [*wanted, "table"]
+    mined = sum(setting.mine_tau is not None for setting in recipe.settings)
+    assert steps.count("mined") == len(recipe.tasks) * mined
 
 
 def test_the_papers_own_backbones_take_the_checkpoint_of_their_recipe() -> None:
@@ -56,6 +58,7 @@ def test_an_unknown_table_lists_all_and_names_the_closest() -> None:
     ("change", "message"),
     [
         ({"settings": []}, "tasks and settings come together"),
+        ({"settings": [{"name": "a", "merge": "none", "mine_tau": 5}]}, "makes rules to merge by"),
         ({"tasks": ["piqa", "piqa"]}, "tasks must all be different"),
         ({"settings": [{"name": "a", "merge": "all", "method": "truncation"}]}, "prompts only"),
         ({"table": "QA"}, "table"),

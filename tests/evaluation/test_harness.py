@@ -102,6 +102,25 @@ def test_empty_rules_give_the_base_models_likelihoods(
     assert ours.token_reduction == 0.0
 
 
+def test_the_base_model_may_read_a_context_once_for_all_of_its_answers(build: Build) -> None:
+    def scored(model: UmimLM, pairs: list[tuple[str, str]]) -> tuple[list[float], int]:
+        read: list[int] = []
+        layer = model.model.get_submodule("model.layers.0")
+        hook = layer.register_forward_pre_hook(lambda _, args: read.append(args[0][..., 0].numel()))
+        answers = model.loglikelihood(requests(pairs))
+        hook.remove()
+        return [value for value, _ in answers], sum(read)
+
+    def base() -> UmimLM:
+        return build("none", 4, max_length=MAX_LENGTH, dtype="float32")
+
+    theirs, _ = scored(base(), PAIRS)
+    ours, _ = scored(base().sharing_contexts(), PAIRS)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    answers = [(TEXT, f" {word} on the mat") for word in ("cat", "dog", "sea", "house")]
+    assert scored(base(), answers)[1] > 2.5 * scored(base().sharing_contexts(), answers)[1]
+
+
 def test_context_mode_matches_the_context_alone(build: Build) -> None:
     model = build("prompt", 4)
     pairs = PAIRS[:3] + PAIRS[4:6]

@@ -21,7 +21,13 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, did_you_mean
-from umim_core.model_sources.gguf_cache import GGUF, find_gguf, gguf_directory, quantisation
+from umim_core.model_sources.gguf_cache import (
+    GGUF,
+    find_gguf,
+    gguf_directory,
+    is_bare,
+    quantisation,
+)
 from umim_core.model_sources.model_cache import models_root, packaged_directory
 from umim_core.model_sources.packaged_model import PACKAGED
 
@@ -125,8 +131,8 @@ def check_place(
     if os.path.exists(name):
         raise _nowhere(what, f"{name!r}, a file", "Name a .gguf file or a model's directory.")
     if _is_path(name):
-        bare = name.endswith(GGUF) and Path(name).name == name
-        remedy = f"Put it into {models_root()}, or name its path." if bare else "Check the path."
+        put = f"Put it into {models_root()}, or name its path."
+        remedy = put if is_bare(name) else "Check the path."
         raise _nowhere(what, f"{name!r}, a path that does not exist", remedy)
     try:
         cached = try_to_load_from_cache(name, file, revision=revision)

@@ -256,14 +256,24 @@ class UmimLM(SizedModel):
             max_length=self.max_length,
             add_bos_token=self.add_bos_token,
             prefix_token_id=self.prefix_token_id,
-        )
+        ).sharing_contexts()
+
+    def sharing_contexts(self) -> UmimLM:
+        """Score answers of one context in one forward, with ``merge=none``, too.
+
+        lm-eval's ``hf`` reads the context once for each answer; log-probabilities are the same but
+        for rounding.
+        """
+        if self.scorer is None:
+            self.scorer = Scorer(self.merged_model, "prompt", self.max_length)
+        return self
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         """Score (context, continuation) texts."""
         self.check_comparison()
         self.note_questions(requests)
         scores = super().loglikelihood(requests, disable_tqdm or bars_are_hidden())
-        if self.scorer is not None:
+        if self.merge != "none":
             self.count_requests(requests, [score.sizes for score in self._scored])
         return cast("list[Any]", scores)
 
@@ -298,7 +308,7 @@ class UmimLM(SizedModel):
         if self.merge == "prompt":
             _log.warning("umim: rolling texts are all continuation; merge=all compresses them")
         hidden = disable_tqdm or bars_are_hidden()
-        if self.scorer is None:
+        if self.merge == "none":
             return cast("list[float]", super().loglikelihood_rolling(requests, hidden))
         ids = [self.tok_encode(*request.args) for request in requests]
         texts = RollingTexts(ids, self.prefix_token_id, self.max_length)
@@ -317,7 +327,7 @@ class UmimLM(SizedModel):
         """Generate until a stop string: prompts compressed; generated tokens with ``merge=all``."""
         self.check_comparison()
         disable_tqdm = disable_tqdm or bars_are_hidden()
-        if self.scorer is None:
+        if self.scorer is None or self.merge == "none":
             return cast("list[str]", super().generate_until(requests, disable_tqdm))
         self.note_questions(requests)
         writer = RowWriter.of(self.scorer, self.merge)

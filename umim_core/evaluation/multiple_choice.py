@@ -19,7 +19,6 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import EvaluationError, MissingExtraError
-from umim_core.evaluation.scoring import Scorer
 
 if TYPE_CHECKING:
     from umim_core.config.form import Merge
@@ -64,8 +63,7 @@ def evaluate_task(
 ) -> TaskResult:
     """Run one multiple-choice task of this package or of lm-eval through lm-eval.
 
-    Arguments are those of ``UmimLM``; with merge ``none``, too, answers of one question share a
-    forward of their context. ``data`` is a folder with a file per split (by default see
+    Arguments are those of ``UmimLM``. ``data`` is a folder with a file per split (by default see
     ``evaluation.tasks.spec_task``), ``limit`` the first questions of the test split, None for all.
 
     Raises:
@@ -92,9 +90,7 @@ def evaluate_task(
         device=device,
         batch_size=batch_size,
         raw_tail=0,
-    )
-    if model.scorer is None:  # lm-eval's own model would read the context once for each answer
-        model.scorer = Scorer(model.merged_model, "prompt", model.max_length)
+    ).sharing_contexts()
     for each in loaded.values():
         if isinstance(each, SequenceTask):
             each.tokenizer = model.backbone.tokenizer
@@ -105,6 +101,7 @@ def evaluate_task(
         )
     hits = [_hit_per_token(sample, model.tok_encode) for sample in samples]
     acc_tok = sum(hits) / len(hits)
+    unmatched = 0.0 if model.merge == "none" else math.nan
     acc_seq = float(metrics.get("acc_seq,none", math.nan))
     return TaskResult(
         task=task,
@@ -118,7 +115,7 @@ def evaluate_task(
         acc_tok=acc_tok,
         acc_tok_stderr=_stderr(acc_tok, len(hits)),
         token_reduction=float(metrics.get("token_reduction,none", 0.0)),
-        context_token_reduction=float(metrics.get("context_token_reduction,none", math.nan)),
+        context_token_reduction=float(metrics.get("context_token_reduction,none", unmatched)),
         acc_seq=acc_seq,
         acc_seq_stderr=_stderr(acc_seq, len(hits)),
     )

@@ -142,8 +142,12 @@ def find_gguf(name: str) -> Path | None:
     if is_gguf(name):
         return Path(name)
     stored = models_root() / name
-    bare = name.endswith(GGUF) and Path(name).name == name
-    return stored if bare and stored.is_file() else None
+    return stored if is_bare(name) and stored.is_file() else None
+
+
+def is_bare(name: str) -> bool:
+    """Return whether a name is that of a GGUF file without its folder."""
+    return name.endswith(GGUF) and Path(name).name == name
 
 
 def gguf_directory(path: Path) -> Path:

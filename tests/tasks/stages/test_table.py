@@ -25,21 +25,14 @@ from support.tiny_table import (
     write_hub,
     write_questions,
 )
-from tasks.cluster.lease import ClusterLease
 from tasks.data.table_jobs import SHARDS, ModelPlace, measure_text, read_shards, table_row
 from tasks.run.stage import Artifact
-from tasks.stages.table import mined_stage
-from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
-from umim_core.embedded.documents import write_rows
-from umim_core.errors import CheckpointError, CorpusError, EvaluationError
+from umim_core.errors import CheckpointError, EvaluationError
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.evaluation.tasks.question_records import QuestionSet, QuestionSource, ShardScores
-from umim_core.mining.corpus_mining import mine_rules
-from umim_core.mining.mining_options import MiningOptions
+from umim_core.evaluation.tasks.question_records import ShardScores
 from umim_core.model.umim import UMIM
-from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import source_of
 from umim_core.text.tokens import first_ids
 
@@ -226,50 +219,3 @@ def test_other_prompts_under_another_setting_are_refused() -> None:
     base, own = (ShardScores({"acc": [1.0]}, (0, 0), (0, 0), [prompt]) for prompt in "ab")
     with pytest.raises(EvaluationError, match="other prompts under own"):
         table_row("t", "own", own, base)
-
-
-def test_a_setting_may_have_rules_of_the_prompts_of_its_task(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    spans = "w1 w5 w2 w8 " * 40  # no rule of the checkpoint
-    asked = [
-        {"context": f"{spans}w{n} w6", "choices": ["w6 w7", "w8 w9"], "gold": 0}
-        for n in range(1, 6)
-    ]
-    for split in ("train", "valid", "test"):
-        write_rows(tmp_path / f"{split}.jsonl", asked)
-    settings = [
-        {"name": "base", "merge": "none"},
-        {"name": "shipped", "merge": "prompt"},
-        {"name": "mined", "merge": "prompt", "mine_tau": 30},
-    ]
-    run = run_table(tmp_path / "root", tiny_table(tiny_checkpoint, tmp_path, settings=settings))
-    (mined,) = of(run, "mined")
-    theirs = Checkpoint.load(mined.path / "checkpoint")
-    prompts = [f"{row['context']}\n\nSummary:" for row in asked]
-    write_rows(tmp_path / "prompts.jsonl", [{"text": text} for text in prompts])
-    own = Checkpoint.load(tiny_checkpoint)
-    source = source_of((str(tmp_path / "prompts.jsonl"),))
-    rules = tmp_path / "rules"
-    mine_rules(source, rules, tokenizer=own.config.backbone, options=MiningOptions(tau=30))
-    assert theirs.rules.digest == RuleSet.load(rules).digest != own.rules.digest
-    assert theirs.module is not None and theirs.config.backbone == own.config.backbone
-    saved = {row["setting"]: row["context_token_reduction"] for row in table(run)["scores"]}
-    assert saved["mined"] > 0.6 and saved["mined"] > saved["shipped"] + 0.4
-
-
-def test_rules_are_mined_of_other_questions_than_those_that_are_scored(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources: list[QuestionSource] = []
-    monkeypatch.setattr(stage, "read_prompts", lambda source: sources.append(source) or ["w1 w2"])
-    recipe = generated_table(tiny_checkpoint, tmp_path, tasks=["umim_ruler_1k"], hub=None)
-    asked = run_table(tmp_path, recipe.model_copy(update={"answers": None}))
-    monkeypatch.setattr(stage, "read_questions", lambda path: QuestionSet(1, "", ()))
-    with pytest.raises(CorpusError, match="one segment"):
-        mined_stage(
-            tmp_path / "root", ClusterLease(recipe.cluster), of(asked, "questions")[0], recipe,
-            "umim_ruler_1k", 5,
-        )  # fmt: skip
-    (drawn,) = sources
-    assert dict(drawn.options)["task_seed"] == recipe.seed + 1

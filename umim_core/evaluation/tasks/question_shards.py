@@ -92,21 +92,6 @@ def described(task: Task, digest: str) -> QuestionSet:
     return QuestionSet(len(task.eval_docs), digest, _means(task), None, limits)
 
 
-def prompts(source: QuestionSource) -> list[str]:
-    """Return the prompt of every question of a task, without answers.
-
-    Raises:
-        EvaluationError: If its prompts are no texts, as where answers differ in their context.
-    """
-    task, _ = _loaded(source)
-    texts = [task.doc_to_text(task.eval_docs[index]) for index in range(len(task.eval_docs))]
-    if any(not isinstance(text, str) for text in texts):
-        raise EvaluationError(
-            "rules are mined of prompts that are texts", source.task, "Leave out mine_tau."
-        )
-    return texts
-
-
 def _generates(task: Task) -> bool:
     return bool(task.OUTPUT_TYPE == "generate_until")
 

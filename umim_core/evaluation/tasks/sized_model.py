@@ -144,7 +144,7 @@ class SizedModel(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     Attributes:
         merge: What is merged.
-        scorer: Scores compressed inputs and counts them; None for the base model.
+        scorer: Scores inputs and counts them; None for lm-eval's own ``hf`` scores.
         compare: ``base`` for a model whose evaluations run the base model, too.
         chats: Contexts that a chat template wrote.
     """
@@ -265,7 +265,7 @@ class SizedModel(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         """
         sizes = (self._sizes or {}).get(id(request))
         cache = self.cache_hook.dbdict
-        if sizes is None and self.scorer is not None and cache is not None:
+        if sizes is None and self.scorer is not None and self.merge != "none" and cache is not None:
             cached = cache.get(hash_args(_SIZES + request.request_type, request.args))
             if cached is not None:
                 sizes = Sizes(*cached)
@@ -305,7 +305,7 @@ class SizedModel(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         rows = batch_size or self.rows_per_forward(
             max((len(context) + len(ending) for _, context, ending in requests), default=1)
         )
-        with tqdm(total=len(ids), disable=disable_tqdm, desc="Scoring compressed inputs") as bar:
+        with tqdm(total=len(ids), disable=disable_tqdm, desc="Scoring") as bar:
 
             def step(done: Mapping[int, Likelihood]) -> None:
                 finished(done)
