@@ -71,7 +71,7 @@ class Descendants:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(0.25):
+        while not self._done.wait(1.0):
             self.look()
 
     def look(self) -> None:
