@@ -136,7 +136,7 @@ def _sample_batch(
     ):
         torch.manual_seed(seed)
         try:
-            out = model.generate(  # type: ignore[misc]  # theirs takes a model that generates
+            out = model.generate(  # type: ignore[operator]  # theirs takes a model that generates
                 inputs=ids.to(device),
                 attention_mask=mask.to(device),
                 generation_config=config,
