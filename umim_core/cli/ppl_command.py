@@ -120,7 +120,7 @@ def ppl(
     ]
     if prompt:
         lines.append(
-            f"second halves of the windows behind merged first halves: raw tail {raw_tail}; TR is "
+            f"second halves of the windows after merged first halves: raw tail {raw_tail}; TR is "
             "that of the first halves"
         )
     emit(document, lines, as_json)
