@@ -33,7 +33,7 @@ T = TypeVar("T")
 _BOM: Final = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES: Final = 1 << 30
 _PARQUET_BATCH_ROWS: Final = 256
-_REMEDY_ROW: Final = "Correct it, or allow bad rows: --max-bad N of umim mine, max_bad: N of a recipe."
+_REMEDY_ROW: Final = "Correct it, or allow bad rows: umim mine --max-bad N, max_bad in a recipe."
 _CHUNK_BYTES: Final = 1 << 20
 Part = tuple[str, bool]  # text, and whether it ends its document
 
