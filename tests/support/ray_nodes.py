@@ -79,7 +79,10 @@ def answer_on(
 
 
 def paths(checkout: Path) -> str:
-    return os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])
+    """Return where Python finds a checkout's packages, and what tests share."""
+    return os.pathsep.join(
+        [str(checkout), str(checkout / "tests"), os.environ.get("PYTHONPATH", "")]
+    )
 
 
 def head_options(address: str, port: int, cpus: int = 1) -> list[str]:
