@@ -137,6 +137,12 @@ class ModelPlace:
     batch_size: int
     backbone: str | None = None
 
+    def backbone_of(self, checkpoint: Checkpoint) -> tuple[str, str | None]:
+        """Return name and revision of the backbone: the one that was named, else its own."""
+        if self.backbone is not None:
+            return self.backbone, None
+        return checkpoint.config.backbone, checkpoint.config.backbone_revision
+
 
 def find_questions(source: QuestionSource) -> QuestionSet:
     """Return what a task's questions are; see ``question_set``."""
@@ -242,9 +248,7 @@ def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
             "Copy the one of the machine that runs the flow, or put it into a shared folder.",
         )
     checkpoint = Checkpoint.load(Path(place.checkpoint))
-    own = (checkpoint.config.backbone, checkpoint.config.backbone_revision)
-    name, revision = own if place.backbone is None else (place.backbone, None)
-    backbone = _backbone(name, revision, place.dtype, place.device)
+    backbone = _backbone(*place.backbone_of(checkpoint), place.dtype, place.device)
     opened = open_model_args(checkpoint, "prompt", backbone, None, place.dtype, place.device)
     return checkpoint, opened.backbone
 

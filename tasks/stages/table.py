@@ -96,8 +96,7 @@ def mined_stage(
         if not read_questions(questions.path).count:
             return {}
         base = Checkpoint.load(Path(place.checkpoint))
-        of = (base.config.backbone, base.config.backbone_revision)
-        name, revision = of if place.backbone is None else (place.backbone, None)
+        name, revision = place.backbone_of(base)
         tokenizer = load_tokenizer(name, revision=revision)
         texts = [row["prompt"] for row in make_rows(own, options, tokenizer, "train")]
         pieces = [np.asarray(encode(tokenizer, text), dtype=np.int64) for text in texts]
