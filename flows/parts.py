@@ -385,7 +385,7 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
 def _answered(
     run: PipelineRun[TableRecipe], questions: Artifact, task: str, setting: TableSetting
 ) -> Artifact:
-    """Score a task under a setting, whose rules may be mined of the task's prompts first."""
+    """Score a task under a setting, whose rules may be mined from the task's prompts first."""
     recipe, tau, label = run.recipe, setting.mine_tau, f"{task} {setting.name}"
     mined = None
     if tau is not None:

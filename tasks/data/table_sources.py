@@ -84,7 +84,7 @@ def generation_task(task: str) -> GenerationSet | None:
 
 
 def mined_task(task: str) -> GenerationSet:
-    """Return a task whose prompts rules are mined of.
+    """Return a task whose prompts rules are mined from.
 
     Raises:
         ConfigError: If the package does not generate it, so that it has no prompts but the scored.

@@ -40,6 +40,7 @@ from tasks.data.table_sources import (
     source_facts,
 )
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from umim_core.adaptation.choices import TaskSequence, mining_segments
 from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.methods import own_model
@@ -98,11 +99,10 @@ def mined_stage(
         base = Checkpoint.load(Path(place.checkpoint))
         name, revision = place.backbone_of(base)
         tokenizer = load_tokenizer(name, revision=revision)
-        texts = [row["prompt"] for row in make_rows(own, options, tokenizer, "train")]
-        pieces = [np.asarray(encode(tokenizer, text), dtype=np.int64) for text in texts]
-        offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-        ids = np.concatenate(pieces)
-        counts = count_ngrams(ids, offsets, tau, special_ids(tokenizer))
+        prompts = [row["prompt"] for row in make_rows(own, options, tokenizer, "train")]
+        ids = [np.asarray(encode(tokenizer, prompt), dtype=np.int64) for prompt in prompts]
+        segments = mining_segments([TaskSequence(each, len(each)) for each in ids])
+        counts = count_ngrams(*segments, tau, special_ids(tokenizer))
         origin = RuleOrigin(tau=tau, tokenizer_fingerprint=base.config.tokenizer_fingerprint)
         rules = RuleSet.from_counts(counts, origin)
         if not len(rules):

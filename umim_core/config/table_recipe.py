@@ -32,7 +32,7 @@ class TableSetting(Model, StableDump):
     )
     mine_tau: Annotated[int | None, Field(ge=1), OMIT_DEFAULT] = Field(
         None,
-        description="Least count of rules mined of a generated task; null: the checkpoint's.",
+        description="Least count of rules mined from a generated task; null: the checkpoint's.",
     )
 
     @model_validator(mode="after")
