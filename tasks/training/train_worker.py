@@ -8,26 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import ray
-from ray.train._internal.base_worker_group import BaseWorkerGroup
-from ray.train.torch import TorchConfig
-from ray.train.torch.config import (
-    _set_torch_distributed_env_vars,
-    _setup_torch_process_group,
-    _TorchBackend,
-)
-
 from tasks.cluster.lease import ClusterLease
-from tasks.cluster.ray_cluster import RENDEZVOUS_VARIABLE
 from tasks.cluster.stopping import resuming_at
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.training.strategies import make_strategy
@@ -49,50 +37,6 @@ from umim_core.training.train_state import last_step
 logger = logging.getLogger("umim.train")
 Fields = dict[str, object]
 Worker = Callable[[Fields], None]
-
-
-@dataclass
-class MeetingConfig(TorchConfig):
-    """Set up ``torch.distributed`` for ``TorchTrainer(torch_config=MeetingConfig(...))``."""
-
-    timeout_s: int = 300
-
-    @property
-    def backend_cls(self) -> type[_TorchBackend]:
-        """Return the class that Ray Train calls at the start and the end of a worker group."""
-        return _MeetingBackend
-
-
-class _MeetingBackend(_TorchBackend):
-    def on_start(self, worker_group: BaseWorkerGroup, backend_config: MeetingConfig) -> None:
-        """Join the workers of a fresh group, after every restart anew."""
-        folder = os.environ.get(RENDEZVOUS_VARIABLE)
-        if folder is None:
-            super().on_start(worker_group, backend_config)
-            return
-        backend = backend_config.backend
-        if backend is None:
-            gpus = worker_group.get_resources_per_worker().get("GPU", 0)
-            backend = "nccl" if gpus > 0 else "gloo"
-        # A TCP store's rank 0 listens on every interface, so workers of one machine meet in a file.
-        # A new file per start: a store left by a killed group would be taken for this one.
-        handle, path = tempfile.mkstemp(prefix="meet-", dir=folder)
-        os.close(handle)
-        worker_group.execute(_set_torch_distributed_env_vars)
-        ray.get(
-            [
-                worker_group.execute_single_async(
-                    rank,
-                    _setup_torch_process_group,
-                    backend=backend,
-                    world_rank=rank,
-                    world_size=len(worker_group),
-                    init_method=f"file://{path}",
-                    timeout_s=backend_config.timeout_s,
-                )
-                for rank in range(len(worker_group))
-            ]
-        )
 
 
 def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
@@ -140,6 +84,7 @@ def _launch_ray(
     from ray.train.torch import TorchTrainer
 
     from tasks.cluster.ray_errors import cluster_error
+    from tasks.training.meeting import MeetingConfig
 
     shutil.rmtree(scratch, ignore_errors=True)  # our state resumes; Ray's own record must not
     mark = leave_mark(scratch)

@@ -14,7 +14,7 @@ from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.run.checks import check_machine
 from tasks.run.pipeline import side_by_side
-from tasks.training import train_worker as process_group
+from tasks.training import meeting
 from tasks.training.train_worker import launch_worker
 from umim_core.backbone.devices import has_device
 from umim_core.config.recipe import Recipe
@@ -45,8 +45,8 @@ def test_a_driver_without_a_gpu_trains_two_cells_at_once(
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("PYTHONPATH", paths(CHECKOUT / "tests"))  # the nodes import this file
-    gloo = partial(process_group.MeetingConfig, "gloo")
-    monkeypatch.setattr(process_group, "MeetingConfig", lambda backend: gloo())  # no NCCL here
+    gloo = partial(meeting.MeetingConfig, "gloo")
+    monkeypatch.setattr(meeting, "MeetingConfig", lambda backend: gloo())  # no NCCL here
     port = free_port()
     cluster = {"workers": 1, "use_gpu": True, "parallel_stages": 2}
     recipe = Recipe.model_validate(
