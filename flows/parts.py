@@ -10,7 +10,14 @@ from pathlib import Path
 from flows.adaptation_curves import measure_adaptation
 from tasks.data.table_sources import check_data, check_limits
 from tasks.plan.planner import Planner
-from tasks.report.compare import CellResult, Scores, ShippedResult, cell_label, setting_of
+from tasks.report.compare import (
+    CellResult,
+    Scores,
+    ShippedResult,
+    cell_label,
+    require_own_names,
+    setting_of,
+)
 from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
 from tasks.run.pipeline import Part, PipelineRun
 from tasks.run.stage import Artifact
@@ -88,6 +95,7 @@ def plan(recipe: RunRecipe) -> list[dict[str, str]]:
 def prepare(run: PipelineRun) -> Sources:
     """Corpus, after what it is made of, and the tasks whose questions it has."""
     recipe = run.recipe
+    require_own_names(recipe.name, recipe.cells)
     texts = _texts(run, recipe.corpus)
     corpus = texts[recipe.corpus.kind]
     wanted = {

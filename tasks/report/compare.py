@@ -22,7 +22,9 @@ from tasks.run.stage import Artifact
 from tasks.tracking.compare_view import SOURCE_TAG
 from umim_core.adaptation.settings import BASE, WT, find_setting, measures
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig, read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.recipe import Cell
+from umim_core.errors import ConfigError
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes
 from umim_core.task_sets.spec import TASKS
@@ -160,6 +162,24 @@ def cell_label(cell: Cell) -> str:
         rules_label = f"rules {given_name(cell.rules)}"
     rules = f"{short_name(cell.backbone)} {rules_label}"
     return ", ".join([rules, *cell_words(cell)])
+
+
+def require_own_names(recipe: str, cells: Sequence[Cell]) -> None:
+    """Refuse cells whose checkpoints would get one name.
+
+    Raises:
+        ConfigError: Two cells have one name on pages and on the command line.
+    """
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        name = own_name(recipe, cell_label(cell))
+        if seen.setdefault(name, cell) is not cell:
+            raise ConfigError(
+                "every cell of a recipe needs a name of its own on the command line",
+                f"{name} twice",
+                "Leave one out, put it into a recipe of its own, or name its backbone by another "
+                "path: of a backbone the last part counts.",
+            )
 
 
 def short_name(backbone: str) -> str:

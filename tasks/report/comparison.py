@@ -102,6 +102,7 @@ def cell_words(cell: Cell) -> list[str]:
         None
         if cell.confidence_tokens is None
         else f"asked about {cell.confidence_tokens:,} tokens",
+        None if cell.spans is None else f"{cell.spans:,} spans",
         None if cell.revision is None else f"revision {cell.revision}",
     )
     form = cell.deviations()
@@ -121,6 +122,9 @@ LATER_PARAMS: Final = {
     "method": OWN_METHOD,
     "residual": "none",
     "rule_rows": 0,
+    "merge_depth": 0,
+    "adapter_rank": 0,
+    "spans": None,
 }
 COMPARISON_METRICS: Final = (
     *("token_reduction", "rules", "top1", "top3", "top10", "topp", "mrr", "kl"),
@@ -146,7 +150,8 @@ _CELL: Final = (
     *("backbone", "rule_budget", "confidence_tokens", "revision"),
     *("positions", "depth", "kind", "unit_positions"),
 )
-_LATER_CELL: Final = ("residual", "rule_rows")  # in a file only where they deviate
+# In a file only where they deviate.
+_LATER_CELL: Final = ("residual", "rule_rows", "merge_depth", "adapter_rank", "spans")
 _FIELDS: Final = {"positions": "module_positions"}  # of a cell, where files have another name
 
 

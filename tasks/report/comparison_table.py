@@ -40,6 +40,7 @@ _VARIANTS: Final = (
     Column("overlap", lambda row: _of_rules(row, lambda rules: rules.overlap), left=True),
     Column("containment", lambda row: _of_rules(row, lambda rules: rules.containment), left=True),
     number_column("most rules", lambda row: row.cell.rule_budget),
+    number_column("spans", lambda row: row.cell.spans),
     number_column("tokens asked", lambda row: row.cell.confidence_tokens),
     Column("revision", lambda row: row.cell.revision or DASH, left=True),
     Column("positions", lambda row: row.cell.module_positions, left=True),
@@ -47,6 +48,8 @@ _VARIANTS: Final = (
     Column("kind", lambda row: row.cell.kind, left=True),
     Column("residual", lambda row: row.cell.residual, left=True),
     number_column("rule rows", lambda row: row.cell.rule_rows),
+    number_column("merge depth", lambda row: row.cell.merge_depth),
+    number_column("adapter rank", lambda row: row.cell.adapter_rank),
     Column("unit positions", lambda row: row.cell.unit_positions, left=True),
 )
 

@@ -145,7 +145,9 @@ def _generated_stage(root: Path, corpus: GeneratedCorpus, generated: Artifact | 
 
 
 def _check_unchanged(corpus: Artifact, config: Corpus) -> None:
-    """Refuse files that changed since the corpus stage recorded them."""
+    """Refuse files of the user's own that changed since the corpus stage recorded them."""
+    if isinstance(config, DocstringCorpus | MixtureCorpus):
+        return
     record = read_json(corpus.path / _RECORD)
     if not isinstance(record, dict) or record["files"] != file_digests(_in_place(config)):
         raise changed_files("they changed since the corpus stage")
@@ -209,8 +211,7 @@ def tokenize_stage(
     )
 
     def build(out: Path) -> Metrics:
-        if not isinstance(config, DocstringCorpus | MixtureCorpus):
-            _check_unchanged(corpus, config)
+        _check_unchanged(corpus, config)
         splits = {
             split: split_jobs(
                 split,
@@ -236,6 +237,7 @@ def tokenize_stage(
                 )
             metrics[f"tokens_{split}"] = float(done.tokens)
             metrics[f"bad_rows_{split}"] = float(done.bad.count)
+        _check_unchanged(corpus, config)  # what was read is what the key names
         return metrics
 
     return run_stage(root, spec, build)

@@ -20,6 +20,7 @@ from tasks.cluster.ray_cluster import Cluster
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.run.checks import check_device
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.corpus import changed_files
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
@@ -57,6 +58,7 @@ def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> 
     tokenizer = load_tokenizer(corpus.model, revision=corpus.revision)
     prompter = Prompter(tokenizer, corpus)
     chat = str(tokenizer.chat_template) if corpus.chat == "template" else ""
+    digests = _digests(corpus)
     spec = StageSpec(
         "generate",
         1,
@@ -67,7 +69,7 @@ def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> 
             "end_of_text": tokenizer.eos_token_id,
         },
         {
-            "questions": sha256_bytes(canonical_json(_digests(corpus)).encode()),
+            "questions": sha256_bytes(canonical_json(digests).encode()),
             "model": backbone_identity(corpus.model, corpus.revision),
             "ends": _generation_settings(corpus.model),
             "tokenizer": tokenizer_fingerprint(tokenizer),
@@ -78,7 +80,10 @@ def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> 
     def build(out: Path) -> Metrics:
         state = out / STATE
         if not has_selection(out):
-            write_selection(out, select_questions(corpus, prompter))
+            selected = select_questions(corpus, prompter)
+            if _digests(corpus) != digests:
+                raise changed_files("questions changed while they were selected")
+            write_selection(out, selected)
         selection = read_selection(out)
         count = len(selection.texts)
         shards = range(-(-count // corpus.shard_questions))

@@ -40,6 +40,7 @@ from tasks.data.table_sources import (
     source_facts,
 )
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.corpus import changed_files
 from umim_core.adaptation.choices import TaskSequence, mining_segments
 from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -191,6 +192,7 @@ def text_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, text: Table
     """Measure alignment and perplexity of one text."""
     place = _place(recipe)
     owned = {name: own for name in text.methods if (own := own_model(name)) is not None}
+    digests = source_digests(text.source)
     spec = StageSpec(
         "text",
         1,
@@ -205,7 +207,7 @@ def text_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, text: Table
         },
         {
             "checkpoint": place.digest,
-            **{f"text {n}": digest for n, digest in enumerate(source_digests(text.source))},
+            **{f"text {n}": digest for n, digest in enumerate(digests)},
         },
     )
 
@@ -213,6 +215,8 @@ def text_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, text: Table
         metrics: Metrics = {}
         jobs = {"text": partial(measure_text, place, _in_place(text))}
         run_on_workers(lease, jobs, lambda _, scores: metrics.update(scores), recipe.cores)
+        if source_digests(text.source) != digests:
+            raise changed_files("a text changed while it was measured")
         return metrics
 
     return run_stage(root, spec, build)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.object_store import ObjectStore, object_store
 from tasks.cluster.lease import ClusterLease
+from tasks.stages import corpus as corpus_stages
 from tasks.stages.corpus import corpus_stage, tokenize_stage, tokens
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import FilesCorpus
@@ -62,3 +64,23 @@ def test_remote_files_that_change_under_the_pipeline_are_refused(
     store.objects["data/valid.txt"] = b"Return the other array."
     with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
         tokenize_stage(tmp_path, lease, corpus, config, NAME)
+
+
+def test_remote_files_that_change_while_they_are_tokenised_are_not_published(
+    tmp_path: Path,
+    config: FilesCorpus,
+    store: ObjectStore,
+    lease: ClusterLease,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    corpus = corpus_stage(tmp_path, config)
+    tokenize_splits = corpus_stages.tokenize_splits
+
+    def change(*args: Any) -> Any:
+        store.objects["data/valid.txt"] = b"Return the other array."
+        return tokenize_splits(*args)
+
+    monkeypatch.setattr(corpus_stages, "tokenize_splits", change)
+    with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
+        tokenize_stage(tmp_path, lease, corpus, config, NAME)
+    assert not [path for path in (tmp_path / "tokenize").glob("*") if path.suffix == ""]
