@@ -34,8 +34,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(store.app, name="store")
-PrefectPort = Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's server.")]
-MlflowPort = Annotated[int, typer.Option(min=1, max=65535, help="Port of MLflow.")]
+PrefectPort = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=65535, help="Port of Prefect's server; else the one that it has, or 4200."
+    ),
+]
+MlflowPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, help="Port of MLflow; else the one that it has, or 5000."),
+]
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
@@ -139,9 +147,16 @@ def recipes(as_json: JsonFlag = False) -> None:
     """List the recipes."""
     from tasks.run.recipes import all_names, find_recipe
 
-    descriptions = {name: find_recipe(name).description for name in all_names()}
-    lines = [f"{name:<34} {text.strip().splitlines()[0]}" for name, text in descriptions.items()]
-    emit({"recipes": descriptions}, lines, as_json)
+    found = {name: find_recipe(name) for name in all_names()}
+    lines = [
+        f"{name:<34} {recipe.kind:<10} {recipe.description.strip().splitlines()[0]}"
+        for name, recipe in found.items()
+    ]
+    listed = {
+        name: {"kind": recipe.kind, "description": recipe.description}
+        for name, recipe in found.items()
+    }
+    emit({"recipes": listed}, lines, as_json)
 
 
 @app.command()
@@ -204,7 +219,7 @@ def log_lm_eval(
 
 @app.command()
 def up(
-    prefect_port: PrefectPort = 4200, mlflow_port: MlflowPort = 5000, as_json: JsonFlag = False
+    prefect_port: PrefectPort = None, mlflow_port: MlflowPort = None, as_json: JsonFlag = False
 ) -> None:
     """Start Prefect's server, MLflow and a Prefect worker on 127.0.0.1, or find them running."""
     _services("up", prefect_port, mlflow_port, as_json)
@@ -212,7 +227,7 @@ def up(
 
 @app.command()
 def down(
-    prefect_port: PrefectPort = 4200, mlflow_port: MlflowPort = 5000, as_json: JsonFlag = False
+    prefect_port: PrefectPort = None, mlflow_port: MlflowPort = None, as_json: JsonFlag = False
 ) -> None:
     """End the services that `up` started; their databases stay."""
     _services("down", prefect_port, mlflow_port, as_json)
@@ -220,7 +235,7 @@ def down(
 
 @app.command()
 def status(
-    prefect_port: PrefectPort = 4200, mlflow_port: MlflowPort = 5000, as_json: JsonFlag = False
+    prefect_port: PrefectPort = None, mlflow_port: MlflowPort = None, as_json: JsonFlag = False
 ) -> None:
     """Say which services run and answer."""
     _services("status", prefect_port, mlflow_port, as_json)
@@ -235,7 +250,10 @@ def deploy() -> None:
 
 
 def _services(
-    action: Literal["up", "down", "status"], prefect_port: int, mlflow_port: int, as_json: bool
+    action: Literal["up", "down", "status"],
+    prefect_port: int | None,
+    mlflow_port: int | None,
+    as_json: bool,
 ) -> None:
     """Start, end or look at the services of this machine, and print how each is."""
     from tasks.run import services

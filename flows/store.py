@@ -58,7 +58,7 @@ def rm(
     ],
     as_json: JsonFlag = False,
 ) -> None:
-    """Remove one stage; `gc` removes its files."""
+    """Remove one stage, and its files that are damaged; `gc` removes the others."""
     from tasks.run.store_commands import remove, stored_root
 
     name = remove(stored_root(), stage)

@@ -64,12 +64,20 @@ class ServiceState:
     log: str
 
 
-def local_services(folder: Path, prefect_port: int, mlflow_port: int) -> list[Service]:
+def local_services(
+    folder: Path, prefect_port: int | None = None, mlflow_port: int | None = None
+) -> list[Service]:
     """Return Prefect's server, MLflow and a Prefect worker, in the order in which they start.
 
+    Without a port, it is the one that the running service has, or Prefect's and MLflow's own.
     Databases are sqlite files in the folder; ``PREFECT_API_DATABASE_CONNECTION_URL`` and
     ``MLFLOW_BACKEND_STORE_URI`` name others.
+
+    Raises:
+        ClusterError: If a service runs on another port than the one that is asked for.
     """
+    prefect_port = _port(folder, "prefect-server", prefect_port, 4200)
+    mlflow_port = _port(folder, "mlflow", mlflow_port, 5000)
     prefect = [sys.executable, "-m", "prefect"]
     api = {"PREFECT_API_URL": f"http://{_LOOPBACK}:{prefect_port}/api"}
     tracking = {"MLFLOW_TRACKING_URI": f"http://{_LOOPBACK}:{mlflow_port}"}
@@ -178,8 +186,26 @@ def _start(folder: Path, service: Service) -> None:
             stderr=log,
             start_new_session=True,
         )
-    record = {"pid": process.pid, "started": psutil.Process(process.pid).create_time()}
+    record = {
+        "pid": process.pid,
+        "started": psutil.Process(process.pid).create_time(),
+        "port": service.port,
+    }
     write_bytes(_record(folder, service.name), json.dumps(record).encode("ascii"))
+
+
+def _port(folder: Path, name: str, asked: int | None, usual: int) -> int:
+    """Return the port of a service: the one that it has if it runs, else what is asked for."""
+    running = None
+    if _process(folder, name) is not None:
+        running = json.loads(_record(folder, name).read_bytes()).get("port")
+    if running is not None and asked not in (None, running):
+        raise ClusterError(
+            f"{name} runs already, on port {running}",
+            asked,
+            "Leave the port out, or end it first: `python -m flows down`.",
+        )
+    return int(running or asked or usual)
 
 
 def _wait(folder: Path, service: Service) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tasks.storage import remote_root as storage
-from tasks.storage.remote_root import Entries, RemoteRoot, remote_root
+from tasks.storage.remote_root import Entries, RemoteRoot, object_place, remote_root
 from umim_core.errors import ArtifactError, ConfigError
 from umim_core.store.artifacts import MANIFEST, digest_of
 
@@ -78,7 +78,11 @@ def verify(
 
 
 def remove(remote: RemoteRoot, prefix: str) -> str:
-    """Remove one stage by ``<stage>/<first digits of its key>``; its files go with ``collect``."""
+    """Remove one stage by ``<stage>/<first digits of its key>``, and what of its files is damaged.
+
+    A damaged file that stayed would be taken for what the next run stores. The other files go with
+    ``collect``.
+    """
     names = [name for name in remote.names("stages") if name.startswith(prefix)]
     if len(names) != 1 or "/" not in prefix:
         raise ArtifactError(
@@ -93,7 +97,11 @@ def remove(remote: RemoteRoot, prefix: str) -> str:
             f"{names[0]}, checkpoint {called[0]}",
             f"Remove checkpoints/{called[0]}.json under {remote} first.",
         )
+    entries = _files(remote, names[0]).values()
     remote.remove(f"stages/{names[0]}.json")
+    for digest, size in {(str(entry["sha256"]), int(entry["bytes"])) for entry in entries}:
+        if _fault(remote, digest, size, read=True):
+            remote.remove(object_place(digest))
     return names[0]
 
 

@@ -32,10 +32,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tasks.storage.client_errors import refusals
 from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
 from umim_core.errors import ArtifactError, MissingExtraError
 from umim_core.store.artifacts import MANIFEST, payload_files, sha256_file
-from umim_core.store.disk import flush_tree
+from umim_core.store.disk import flush_tree, write_bytes
 from umim_core.store.publication import STATE
 from umim_core.text.files import redacted
 
@@ -140,7 +141,7 @@ class RemoteRoot:
             entries[name] = {"bytes": size, "sha256": digest}
             if not self._stays(digest, size):
                 with self._typed_errors():
-                    self.filesystem.put_file(str(path), self._place(_object(digest)))
+                    self.filesystem.put_file(str(path), self._place(object_place(digest)))
         return entries
 
     def fetch_files(self, files: Entries, directory: Path) -> None:
@@ -148,7 +149,7 @@ class RemoteRoot:
         for name, entry in files.items():
             target = directory / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            place = _object(str(entry["sha256"]))
+            place = object_place(str(entry["sha256"]))
             with self._typed_errors():
                 try:
                     self.filesystem.get_file(self._place(place), str(target))
@@ -176,6 +177,7 @@ class RemoteRoot:
         Yields:
             Whether the stage is to be built here; False if another builder finished it.
         """
+        self._require_conditional_writes()
         place, token = f"leases/{name}.json", secrets.token_hex(8)
         if not self._acquire(place, token, finished):
             yield False
@@ -251,9 +253,7 @@ class RemoteRoot:
         for name in self.names("checkpoints"):
             data = self._read(f"checkpoints/{name}.json")
             if data is not None:
-                record = artifact_root() / "checkpoints" / f"{name}.json"
-                record.parent.mkdir(parents=True, exist_ok=True)
-                record.write_bytes(data)
+                write_bytes(artifact_root() / "checkpoints" / f"{name}.json", data)
 
     def state_files(self, name: str) -> Entries:
         """Return the files of the stored training state of a stage, none where there is none."""
@@ -269,7 +269,7 @@ class RemoteRoot:
     def _entry(self, digest: str) -> Mapping[str, Any] | None:
         with self._typed_errors():
             try:
-                entry: Mapping[str, Any] = self.filesystem.info(self._place(_object(digest)))
+                entry: Mapping[str, Any] = self.filesystem.info(self._place(object_place(digest)))
             except FileNotFoundError:
                 return None
             return entry
@@ -287,13 +287,26 @@ class RemoteRoot:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self._typed_errors():
-                self.filesystem.get_file(self._place(_object(digest)), str(target))
+                self.filesystem.get_file(self._place(object_place(digest)), str(target))
             return sha256_file(target)
         finally:
             target.unlink(missing_ok=True)
 
     def __str__(self) -> str:
         return redacted(self.address).rstrip("/")
+
+    def _require_conditional_writes(self) -> None:
+        """Refuse storage that creates an object twice: two builders would both win, unnoticed."""
+        if self.address in _CONDITIONAL:
+            return
+        with self.mark() as place:
+            if self._create(place, b'{"second": true}'):
+                raise ArtifactError(
+                    f"the storage {self} must refuse to create an object that exists",
+                    "it wrote one twice (a PUT with If-None-Match: *)",
+                    "Use a server with conditional writes: S3, MinIO, SeaweedFS from 4.18 on.",
+                )
+        _CONDITIONAL.add(self.address)
 
     def _acquire(self, place: str, token: str, finished: Callable[[], bool]) -> bool:
         seen, since, logged = b"", time.monotonic(), False
@@ -426,7 +439,7 @@ class RemoteRoot:
             if error.filename and Path(str(error.filename)).is_absolute():
                 raise  # a local file
             raise self._refused(error) from error
-        except _refusals() as error:
+        except refusals() as error:
             raise self._refused(error) from error
 
     def _refused(self, error: BaseException) -> ArtifactError:
@@ -437,22 +450,11 @@ class RemoteRoot:
         )
 
 
-@functools.cache
-def _refusals() -> tuple[type[Exception], ...]:
-    """Return the errors by which storage refuses; those of botocore are no OSError."""
-    kinds: list[type[Exception]] = [OSError]
-    with contextlib.suppress(ImportError):
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        kinds += [BotoCoreError, ClientError]
-    with contextlib.suppress(ImportError):
-        from aiohttp import ClientError as HttpError
-
-        kinds.append(HttpError)
-    return tuple(kinds)
+_CONDITIONAL: Final[set[str]] = set()  # addresses of storage that was seen to have them
 
 
-def _object(digest: str) -> str:
+def object_place(digest: str) -> str:
+    """Return where a file lies under the address, by its SHA-256."""
     return f"objects/{digest[:2]}/{digest}"
 
 

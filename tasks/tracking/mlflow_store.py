@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from filelock import FileLock, Timeout
 
+from tasks.storage.client_errors import refusals
 from tasks.tracking.tracking_values import Kind, RunInput, Status, StoredRun, batches, redact
 from umim_core.errors import TrackingError
 from umim_core.store.artifacts import canonical_json
@@ -153,7 +154,7 @@ class Store:
                     self._connected = self._connect()
                 _limit_requests(call_seconds)
                 yield self
-        except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
+        except (MlflowException, SQLAlchemyError, ImportError, *refusals()) as error:
             message = redact(f"{self.uri}: {error}")
             if _refused(error):
                 raise TrackingError("the store must take what is written", message) from error
@@ -282,7 +283,7 @@ class Store:
             client.create_registered_model(REGISTERED_MODEL)
         tags = {"umim.digest": digest, "umim.backbone": backbone}
         for model_version in client.search_model_versions(f"name = '{REGISTERED_MODEL}'"):
-            if model_version.run_id == run_id and model_version.tags == tags:
+            if model_version.run_id == run_id and tags.items() <= model_version.tags.items():
                 version = str(model_version.version)
                 break
         else:

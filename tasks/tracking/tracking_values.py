@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 from umim_core.errors import TrackingError
+from umim_core.text.files import redacted
 
 T = TypeVar("T")
 Curve = Sequence[tuple[int, float]]
@@ -17,7 +18,7 @@ _KEY: Final = re.compile(r"^[\w.:\-]+$")
 _SECRET_NAME: Final = re.compile(
     r"(^|[._-])(token|auth|password|passwd|secret|api_?key|credentials?)$", re.IGNORECASE
 )
-_CREDENTIALS: Final = re.compile(r"//[^/\s]+@")
+_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _NOT_IN_NAMES: Final = re.compile(r"[^\w\-. /:]")
 _MAX_VALUE_CHARS: Final = 500
 HIDDEN: Final = "***"
@@ -74,11 +75,11 @@ def fit_name(name: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Remove user names and passwords from the addresses in a text.
+    """Remove user names, passwords and secret options from the addresses in a text.
 
     ``http://me:pw@host/x`` becomes ``http://***@host/x``.
     """
-    return _CREDENTIALS.sub(f"//{HIDDEN}@", text)
+    return _ADDRESS.sub(lambda address: redacted(address[0]), text)
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,15 @@ def test_a_recorded_checkpoint_is_found_by_its_name(root: Path, stage: Path, umi
     assert umim("path", "novels/llama-tau-5/wt").out.strip() == str(stage / "checkpoint")
     listed = umim("path").out.splitlines()
     assert listed[-1].split() == ["novels/llama-tau-5/wt", str(stage / "checkpoint")]
+
+
+def test_runs_that_give_one_name_at_once_all_record_it(root: Path, stage: Path) -> None:
+    def record(_: int) -> Path:
+        return record_checkpoint(root, "novels/wt", stage / "checkpoint")
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(record, range(64)))) == 1
+    assert own_checkpoints(root) == {"novels/wt": stage / "checkpoint"}
 
 
 def test_names_survive_a_move_of_the_root(

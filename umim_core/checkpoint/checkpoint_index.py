@@ -7,16 +7,19 @@ a pipeline under ``<recipe>/<cell>/<setting>``, ``umim train`` under ``trained/<
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from umim_core.errors import ConfigError
+from umim_core.errors import ArtifactError, ConfigError
 from umim_core.store.artifacts import sha256_bytes
-from umim_core.store.disk import write_bytes
+from umim_core.store.disk import unwritable, write_bytes
+from umim_core.store.locking import directory_lock
 
+logger = logging.getLogger("umim.checkpoint")
 _INDEX: Final = "checkpoints"
 _KEY: Final = re.compile(r"[0-9a-f]{8,64}")  # first digits of a stage's key, as logs show them
 _PACKAGE_PARENT: Final = Path(__file__).resolve().parents[2]
@@ -86,13 +89,22 @@ def own_name(*parts: str) -> str:
 
 
 def record_checkpoint(root: Path, name: str, directory: Path) -> Path:
-    """Give a checkpoint a name, and return the file of the record; an older one is forgotten."""
+    """Give a checkpoint a name, and return the file of the record; an older one is forgotten.
+
+    Runs that give one name at the same time wait for each other.
+
+    Raises:
+        ArtifactError: If the record cannot be written.
+    """
     place = directory.resolve()
     inside = place.is_relative_to(root.resolve())
     path = str(place.relative_to(root.resolve())) if inside else str(place)
     record = root / _INDEX / f"{name}.json"
-    record.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(record, json.dumps({"path": path}).encode() + b"\n")
+    try:
+        with directory_lock(record, wait_seconds=None):
+            write_bytes(record, json.dumps({"path": path}).encode() + b"\n")
+    except OSError as error:
+        raise unwritable(record, 0, error) from error
     return record
 
 
@@ -104,9 +116,14 @@ class OwnPlace:
     name: str
     directory: Path
 
-    def record(self, checkpoint: Path) -> None:
-        """Give the checkpoint its name."""
-        record_checkpoint(self.root, self.name, checkpoint)
+    def record(self, checkpoint: Path) -> str | None:
+        """Give the checkpoint its name and return it; None where it cannot be recorded."""
+        try:
+            record_checkpoint(self.root, self.name, checkpoint)
+        except ArtifactError as error:
+            logger.warning("the checkpoint has no name: %s", error)
+            return None
+        return self.name
 
 
 def own_place(kind: str, out: Path | None, stem: str) -> OwnPlace:

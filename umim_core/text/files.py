@@ -28,7 +28,7 @@ from umim_core.errors import CorpusError
 
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 # A colon that no port follows starts a password, which may hold slashes: up to the last "@" then.
-_USER: Final = re.compile(r"(?<=://)(?:[^/?@]*@|[^/?:]*:(?!\d+(?:/|$))[^?]*@)")
+_USER: Final = re.compile(r"(?<=://)(?:[^/?]*@|[^/?:]*:(?!\d+(?:/|$))[^?]*@)")
 _SECRET_OPTION: Final = re.compile(
     r"(?<=[?&])([^=&]*(?:key|secret|token|password|signature|credential)[^=&]*=)([^&]+)", re.I
 )

@@ -26,6 +26,7 @@ from umim_core.progress import duration, leave_note
 from umim_core.progress import logger as progress_logger
 from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.publication import STATE, publish_directory
+from umim_core.text.shards import TokenShards
 from umim_core.training.optimizer import Strategy
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, job_config, make_objective, start_of
@@ -111,10 +112,16 @@ def _require_untouched(backbone: Backbone, state: Path) -> None:
 
 
 def place_rows(job: TrainJob, rows: Mapping[str, TokenRows]) -> TrainJob:
-    """Write a job's rows below its state folder, which is not published, and name them."""
+    """Write a job's rows below its state folder, which is not published, and name them.
+
+    A killed attempt leaves whole rows or none. Rows that name their shards are written anew: the
+    root may have moved.
+    """
     data = Path(job.out) / STATE / "rows"
     for split, part in rows.items():
-        if not (data / split).exists():  # a killed attempt leaves whole rows or none
+        if isinstance(part.ids, TokenShards):
+            shutil.rmtree(data / split, ignore_errors=True)
+        if not (data / split).exists():
             publish_directory(data / split, part.save)
     return replace(job, train=str(data / job.train), valid=str(data / job.valid))
 

@@ -98,6 +98,19 @@ def test_a_service_that_ends_at_once_names_its_log(tmp_path: Path, part: str) ->
     assert str(log) in str(caught.value) and "no such database" in log.read_text()
 
 
+def test_a_running_service_keeps_its_port(service: Service, tmp_path: Path) -> None:
+    mlflow = replace(service, name="mlflow")
+    up(tmp_path, [mlflow])
+    try:
+        assert local_services(tmp_path)[1].port == service.port
+        assert local_services(tmp_path, None, service.port)[1].port == service.port
+        with pytest.raises(ClusterError, match=f"mlflow runs already, on port {service.port}"):
+            local_services(tmp_path, None, 1)
+    finally:
+        down(tmp_path, [mlflow])
+    assert local_services(tmp_path)[1].port == 5000
+
+
 SLOW = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 

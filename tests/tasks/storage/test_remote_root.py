@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +19,7 @@ from support.processes import run_command
 from support.s3 import Machine, environment, forget_servers
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.run.store_commands import collect, listed, remove, verify
+from tasks.storage import client_errors
 from tasks.storage import remote_root as module
 from umim_core.checkpoint.checkpoint_index import artifact_root, record_checkpoint
 from umim_core.errors import ArtifactError
@@ -207,6 +210,37 @@ def test_a_damaged_file_is_refused(machine: Machine, fault: str) -> None:
     assert not list(artifact_root().glob("count/*.incoming"))
     wrong = verify(remote, read=True)
     assert len(wrong) == 1 and wrong[0].startswith(f"{NAME}: folder/data.txt ")
+    remove(remote, NAME)
+    machine("third")
+    assert run(Build()).executed and verify(remote, read=True) == []
+
+
+def test_storage_that_creates_an_object_twice_is_refused(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = machine("first")
+    monkeypatch.setattr(module, "_CONDITIONAL", set())
+    monkeypatch.setattr(type(remote), "_create", lambda *_: True)  # as without If-None-Match
+    with pytest.raises(ArtifactError, match="must refuse to create an object that exists"):
+        run(Build())
+    assert remote.names("marks") == {}
+
+
+def test_every_clients_refusal_is_typed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    class AzureError(Exception):
+        pass
+
+    remote = machine("first")
+    azure = SimpleNamespace(AzureError=AzureError)
+    monkeypatch.setitem(sys.modules, "azure.core.exceptions", azure)
+    client_errors.refusals.cache_clear()
+    remote.filesystem.cat_file = Mock(side_effect=AzureError("503"))
+    try:
+        with pytest.raises(ArtifactError, match="must answer, and allow"):
+            remote.sees_mark("marks/none.json")
+    finally:
+        del remote.filesystem.cat_file
+        client_errors.refusals.cache_clear()
 
 
 def test_storage_that_is_away_is_a_typed_error(

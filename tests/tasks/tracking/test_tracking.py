@@ -204,6 +204,13 @@ def test_secrets_are_hidden_and_names_that_only_sound_like_them_are_not() -> Non
     assert flat == {"hub.api_key": "***", "hub.token": "***", "token_reduction": "0.4"}
     assert redact("http://me:pw@host:5000/x") == "http://***@host:5000/x"
     assert redact("http://me:p@ss@host:5000/x") == "http://***@host:5000/x"
+    assert (
+        redact("at postgresql+psycopg2://me:a/b+c@db/x now")
+        == "at postgresql+psycopg2://***@db/x now"
+    )
+    assert (
+        redact("postgresql://db/x?user=me&password=pw") == "postgresql://db/x?user=me&password=***"
+    )
 
 
 def test_a_table_that_a_kill_left_unlisted_is_there_once_and_listed(

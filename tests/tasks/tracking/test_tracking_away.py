@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import NoCredentialsError
 from mlflow import MlflowClient
 
 from support.busy_machine import within
 from support.tracked_runs import held, record_pipeline
 from tasks.report.comparison import COMPARISON_METRICS
 from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
+from tasks.tracking.mlflow_store import Store, StoreAwayError
 from tasks.tracking.tracker import Tracker
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -219,3 +221,16 @@ def test_the_comparison_is_shown_without_a_click(
     tracker.comparison_run("point", {"task": "t"}, point, name="a point", pipeline="p", tags=tags)
     found = client.search_runs([experiment.experiment_id], state["searchFilter"])
     assert {run.info.run_name for run in found} == {"p-row", "a row"}
+
+
+def test_an_artifact_store_that_refuses_is_a_store_that_is_away(tmp_path: Path, store: str) -> None:
+    def refusing(*_: object) -> None:
+        raise NoCredentialsError
+
+    with (
+        pytest.raises(StoreAwayError, match="must answer"),
+        Store(store, tmp_path).session(60, 1, 1) as opened,
+    ):
+        run = opened.ensure("stage", "k" * 64, "count", {}, time_ms=1)
+        opened._client.log_artifact = refusing
+        opened._client.log_artifact(run.run_id, "file")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from support.merged_models import fresh_model
 from support.tiny_models import save_with_tokenizer
+from support.token_artifacts import write_documents
 from umim_core.adaptation.choices import encode_questions
 from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone.backbone import Backbone, load_backbone
@@ -22,8 +25,10 @@ from umim_core.errors import ConfigError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import QuestionForm, read_questions
+from umim_core.text.shards import TokenShards
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, make_objective, start_model
+from umim_core.training.train_run import place_rows
 
 ROWS = [[8, 1, 2, 9, 10, 3, 4, 5, 11, 12], [1, 2, 9, 8, 7, 3, 4, 5, 1, 2]]
 
@@ -159,3 +164,15 @@ def test_questions_need_the_prompt_of_their_task(job: TrainJob, tiny_llama: Back
     model = start_model(job, tiny_llama, Matcher(RuleSet.from_spans([(1, 2)])))
     with pytest.raises(ConfigError, match="must have a prompt"):
         make_objective(job, model)
+
+
+def test_rows_that_name_shards_are_placed_anew_where_their_root_moved(
+    job: TrainJob, tmp_path: Path
+) -> None:
+    for place in ("old", "new"):
+        write_documents(tmp_path / place, np.arange(8, dtype=np.int32))
+        rows = TokenRows.of_segments(TokenShards.open(tmp_path / place), 4)
+        asked = replace(job, train="train", valid="train", out=str(tmp_path / "out"))
+        placed = place_rows(asked, {"train": rows})
+    shutil.rmtree(tmp_path / "old")
+    assert TokenRows.load(Path(placed.train)).row(1).tolist() == [4, 5, 6, 7]
