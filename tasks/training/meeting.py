@@ -1,4 +1,4 @@
-"""How the workers of one machine meet for ``torch.distributed`` under Ray Train.
+"""Meeting of the workers of one machine for ``torch.distributed`` under Ray Train.
 
 Ray's controller imports this module, so it imports nothing of ``umim_core`` that needs a model.
 """

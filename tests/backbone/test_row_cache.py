@@ -202,3 +202,23 @@ def test_repeated_rows_are_equal_and_grow_apart() -> None:
     new = torch.tensor([5.0, 6.0, 7.0, 8.0]).view(4, 1, 1, 1)
     keys, _ = cache.update(new, new, 0)
     assert keys[:, 0, :, 0].tolist() == [[0, 1, 5], [0, 1, 6], [2, 7, 0], [2, 8, 0]]
+
+
+def test_a_cache_that_could_not_grow_goes_on_as_it_was() -> None:
+    cache = RowCache(1, 1, max_length=2**50)  # beyond any machine's address space
+    write(cache, 1.0)
+    with pytest.raises(RuntimeError, match="memory"):
+        cache.layers[0].reserve(2**50)
+    for _ in range(64):
+        write(cache, 2.0)
+    assert write(cache, 3.0).tolist() == [[1.0, *[2.0] * 64, 3.0]]
+
+
+def test_a_cache_made_in_inference_mode_goes_on_outside_it() -> None:
+    with torch.inference_mode():
+        cache = RowCache(1, 2, max_length=8)
+        write(cache, 1.0, 10.0)
+        cache.rollback(torch.tensor([0, 1]))
+        copied = cache.repeated(2)
+    assert write(cache, 2.0, 20.0).tolist() == [[1.0, 2.0], [20.0, 0.0]]
+    assert write(copied, 2.0, 3.0, 4.0, 5.0).tolist() == [[1, 2], [1, 3], [4, 0], [5, 0]]

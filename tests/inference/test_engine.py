@@ -21,6 +21,7 @@ from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
+from umim_core.inference.prompts import PromptIds
 from umim_core.inference.request import Request
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
@@ -90,6 +91,16 @@ def test_rules_never_cross_from_the_prompt_into_generated_tokens(chain: Backbone
     row = follow(chain, [(1, 2)], [0, 1], 3)
     assert (row.prompt_spans, row.generated_spans) == ((), ())
     assert row.cache_lengths == (2, 3, 4)
+
+
+def test_an_open_border_keeps_a_template_apart(chain: Backbone) -> None:
+    matcher = Matcher(RuleSet.from_spans([(1, 2), (9, 1, 2)]))
+    engine = Engine(MergedModel(chain, LastToken(), matcher, "compact"))
+    parts = [((0, 2),), ((0, 1), (3, 4)), ()]  # the template is the end, in front, everything
+    prompts = [PromptIds(np.array([5, 6, 9, 1]), own) for own in parts]
+    rows = engine.generate(prompts, settings(3), Request(match_border=True)).rows
+    assert [row.generated_spans for row in rows] == [(), ((-1, 2),), ()]
+    assert [row.cache_lengths for row in rows] == [(4, 5, 6), (4, 4, 5), (4, 5, 6)]
 
 
 def test_prompt_spans_shorten_the_prefill(chain: Backbone) -> None:

@@ -75,6 +75,23 @@ def test_a_processor_sees_each_rows_raw_ids() -> None:
     assert processor.seen[-2:] == [[3, 4, 5, 6], [7, 8, 9, 10, 0, 1]]
 
 
+class _WithoutEven(LogitsProcessor):
+    """Rule out every other id, in place."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, ::2] = -torch.inf
+        return scores
+
+
+def test_a_processor_that_writes_in_place_changes_no_log_probability() -> None:
+    engine = Engine(MergedModel.without_merging(build("gpt2", torch.float32)))
+    options = {"logits_processor": LogitsProcessorList([_WithoutEven()]), "logprobs": VOCAB}
+    [row] = engine.generate([[3]], settings(1), Request(**options)).rows
+    [plain] = engine.generate([[3]], settings(1), Request(logprobs=VOCAB)).rows
+    assert row.ids[0] % 2 == 1
+    assert row.top_logprobs == plain.top_logprobs
+
+
 class _LongerThan(StoppingCriteria):
     """Stop texts of more than six raw ids."""
 

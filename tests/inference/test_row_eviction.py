@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from support.engine_matrix import SAMPLED, build, module_for, random_prompts, random_rules, settings
+from support.merged_models import random_merged_model
 from support.pairwise import pairwise
 from umim_core import UMIM
+from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
@@ -109,6 +111,19 @@ def test_samples_of_a_prompt_lose_their_own_columns(tiny_umim: UMIM) -> None:
     dropped = 11 - out.cache_lengths[0][-1]  # six tokens of the prompt, five that were fed
     assert f"{dropped} of 11 columns dropped" in out.views[0].summary
     assert "eviction" not in plain.views[0].summary
+
+
+@pytest.mark.parametrize("merge", ["none", "all"])
+def test_below_the_merge_depth_dropped_columns_are_those_of_raw_tokens(merge: Merge) -> None:
+    matcher, prompts = random_rules(1, True), random_prompts(3, 2)
+    engine = Engine(random_merged_model(build("llama"), matcher, 1, 0))
+    out = engine.generate(prompts, settings(12), Request(merge=merge, span_eviction=0))
+    gone = [
+        hidden_columns(prompt, list(row.ids), len(prompt) + 11, 0, matcher)
+        for prompt, row in zip(prompts, out.rows, strict=True)
+    ]
+    assert out.dropped == tuple(map(len, gone))
+    assert min(out.dropped) > 0
 
 
 def test_an_evicted_state_is_not_continued(tiny_umim: UMIM) -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from support.merged_models import random_merged_model
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, GenerationError
 from umim_core.merging.continuations import block_mask, score_continuations
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
@@ -126,3 +127,13 @@ def test_one_continuation_per_row_makes_no_mask_of_columns(
     for [score], [expected, _] in zip(alone, masked, strict=True):
         assert torch.allclose(score.log_probs, expected.log_probs, rtol=0, atol=1e-6)
         assert torch.equal(score.greedy, expected.greedy)
+
+
+def test_below_the_merge_depth_raw_tokens_count_against_the_window() -> None:
+    short = random_backbone("mistral", torch.float64, vocab_size=23, sliding_window=16)
+    matcher = Matcher(RuleSet.from_spans([(1, 2, 3, 4)]))
+    model = random_merged_model(short, matcher, depth=1, rank=0)
+    context, endings = ids(*[1, 2, 3, 4] * 9, 5, 6), [ids(7, 8), ids(9)]  # 11 units
+    assert score_continuations([context], [endings[:1]], model)  # the backbone's own windows
+    with pytest.raises(GenerationError, match=r"window \(16\); got 39 units"):
+        score_continuations([context], [endings], model)

@@ -72,3 +72,12 @@ def test_a_span_is_computed_once_and_gives_the_same_bits(monkeypatch: pytest.Mon
     assert len(computed) == 4
     assert torch.equal(cache.find([(3, 4)])[0], first[1])
     assert len(computed) == 5
+
+
+def test_what_is_kept_has_the_precision_it_has_without_autocast() -> None:
+    backbone = build("llama", torch.float32)
+    model = MergedModel(backbone, module_for(backbone), None, "compact")
+    cache, expected = SpanCache(model), SpanCache(model).find(SPANS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(cache.find(SPANS), expected)
+    assert torch.equal(cache.find([(7, 8)]), SpanCache(model).find([(7, 8)]))

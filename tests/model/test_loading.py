@@ -61,6 +61,15 @@ def test_the_tokenizer_of_a_model_in_memory_is_the_checkpoints_own(
     assert umim.backbone.encode("w3 w1") == [3, 1]
 
 
+def test_a_backbone_may_be_a_path_and_a_model_must_be_transformers(
+    tiny_checkpoint: Path, home: Path
+) -> None:
+    loaded = UMIM.from_pretrained(tiny_checkpoint, backbone=home, dtype="float32")
+    assert loaded.backbone.name == str(home)
+    with pytest.raises(BackboneError, match="a model of transformers itself; got Linear"):
+        UMIM.from_pretrained(tiny_checkpoint, model=torch.nn.Linear(2, 2))
+
+
 @pytest.mark.parametrize(
     ("dtype", "found"),
     [

@@ -11,7 +11,7 @@ import torch
 from support.merged_models import fresh_model
 from support.tiny_models import letter_tokenizer, random_model, tiny_config
 from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import CheckpointError, ConfigError, GenerationError
 from umim_core.evaluation.perplexity import perplexity
@@ -95,6 +95,15 @@ def test_an_eos_ends_the_text_and_stays_out_of_it(umim: UMIM) -> None:
     assert ended
     assert all(eos not in ids[:-1] for ids in outputs.ids)
     assert all("</s>" not in outputs.text[i] for i in ended)
+
+
+def test_without_a_tokenizer_ids_are_generated_and_no_text(backbone: Backbone, umim: UMIM) -> None:
+    bare = wrap_backbone(backbone.model, None)
+    rules = [tuple(backbone.encode("abc"))]
+    output = UMIM(bare, Checkpoint.of(fresh_model(bare, rules))).generate(
+        [0, 1, 2, 3], max_new_tokens=9
+    )
+    assert (output.text, len(output.ids[0])) == (("",), 9)
 
 
 def test_a_stop_string_ends_the_text(umim: UMIM) -> None:

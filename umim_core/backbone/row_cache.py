@@ -47,6 +47,19 @@ class WritePlan:
     columns: Tensor
 
 
+def _buffer(states: Tensor, rows: int, capacity: int) -> Tensor:
+    """Return zeros [B, H, L, D] for states [_, H, _, D], which may be written in any mode."""
+    _, heads, _, size = states.shape
+    with torch.inference_mode(False):
+        return states.new_zeros((rows, heads, capacity, size))
+
+
+def _grown(old: Tensor, capacity: int) -> Tensor:
+    new = _buffer(old, len(old), capacity)
+    new[:, :, : old.shape[2]] = old
+    return new
+
+
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' own
     """One layer's key and value buffers [B, H, L, D], allocated at the first update."""
 
@@ -63,13 +76,9 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate zeroed buffers: a masked column has weight 0, and 0 x NaN would be NaN."""
-        self.keys = self._buffer(key_states)
-        self.values = self._buffer(value_states)
+        self.keys = _buffer(key_states, len(key_states), self.capacity)
+        self.values = _buffer(value_states, len(value_states), self.capacity)
         self.is_initialized = True
-
-    def _buffer(self, states: Tensor) -> Tensor:
-        batch, heads, _, size = states.shape
-        return states.new_zeros((batch, heads, self.capacity, size))
 
     def reserve(self, columns: int) -> None:
         """Grow the buffers by doubling until they hold ``columns``; contents are kept.
@@ -78,25 +87,21 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         """
         if columns <= self.capacity and not self.shared:
             return
-        while self.capacity < columns:
-            self.capacity = min(self.max_length, 2 * self.capacity)
+        capacity = self.capacity
+        while capacity < columns:
+            capacity = min(self.max_length, 2 * capacity)
         if self.keys is not None and self.values is not None:
-            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
-        self.shared = False
-
-    def _grown(self, old: Tensor) -> Tensor:
-        new = self._buffer(old)
-        new[:, :, : old.shape[2]] = old
-        return new
+            # Both before either is kept: memory may run out between them.
+            self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
+        self.capacity, self.shared = capacity, False
 
     def copy_rows(self, sources: Sequence[tuple[RowLayer, int, int]]) -> None:
         """Copy rows of layers that hold states into the empty buffers, side by side."""
         self.reserve(max(columns for _, _, columns in sources))
         first = sources[0][0]
         assert first.keys is not None and first.values is not None  # noqa: S101  the caller's
-        shape = (len(sources), first.keys.shape[1], self.capacity)
-        self.keys = first.keys.new_zeros((*shape, first.keys.shape[3]))
-        self.values = first.values.new_zeros((*shape, first.values.shape[3]))
+        self.keys = _buffer(first.keys, len(sources), self.capacity)
+        self.values = _buffer(first.values, len(sources), self.capacity)
         self.is_initialized = True
         for b, (source, row, columns) in enumerate(sources):
             assert source.keys is not None and source.values is not None  # noqa: S101

@@ -43,7 +43,13 @@ from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock,
 from umim_core.inference.prompts import Prompts, TokenPrompt, check_room, cut_left, read_prompts
 from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
 from umim_core.inference.row_eviction import row_eviction
-from umim_core.inference.rows import GeneratedUnits, choose_tokens, new_rows, record_forward
+from umim_core.inference.rows import (
+    GeneratedUnits,
+    choose_tokens,
+    new_rows,
+    open_ends,
+    record_forward,
+)
 from umim_core.inference.sampling import TokenChooser
 from umim_core.inference.stopping import Stopper
 from umim_core.inference.unit_cache import UnitCache, UnitInputs, new_cache, run_layers
@@ -185,7 +191,7 @@ class Engine:
         stopper = Stopper(config, self.backbone.tokenizer, request.stopping_criteria)
         units = GeneratedUnits(self.decode_rules.matcher(request), len(rows))
         if request.match_border:
-            units.open_border([(np.array(row.prompt_ids), row.cut) for row in rows])
+            units.open_border(open_ends(prompts, rows))
         first_cache = self.room(read, past, config, request)
         streamer, complete = request.streamer, False
         try:
@@ -229,6 +235,7 @@ class Engine:
             request.merge,
             request.raw_tail,
             request.span_eviction,
+            () if eviction is None else eviction.dropped,
         )
 
     @torch.no_grad()

@@ -225,6 +225,7 @@ class EngineOutput:
         state: The cache and the raw ids, to continue with another turn.
         merge: What was merged; ``raw_tail`` tokens at the end of each prompt stayed raw.
         span_eviction: Age at which columns of spans left the cache; None where none left.
+        dropped: Columns per row that left it: of all layers, or of those below the merge depth.
     """
 
     rows: tuple[RowOutput, ...]
@@ -233,6 +234,7 @@ class EngineOutput:
     merge: Merge = field(compare=False)
     raw_tail: int = field(compare=False)
     span_eviction: int | None = field(compare=False)
+    dropped: tuple[int, ...] = field(compare=False)
 
 
 @dataclass(frozen=True)

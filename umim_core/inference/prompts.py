@@ -88,6 +88,20 @@ def _cut(prompt: TokenPrompt, ids: Ids, merged_model: MergedModel) -> Segmentati
     return merged_model.segment_prompt(ids, parts)
 
 
+def open_end(prompt: TokenPrompt, ids: Ids, cut: Segmentation) -> tuple[Ids, Segmentation]:
+    """Return the end of a prompt, read as ids [T] and units, that generated tokens may merge with.
+
+    It is the whole prompt; of one with parts the last part, or nothing where a template ends it.
+    """
+    if not isinstance(prompt, PromptIds):
+        return ids, cut
+    start, end = prompt.parts[-1] if len(prompt.parts) else (0, 0)
+    first = max(0, len(ids) - (end - start)) if end == len(prompt.ids) else len(ids)
+    starts, lengths = cut
+    inside = starts >= first
+    return ids[first:], (starts[inside] - first, lengths[inside])
+
+
 def _behind_one(cut: Segmentation) -> Segmentation:
     """Put a unit of one token before the units of a text."""
     starts, lengths = cut

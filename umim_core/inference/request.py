@@ -149,7 +149,7 @@ class Request:
         merge: What is merged: prompts and, in the cache, generated tokens; prompts; or nothing.
         match_border: Whether a rule may begin in the prompt and end in the generated tokens, or
             begin with the token that an earlier turn left unfed; in the paper's form none does. No
-            rule reaches further into an earlier turn.
+            rule reaches further into an earlier turn, or into what a chat's template writes.
         raw_tail: Last tokens of each prompt that stay raw; of a turn that continues another, of
             what is new in it.
         decode_max_damage: Generated tokens merge by the rules whose price is at most this, in nats

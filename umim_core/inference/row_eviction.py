@@ -51,6 +51,12 @@ class RowEviction:
             for start, length in zip(*matcher.segment(np.array(ids)), strict=True):
                 self._wait(row, int(start), int(length), certain=0)
 
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Columns that each row has given up."""
+        pairs = zip(self._read, self._held, strict=True)
+        return tuple(read - len(held) for read, held in pairs)
+
     def push(self, tokens: Ints, running: NDArray[np.bool_]) -> None:
         """Follow the tokens that the next forward reads; see ``GeneratedUnits.push``."""
         step = self._suffixes.advance(tokens, running)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.inference.outputs import Forward, GenerationState, Observer, RowOutput, TopTokens
-from umim_core.inference.prompts import Prompts
+from umim_core.inference.prompts import Prompts, TokenPrompt, open_end
 from umim_core.inference.sampling import TokenChooser, log_probs
 from umim_core.inference.stopping import Stopper, StopReason
 from umim_core.merging.packing import Segmentation
@@ -52,7 +52,7 @@ class GeneratedUnits:
         self._lengths = np.zeros((rows, _FIRST_CAPACITY), dtype=np.int8)
 
     def open_border(self, prompts: Sequence[tuple[Ints, Segmentation]]) -> None:
-        """Let rules reach back into prompts, given as ids [T_b] and units; before ``push``."""
+        """Let rules reach back into ends of prompts, as ids [T_b] and units; before ``push``."""
         for row, (ids, (starts, lengths)) in enumerate(prompts):
             self._suffixes.resume(row, ids, starts)
             last = lengths[-_REACH:]
@@ -149,6 +149,17 @@ def new_rows(prompts: Prompts, past: GenerationState | None, samples: int) -> li
         Row([*fed, *ids.tolist()], len(fed), len(ids), cut)
         for fed, ids, cut in zip(before, prompts.ids, prompts.cuts, strict=True)
         for _ in range(samples)
+    ]
+
+
+def open_ends(
+    prompts: Sequence[TokenPrompt], rows: Sequence[Row]
+) -> list[tuple[Ints, Segmentation]]:
+    """Return what each row's generated tokens may merge with; see ``open_end``."""
+    samples = len(rows) // len(prompts)
+    return [
+        open_end(prompts[b // samples], np.array(row.prompt_ids), row.cut)
+        for b, row in enumerate(rows)
     ]
 
 

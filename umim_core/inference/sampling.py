@@ -117,13 +117,14 @@ class TokenChooser:
             least = [_least_length(config, length, str(device)) for length in prompt_lengths]
             plain = _from_table(PLAIN, config)
             warpers = _from_table(WARPERS, config) if self._sample else []
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise GenerationError(
                 "a sampling setting is out of range",
                 str(error).rstrip("."),
                 "Correct it, or leave it out.",
             ) from error
         behind = [*plain, *(processors or ())]
+        self._foreign = bool(processors)
         uniform = not processors and not on_ids and not any(least)
         # Rows have their own ids and lengths, and padding would be penalised: one call a row.
         self._per_row = (
@@ -157,6 +158,8 @@ class TokenChooser:
         """
         # transformers.generate scores in float32; float64 models keep their own precision.
         scores = logits if logits.dtype == torch.float64 else logits.float()
+        if self._foreign:  # one of them may write into its scores; the logits are still to report
+            scores = scores.clone()
         try:
             scores = self._processed(scores, raw_ids)
         except ValueError as error:  # some of transformers' check their settings here

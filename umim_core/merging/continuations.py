@@ -164,6 +164,8 @@ def score_continuations(
     positions = [row[:units] for row, units in zip(table, counts, strict=True)]
     causal = _alone(endings)
     _check_length(positions, endings, backbone, causal and unit_positions == "compact")
+    if merged_model.merge_depth:  # the layers below it read the same rows raw
+        _check_length([np.arange(len(ids)) for ids in contexts], endings, backbone, causal)
     layout = _layout(positions, endings, packed.starts.device)
     if merged_model.merge_depth:
         inputs = _states(contexts, endings, layout, packed, merged_model)

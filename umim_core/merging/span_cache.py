@@ -118,11 +118,13 @@ class SpanCache:
     def merge(self, span_ids: Tensor, lengths: Tensor) -> Tensor:
         """Merge different spans of ids [M, N] (int64), zero-padded, with lengths [M] in one pass.
 
-        Surrogates [M, d] have the backbone's data type.
+        Surrogates [M, d] have the backbone's data type; a caller's autocast does not count, as the
+        table and the surrogates are kept.
         """
-        if self.table is None:
-            return self._merged_model.surrogates(span_ids, lengths)
-        return self.table(span_ids, lengths).to(self._backbone.dtype)
+        with torch.autocast(self._backbone.device.type, enabled=False):
+            if self.table is None:
+                return self._merged_model.surrogates(span_ids, lengths)
+            return self.table(span_ids, lengths).to(self._backbone.dtype)
 
     def find(self, spans: Sequence[tuple[int, ...]]) -> Tensor:
         """Return the surrogates [M, d] of spans of ids, from those kept where possible."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rich.console import Console
+from torch import Tensor
 from transformers import TextStreamer
 
 from umim_core.backbone.backbone import Backbone
@@ -19,7 +20,8 @@ class GenerationOutput:
     """Generated texts, one entry per row in every tuple; the samples of a prompt stand together.
 
     Attributes:
-        text: Generated text, decoded from the raw ids, without special tokens.
+        text: Generated text, decoded from the raw ids, without special tokens; "" where the
+            backbone has no tokenizer.
         ids: Generated raw ids, an end-of-sequence id included.
         prompt_ids: Raw ids that were prefilled.
         prompt_spans: Merged spans of the prompt as (start, length) in raw prompt tokens.
@@ -39,6 +41,7 @@ class GenerationOutput:
         merge: What was merged: what the caller said, else what the checkpoint recommends.
         raw_tail: Last tokens of each prompt that stayed raw, likewise.
         span_eviction: Age in tokens at which columns of spans left the cache; None without.
+        dropped: How many left it, of all layers or of those below the merge depth; empty without.
     """
 
     text: tuple[str, ...]
@@ -59,14 +62,15 @@ class GenerationOutput:
     merge: Merge = field(default="all", compare=False)
     raw_tail: int = field(default=0, compare=False)
     span_eviction: int | None = field(default=None, compare=False)
+    dropped: tuple[int, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, output: EngineOutput, backbone: Backbone) -> GenerationOutput:
         """Decode what the engine returned."""
-        rows = output.rows
+        rows, wordless = output.rows, backbone.tokenizer is None
         scored = rows[0].logprobs is not None
         return cls(
-            text=tuple(backbone.decode(list(row.ids)) for row in rows),
+            text=tuple("" if wordless else backbone.decode(list(row.ids)) for row in rows),
             ids=tuple(row.ids for row in rows),
             prompt_ids=tuple(row.prompt_ids for row in rows),
             prompt_spans=tuple(row.prompt_spans for row in rows),
@@ -84,6 +88,7 @@ class GenerationOutput:
             merge=output.merge,
             raw_tail=output.raw_tail,
             span_eviction=output.span_eviction,
+            dropped=output.dropped,
         )
 
     @property
@@ -119,8 +124,8 @@ class GenerationOutput:
             summary += f"; merge {self.merge}{tail}"
         if self.span_eviction is not None:
             read = border + max(0, len(ids) - 1)
-            dropped = read - self.cache_lengths[row][-1]
-            summary += f", span eviction {self.span_eviction}: {dropped} of {read} columns dropped"
+            of_all = f"{self.dropped[row]} of {read} columns dropped"
+            summary += f", span eviction {self.span_eviction}: {of_all}"
         return View(tuple(pieces), summary, "umim-generation")
 
     def show(self, console: Console | None = None) -> None:
@@ -148,6 +153,21 @@ class TextPieces(TextStreamer):
             clean_up_tokenization_spaces=False,
         )
         self._pieces: list[str] = []
+
+    def put(self, value: Tensor) -> None:
+        """Take the prompt or the next id.
+
+        A line that is complete leaves its last token: decoded alone, what follows would lose its
+        space. One without text, a special token say, cannot stand for the line.
+        """
+        line = self.token_cache
+        super().put(value)  # type: ignore[no-untyped-call]  # transformers' own
+        if line and not self.token_cache:
+            self.token_cache = line[-1:] if self._text(line[-1:]) else line
+            self.print_len = len(self._text(self.token_cache))
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, **self.decode_kwargs))
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Keep a piece of text."""

@@ -48,7 +48,7 @@ class LoadOptions(TypedDict, total=False):
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    backbone: str | Backbone | None
+    backbone: str | Path | Backbone | None
     backbone_revision: str | None
     revision: str | None
     dtype: str | torch.dtype | None
@@ -126,11 +126,13 @@ def find_backbone(checkpoint: Checkpoint | None, options: LoadOptions) -> Backbo
         if checkpoint is None:
             raise BackboneError("a checkpoint or a backbone must be named", None, "Name one.")
         name, own = checkpoint.config.backbone, checkpoint.config.backbone_revision
+    name = str(name)
     if model is not None:
         tokenizer = options.get("tokenizer")
         if tokenizer is None:
             tokenizer = load_tokenizer(name, revision=own, local_files_only=local)
-        return wrap_backbone(model, tokenizer, name=model.config._name_or_path or "in-memory")
+        own_name = getattr(model, "name_or_path", None)  # a module that is no model has none
+        return wrap_backbone(model, tokenizer, name=own_name or "in-memory")
     return load_backbone(
         name,
         revision=own,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final, TypedDict, cast
 
@@ -182,9 +182,17 @@ def generation_config(options: GenerateOptions, backbone: Backbone) -> Generatio
     """Return transformers' settings for the options, with what was not given filled in.
 
     Raises:
-        GenerationError: If an option is out of range, or settings come with a ``config``.
+        GenerationError: If an option is out of range, settings come with a ``config``, or that is
+            not transformers' own.
     """
     config_option = options.get("config")
+    given: object = config_option
+    if given is not None and not isinstance(given, GenerationConfig):
+        raise GenerationError(
+            "config must be a GenerationConfig of transformers",
+            type(given).__name__,
+            "Make one, or give its settings as options.",
+        )
     if config_option is not None:
         twice = [name for name in _SETTINGS if name in options]
         if twice:
@@ -198,7 +206,7 @@ def generation_config(options: GenerateOptions, backbone: Backbone) -> Generatio
             _sampling_config(options, backbone) if config_option is None else config_option,
             backbone,
         )
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise GenerationError(
             "a generation option is out of range",
             str(error).rstrip("."),
@@ -230,13 +238,23 @@ def _sampling_config(options: GenerateOptions, backbone: Backbone) -> Generation
     if "top_k" in settings:  # None stands for what was not given
         settings["top_k"] = settings["top_k"] or 0
     if "eos_token_id" in settings:
-        settings["eos_token_id"] = eos_ids(settings["eos_token_id"])
+        settings["eos_token_id"] = _end_ids(settings["eos_token_id"])
     return GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
 
 
+def _end_ids(option: int | Sequence[int] | None) -> list[int]:
+    try:
+        return eos_ids(option)
+    except (TypeError, ValueError) as error:
+        raise GenerationError(
+            "eos_token_id must be one id or several", option, "Give whole numbers, or None."
+        ) from error
+
+
 def _stop_strings(options: GenerateOptions) -> list[str]:
-    option = options.get("stop_strings") or ()
-    strings = [option] if isinstance(option, str) else list(option)
+    option: object = options.get("stop_strings") or ()
+    several = isinstance(option, Iterable) and not isinstance(option, str)
+    strings: list[str] = list(cast("Iterable[str]", option)) if several else [cast("str", option)]
     texts: list[object] = list(strings)
     if not all(isinstance(text, str) and text for text in texts):
         raise GenerationError(
