@@ -68,6 +68,14 @@ def test_bad_input_is_refused(umim: Umim, options: tuple[str, ...], message: str
     assert message in found.err
 
 
+def test_new_tokens_that_leave_no_room_for_a_prompt_are_refused(
+    umim: Umim, tiny_checkpoint: Path
+) -> None:
+    found = umim("bench", "-c", tiny_checkpoint, "--new-tokens", 60, "--device", "cpu")
+    assert found.code == 1
+    assert "--new-tokens must leave a prompt 8 of the model's 64 positions; got 60" in found.err
+
+
 def test_too_short_a_text_is_refused(umim: Umim, tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_text("A short text.")

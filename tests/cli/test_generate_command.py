@@ -105,6 +105,7 @@ def test_a_raw_tail_and_a_bound_on_damage_are_those_of_the_library(
     ("options", "message"),
     [
         (["--stream", "--sample", "-n", "2"], "--stream prints one text as it comes"),
+        (["--sample", "--top-p", "nan"], "--top-p must be a number; got nan"),
         (["--show", "--json"], "--json prints one document and nothing else; got --show"),
         (
             ["--greedy", "-n", "2"],

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from support.command_line import Umim
+from support.command_line import Umim, document
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -45,6 +45,15 @@ def test_a_checkpoint_gives_the_last_embedding_and_generates(
     assert umim(*command[1:3], "-c", tmp_path / "start", "--max-new-tokens", 2).code == 0
 
 
+def test_a_root_that_cannot_be_written_costs_the_name_alone(
+    umim: Umim, model: Path, rules: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "root").write_text("")
+    done = umim("init", model, "--rules", rules, "--out", tmp_path / "start", "--json")
+    assert document(done)["name"] is None
+    Checkpoint.load(tmp_path / "start")
+
+
 def test_a_folder_that_exists_is_refused_before_the_model_is_read(
     umim: Umim, rules: Path, tmp_path: Path
 ) -> None:
@@ -73,6 +82,13 @@ def test_rules_that_do_not_fit_are_refused(
     done = umim("init", model, "--rules", tmp_path / "odd", "--out", tmp_path / "start")
     assert done.code == 1 and message in done.err
     assert not (tmp_path / "start").exists()
+
+
+def test_a_merge_depth_without_preserved_positions_is_refused(
+    umim: Umim, model: Path, rules: Path, tmp_path: Path
+) -> None:
+    done = umim("init", model, "--rules", rules, "--merge-depth", 1, "--out", tmp_path / "start")
+    assert done.code == 1 and "unit_positions 'preserved'" in done.err
 
 
 def test_what_is_no_rule_directory_is_refused(umim: Umim, model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -109,6 +110,15 @@ def test_protected_tokens_may_be_given_several_times(
     assert written() == frequent(3, frozenset({1, 2, 12}))
 
 
+def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer: Path) -> None:
+    row = json.dumps({"text": Path("0.txt").read_text()})
+    Path("rows.jsonl").write_text(f'{row}\n{{"text": 1}}\n[]\n{row}\n')
+    options = ("--tokenizer", tokenizer, *PLAIN, "--out", "out")
+    result = umim("mine", "rows.jsonl", *options, "--max-bad", 5)
+    assert result.code == 0, result.err
+    assert re.search(r"unusable rows skipped: 2, the first: rows.jsonl:2", result.err)
+
+
 TEXT = ("mine", "0.txt", "--tokenizer", "TOKENIZER", "--out", "new")
 IDS = ("mine", "ids.npy", "--out", "new", *PLAIN)
 ERRORS = {
@@ -121,6 +131,10 @@ ERRORS = {
     "memory": ((*IDS, "--max-memory-gib", "0.0001"), "mining must take at most 0.0001 GiB of mem"),
     "pattern": ((*TEXT, "--protect", "("), "a protected pattern must be a regular expression or"),
     "backbone": ((*TEXT, "--backbone", "x"), "belong to the confidence policy; got --backbone x"),
+    "split": ((*TEXT, "--split", "test"), "belong to data sets; got --split test"),
+    "config": ((*IDS, "--config", "en"), "belong to data sets; got --config en"),
+    "bad rows": ((*TEXT, "--max-bad", 3), "--max-bad counts rows of JSON Lines, parquet files"),
+    "nan": ((*IDS, "--max-memory-gib", "nan"), "--max-memory-gib must be a number; got nan"),
     "documents": ((*IDS, "--min-documents", 2), "the corpus must have as many documents; got 1"),
     "protect": ((*IDS, "--protect", "digits"), "protected tokens need a tokenizer; got ['digits']"),
 }

@@ -189,6 +189,11 @@ def test_what_cannot_be_done_is_refused(
     assert not Path("less").exists()
 
 
+def test_a_price_below_zero_is_refused(umim: Umim, given: Given) -> None:
+    done = umim("prune", *given, "--target-tr", 0.1, "--decode-max-damage", -1)
+    assert done.code == 2 and "--decode-max-damage" in done.err
+
+
 OTHERS = {
     "other": "another module",
     "residual": "another module",

@@ -127,8 +127,14 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
         ({"--rules": "nowhere"}, "--rules must be a rule directory; got nowhere"),
         ({"--rules": "{folder}/none"}, "must hold rules; got none"),
         ({"--segment-length": "128"}, "rows must have at most 64 tokens, the positions of"),
+        ({"--merge-depth": "2"}, "must have residual 'last' and unit_positions 'preserved'"),
+        ({"--adapter-rank": "300"}, "adapter_rank: Input should be less than or equal to 256"),
+        (
+            {"--merge-depth": "99", "--unit-positions": "preserved", "--segment-length": "16"},
+            "merge_depth must be below 2, the layers of the model; got 99",
+        ),
     ],
-    ids=["absent", "empty", "positions"],
+    ids=["absent", "empty", "positions", "form", "rank", "depth"],
 )
 def test_what_cannot_be_trained_is_refused_and_leaves_nothing_finished(
     umim: Umim, folder: Path, tmp_path: Path, change: dict[str, str], message: str
@@ -140,6 +146,16 @@ def test_what_cannot_be_trained_is_refused_and_leaves_nothing_finished(
     assert done.code == 1
     assert message in done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_refused_training_does_not_block_the_corrected_command(
+    umim: Umim, folder: Path, tmp_path: Path
+) -> None:
+    out = ("--out", tmp_path / "out")
+    assert train(umim, folder, "--segment-length", 128, *out).code == 1
+    assert (tmp_path / "out.partial").exists()
+    done = train(umim, folder, *TINY, "--steps", 1, *out)
+    assert done.code == 0, done.err
 
 
 def test_a_checkpoint_is_trained_further_in_its_form(

@@ -127,6 +127,7 @@ BAD: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     (CHAT, {"response_format": {"type": "json_object"}}, 400, "unsupported", "response_format"),
     (CHAT, {"whatever": 1}, 400, "unknown_field", "whatever"),
     (CHAT, {"temperature": 3}, 400, "invalid_field", "temperature"),
+    (CHAT, {"temperature": 1e-40}, 400, "invalid_field", "temperature"),
     (CHAT, {"temperature": "hot"}, 400, "invalid_field", "temperature"),
     (CHAT, {"top_p": 0}, 400, "invalid_field", "top_p"),
     (CHAT, {"max_tokens": 0}, 400, "invalid_field", "max_tokens"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.ruleset import RuleSet
+from umim_core.serving.api_errors import ApiError
 from umim_core.serving.engine_app import EngineServer
 from umim_core.serving.engine_worker import BatchSizes
-from umim_core.serving.gateway import Gateway
+from umim_core.serving.gateway import Gateway, _documents
 from umim_core.serving.guard import Limits
 from umim_core.serving.local_engine import LocalEngine
 from umim_core.serving.local_engine import Served as ServedModel
@@ -150,6 +152,12 @@ def test_what_the_engine_refuses_is_its_own_answer(url: str, fields: dict[str, A
     assert (answer.status_code, error["param"]) == (400, next(iter(fields)))
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_no_tokens_are_not_the_default_number_of_tokens(url: str, name: str) -> None:
+    answer = post(url, CHAT, messages=[{"role": "user", "content": "Hi"}], **{name: 0})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+
+
 def test_broken_bodies_stop_here(url: str, upstream: str, export: Path) -> None:
     answer = httpx.post(url + CHAT, content=b"{", timeout=240)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
@@ -181,6 +189,21 @@ def test_a_prompt_whose_merging_fails_is_sent_raw(
         alone = post(upstream, COMPLETIONS, prompt=raw, max_tokens=6, temperature=0).json()
         assert document["choices"][0]["message"]["content"] == alone["choices"][0]["text"]
         assert metric(url, "umim_prompts_unmerged_total") == 1
+
+
+def test_only_line_ends_end_the_events_of_a_stream() -> None:
+    text = "a\u2028b\u2029c\u0085d"
+    sent = f'data: {{"text": "{text}"}}\r\n\r\ndata: [DONE]\n\n'.encode()
+
+    async def read() -> list[dict[str, Any]]:
+        async def pieces() -> AsyncIterator[bytes]:
+            for byte in sent:
+                yield bytes([byte])
+
+        answer = httpx.Response(200, content=pieces())
+        return [part async for part in _documents(answer, None)]
+
+    assert asyncio.run(read()) == [{"text": text}]
 
 
 @pytest.mark.full
@@ -238,5 +261,11 @@ def test_every_request_has_a_bias_against_the_ids_of_spans(
     bias = gate._masked(asked)["logit_bias"]
     assert bias["7"] == 2.0 and asked["logit_bias"][str(new[0])] == 100
     assert {int(token) for token, value in bias.items() if value == -100.0} == set(new)
+    listed = gate._masked({"logit_bias": [[5, False], [new[0], 100]]})["logit_bias"]
+    assert listed == [[5, False], *([token, -100.0] for token in new)]
+    for odd in ("5", 1, [5], [[5]]):
+        with pytest.raises(ApiError, match="logit_bias must be") as refused:
+            gate._masked({"logit_bias": odd})
+        assert (refused.value.status, refused.value.param) == (400, "logit_bias")
     masking = Gateway("http://127.0.0.1:1", tokenizer, merger, Limits(), upstream_masks=True)
     assert masking._masked(asked) == asked

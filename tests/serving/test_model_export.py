@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from support.command_line import Umim, console
+from support.command_line import Umim, console, document
 from support.exported_models import SPANS, Exported
 from support.tiny_models import random_backbone
 from umim_core import UMIM
@@ -188,6 +188,21 @@ def test_the_command_names_the_one_engine_that_applies_adapters(
     shown = umim("export", merge, "--out", out).out
     assert f"Only vLLM with the plugin runs it: vllm serve {out} --tokenizer-mode umim" in shown
     assert "transformers" not in shown
+
+
+def test_the_document_of_an_export_is_alone_on_stdout(
+    umim: Umim, tiny_umim: UMIM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = PreTrainedModel.save_pretrained
+
+    def noisy(*given: Any, **options: Any) -> None:
+        print("[INFO] a library says something")
+        save(*given, **options)
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", noisy)
+    tiny_umim.checkpoint.save(tmp_path / "merge")
+    done = umim("export", tmp_path / "merge", "--out", tmp_path / "model", "--json")
+    assert document(done)["out"] == str(tmp_path / "model")
 
 
 def test_other_spans_are_refused(tiny_umim: UMIM, tmp_path: Path) -> None:

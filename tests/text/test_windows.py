@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from umim_core.errors import CorpusError
-from umim_core.text.windows import Window, document_windows, scored_bytes
+from umim_core.text.windows import Window, document_windows, scored_bytes, second_halves
 
 
 def pieces(documents: list[list[int]], size: int = 3) -> Iterator[tuple[np.ndarray, bool]]:
@@ -23,6 +23,11 @@ def pieces(documents: list[list[int]], size: int = 3) -> Iterator[tuple[np.ndarr
 
 def cut(documents: list[list[int]], *options: object) -> list[Window]:
     return list(document_windows(pieces(documents), *options))
+
+
+def half(window: Window) -> list[int]:
+    ids: list[int] = window.ids[window.given :].tolist()
+    return ids
 
 
 def test_the_worked_example() -> None:
@@ -55,6 +60,8 @@ def test_every_token_is_scored_once_after_its_context(
         assert before >= min(context, new[0] % 100)
     first = 0 if lead else 1
     assert scored == [i for ids in documents for i in ids[first:]]
+    halves = [i for w in second_halves(cut(documents, length, context, lead)) for i in half(w)]
+    assert len(halves) == len(set(halves))
 
 
 def test_windows_are_cut_while_a_document_is_read() -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from umim_core.errors import ArtifactError, ConfigError
 from umim_core.store.artifacts import sha256_bytes
-from umim_core.store.disk import unwritable, write_bytes
+from umim_core.store.disk import check_writable, unwritable, write_bytes
 from umim_core.store.locking import directory_lock
 
 logger = logging.getLogger("umim.checkpoint")
@@ -131,10 +131,13 @@ def own_place(kind: str, out: Path | None, stem: str) -> OwnPlace:
 
     Raises:
         ConfigError: As :func:`local_root`, if ``out`` is None.
+        ArtifactError: If the directory cannot be written.
     """
     root = local_root() if out is None else artifact_root()
     name = own_name(kind, stem if out is None else out.resolve().name)
-    return OwnPlace(root, name, (out or root / name).resolve())
+    directory = (out or root / name).resolve()
+    check_writable(directory)
+    return OwnPlace(root, name, directory)
 
 
 def own_checkpoints(root: Path | None = None) -> dict[str, Path]:

@@ -21,8 +21,15 @@ def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int
     """Return a module of a form with the weights that training starts from, on its device.
 
     Raises:
+        ConfigError: If no layer reads merged spans.
         RuleSetError: If the form has rule rows and there are no rules.
     """
+    if form.merge_depth >= backbone.num_layers:
+        raise ConfigError(
+            f"merge_depth must be below {backbone.num_layers}, the layers of the model",
+            form.merge_depth,
+            "Choose a smaller one.",
+        )
     if form.rule_rows and not len(rules):
         raise RuleSetError(
             "rule rows need at least one rule", 0, "Lower tau, or leave rule_rows out."
@@ -44,7 +51,8 @@ def untrained_checkpoint(
     """Return a checkpoint that needs no training: a span has the anchor of the form's residual.
 
     Raises:
-        ConfigError: If the form has no residual: its untrained surrogates would be random.
+        ConfigError: If the form has no residual: its untrained surrogates would be random. Also if
+            no layer reads merged spans.
         RuleSetError: If there are no rules, or one holds a special token.
         TokenizerMismatchError: If the rules belong to another tokenizer.
     """

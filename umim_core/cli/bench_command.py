@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from umim_core.throughput.break_even import ThroughputRow
 
 _LENGTHS: Final = (256, 512, 1024)
+_LEAST: Final = 8  # tokens of a prompt
 _CHARACTERS: Final = 16  # of a text that surely make a token
 _MIB: Final = 2**20
 _WIDTH: Final = 130  # of the table where there is no terminal
@@ -150,6 +151,12 @@ def _fitting(config: BenchmarkConfig, positions: int | None) -> BenchmarkConfig:
     if positions is None:
         return config
     room = positions - config.new_tokens + 1  # the last token is never fed
+    if room < _LEAST:
+        raise ConfigError(
+            f"--new-tokens must leave a prompt {_LEAST} of the model's {positions:,} positions",
+            config.new_tokens,
+            "Lower it.",
+        )
     fitting = tuple(length for length in config.prompt_lengths if length <= room)
     return config.model_copy(update={"prompt_lengths": fitting or (room,)})
 

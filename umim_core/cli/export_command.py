@@ -83,6 +83,7 @@ def export(
     from umim_core.model.umim import UMIM
     from umim_core.rules.ruleset import RuleSet
     from umim_core.serving.model_export import check_exportable, export_model
+    from umim_core.store.disk import check_writable
     from umim_core.store.locking import computing
     from umim_core.text.sources import source_of
 
@@ -93,6 +94,7 @@ def export(
         spans=spans or _SPANS,
         protect=tuple(protect or ("digits",)),
     ).check()
+    check_writable(out)
     log_lines("umim.progress")
     source = source_of(tuple(text), field="text" if field is None else field) if text else None
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype)

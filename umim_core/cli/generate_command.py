@@ -53,7 +53,10 @@ def generate(
         typer.Option(help="Sample from the k most probable; by default the model's own, else 50."),
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Nucleus probability; by default the model's own, else 1.")
+        float | None,
+        typer.Option(
+            callback=shared.number, help="Nucleus probability; by default the model's own, else 1."
+        ),
     ] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Above 1 repeats less; by default the model's own, else 1.")

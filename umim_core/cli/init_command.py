@@ -34,27 +34,30 @@ def init(
     from umim_core.mining.preparation import check_absent
 
     own = own_place("untrained", out, rules.resolve().name)
-    place, name = own.directory, own.name
+    place = own.directory
     check_absent(place)
     from umim_core.backbone.backbone import load_backbone
     from umim_core.checkpoint.next_steps import after_training
     from umim_core.checkpoint.untrained import untrained_checkpoint
     from umim_core.config.form import ModuleForm
+    from umim_core.config.recipe_files import validated
     from umim_core.rules.ruleset import RuleSet
 
-    form = ModuleForm.model_validate(
+    form = validated(
+        ModuleForm,
         {
             "positions": "learned",
             "residual": residual,
             "rule_rows": rule_rows,
             "unit_positions": unit_positions,
             "merge_depth": merge_depth,
-        }
+        },
+        "the options",
     )
     where = str(Path(model).resolve()) if Path(model).exists() else model
     checkpoint = untrained_checkpoint(load_backbone(where), RuleSet.load(rules), form, seed)
     checkpoint.save(place)
-    own.record(place)
+    name = own.record(place)
     document: dict[str, object] = {
         "checkpoint": str(place),
         "name": name,
@@ -65,7 +68,7 @@ def init(
     lines = [
         f"{len(checkpoint.rules):,} rules, untrained: a span has the {what} of {span}",
         f"checkpoint: {place}",
-        f"name:       {name}   (umim path lists all)",
+        *([f"name:       {name}   (umim path lists all)"] if name else []),
         "",
         "Next:",
         *after_training(place),

@@ -67,15 +67,19 @@ def mine(
     ] = 1,
     protect: shared.ProtectOption = None,
     field: shared.FieldOption = "text",
-    split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
+    split: Annotated[str | None, typer.Option(help="Split of a data set. [default: train]")] = None,
     config: shared.ConfigOption = None,
     max_bad: Annotated[
-        int, typer.Option(min=0, help="Unusable rows to skip before giving up.")
-    ] = 0,
+        int | None,
+        typer.Option(min=0, help="Unusable rows to skip before giving up. [default: 0]"),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
     max_memory_gib: Annotated[
         float | None,
-        typer.Option(help="Refuse to count if that may take more memory, besides the process."),
+        typer.Option(
+            callback=shared.number,
+            help="Refuse to count if that may take more memory, besides the process.",
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -109,7 +113,21 @@ def mine(
     from umim_core.text.sources import source_of
 
     log_lines("umim.progress")
-    source = source_of(tuple(sources), field=field, split=split, config=config, max_bad=max_bad)
+    source = source_of(
+        tuple(sources),
+        field=field,
+        split="train" if split is None else split,
+        config=config,
+        max_bad=max_bad or 0,
+    )
+    _refuse(
+        {} if source.kind == "dataset" else {"--split": split, "--config": config},
+        "belong to data sets",
+    )
+    _refuse(
+        {"--max-bad": max_bad} if source.kind in ("text", "ids") else {},
+        "counts rows of JSON Lines, parquet files and data sets",
+    )
     if policy == "confidence":
         if backbone is None:
             raise ConfigError("the confidence policy needs --backbone", "nothing", "Add it.")

@@ -70,6 +70,13 @@ def ppl(
     umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr)
     tokenizer = umim.backbone.require_tokenizer()
     lead = leading_ids(tokenizer, special_tokens)
+    if prompt and len(lead) + context > segment_length // 2:
+        raise ConfigError(
+            f"--context must be at most {segment_length // 2 - len(lead)} with --prompt: only the "
+            f"second half of {segment_length} tokens is scored",
+            context,
+            "Lower it, or use longer windows.",
+        )
     pieces = iter_token_pieces(source, tokenizer)
     windows = list(islice(document_windows(pieces, segment_length, context, lead), max_segments))
     documents = windows[-1].document + 1 if windows else 0

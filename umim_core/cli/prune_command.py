@@ -34,6 +34,7 @@ class Pruning:
     Token reductions are (raw tokens - units) / raw tokens of the held-out text.
 
     Attributes:
+        name: What the checkpoint is recorded under; None where it could not be.
         max_damage: Price of the dearest rule that stays: estimated nats per occurrence, over the
             tokens that one saves.
         damage_dropped: Share of the measured divergence that the other rules held, 0..1.
@@ -45,7 +46,7 @@ class Pruning:
 
     checkpoint: str
     damage: str
-    name: str
+    name: str | None
     rules_before: int
     rules: int
     rules_met: int
@@ -91,7 +92,7 @@ class Pruning:
             *([decoding] if self.decode_max_damage is not None else []),
             f"checkpoint:   {self.checkpoint}",
             f"damage table: {self.damage}   (--damage: other targets without a new pass)",
-            f"name:         {self.name}   (umim path lists all)",
+            *([f"name:         {self.name}   (umim path lists all)"] if self.name else []),
         ]
 
 
@@ -139,8 +140,9 @@ def prune(
     decode_max_damage: Annotated[
         float | None,
         typer.Option(
+            min=0.0,
             help="Let generated tokens merge by rules of at most this price alone, in nats per "
-            "saved token; prompts merge by all that stay."
+            "saved token; prompts merge by all that stay.",
         ),
     ] = None,
     decode_tr: Annotated[
@@ -221,12 +223,12 @@ def prune(
     pruned = umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules)
     pruned.decoding_under(decode_max_damage).save(place / "checkpoint")  # no bound on other prices
     decoding = cut.rules if decode_max_damage is None else rules_under(cut.rules, decode_max_damage)
-    own.record(place / "checkpoint")
+    name = own.record(place / "checkpoint")
     left = ~cut.kept
     figures = Pruning(
         checkpoint=str(place / "checkpoint"),
         damage=str(damage or place / "damage"),
-        name=own.name,
+        name=name,
         rules_before=len(table.rules),
         rules=len(cut.rules),
         rules_met=int((table.occurrences > 0).sum()),

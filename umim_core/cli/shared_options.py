@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -85,6 +86,13 @@ BudgetOption = Annotated[
         "them. [default: all rules]",
     ),
 ]
+
+
+def number(param: typer.CallbackParam, value: float | None) -> float | None:
+    """Refuse NaN, which lies within all bounds."""
+    if value is not None and math.isnan(value):
+        raise ConfigError(f"{param.opts[0]} must be a number", value, "Correct it.")
+    return value
 
 
 def _known_dtype(dtype: str) -> str:

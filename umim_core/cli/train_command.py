@@ -86,7 +86,7 @@ def train(
     from umim_core.checkpoint.checkpoint_index import own_place
 
     own = own_place("trained", out, rules.resolve().name)
-    place, name = own.directory, own.name
+    place = own.directory
     from umim_core.backbone.devices import default_device, usable_device
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
@@ -115,7 +115,8 @@ def train(
         },
         "the options",
     )
-    form = ModuleForm.model_validate(
+    form = validated(
+        ModuleForm,
         {
             "positions": positions,
             "residual": residual,
@@ -123,7 +124,8 @@ def train(
             "unit_positions": unit_positions,
             "merge_depth": merge_depth,
             "adapter_rank": adapter_rank,
-        }
+        },
+        "the options",
     )
     begin = None if start is None else resolve_checkpoint(start)
     if begin is not None:
@@ -152,13 +154,13 @@ def train(
         raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
-    own.record(place / "checkpoint")
+    name = own.record(place / "checkpoint")
     document: dict[str, object] = {"checkpoint": str(place / "checkpoint"), "name": name, **summary}
     lines = _lines(place, name, summary, time.perf_counter() - began)
     emit(document, [*filter(None, [quantisation_note(model)]), *lines], as_json)
 
 
-def _lines(out: Path, name: str, summary: dict[str, float], seconds: float) -> list[str]:
+def _lines(out: Path, name: str | None, summary: dict[str, float], seconds: float) -> list[str]:
     from umim_core.checkpoint.next_steps import after_training, to_compare
     from umim_core.progress import duration
 
@@ -167,7 +169,7 @@ def _lines(out: Path, name: str, summary: dict[str, float], seconds: float) -> l
         f"{summary['kl_first']:.3f} -> {summary['kl_best']:.3f} nats, best at step "
         f"{summary['best_step']:.0f}",
         f"checkpoint: {out / 'checkpoint'}",
-        f"name:       {name}   (umim path lists all)",
+        *([f"name:       {name}   (umim path lists all)"] if name else []),
         "",
         "Next:",
         *after_training(out),

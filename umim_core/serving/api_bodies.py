@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import from_json
 
 from umim_core.serving.api_errors import ApiError, field_error
 
 MAX_STOPS: Final = 16
+_COLDEST: Final = 1e-6  # logits over it are still numbers
 # Fields that ask for what the engine does not do, and the values that ask for nothing.
 _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "audio": (None,),
@@ -63,6 +64,13 @@ class Body(_Strict):
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides(cls, temperature: float | None) -> float | None:
+        if temperature is not None and 0 < temperature < _COLDEST:
+            raise ValueError(f"must be 0 or at least {_COLDEST}")
+        return temperature
 
     @property
     def stops(self) -> tuple[str, ...]:

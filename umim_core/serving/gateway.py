@@ -166,7 +166,8 @@ class Gateway:
         del body["messages"]
         body.pop("add_generation_prompt", None)  # it is true: the prompt has it
         asked = body.pop("max_completion_tokens", None)
-        body["max_tokens"] = asked or body.get("max_tokens") or await self._room(request, prompt)
+        asked = body.get("max_tokens") if asked is None else asked
+        body["max_tokens"] = await self._room(request, prompt) if asked is None else asked
         best = body.pop("top_logprobs", None)
         if body.pop("logprobs", None):
             body["logprobs"] = best or 0
@@ -245,11 +246,26 @@ class Gateway:
         return JSONResponse(translate(_document(answer.content)))
 
     def _masked(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a request that cannot write the id of a span, whatever bias the client asks."""
+        """Return a request that cannot write the id of a span, whatever bias the client asks.
+
+        llama.cpp takes pairs, too, and adds up those of one id: the client's for spans are left
+        out.
+        """
         if not self._bias:
             return body
         asked = body.get("logit_bias")
-        return {**body, "logit_bias": {**(asked if isinstance(asked, dict) else {}), **self._bias}}
+        bias: object
+        if asked is None or isinstance(asked, dict):
+            bias = {**(asked or {}), **self._bias}
+        elif isinstance(asked, list) and all(isinstance(x, list) and len(x) == 2 for x in asked):
+            own = [pair for pair in asked if str(pair[0]) not in self._bias]
+            bias = [*own, *([int(token), value] for token, value in self._bias.items())]
+        else:
+            raise ApiError(
+                400, "invalid_field", "logit_bias must be an object or a list of pairs",
+                type(asked).__name__, "Correct it, or leave it out.", param="logit_bias",
+            )  # fmt: skip
+        return {**body, "logit_bias": bias}
 
     async def _asked(
         self,
@@ -298,19 +314,29 @@ async def _documents(
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Give the documents of an engine's stream, translated but for an error."""
     try:
-        async for line in answer.aiter_lines():
-            if not line.startswith("data:"):
+        async for line in _lines(answer):
+            if not line.startswith(b"data:"):
                 continue
-            data = line.removeprefix("data:").strip()
-            if data == "[DONE]":
+            data = line.removeprefix(b"data:").strip()
+            if data == b"[DONE]":
                 return
-            part = _document(data.encode())
+            part = _document(data)
             yield part if "error" in part or translate is None else translate(part)
         raise _broken("a stream that ended early")
     except httpx.HTTPError as error:
         raise _broken(type(error).__name__) from error
     finally:
         await answer.aclose()
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Give the lines of a stream; only LF and CRLF end one, while a model may write U+2028."""
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            yield line.removesuffix(b"\r")
+    yield rest
 
 
 def _document(content: bytes) -> dict[str, Any]:

@@ -15,6 +15,8 @@ ids. ``generation_config.json`` does it for transformers (``suppress_tokens``).
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Final
@@ -113,7 +115,8 @@ def export_model(
     _check(backbone, model, rows[:_PROBE])
 
     def write(directory: Path) -> None:
-        model.save_pretrained(directory)
+        with redirect_stdout(sys.stderr):  # DeepSpeed, where transformers finds it, prints a line
+            model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
         if (adapters := umim.module.adapters) is not None:
             write_adapters(directory, adapters, backbone.model.config.model_type)

@@ -7,6 +7,7 @@ import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from umim_core.errors import ArtifactError, ClusterError
@@ -60,6 +61,22 @@ def unwritable(path: Path, size: int, error: OSError) -> ArtifactError:
         error.strerror or str(error),
         "Free space or choose another root.",
     )
+
+
+def check_writable(place: Path) -> None:
+    """Refuse a place that cannot be written, before work whose result belongs there.
+
+    Tried in the folder, or in the nearest one above that exists; nothing stays.
+
+    Raises:
+        ArtifactError: If it cannot.
+    """
+    try:
+        there = next(path for path in (place, *place.absolute().parents) if path.exists())
+        with TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise unwritable(place, 0, error) from error
 
 
 def flush_tree(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from umim_core.text.token_ids import check_range
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_log: Final = logging.getLogger("umim.progress")
 _CHUNK_IDS: Final = 1 << 20
 _BATCH_CHARS: Final = 1 << 20  # about 150 MB inside the tokenizer
 
@@ -147,6 +149,8 @@ def iter_token_pieces(
 ) -> Iterator[TokenPiece]:
     """Yield a corpus as ids in bounded memory, however long its documents are.
 
+    Rows that were skipped are told at the end, to the logger ``umim.progress``.
+
     Yields:
         (int32 array, whether it ends its document), in order.
 
@@ -154,7 +158,10 @@ def iter_token_pieces(
         ConfigError: Text is given without a tokenizer.
         CorpusError: The source is unusable or holds no text.
     """
-    yield from not_empty(source, iter_file_token_pieces(source, tokenizer, BadRows()))
+    bad = BadRows()
+    yield from not_empty(source, iter_file_token_pieces(source, tokenizer, bad))
+    if bad.count:
+        _log.warning("unusable rows skipped: %d, the first: %s", bad.count, bad.first[0])
 
 
 def first_ids(

@@ -82,9 +82,10 @@ def _window(front: Ids, ids: Ids, before: int, document: int) -> Window:
 def second_halves(windows: Sequence[Window]) -> list[Window]:
     """Return windows whose second halves are scored, each a document of its own.
 
-    Windows of a single token are left out.
+    Windows of a single token are left out, and those whose context reaches into the second half:
+    the window before them scored it.
     """
-    wide = [window for window in windows if len(window.ids) > 1]
+    wide = [window for window in windows if window.given <= len(window.ids) // 2]
     return [Window(w.ids, len(w.ids) // 2, number) for number, w in enumerate(wide)]
 
 

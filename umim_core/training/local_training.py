@@ -51,7 +51,7 @@ from umim_core.training.optimizer import AdamWStrategy
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob
 from umim_core.training.train_run import place_rows, read_curve, read_summary, run_job
-from umim_core.training.train_state import newest_state, step_of
+from umim_core.training.train_state import last_step, newest_state, step_of
 
 logger = logging.getLogger("umim.progress")
 SCHEMA: Final = 1
@@ -163,14 +163,19 @@ def _finished(out: Path, key: str) -> dict[str, float]:
 
 
 def _begin(partial: Path, key: str) -> None:
-    """Make the directory of an unfinished run, or check that the one there is the same run's."""
-    if partial.exists():
-        if read_json(partial / _RUN) != {"key": key}:
+    """Make the directory of an unfinished run, or check that the one there is the same run's.
+
+    Another run's goes where that run was refused, or killed before its first state.
+    """
+    if partial.exists() and read_json(partial / _RUN) != {"key": key}:
+        if last_step(partial / STATE) is not None or (partial / "checkpoint").exists():
             raise ArtifactError(
                 f"{partial} must be of the same training to be continued",
                 "one with other settings, text or rules",
                 "Remove it, or choose another --out.",
             )
+        shutil.rmtree(partial)
+    if partial.exists():
         for path in partial.glob(".umim-tokens-*"):  # of a call that was killed
             shutil.rmtree(path)
         return
