@@ -157,6 +157,15 @@ def tiny_umim(tiny_checkpoint: Path) -> UMIM:
     return UMIM.from_pretrained(tiny_checkpoint, dtype="float32")
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Make a file system of a size in bytes, or resize it."""
+    from support.faulty_disk import small_file_system
+
+    with small_file_system(tmp_path) as resize:
+        yield resize
+
+
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     """A run of every stage on a tiny model (see ``tiny_pipeline``), built once; leave it alone."""

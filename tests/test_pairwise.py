@@ -1,5 +1,3 @@
-"""Pairwise selection: the part of a product of parameters that the quick set keeps."""
-
 from __future__ import annotations
 
 from itertools import combinations, product

@@ -1,5 +1,3 @@
-"""Progress of a run at its driver: the newest numbers by and by, and always the last."""
-
 from __future__ import annotations
 
 import time

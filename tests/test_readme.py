@@ -1,5 +1,3 @@
-"""Examples of README.md run as they stand there."""
-
 from __future__ import annotations
 
 import re

@@ -95,8 +95,7 @@ def test_room_checker_sees_imports_that_climb(name: str, source: str, count: int
 
 @pytest.mark.parametrize("layer", ROOMS)
 def test_every_room_of_a_layer_has_its_place_in_the_order(layer: str) -> None:
-    found = {path.parent.name for path in (ROOT / layer).glob("*/__init__.py")}
-    assert found == set(ROOMS[layer])
+    assert {path.parent.name for path in (ROOT / layer).glob("*/__init__.py")} == set(ROOMS[layer])
 
 
 @pytest.mark.parametrize("layer", ["umim_core", "tasks", "flows", "benchmarks"])

@@ -1,5 +1,3 @@
-"""Watchers of a run find what they are there to find."""
-
 from __future__ import annotations
 
 import base64

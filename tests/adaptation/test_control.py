@@ -72,8 +72,7 @@ def test_lora_has_the_rank_that_is_nearest_to_that_size(family: str, size: int) 
     projections = {"llama": 2, "gpt2": 1}[family]
     per_rank = 2 * (projections * size + outputs)  # of both layers
     assert control.size % per_rank == 0
-    wanted = merge_module_size(size)
-    assert abs(control.size - wanted) <= per_rank / 2 or control.size == per_rank
+    assert abs(control.size - merge_module_size(size)) <= per_rank / 2 or control.size == per_rank
 
 
 def test_only_the_control_is_trained(control: Control) -> None:
@@ -98,8 +97,7 @@ def test_preference_training_lowers_the_loss_and_changes_no_weight_of_the_backbo
     control: Control, tiny_backbone: Backbone, tmp_path: Path
 ) -> None:
     config = PreferenceConfig(max_steps=8, batch_size=4, beta=1.0)
-    objective = objective_of(control, tmp_path)
-    strategy = AdamWStrategy(objective, config)
+    strategy = AdamWStrategy(objective_of(control, tmp_path), config)
     losses = []
     for _ in range(8):
         loss = strategy.loss(range(4))

@@ -71,8 +71,7 @@ def test_another_backbone_or_tokenizer_is_refused(
     tiny_llama: Backbone, tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     save("input-adapter", tiny_llama, tmp_path / "control")
-    others = [("llama", 1, "the weights"), ("gpt2", 0, "model_type")]
-    for family, seed, difference in others:
+    for family, seed, difference in [("llama", 1, "the weights"), ("gpt2", 0, "model_type")]:
         other = wrap_backbone(random_model(tiny_config(family), seed), tiny_tokenizer)
         with pytest.raises(BackboneMismatchError, match=f"tiny-llama .*{difference}"):
             load_control(tmp_path / "control", other)

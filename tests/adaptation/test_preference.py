@@ -177,5 +177,4 @@ def test_unusable_questions_are_refused(
 
 
 def test_accuracy_counts_the_best_scored_answers() -> None:
-    scores = [torch.tensor([0.0, 2.0]), torch.tensor([3.0, 1.0, 2.0])]
-    assert choice_accuracy(scores, [1, 2]) == 0.5
+    assert choice_accuracy([torch.tensor([0.0, 2.0]), torch.tensor([3.0, 1.0, 2.0])], [1, 2]) == 0.5

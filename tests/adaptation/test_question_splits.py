@@ -50,8 +50,7 @@ def test_given_splits_stay_and_training_loses_what_a_later_split_asks() -> None:
 
 def test_a_question_asked_twice_does_not_straddle_a_border() -> None:
     twice = [Question("same?", ("a", "b"), 0, f"id{n}") for n in range(30)]
-    given = {"train": [*questions(40), *twice]}
-    splits = split_questions(given, SIZES)  # type: ignore[arg-type]
+    splits = split_questions({"train": [*questions(40), *twice]}, SIZES)  # type: ignore[arg-type]
     holders = [name for name, part in splits.items() if any(q.context == "same?" for q in part)]
     assert len(holders) == 1
 

@@ -1,5 +1,3 @@
-"""Beyond an attention window: one row is exact, rows together are refused."""
-
 from __future__ import annotations
 
 from threading import Event, Thread

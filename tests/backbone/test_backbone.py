@@ -180,8 +180,7 @@ def test_code_beside_a_known_architecture_is_refused(saved: Path) -> None:
 @pytest.mark.parametrize("name", ["llama-tied", "gpt-neox", "opt"])
 def test_positions_that_jump_are_still_one_sequence(name: str) -> None:
     torch.manual_seed(0)
-    model = random_model(supported(name)).double()
-    backbone = wrap_backbone(model, None)
+    backbone = wrap_backbone(random_model(supported(name)).double(), None)
     embeddings = backbone.embed(torch.tensor([[3, 7, 5, 9, 4]]))
     hidden_columns = torch.tensor([1, 3])
     mask = torch.ones(5, 5, dtype=torch.bool).tril()

@@ -29,8 +29,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 def test_the_fingerprint_does_not_depend_on_the_type_it_was_loaded_in(
     tiny_model: Callable[[str, int], PreTrainedModel], name: str, dtype: torch.dtype
 ) -> None:
-    published = tiny_model(name, 0).to(torch.bfloat16)
-    want = model_identity(published).fingerprint
+    want = model_identity(tiny_model(name, 0).to(torch.bfloat16)).fingerprint
     assert model_identity(tiny_model(name, 0).to(torch.bfloat16).float()).fingerprint == want
     assert model_identity(tiny_model(name, 0).to(torch.bfloat16).to(dtype)).fingerprint == want
 

@@ -60,8 +60,7 @@ def test_a_step_has_the_bits_of_casts_made_for_every_product(family: str) -> Non
 
 def test_without_autocast_nothing_is_held() -> None:
     backbone = build("llama")
-    model = DistillModel(fresh_model(backbone, []))
-    assert model._trunk._backbone is backbone
+    assert DistillModel(fresh_model(backbone, []))._trunk._backbone is backbone
 
 
 def test_training_leaves_weights_identity_and_what_is_saved_as_they_were(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""Keys turned to other positions are those that a rotary model writes there; others are refused."""
-
 from __future__ import annotations
 
 from typing import Any

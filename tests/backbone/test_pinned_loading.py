@@ -112,8 +112,7 @@ def hub(
 
 
 def checkpoint_of(revision: str | None, folder: Path) -> Path:
-    backbone = load_backbone(NAME, revision=FIRST)
-    made = Checkpoint.of(fresh_model(backbone, [(1, 2)]))
+    made = Checkpoint.of(fresh_model(load_backbone(NAME, revision=FIRST), [(1, 2)]))
     config = made.config.model_copy(update={"backbone_revision": revision})
     replace(made, config=config).save(folder / "merge")
     return folder / "merge"

@@ -35,8 +35,7 @@ def test_rows_of_different_lengths_write_behind_their_own_last_unit() -> None:
     write(cache, 1.0, 10.0)
     write(cache, 2.0, 20.0)
     cache.rollback(torch.tensor([0, 1]))
-    seen = write(cache, 3.0, 30.0)
-    assert seen.tolist() == [[1.0, 2.0, 3.0], [10.0, 30.0, 0.0]]
+    assert write(cache, 3.0, 30.0).tolist() == [[1.0, 2.0, 3.0], [10.0, 30.0, 0.0]]
     assert cache.lengths.tolist() == [3, 2]
 
 

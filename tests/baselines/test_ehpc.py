@@ -57,8 +57,7 @@ def test_tokens_that_the_heads_look_at_the_least_go(
     order = [42, 41, 40, 39, 38, *sorted(range(38), key=lambda t: -scores[t])]  # 5 queries
     reducer = EHPC(backbone, heads, queries=5, kernel=4)
     for budget in (1, 2, 15, 30):
-        found = reduce_tokens(reducer, given(ids), budget)
-        assert found.kept.tolist() == sorted(order[:budget])
+        assert reduce_tokens(reducer, given(ids), budget).kept.tolist() == sorted(order[:budget])
 
 
 @pytest.mark.parametrize("options", [{"queries": 0}, {"kernel": 0}])
@@ -71,11 +70,10 @@ def test_first_layers_give_the_weights_of_the_whole_model(
     backbone: Backbone, rng: np.random.Generator
 ) -> None:
     ids = rng.integers(1, 32, 30)
-    expected = attention(ids, backbone)
     for layers in (1, 2):
         found = LastQueries(backbone, layers).weights(ids, 7)
         assert len(found) == layers
-        for own, whole in zip(found, expected, strict=False):
+        for own, whole in zip(found, attention(ids, backbone), strict=False):
             torch.testing.assert_close(own.double(), whole[:, -7:], atol=1e-6, rtol=1e-5)
     assert len(attention(ids, backbone)) == backbone.model.config.num_hidden_layers == 2
 
@@ -117,8 +115,7 @@ def test_the_mass_on_a_needle_is_that_of_the_whole_model(backbone: Backbone) -> 
             for query in range(len(text.ids) - queries, len(text.ids)):
                 on_needle = weights[:, query, text.needle].sum(dim=-1).numpy()
                 expected[layer] += on_needle / queries / len(texts)
-    found = needle_mass(LastQueries(backbone, 2), iter(texts))
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert needle_mass(LastQueries(backbone, 2), iter(texts)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_backbone_without_room_for_a_needle_and_its_question_is_refused() -> None:

@@ -1,5 +1,3 @@
-"""Units of a text: words, phrases, sentences and passages, and the texts of tokens."""
-
 from __future__ import annotations
 
 from support.reduced_texts import ids_of, word_backbone

@@ -38,8 +38,7 @@ def test_segments_are_scored_after_what_was_kept_of_those_before(
         scores = surprise_after(ids[kept].tolist(), segment, backbone)
         chosen = sorted(range(4), key=lambda t: -scores[t])[:share]
         kept += sorted(start + t for t in chosen)
-    found = reduce_tokens(LLMLingua(backbone, segment=4), given(ids), 8)
-    assert found.kept.tolist() == kept
+    assert reduce_tokens(LLMLingua(backbone, segment=4), given(ids), 8).kept.tolist() == kept
 
 
 @pytest.mark.parametrize("options", [{"segment": 0}, {"granularity": 0.5}])

@@ -71,8 +71,7 @@ def test_a_classifier_in_a_directory_is_loaded(tmp_path: Path) -> None:
     classifier.model.save_pretrained(tmp_path)
     classifier.tokenizer.save_pretrained(tmp_path)
     loaded = load_token_classifier(str(tmp_path))
-    found = loaded.words("cat dog").chances.tolist()
-    assert found == classifier.words("cat dog").chances.tolist()
+    assert loaded.words("cat dog").chances.tolist() == classifier.words("cat dog").chances.tolist()
     assert not any(weight.requires_grad for weight in loaded.model.parameters())
 
 

@@ -82,8 +82,7 @@ def test_random_spans_are_as_long_as_those_of_the_rules_and_anywhere(case: Case)
     for ids in texts():
         assert Counter(case.lengths(ids)) == Counter(RULES.segment(ids)[1].tolist())
     text = np.array([1, 2, 11, 12, 13, 14], dtype=np.int64)
-    places = {case.lengths(np.append(text, word)).index(2) for word in range(10, 32)}
-    assert places == set(range(6))
+    assert {case.lengths(np.append(text, word)).index(2) for word in range(10, 32)} == set(range(6))
 
 
 def test_nothing_is_joined_across_a_special_token(case: Case) -> None:
@@ -135,8 +134,7 @@ def test_continuations_are_scored_behind_the_merged_embeddings(case: Case) -> No
     given, backbone, answer = case.given, case.given.backbone, np.array([4, 2, 9], dtype=np.int64)
     assert isinstance(given.module, MergeModule)
     for ids in texts()[2:6]:
-        lengths = case.lengths(ids)
-        spans = torch.from_numpy(ids).split(lengths)
+        spans = torch.from_numpy(ids).split(case.lengths(ids))
         raw = [backbone.embed(span) for span in spans]
         if case.name == "random-spans":
             sizes = [torch.tensor([len(span)]) for span in raw]
@@ -158,8 +156,7 @@ def test_continuations_are_scored_behind_the_merged_embeddings(case: Case) -> No
 def test_a_context_that_is_cut_fits_with_the_units_that_are_left(case: Case) -> None:
     """Cut in the middle, a text has other units than it had there."""
     ids, answer = np.concatenate(texts()[2:]), np.array([4, 2], dtype=np.int64)
-    scorer = method_scorer(case.method, case.given, 20)
-    [found] = scorer.score([Request(ids, answer)], 1)
+    [found] = method_scorer(case.method, case.given, 20).score([Request(ids, answer)], 1)
     assert found.sizes is not None and found.sizes.units <= 20 + 1
 
 
@@ -177,8 +174,7 @@ def test_pooled_spans_equal_an_independent_computation(name: str, tiny_backbone:
     ids, lengths = torch.tensor([[3, 4, 5, 6], [7, 7, 9, 9], [1, 2, 0, 0]]), [4, 3, 2]
     found = method.merger(tiny_backbone.embed(ids), torch.tensor(lengths))
     for row, length, value in zip(ids, lengths, found, strict=True):
-        expected = POOLS[name](tiny_backbone.embedding_weight[row[:length]])
-        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(value, POOLS[name](tiny_backbone.embedding_weight[row[:length]]))
 
 
 def test_the_rules_of_the_cell_cut_the_text(tiny_backbone: Backbone) -> None:

@@ -1,5 +1,3 @@
-"""Baselines with a model of their own stand in both registries, under one name."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -72,8 +72,7 @@ def test_a_budget_of_all_tokens_generates_as_the_engine_does(
     found = case.rows(1.0, request, **settings)
     config = GenerationConfig(max_new_tokens=NEW, **settings)
     base = Engine(MergedModel(case.backbone, None, None, "compact"))
-    expected = base.generate(PROMPTS, config, request).rows
-    for row, plain in zip(found, expected, strict=True):
+    for row, plain in zip(found, base.generate(PROMPTS, config, request).rows, strict=True):
         assert (row.ids, row.cache_lengths) == (plain.ids, plain.cache_lengths)
         assert (row.prompt_ids, row.prompt_units) == (plain.prompt_ids, plain.prompt_units)
         assert row.stop_reason == plain.stop_reason == "length"
@@ -113,8 +112,7 @@ def test_columns_that_went_are_those_that_a_mask_hides_step_by_step(family: str)
     )
     assert [row.cache_lengths[-1] for row in rows] == [6, 6]
     for row in rows:
-        ids = [*row.prompt_ids, *row.ids]
-        expected = masked_log_probs(backbone, ids, row.prompt_length, 6)
+        expected = masked_log_probs(backbone, [*row.prompt_ids, *row.ids], row.prompt_length, 6)
         assert row.logprobs == pytest.approx(expected, abs=1e-6)
 
 

@@ -1,5 +1,3 @@
-"""Every token reducer on Llama- and GPT-2-like backbones: budgets, protected tokens, repetition."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

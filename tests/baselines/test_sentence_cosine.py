@@ -75,5 +75,4 @@ def test_cpc_runs_only_where_its_encoder_is_named(
     method = BASELINES.find("cpc")(backbone, rules)
     assert method.model == own_model("cpc") and method.model.startswith("encoder@")
     assert isinstance(method.reducer.encoder, TextEncoder)
-    found = reduce_tokens(method.reducer, given(ids_of(TEXT), question=QUESTION), 8)
-    assert len(found.kept) == 8
+    assert len(reduce_tokens(method.reducer, given(ids_of(TEXT), question=QUESTION), 8).kept) == 8

@@ -1,5 +1,3 @@
-"""StreamingLLM: which columns stay, and that their keys are those of their positions."""
-
 from __future__ import annotations
 
 import pytest

@@ -34,8 +34,7 @@ def test_truncation_answers_what_is_left(tiny_umim: UMIM, prompt: Prompt) -> Non
     method = BASELINES.find("truncation")(tiny_umim.backbone, tiny_umim.matcher)
     text, _ = answer_shortened(method, prompt, SAVING, tiny_umim, new_tokens=3)
     left = np.concatenate([prompt.ids[:4], prompt.ids[10:]])
-    plain = tiny_umim.generate(left, max_new_tokens=3, do_sample=False, merge="none")
-    assert text == plain.text[0]
+    assert text == tiny_umim.generate(left, max_new_tokens=3, do_sample=False, merge="none").text[0]
 
 
 def test_methods_that_merge_spans_are_refused(tiny_umim: UMIM, prompt: Prompt) -> None:

@@ -1,5 +1,3 @@
-"""The benchmark of DDP and ZeRO-2: what it compares, its gates, its page and a tiny run."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The benchmark of the engine: its sides agree, and its gates can fail."""
-
 from __future__ import annotations
 
 import copy

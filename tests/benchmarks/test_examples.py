@@ -1,5 +1,3 @@
-"""The benchmark of example texts: spans in brackets, attention, and a page of it."""
-
 from __future__ import annotations
 
 import json
@@ -14,8 +12,7 @@ from umim_core.model.showing import Piece
 
 
 def test_merged_spans_stand_in_brackets_and_nothing_else_changes() -> None:
-    pieces = [Piece("Return", 1, 0), Piece(" the value", 2, 1), Piece(" of it", 1, 2)]
-    shown = bracketed(pieces)
+    shown = bracketed([Piece("Return", 1, 0), Piece(" the value", 2, 1), Piece(" of it", 1, 2)])
     assert re.fullmatch(r"[^\[\]]*\[[^\[\]]+\][^\[\]]*", shown)
     assert re.sub(r"[\[\] ]", "", shown) == "Returnthevalueofit"
 

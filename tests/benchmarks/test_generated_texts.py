@@ -1,5 +1,3 @@
-"""The benchmark of generated texts: prompts, spread over seeds, and a tiny run with its page."""
-
 from __future__ import annotations
 
 import json

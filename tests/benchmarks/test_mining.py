@@ -92,7 +92,6 @@ def test_a_tiny_run_writes_results_and_page(ids: np.ndarray, tmp_path: Path) -> 
     options += ["--ray", tmp_path / "ids.npy", "--ray-rounds", 1]
     run = run_benchmark("mining", tmp_path, *options)
     assert run.report["ray"]["equal"] is True
-    passed = all(gate[2] for gate in run.report["gates"].values())
-    assert run.status == (0 if passed else 1)
+    assert run.status == (0 if all(gate[2] for gate in run.report["gates"].values()) else 1)
     assert run.report["memory"]["peak_bytes"] > 0
     assert "| DuckDB, packed ids" in run.page

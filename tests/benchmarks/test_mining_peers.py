@@ -1,5 +1,3 @@
-"""Every peer of the mining benchmark finds the grams of a plain loop."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The benchmark of perplexity: one forward equals the listing, and its gates can fail."""
-
 from __future__ import annotations
 
 import copy

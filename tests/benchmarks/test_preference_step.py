@@ -1,5 +1,3 @@
-"""The benchmark of the preference step: both sides agree, and its gates can fail."""
-
 from __future__ import annotations
 
 import argparse

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.merge_modules import FORMS
 from support.merged_models import fresh_model
+from support.pickle_bomb import PickleBomb
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
@@ -98,8 +99,7 @@ def test_a_loaded_module_is_frozen_and_takes_no_random_numbers(saved: Path) -> N
 
 
 def test_holds_exactly_the_stable_files_and_no_backbone_weights(saved: Path) -> None:
-    names = {p.relative_to(saved).as_posix() for p in saved.rglob("*") if p.is_file()}
-    assert names == {
+    assert {p.relative_to(saved).as_posix() for p in saved.rglob("*") if p.is_file()} == {
         "config.json",
         "model.safetensors",
         "manifest.json",
@@ -148,19 +148,11 @@ def test_an_altered_file_is_refused(saved: Path) -> None:
         Checkpoint.load(saved)
 
 
-class _Bomb:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
-        return Path.touch, (self.path,)
-
-
 def test_a_pickle_renamed_to_safetensors_does_nothing(saved: Path, tmp_path: Path) -> None:
     fired = tmp_path / "fired"
-    pickle.loads(pickle.dumps(_Bomb(fired)))  # noqa: S301  the bomb works
+    pickle.loads(pickle.dumps(PickleBomb(fired)))  # noqa: S301  the bomb works
     fired.unlink()
-    (saved / "model.safetensors").write_bytes(pickle.dumps(_Bomb(fired)))
+    (saved / "model.safetensors").write_bytes(pickle.dumps(PickleBomb(fired)))
     sign(saved)
     with pytest.raises(CheckpointError, match=r"model\.safetensors must be safetensors"):
         Checkpoint.load(saved)

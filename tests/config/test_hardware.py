@@ -1,5 +1,3 @@
-"""The hardware section of a recipe."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Every field of a recipe is set by a shipped one, or is listed here with the reason it stays."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

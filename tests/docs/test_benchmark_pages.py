@@ -1,5 +1,3 @@
-"""The pages of benchmarks and adaptations show their committed results."""
-
 from __future__ import annotations
 
 import json

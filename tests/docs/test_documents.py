@@ -1,5 +1,3 @@
-"""Every generated document is what it would be made of now."""
-
 from __future__ import annotations
 
 import pytest

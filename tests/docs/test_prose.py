@@ -98,8 +98,7 @@ def test_links_of_a_document_lead_somewhere(path: Path) -> None:
 
 
 def test_pages_of_the_site_link_nothing_outside_it() -> None:
-    outside = [name(path) for path in ALL if path.is_relative_to(ROOT / "docs") and leaves(path)]
-    assert outside == []
+    assert [name(path) for path in ALL if path.is_relative_to(ROOT / "docs") and leaves(path)] == []
 
 
 def leaves(path: Path) -> bool:
@@ -116,8 +115,7 @@ def test_a_page_is_short(path: Path) -> None:
 def test_readme_and_changelog_are_short() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.replace("|", " ").split()) <= README_WORDS
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert len(changelog.splitlines()) <= CHANGELOG_LINES
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= CHANGELOG_LINES
 
 
 def test_the_navigation_of_the_site_lists_every_page() -> None:

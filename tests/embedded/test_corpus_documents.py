@@ -1,5 +1,3 @@
-"""Single modules through the corpus builder, and the reading of its files."""
-
 from __future__ import annotations
 
 import json
@@ -38,8 +36,7 @@ def test_ids_name_module_and_object_and_stay_unique(tmp_path: Path) -> None:
         f'        def g():\n            """{LONG.format(5)}"""\n'
     )
     rows = train_rows(make_package(tmp_path, {"sub/__init__.py": code}), tmp_path / "out")
-    described = {i: (row["name"], row["kind"]) for i, row in rows.items()}
-    assert described == {
+    assert {i: (row["name"], row["kind"]) for i, row in rows.items()} == {
         "pkg/sub/__init__.py::": ("sub", "module"),
         "pkg/sub/__init__.py::A": ("A", "class"),
         "pkg/sub/__init__.py::A.f": ("f", "function"),

@@ -77,8 +77,7 @@ def checkpoint_path(backbone_path: Path, tmp_path_factory: pytest.TempPathFactor
     ids = backbone.encode(TEXT)
     spans = {tuple(ids[i : i + n]) for n, i in ((2, 1), (3, 4), (2, 8), (4, 12), (2, 0))}
     path = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    made = Checkpoint.of(fresh_model(backbone, spans, seed=3))
-    made.recommending("prompt").save(path)
+    Checkpoint.of(fresh_model(backbone, spans, seed=3)).recommending("prompt").save(path)
     return path
 
 

@@ -1,5 +1,3 @@
-"""Unit tests of generated code, and lm-eval's confirmation before any code is run."""
-
 from __future__ import annotations
 
 import json

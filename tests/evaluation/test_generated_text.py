@@ -1,5 +1,3 @@
-"""Reductions of a generated text against a count token by token."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -69,8 +69,7 @@ def checkpoint_of(backbone: Backbone, spans: list[tuple[int, ...]]) -> Checkpoin
 
 
 def without_rules(backbone_path: Path, tmp_path: Path) -> str:
-    backbone = load_backbone(str(backbone_path))
-    checkpoint_of(backbone, []).save(tmp_path / "empty")
+    checkpoint_of(load_backbone(str(backbone_path)), []).save(tmp_path / "empty")
     return str(tmp_path / "empty")
 
 
@@ -187,8 +186,7 @@ def test_long_contexts_lose_leading_units_not_tokens(build: Build) -> None:
     starts, _ = model.scorer.merged_model.matcher.segment(np.array(context))
     assert len(context) - len(kept) in starts.tolist()
     assert len(model.scorer.merged_model.matcher.segment(kept)[0]) == 20
-    room = MAX_LENGTH - len(ending) + 1
-    fitted, _ = model.scorer.fit(np.array(context), room)
+    fitted, _ = model.scorer.fit(np.array(context), MAX_LENGTH - len(ending) + 1)
     expected = oracle_context(model.scorer.merged_model, fitted.tolist(), ending)
     assert model.loglikelihood(requests(PAIRS[-1:]))[0][0] == pytest.approx(expected, abs=1e-4)
 
@@ -216,8 +214,7 @@ def test_bad_arguments_are_typed_errors(
     with pytest.raises(CheckpointError):
         UmimLM(str(tmp_path / "nothing"))
     with pytest.raises(BackboneMismatchError):
-        other = str(other_backbone(tmp_path / "other"))
-        UmimLM(str(checkpoint_path), backbone=other, device="cpu")
+        UmimLM(str(checkpoint_path), backbone=str(other_backbone(tmp_path / "other")), device="cpu")
 
 
 def test_result_files_name_backbone_module_and_rules_by_digest(

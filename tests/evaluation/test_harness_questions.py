@@ -30,11 +30,10 @@ Row = Mapping[str, object]
 
 def arc(place: int) -> Row:
     labels = ["1", "2", "3"] if place % 2 else ["A", "B", "C"]
-    choices = {"text": [f"iron {place}", "wood", "tin"], "label": labels}
     return {
         "id": f"q{place}",
         "question": f"What is {place}?",
-        "choices": choices,
+        "choices": {"text": [f"iron {place}", "wood", "tin"], "label": labels},
         "answerKey": labels[place % 3],
     }
 
@@ -118,8 +117,7 @@ def test_questions_are_those_that_lm_eval_asks(
     docs = {"train": task.training_docs(), "valid": task.validation_docs(), "test": task.eval_docs}
     for split, part in found.items():
         for question, doc in zip(part, docs[split], strict=True):
-            context = task.fewshot_context(doc, num_fewshot=0)
-            requests = task.construct_requests(doc, context)
+            requests = task.construct_requests(doc, task.fewshot_context(doc, num_fewshot=0))
             asked = [form.prompt.replace("{context}", question.context)] * len(question.choices)
             given = [form.delimiter + choice for choice in question.choices]
             assert [request.args for request in requests] == list(zip(asked, given, strict=True))
@@ -170,8 +168,7 @@ def test_a_data_set_that_lacks_a_split_of_the_task_is_refused(hub: Path, split: 
 )
 def test_a_question_without_a_right_answer_is_refused(hub: Path, change: Row, message: str) -> None:
     shutil.rmtree(hub / "EleutherAI")
-    rows = [ethics(0), {**ethics(1), **change}]
-    splits = {"train": rows, "test": [ethics(2)]}
+    splits = {"train": [ethics(0), {**ethics(1), **change}], "test": [ethics(2)]}
     write_data_set(hub, "EleutherAI/hendrycks_ethics", "commonsense", splits)
     with pytest.raises(CorpusError, match=message):
         harness_questions("ethics_cm", hub)

@@ -118,8 +118,7 @@ def test_reducers_get_the_question_and_the_cue_stays(
     assert len(reducer.seen) == 2
     for text in reducer.seen:
         assert model.backbone.decode(text.question.tolist()).strip() == question
-        protected = model.backbone.decode(text.ids[text.protected].tolist())
-        assert protected.strip() == cue
+        assert model.backbone.decode(text.ids[text.protected].tolist()).strip() == cue
 
 
 @pytest.mark.parametrize("empty", ["context", "continuation"])
@@ -143,8 +142,7 @@ def test_a_method_scores_through_lm_eval(checkpoint_path: Path, budget: dict[str
     if "target_tr" in budget:
         stay = len(context) - round(0.4 * len(context))
     assert stay < len(context)
-    expected = model_score(model.backbone, context[-stay:], [5, 6])
-    assert score == pytest.approx(expected, abs=1e-4)
+    assert score == pytest.approx(model_score(model.backbone, context[-stay:], [5, 6]), abs=1e-4)
     info = model.get_model_info()["umim"]
     named = {"method": "truncation", "target_tr": budget.get("target_tr")}
     assert {name: info.get(name) for name in named} == named

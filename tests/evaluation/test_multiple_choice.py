@@ -1,5 +1,3 @@
-"""Accuracy of a checkpoint on the embedded task, through lm-eval."""
-
 from __future__ import annotations
 
 import json

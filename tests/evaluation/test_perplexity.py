@@ -126,28 +126,6 @@ def test_without_nested_rules_every_target_equals_the_papers_listing() -> None:
     assert max(abs(ours[t - 1].item() - score) for t, score in nested.items()) > 1e-4
 
 
-def shift_branches(layout: BranchLayout) -> BranchLayout:
-    return replace(layout, positions=layout.positions + (~layout.trunk).long())
-
-
-def restart_branches(layout: BranchLayout) -> BranchLayout:
-    units = layout.trunk.long().cumsum(1) - layout.trunk.long()
-    return replace(layout, positions=units)
-
-
-def number_columns(layout: BranchLayout) -> BranchLayout:
-    columns = torch.arange(layout.positions.shape[1])
-    return replace(layout, positions=columns.expand_as(layout.positions))
-
-
-def show_branches_to_the_trunk(layout: BranchLayout) -> BranchLayout:
-    return replace(layout, trunk=torch.ones_like(layout.trunk))
-
-
-def raw_instead_of_surrogates(layout: BranchLayout) -> BranchLayout:
-    return replace(layout, surrogate=torch.full_like(layout.surrogate, -1))
-
-
 def raw_tokens_within_spans(layout: BranchLayout) -> BranchLayout:
     """What the paper's listing feeds where one rule lies inside another."""
     inside = ~layout.trunk
@@ -155,15 +133,25 @@ def raw_tokens_within_spans(layout: BranchLayout) -> BranchLayout:
     return replace(layout, lengths=layout.lengths.masked_fill(inside, 1), surrogate=surrogate)
 
 
-FAULTS = [shift_branches, restart_branches, number_columns, raw_tokens_within_spans]
-FAULTS += [show_branches_to_the_trunk, raw_instead_of_surrogates]
+FAULTS: dict[str, Callable[[BranchLayout], BranchLayout]] = {
+    "shifted branches": lambda at: replace(at, positions=at.positions + (~at.trunk).long()),
+    "restarted branches": lambda at: replace(
+        at, positions=at.trunk.long().cumsum(1) - at.trunk.long()
+    ),
+    "numbered columns": lambda at: replace(
+        at, positions=torch.arange(at.positions.shape[1]).expand_as(at.positions)
+    ),
+    "branches seen by the trunk": lambda at: replace(at, trunk=torch.ones_like(at.trunk)),
+    "raw instead of surrogates": lambda at: replace(
+        at, surrogate=torch.full_like(at.surrogate, -1)
+    ),
+    "raw tokens within spans": raw_tokens_within_spans,
+}
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_wrong_layout_misses_the_listing(
-    name: str, fault: Callable[[BranchLayout], BranchLayout]
-) -> None:
+def test_a_wrong_layout_misses_the_listing(name: str, fault: str) -> None:
     backbone = build(name)
     module, matcher, rows = module_for(backbone), random_rules(), random_rows()[:1]
     model = MergedModel(backbone, module, matcher, "compact")
@@ -176,7 +164,7 @@ def test_a_wrong_layout_misses_the_listing(
 
     right = branch_layout(model.pack([rows[0][:-1]]), matcher, "compact")
     assert error(right) < 1e-10
-    assert error(fault(right)) > 1e-4
+    assert error(FAULTS[fault](right)) > 1e-4
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))

@@ -1,5 +1,3 @@
-"""Attention maps on units, and surrogates against their tokens."""
-
 from __future__ import annotations
 
 import numpy as np

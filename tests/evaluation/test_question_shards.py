@@ -64,8 +64,7 @@ def test_a_task_with_several_filters_has_a_figure_of_each(model: UmimLM) -> None
 
 
 def test_answers_of_any_generating_task_are_kept(model: UmimLM) -> None:
-    limits = {"until": [], "max_gen_toks": 3}
-    own = {"doc_to_target": "w2", "generation_kwargs": limits}
+    own = {"doc_to_target": "w2", "generation_kwargs": {"until": [], "max_gen_toks": 3}}
     task = task_of("generate_until", "exact_match", **own)
     found = score_range(model, task, 0, 2)
     assert [len(texts) for texts in found.answers] == [1, 1]

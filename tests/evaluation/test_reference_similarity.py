@@ -72,8 +72,7 @@ def test_the_references_themselves_are_nearest_and_an_empty_text_is_farthest(
     backbone: Backbone,
 ) -> None:
     references = References(TEXTS, TextFeatures(backbone))
-    found = reference_similarity([*TEXTS[:2], ""], references).by_text
-    for values in found.values():
+    for values in reference_similarity([*TEXTS[:2], ""], references).by_text.values():
         assert values == pytest.approx((1.0, 1.0, 0.0), abs=1e-6)
 
 

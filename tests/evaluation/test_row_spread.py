@@ -1,5 +1,3 @@
-"""Standard errors over rows: the textbook case, simulated draws, and what has none."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -10,8 +8,7 @@ from umim_core.evaluation.paired_differences import ratio_error
 
 def test_rows_of_one_length_give_the_error_of_their_means() -> None:
     means = np.array([1.0, 2.0, 4.0, 5.0])
-    found = ratio_error(8 * means, [8] * 4)
-    assert found == pytest.approx(means.std(ddof=1) / 2)
+    assert ratio_error(8 * means, [8] * 4) == pytest.approx(means.std(ddof=1) / 2)
 
 
 def test_the_error_is_the_spread_of_the_mean_over_draws_of_rows() -> None:

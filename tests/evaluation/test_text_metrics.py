@@ -76,8 +76,7 @@ def test_the_best_reference_counts_for_rouge_too() -> None:
 @pytest.mark.parametrize("right", range(6))
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_answer(right: int, k: int) -> None:
-    answers = [True] * right + [False] * (5 - right)
-    draws = list(combinations(answers, k))
+    draws = list(combinations([True] * right + [False] * (5 - right), k))
     assert pass_at_k(5, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 

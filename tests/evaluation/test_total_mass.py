@@ -80,9 +80,8 @@ def test_states_that_know_what_follows_miss_a_mass_of_1() -> None:
         lengths=layout.lengths.masked_fill(inside, 1),
         surrogate=layout.surrogate.masked_fill(inside, -1),
     )
-    given = [1] * len(TEXTS)
     scored = likelihood._score_layout(
-        TEXTS, given, raw, MergedModel(backbone, module_for(backbone), None, "compact")
+        TEXTS, [1] * len(TEXTS), raw, MergedModel(backbone, module_for(backbone), None, "compact")
     )
     assert abs(mass([scores.log_probs for scores in scored]) - 1) > 1e-3
 

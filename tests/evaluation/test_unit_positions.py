@@ -68,8 +68,7 @@ def test_every_target_equals_the_listing(name: str) -> None:
 def test_without_merges_everything_equals_the_base_model() -> None:
     backbone = build("gpt2")
     rows = random_rows()[:1]
-    module = module_for(backbone)
-    ours = perplexity(rows, MergedModel(backbone, module, NO_RULES, "preserved"))
+    ours = perplexity(rows, MergedModel(backbone, module_for(backbone), NO_RULES, "preserved"))
     assert ours == perplexity(rows, MergedModel.without_merging(backbone))
 
 

@@ -1,5 +1,3 @@
-"""The ablation flow on a small real corpus: rules by count and by confidence side by side."""
-
 from __future__ import annotations
 
 import json

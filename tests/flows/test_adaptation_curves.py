@@ -114,8 +114,7 @@ def test_trained_settings_are_compared_with_the_rules_alone_and_with_controls(cu
         for artifact in run.artifacts
         if artifact.stage == "choice-scores"
     }  # fmt: skip
-    points = body["backbones"][0]["points"]
-    for point in points:
+    for point in body["backbones"][0]["points"]:
         setting, tau, seed = point["setting"], point["tau"], point["seed"]
         if seed is None or point["kind"] == "control":
             assert "against" not in point
@@ -177,7 +176,6 @@ def test_what_must_fail_is_refused_before_anything_runs(
     change: dict[str, Any], message: str, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     usual = fields(tiny_checkpoint, write_questions(tmp_path))
-    given = change.get("questions", {})
-    body = usual | change | {"questions": usual["questions"] | given}
+    body = usual | change | {"questions": usual["questions"] | change.get("questions", {})}
     with pytest.raises(ConfigError, match=message):
         plan(validated(AdaptationRecipe, body, "tiny.yaml"))

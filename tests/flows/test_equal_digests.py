@@ -1,5 +1,3 @@
-"""Two pipelines with one seed, in processes with different hash seeds: equal artifacts."""
-
 from __future__ import annotations
 
 import json
@@ -64,10 +62,9 @@ def run(
     command = [sys.executable, "-c", PROGRAM, recipe]
     printed = output_of(*command, cwd=folder, seconds=1800, **environment)
     (seen,) = [line for line in printed.splitlines() if line.startswith("hash ")]
-    manifests = (folder / "root").glob("*/*/manifest.json")
     digests = {
         f"{path.parent.parent.name}/{path.parent.name}": json.loads(path.read_text())["digest"]
-        for path in manifests
+        for path in (folder / "root").glob("*/*/manifest.json")
         if path.parent.parent.name not in EXEMPT | {"mlruns"}
     }
     return seen, digests

@@ -46,8 +46,7 @@ def raw_recipe(folder: Path, **corpus: object) -> dict[str, object]:
 
 
 def test_the_corpus_is_generated_first(tmp_path: Path) -> None:
-    recipe = Recipe.model_validate(raw_recipe(tmp_path))
-    steps = plan(recipe)
+    steps = plan(Recipe.model_validate(raw_recipe(tmp_path)))
     assert steps[0] == {"stage": "generate", "of": BACKBONE}
     assert [step["stage"] for step in steps[1:4]] == ["corpus", "tokenize", "count"]
 

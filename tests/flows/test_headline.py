@@ -94,5 +94,4 @@ def test_its_row_is_the_first_of_the_comparison(tmp_path: Path) -> None:
         ShippedResult("umim-docs-llama", measured(0.1), measured(0.1)),
         ShippedResult("umim-docs-gpt2", measured(0.2), measured(0.2), leads=True),
     ]
-    rows = comparison_rows([], found, seed=0)
-    assert [row.metric("top1") for row in rows] == [0.2, 0.1]
+    assert [row.metric("top1") for row in comparison_rows([], found, seed=0)] == [0.2, 0.1]

@@ -1,5 +1,3 @@
-"""Eight pipelines started at once, in two roots, with one store of MLflow: nothing is lost."""
-
 from __future__ import annotations
 
 import os

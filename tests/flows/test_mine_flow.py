@@ -1,5 +1,3 @@
-"""The mining flow on text files: exact rules; a change re-executes exactly its dependants."""
-
 from __future__ import annotations
 
 import shutil

@@ -1,5 +1,3 @@
-"""Results of the parts of a flow stand in the order of the recipe, whichever part ends first."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

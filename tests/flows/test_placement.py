@@ -1,5 +1,3 @@
-"""Device and data type that the stages of a recipe for GPUs measure with."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -39,8 +39,7 @@ def stand_in(name: str, base: Path) -> str:
     if not folder.exists():
         tokenizer = load_tokenizer("umim-docs-llama")
         ends = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
-        config = architecture(name, vocab_size=len(tokenizer), **ends)
-        random_model(config).save_pretrained(folder)
+        random_model(architecture(name, vocab_size=len(tokenizer), **ends)).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return str(folder)
 

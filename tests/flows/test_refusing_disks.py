@@ -8,13 +8,13 @@ from __future__ import annotations
 import gc
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from support.faulty_disk import PAGE, Faults, leftovers, published, small_file_system
+from support.faulty_disk import PAGE, Faults, leftovers, published
 from support.tiny_pipeline import NOT_EQUAL, Call, Walk
 from umim_core.errors import ArtifactError
 
@@ -40,12 +40,6 @@ def check_whole(call: Call, root: Path, where: object) -> None:
 
 def test_every_stage_of_the_run_is_tried(tiny_run: Walk) -> None:
     assert {call.name for call in tiny_run.calls} == set(STAGES)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    with small_file_system(tmp_path) as resize:
-        yield resize
 
 
 @EVERY_STAGE

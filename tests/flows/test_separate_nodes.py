@@ -1,5 +1,3 @@
-"""Three Ray nodes that share no disk build on object storage what one process builds alone."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -36,8 +34,7 @@ def recipe_of(backbone: Path, endpoint: str, **cluster: Any) -> Recipe:
     options = f"endpoint_override={endpoint.removeprefix('http://')}&scheme=http"
     corpus: dict[str, Any] = {"kind": "files"}
     for split in ("train", "valid", "test"):
-        place = f"s3://umim/texts/{split}-*.txt?{options}"
-        corpus[split] = {"kind": "text", "paths": [place]}
+        corpus[split] = {"kind": "text", "paths": [f"s3://umim/texts/{split}-*.txt?{options}"]}
     tiny = tiny_recipe(backbone).model_dump(exclude={"adapt", "task", "benchmark"})
     tiny["cells"] = [{"backbone": str(backbone), "tau": 3}]
     tiny |= {"corpus": corpus, "mining": {"block_tokens": 512}, "cluster": cluster}

@@ -135,8 +135,7 @@ def test_two_launches_of_one_deployment_share_every_stage(served: Served) -> Non
     assert {"corpus", "count", "distill", "evaluate", "report"} <= set(stages)
     assert stages.count("distill") == 1
     assert not list(base.glob("root/*/*.partial"))
-    tracked = runs_of(environment["MLFLOW_TRACKING_URI"])
-    kinds = [run.data.tags["umim.kind"] for run in tracked]
+    kinds = [run.data.tags["umim.kind"] for run in runs_of(environment["MLFLOW_TRACKING_URI"])]
     assert kinds.count("pipeline") == 1
     assert kinds.count("stage") == len(artifacts)
     assert kinds.count("comparison") == 1
@@ -184,10 +183,8 @@ def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
     started += [child for process in started for child in process.children(recursive=True)]
     assert any("RayTrainWorker" in process.name() for process in started)
     call([str(PREFECT), "flow-run", "cancel", number])
-    left = psutil.wait_procs(started, timeout=SECONDS)[1]
-    assert left == [], _worker_log(base)
-    query = "run_name = 'umim cancelled'"
-    tracked = runs_of(environment["MLFLOW_TRACKING_URI"], query=query)
+    assert psutil.wait_procs(started, timeout=SECONDS)[1] == [], _worker_log(base)
+    tracked = runs_of(environment["MLFLOW_TRACKING_URI"], query="run_name = 'umim cancelled'")
     assert [run.info.status for run in tracked] == ["KILLED"]
     assert "Cancelled" in call([str(PREFECT), "flow-run", "inspect", number])
     _wait_for_state(served, _launch(served, recipe), "Completed", 900)

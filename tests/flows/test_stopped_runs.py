@@ -88,8 +88,7 @@ class Place:
             else:
                 process.send_signal(number)
             status = process.wait(60)
-            left = psutil.wait_procs(started, timeout=SECONDS - (time.monotonic() - began))[1]
-            assert left == []
+            assert psutil.wait_procs(started, timeout=SECONDS - (time.monotonic() - began))[1] == []
             folders = f"umim-ray-{process.pid}-*"
             while any(any(Path(base).glob(folders)) for base in (tempfile.gettempdir(), "/tmp")):
                 assert time.monotonic() - began < SECONDS

@@ -70,8 +70,7 @@ def test_a_merge_replaces_its_units_by_one(chain: Backbone) -> None:
 
 
 def test_a_merge_right_after_the_prompt_leaves_the_prompt_alone(chain: Backbone) -> None:
-    row = follow(chain, [(2, 3, 4)], [0, 1], 4)
-    assert row.cache_lengths == (2, 3, 4, 3)
+    assert follow(chain, [(2, 3, 4)], [0, 1], 4).cache_lengths == (2, 3, 4, 3)
 
 
 def test_a_rule_of_four_single_tokens_takes_three_units_back(chain: Backbone) -> None:

@@ -14,6 +14,7 @@ from support.engine_matrix import (
     build,
     cheap_rules,
     from_scratch,
+    merging_engine,
     module_for,
     priced_rules,
     random_prompts,
@@ -102,7 +103,7 @@ def test_decode_spans_are_the_segmentation_of_the_generated_ids_alone(
 ) -> None:
     backbone, seed = build(name), 1
     matcher = random_rules(seed, infix_free)
-    output = Engine(MergedModel(backbone, module_for(backbone), matcher, "compact")).generate(
+    output = merging_engine(backbone, matcher).generate(
         random_prompts(seed, 4), settings(**SAMPLED), Request(seed=seed)
     )
     for row in output.rows:
@@ -117,9 +118,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(
     name: str, dtype: torch.dtype, infix_free: bool
 ) -> None:
     backbone = build(name, dtype)
-    engine = Engine(
-        MergedModel(backbone, module_for(backbone), random_rules(1, infix_free), "compact")
-    )
+    engine = merging_engine(backbone, random_rules(1, infix_free))
     prompts = random_prompts(2, 8)
     ends = settings(
         eos_token_id=[1, 3, 7, 9], repetition_penalty=1.5
@@ -181,11 +180,7 @@ def test_merging_never_alters_the_ids_that_were_chosen(name: str) -> None:
 
     prompts = random_prompts(4, 8)
     rows = (
-        Engine(
-            MergedModel(
-                backbone, module_for(backbone), random_rules(4, infix_free=False), "compact"
-            )
-        )
+        merging_engine(backbone, random_rules(4, infix_free=False))
         .generate(prompts, settings(), Request(observer=note))
         .rows
     )

@@ -14,6 +14,7 @@ from support.engine_matrix import (
     build,
     cheap_rules,
     from_scratch,
+    merging_engine,
     module_for,
     priced_rules,
     random_prompts,
@@ -105,9 +106,7 @@ def test_options_of_merging_that_cannot_be_honoured_are_refused(
     request_: Request, message: str
 ) -> None:
     backbone = build("gpt2")
-    engine = Engine(
-        MergedModel(backbone, module_for(backbone), random_rules(1, infix_free=True), "compact")
-    )
+    engine = merging_engine(backbone, random_rules(1, infix_free=True))
     with pytest.raises(GenerationError, match=message):
         engine.generate([[1, 2]], settings(2), request_)
 
@@ -115,9 +114,7 @@ def test_options_of_merging_that_cannot_be_honoured_are_refused(
 @pytest.mark.parametrize("top", [0, 3])
 def test_log_probabilities_are_the_models_own(top: int) -> None:
     backbone = build("llama")
-    engine = Engine(
-        MergedModel(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
-    )
+    engine = merging_engine(backbone, random_rules(2, infix_free=False))
     seen: list[torch.Tensor] = []
     output = engine.generate(
         random_prompts(4, 3),

@@ -14,6 +14,7 @@ from support.engine_matrix import (
     build,
     cheap_rules,
     from_scratch,
+    merging_engine,
     module_for,
     priced_rules,
     random_prompts,
@@ -119,8 +120,7 @@ def test_another_turn_does_not_read_the_past_again() -> None:
 
 
 def test_turns_without_rules_equal_one_text() -> None:
-    backbone = build("gpt2")
-    engine = Engine(MergedModel.without_merging(backbone))
+    engine = Engine(MergedModel.without_merging(build("gpt2")))
     first = engine.generate([[1, 2, 3]], settings(5))
     second = engine.generate([[4, 5]], settings(5), past=first.state)
     whole = [1, 2, 3, *first.rows[0].ids, 4, 5]
@@ -160,9 +160,7 @@ def test_preserved_positions_count_against_the_limit() -> None:
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_samples_of_a_prompt_equal_rows_of_their_own(name: str) -> None:
     backbone = build(name)
-    engine = Engine(
-        MergedModel(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
-    )
+    engine = merging_engine(backbone, random_rules(2, infix_free=False))
     prompts = random_prompts(3, 3)
     seen: list[int] = []
     handle = widths_of(backbone, seen)
@@ -193,9 +191,7 @@ def test_rows_of_very_different_lengths_are_continued_together(
     name: str, unit_positions: UnitPositions
 ) -> None:
     backbone = build(name)  # 96 positions
-    engine = Engine(
-        MergedModel(backbone, module_for(backbone), random_rules(2, False), unit_positions)
-    )
+    engine = merging_engine(backbone, random_rules(2, False), unit_positions)
     long, short = [1, 2, 3, 4] * 12, [5]
     ends = settings(4, eos_token_id=[1, 3, 7, 9], repetition_penalty=1.5)
     first = engine.generate([long, short], ends)
@@ -209,7 +205,7 @@ def test_rows_of_very_different_lengths_are_continued_together(
 def test_with_an_open_border_a_rule_may_begin_with_the_unfed_token() -> None:
     backbone = build("gpt2")
     matcher = Matcher(RuleSet.from_spans([(a, 6) for a in range(VOCAB)]))
-    engine = Engine(MergedModel(backbone, module_for(backbone), matcher, "compact"))
+    engine = merging_engine(backbone, matcher)
     closed = engine.generate([[1, 2]], settings(3)).state
     opened = engine.generate([[1, 2]], settings(3)).state
     assert engine.generate([[6]], settings(2), past=closed).rows[0].prompt_spans == ()
@@ -220,9 +216,7 @@ def test_with_an_open_border_a_rule_may_begin_with_the_unfed_token() -> None:
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
     backbone = build("llama")
-    engine = Engine(
-        MergedModel(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
-    )
+    engine = merging_engine(backbone, random_rules(2, infix_free=False))
     first = engine.generate([[1, 2, 3]], settings(4))
     config = settings(8, **SAMPLED, num_return_sequences=samples)
     expected = engine.generate(

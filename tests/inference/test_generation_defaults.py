@@ -90,8 +90,7 @@ def test_a_model_whose_file_asks_for_beams_is_refused_until_they_are_overridden(
     umim.backbone.model.generation_config = GenerationConfig(num_beams=4, eos_token_id=0)
     with pytest.raises(GenerationError, match="num_beams"):
         umim.generate(PROMPT, max_new_tokens=3)
-    config = GenerationConfig(num_beams=1, max_new_tokens=3)
-    assert umim.generate(PROMPT, config=config).ids[0]
+    assert umim.generate(PROMPT, config=GenerationConfig(num_beams=1, max_new_tokens=3)).ids[0]
 
 
 def test_an_end_token_may_be_given(umim: UMIM) -> None:

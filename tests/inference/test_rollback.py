@@ -171,15 +171,13 @@ def test_rows_that_roll_back_different_numbers_of_units_in_one_step_stay_apart(n
         Case(rules, (0, 0, 0, 10), (0, 0, 0, 0, 0, 0), (4, 5, 6, 7, 8, 9)),
     ]
     output = compared(rows, name, torch.float64, 1e-10)
-    fourth = [row.cache_lengths[4] - row.cache_lengths[3] for row in output.rows]
-    assert fourth == [-2, -1, 0, 1]
+    assert [row.cache_lengths[4] - row.cache_lengths[3] for row in output.rows] == [-2, -1, 0, 1]
 
 
 @torch.no_grad()
 def test_the_unmerged_end_of_a_turn_is_the_first_unit_of_the_next() -> None:
     case = CASES["an end that completes a rule"]
-    backbone = build("llama")
-    module, matcher = module_for(backbone), Matcher(RuleSet.from_spans(case.rules))
+    module, matcher = module_for(build("llama")), Matcher(RuleSet.from_spans(case.rules))
     first = compared([case], "llama", torch.float64, 1e-10)
     engine = Engine(MergedModel(first.state._merged_model.backbone, module, matcher, "compact"))
     seen: list[Tensor] = []

@@ -76,8 +76,7 @@ def test_rows_that_come_and_go_get_the_tokens_of_a_request_alone(kind: str, merg
 def test_samples_of_one_request_are_those_of_the_engine() -> None:
     engine = Engine(model("compact"))
     prompt, request = prompts(2, VOCAB)[0], Request(seed=11)
-    batch = RowBatch(engine, PrefixStore(0))
-    rows = drive(batch, [(prompt, settings(8, 3), request)])[0]
+    rows = drive(RowBatch(engine, PrefixStore(0)), [(prompt, settings(8, 3), request)])[0]
     assert_same(rows, engine.generate([prompt], settings(8, 3), request).rows)
     assert len({live.row.ids for live in rows}) > 1
 
@@ -130,8 +129,7 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
     drive(RowBatch(engine, store), [(row, settings(2), request) for row in ids])
     assert store.bytes == 3 * probe.bytes
     starts = np.arange(30)
-    found = [store.find(row, starts) is not None for row in ids]
-    assert found == [False] * 5 + [True] * 3
+    assert [store.find(row, starts) is not None for row in ids] == [False] * 5 + [True] * 3
 
 
 def test_a_row_larger_than_the_bound_pushes_nothing_out() -> None:
@@ -160,8 +158,7 @@ def test_a_prompt_takes_over_units_and_never_half_of_one() -> None:
 
 
 def test_a_row_that_cannot_be_is_refused_and_the_others_go_on() -> None:
-    engine = Engine(model("compact"))
-    batch = RowBatch(engine, PrefixStore(STORE))
+    batch = RowBatch(Engine(model("compact")), PrefixStore(STORE))
     (live,) = batch.join(prompts(7, VOCAB)[0], settings(6), Request())
     with pytest.raises(GenerationError, match="positions"):
         batch.join(np.ones(95, dtype=np.int64), settings(6), Request(merge="none"))

@@ -43,8 +43,7 @@ def test_sampling_draws_from_the_distribution() -> None:
 def test_filtered_tokens_are_never_drawn(options: dict[str, float]) -> None:
     config = GenerationConfig(max_new_tokens=1, do_sample=True, **options)
     chooser = TokenChooser(config, [1], seed=0)
-    drawn = {chooser.choose(LOGITS[:1], [[0]])[0] for _ in range(300)}
-    assert drawn == {0, 1}
+    assert {chooser.choose(LOGITS[:1], [[0]])[0] for _ in range(300)} == {0, 1}
 
 
 def test_equal_seeds_give_equal_draws_and_other_seeds_other_draws() -> None:

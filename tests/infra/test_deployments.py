@@ -1,5 +1,3 @@
-"""prefect.yaml: a deployment of every flow, with parameters that the flow takes."""
-
 from __future__ import annotations
 
 import re

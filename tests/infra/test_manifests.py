@@ -128,8 +128,7 @@ def test_compose_publishes_on_loopback_alone_checks_health_and_holds_no_secret()
 
 def test_kustomizations_name_files_that_exist_and_patches_that_fit() -> None:
     base = yaml.safe_load((KUBERNETES / "base/kustomization.yaml").read_text("utf-8"))
-    listed = {path.name for path in MANIFESTS} - {"kustomization.yaml"}
-    assert set(base["resources"]) == listed
+    assert set(base["resources"]) == {path.name for path in MANIFESTS} - {"kustomization.yaml"}
     kinds = {of["kind"]: of for path in MANIFESTS for of in documents(path)}
     wanted = {"RayCluster", "RayJob", "Deployment", "Service", "NetworkPolicy", "Namespace"}
     assert wanted <= set(kinds)

@@ -131,8 +131,7 @@ def test_one_continuation_per_row_makes_no_mask_of_columns(
 
 def test_below_the_merge_depth_raw_tokens_count_against_the_window() -> None:
     short = random_backbone("mistral", torch.float64, vocab_size=23, sliding_window=16)
-    matcher = Matcher(RuleSet.from_spans([(1, 2, 3, 4)]))
-    model = random_merged_model(short, matcher, depth=1, rank=0)
+    model = random_merged_model(short, Matcher(RuleSet.from_spans([(1, 2, 3, 4)])), depth=1, rank=0)
     context, endings = ids(*[1, 2, 3, 4] * 9, 5, 6), [ids(7, 8), ids(9)]  # 11 units
     assert score_continuations([context], [endings[:1]], model)  # the backbone's own windows
     with pytest.raises(GenerationError, match=r"window \(16\); got 39 units"):

@@ -126,8 +126,7 @@ def test_a_chat_of_two_turns_equals_one_forward_of_each_state(depth: int, rank: 
 
 
 def test_a_failed_turn_gives_columns_and_recent_states_back() -> None:
-    model = random_merged_model(build("llama"), random_rules(5, False), 1, 3)
-    engine = Engine(model)
+    engine = Engine(random_merged_model(build("llama"), random_rules(5, False), 1, 3))
     state, other = (engine.generate([[1, 2, 3, 4]], settings(6)).state for _ in range(2))
 
     class Stop(Exception):
@@ -168,8 +167,7 @@ def test_perplexity_passes_through_the_states_of_decoding(rank: int) -> None:
             known = ids[: t + 1].tolist()
             units = units_of(matcher, known, len(known))
             logits = backbone.head(oracle_states(model, known, units)[-1])
-            expected = logits.log_softmax(-1)[ids[t + 1]]
-            assert torch.isclose(scores[t], expected, rtol=0, atol=1e-10)
+            assert torch.isclose(scores[t], logits.log_softmax(-1)[ids[t + 1]], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("depth", "rank"), FORMS)

@@ -68,8 +68,7 @@ def test_how_wide_padding_is_changes_at_most_rounding(
     spans, lengths = spans_of(5, 4, 16, torch_rng), torch.full((5,), length)
     want = MODULES[form](spans[:, :length], lengths)
     for width in range(length + 1, 5):
-        got = MODULES[form](spans[:, :width], lengths)
-        assert torch.allclose(got, want, rtol=0, atol=1e-6)
+        assert torch.allclose(MODULES[form](spans[:, :width], lengths), want, rtol=0, atol=1e-6)
 
 
 @EVERY
@@ -92,8 +91,7 @@ def test_sees_the_order_exactly_if_its_form_says_so(form: str, torch_rng: torch.
     if blind:
         assert torch.allclose(outs, outs[:1].expand_as(outs), rtol=0, atol=1e-6)
     else:
-        apart = torch.pdist(outs, p=torch.inf)
-        assert apart.min().item() > 1e-2
+        assert torch.pdist(outs, p=torch.inf).min().item() > 1e-2
 
 
 @EVERY
@@ -151,8 +149,7 @@ def test_gradients_of_the_spans_are_those_of_finite_differences(
 ) -> None:
     module = module_of(form, 8, 2, torch.float64)
     spans = spans_of(3, 4, 8, torch_rng).double().requires_grad_()
-    lengths = torch.tensor([2, 3, 4])
-    assert torch.autograd.gradcheck(lambda x: module(x, lengths), (spans,))
+    assert torch.autograd.gradcheck(lambda x: module(x, torch.tensor([2, 3, 4])), (spans,))
 
 
 @pytest.mark.parametrize(("size", "heads"), [(16, 3), (16, 0), (16, -4), (0, 1), (2, 4)])

@@ -143,8 +143,7 @@ def test_a_segment_beyond_the_positions_is_refused(tiny_llama: Backbone) -> None
 def test_a_model_that_gives_no_numbers_is_refused(
     tiny_model: Callable[[str, int], PreTrainedModel],
 ) -> None:
-    model = tiny_model("llama", 0)
-    backbone = wrap_backbone(model, None)
+    backbone = wrap_backbone(tiny_model("llama", 0), None)
     with torch.no_grad():
         backbone.head_weight.fill_(float("nan"))
     with pytest.raises(NumericalError, match="NaN"):

@@ -156,10 +156,9 @@ def test_text_and_its_ids_give_the_same_rules(
     corpus: Source, tmp_path: Path, tokenizer: str
 ) -> None:
     np.save(tmp_path / "ids.npy", stream().astype(np.uint32))
-    ids = TokenIds(path=str(tmp_path / "ids.npy"))
     digests = [
         mine_rules(source, tmp_path / source.kind, tokenizer=tokenizer, options=PLAIN).digest
-        for source in (corpus, ids)
+        for source in (corpus, TokenIds(path=str(tmp_path / "ids.npy")))
     ]
     assert digests[0] == digests[1]
 

@@ -203,8 +203,7 @@ def test_memory_mapped_ids_and_shards_give_the_same_counts(
     want = oracle(cut(stream, 30), 2)  # 10 tokens are left over
     with chunks_of(100):
         for ids in (mapped, shards):
-            offsets = UniformOffsets(30, 33)
-            got = count_ngrams(ids, offsets, 2, threads=threads)
+            got = count_ngrams(ids, UniformOffsets(30, 33), 2, threads=threads)
             assert as_dict(got) == want
 
 

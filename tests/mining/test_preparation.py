@@ -19,8 +19,7 @@ from umim_core.text.token_ids import UniformOffsets
 
 
 def shards(directory: Path, ids: list[int]) -> TokenShards:
-    document = np.array(ids, dtype=np.int64)
-    return write_documents(directory, document, shard_tokens=max(1, len(ids)))
+    return write_documents(directory, np.array(ids, dtype=np.int64), shard_tokens=max(1, len(ids)))
 
 
 def test_documents_keep_their_borders(

@@ -1,5 +1,3 @@
-"""Rule counts and token reduction on WikiText-2, against figures of an independent oracle."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -82,8 +82,7 @@ def test_a_backbone_may_be_a_path_and_a_model_must_be_transformers(
 def test_the_data_type_may_be_the_fastest_the_published_one_or_torchs(
     tiny_checkpoint: Path, tmp_path: Path, dtype: str | torch.dtype | None, found: torch.dtype
 ) -> None:
-    published = in_memory(tiny_checkpoint.parent / "backbone").to(torch.bfloat16)
-    published.save_pretrained(tmp_path)
+    in_memory(tiny_checkpoint.parent / "backbone").to(torch.bfloat16).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny_checkpoint.parent / "backbone" / name, tmp_path)
     umim = UMIM.from_pretrained(tiny_checkpoint, backbone=str(tmp_path), dtype=dtype)

@@ -78,8 +78,7 @@ def test_nothing_is_copied_until_something_is_written(umim: UMIM) -> None:
 
 
 def test_a_turn_goes_on_from_an_answer_behind_a_prefix(umim: UMIM) -> None:
-    prefix = umim.prefix(DOCUMENT, merge="prompt")
-    first = umim.generate(QUESTIONS[0], past=prefix, **OPTIONS)
+    first = umim.generate(QUESTIONS[0], past=umim.prefix(DOCUMENT, merge="prompt"), **OPTIONS)
     turn = umim.generate(" w20 w21", past=first.state, **OPTIONS)
     whole = umim.generate(f"{DOCUMENT} {QUESTIONS[0]}", **OPTIONS)
     assert turn.ids == umim.generate(" w20 w21", past=whole.state, **OPTIONS).ids

@@ -93,8 +93,7 @@ def test_a_generation_is_its_prompt_and_its_text_in_units() -> None:
 
 
 def test_a_span_over_the_border_is_two_pieces_of_one_unit() -> None:
-    view = generated(generated_spans=[(-1, 3)])
-    assert cells(view)[2:] == [
+    assert cells(generated(generated_spans=[(-1, 3)]))[2:] == [
         ("d", 3, 2, True),
         ("ef", 3, 2, False),
         ("g", 1, 3, False),

@@ -179,8 +179,7 @@ def test_a_negative_raw_tail_is_refused(tiny_umim: UMIM) -> None:
 @pytest.mark.parametrize("raw_tail", [0, 4, 99])
 def test_a_context_is_read_as_a_prompt_is(tiny_umim: UMIM, raw_tail: int) -> None:
     options = {"max_new_tokens": 1, "logprobs": tiny_umim.backbone.vocab_size}
-    output = tiny_umim.generate(WORDS, raw_tail=raw_tail, **options)
-    table = dict(output.top_logprobs[0][0])
+    table = dict(tiny_umim.generate(WORDS, raw_tail=raw_tail, **options).top_logprobs[0][0])
     [found] = tiny_umim.score([WORDS], [["w4", "w5"]], raw_tail=raw_tail)
     assert found == pytest.approx([table[4], table[5]], abs=1e-5)
     [base] = tiny_umim.score([WORDS], [["w4", "w5"]], merge="none")

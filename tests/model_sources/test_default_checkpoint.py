@@ -1,5 +1,3 @@
-"""The default checkpoint, and the smaller one where its backbone cannot be fetched."""
-
 from __future__ import annotations
 
 import json

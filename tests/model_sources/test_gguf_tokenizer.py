@@ -174,5 +174,4 @@ def test_texts_start_with_the_token_that_the_file_asks_for(
 
 def test_ends_of_turns_end_a_generation_too(tmp_path: Path) -> None:
     out = from_gguf(tmp_path, tiny_bpe(), "gpt-2", roles={"eos": 0})
-    settings = json.loads((Path(out) / "generation_config.json").read_text())
-    assert settings["eos_token_id"] == [0, 2]
+    assert json.loads((Path(out) / "generation_config.json").read_text())["eos_token_id"] == [0, 2]

@@ -76,8 +76,7 @@ def gram_tables(low: int = 0) -> st.SearchStrategy[Grams]:
 
 def test_docstring_example() -> None:
     ids = np.array([[0, 1], [1, 2], [2, 3]], dtype=np.int32)
-    mask = overlap_mask(ids, np.array([9, 7, 5]), "greedy")
-    assert mask.tolist() == [True, False, True]
+    assert overlap_mask(ids, np.array([9, 7, 5]), "greedy").tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(("overlap", "containment"), POLICIES)
@@ -168,8 +167,7 @@ def test_a_larger_tau_may_give_more_rules_and_the_budget_knows() -> None:
     stream = np.array([1, 2, 3] * 5 + [1, 2] * 3 + [2, 3] * 3 + [9], dtype=np.int64)
     offsets = np.cumsum([0, *[3] * 5, *[2] * 6, 1], dtype=np.int64)
     counts = count_ngrams(stream, offsets, 1)
-    sizes = {tau: size(counts, tau, "none", "drop") for tau in (5, 6)}
-    assert sizes == {5: 1, 6: 2}
+    assert {tau: size(counts, tau, "none", "drop") for tau in (5, 6)} == {5: 1, 6: 2}
     assert tau_for_budget(counts, 1, "none", "drop") == 1
     assert tau_for_budget(counts, 1, "none", "keep") == 9
 

@@ -39,8 +39,7 @@ def test_a_key_is_the_rank_of_the_prefix_and_the_last_token() -> None:
     assert counts.keys[2].tolist() == [(a << TOKEN_BITS) | b for a, b in counts.ids(2).tolist()]
     assert counts.ids(3).tolist() == [[7, 8, 9], [8, 9, 6], [8, 9, 8], [9, 8, 9]]
     ranks = (0, 1, 1, 3)
-    last = (9, 6, 8, 9)
-    pairs = zip(ranks, last, strict=True)
+    pairs = zip(ranks, (9, 6, 8, 9), strict=True)
     assert counts.keys[3].tolist() == [(rank << TOKEN_BITS) | token for rank, token in pairs]
     assert len(counts) == 4 + 4 + 3
 
@@ -98,8 +97,7 @@ def test_uniform_segments_leave_the_remainder_out(length: int, tokens: int, tau:
     count = tokens // length
     array = np.arange(count + 1, dtype=np.int64) * length
     got = count_ngrams(ids, UniformOffsets(length, count), tau)
-    want = count_ngrams(ids[: count * length], array, tau)
-    assert as_dict(got) == as_dict(want)
+    assert as_dict(got) == as_dict(count_ngrams(ids[: count * length], array, tau))
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64, np.uint64])
@@ -112,8 +110,7 @@ def test_ids_are_read_as_one_type_and_cannot_be_written(dtype: type[np.integer])
 
 
 def test_ids_that_do_not_lie_side_by_side_are_read_too() -> None:
-    ids = np.arange(10, dtype=np.int32)[::2]
-    got = read_ids(ids, 1, 4)
+    got = read_ids(np.arange(10, dtype=np.int32)[::2], 1, 4)
     assert got.tolist() == [2, 4, 6]
     assert got.flags.c_contiguous
 

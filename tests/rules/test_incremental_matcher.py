@@ -42,8 +42,7 @@ def test_worked_example_of_the_docstring() -> None:
 
 
 def test_a_merge_takes_back_units_and_not_tokens() -> None:
-    steps = followed({(1, 2), (0, 1, 2, 3)}, [0, 1, 2, 3])
-    assert steps[-2:] == [(1, (1, 2)), (2, (0, 1, 2, 3))]
+    assert followed({(1, 2), (0, 1, 2, 3)}, [0, 1, 2, 3])[-2:] == [(1, (1, 2)), (2, (0, 1, 2, 3))]
 
 
 @pytest.mark.parametrize("order", [2, 3, 4])

@@ -115,8 +115,7 @@ def test_many_sequences_are_cut_as_each_one_alone(
 ) -> None:
     ids, spans = case
     offsets = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
-    matcher = Matcher(RuleSet.from_spans(spans))
-    starts, lengths, borders = matcher.segment_many(
+    starts, lengths, borders = Matcher(RuleSet.from_spans(spans)).segment_many(
         np.array(ids, dtype=np.int64), np.array(offsets, dtype=np.int64)
     )
     assert len(borders) == len(offsets)

@@ -149,8 +149,7 @@ def test_a_table_that_lies_leads_nowhere_outside(seed: int) -> None:
     slots[rng.integers(64)] = 0
     pairs = np.full(2, (1 << 64) - 1, dtype=np.uint64)
     ids = rng.integers(0, 1 << 18, 5000).astype(np.int32)
-    offsets = np.array([0, 17, 5000], dtype=np.int64)
-    starts, lengths, borders = segment(ids, offsets, slots, pairs)
+    starts, lengths, borders = segment(ids, np.array([0, 17, 5000], dtype=np.int64), slots, pairs)
     assert 1 <= lengths.min() <= lengths.max() <= 4
     assert np.array_equal(starts, np.cumsum(lengths) - lengths)
     assert (lengths.sum(), borders[-1], starts[borders[1]]) == (5000, len(starts), 17)

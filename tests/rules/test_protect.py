@@ -41,8 +41,7 @@ def test_patterns_protect_the_tokens_they_match_and_the_special_ones(
 
 
 def test_a_special_token_is_protected_without_being_searched(word_tokenizer: Words) -> None:
-    tokenizer = word_tokenizer(["a", "<eos>"])
-    assert protected_ids(tokenizer, ["eos"]).tolist() == [1]
+    assert protected_ids(word_tokenizer(["a", "<eos>"]), ["eos"]).tolist() == [1]
 
 
 def test_a_bad_expression_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -39,8 +39,7 @@ def test_a_span_that_a_longer_one_hides_is_worth_its_raw_rest() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_chosen_spans_save_at_least_as_much_as_those_of_the_highest_counts(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    ids = rng.zipf(1.6, 4000) % 12
+    ids = np.random.default_rng(seed).zipf(1.6, 4000) % 12
     borders = np.array([0, 1000, 4000])
     grams = [tuple(ids[i : i + n].tolist()) for n in (2, 3, 4) for i in range(4000 - n + 1)]
     counts = Counter(grams)

@@ -29,5 +29,4 @@ def table_of(
     spans: Sequence[tuple[int, ...]] = SPANS,
 ) -> DamageTable:
     """A table of rules [R], sorted by length, then ids."""
-    numbers = map(np.array, (occurrences, merges, kl))
-    return DamageTable(RuleSet.from_spans(spans), *numbers, ORIGIN)
+    return DamageTable(RuleSet.from_spans(spans), *map(np.array, (occurrences, merges, kl)), ORIGIN)

@@ -16,6 +16,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
+from umim_core.inference.engine import Engine
+from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -57,6 +59,13 @@ def module_for(backbone: Backbone) -> MergeModule:
     module = MergeModule(backbone.hidden_size).to(backbone.dtype)
     module.initialise(0.2, torch.Generator().manual_seed(1))
     return module.eval().requires_grad_(False)
+
+
+def merging_engine(
+    backbone: Backbone, matcher: Matcher, unit_positions: UnitPositions = "compact"
+) -> Engine:
+    """An engine that merges by the module of ``module_for``."""
+    return Engine(MergedModel(backbone, module_for(backbone), matcher, unit_positions))
 
 
 def random_rules(seed: int, infix_free: bool) -> Matcher:
@@ -151,7 +160,6 @@ def log_probs_from_scratch(
     """Log-probability of every token behind the first: one forward each, over what is before it."""
     scores = [torch.zeros(0, dtype=torch.float64)]
     for target in range(1, len(ids)):
-        parts = [ids[:target].tolist()]
-        logits, _ = from_scratch(backbone, module, matcher, parts, unit_positions)
+        logits, _ = from_scratch(backbone, module, matcher, [ids[:target].tolist()], unit_positions)
         scores.append(logits.double().log_softmax(-1)[ids[target]][None])
     return torch.cat(scores)

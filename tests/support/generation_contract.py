@@ -71,8 +71,7 @@ class Models:
             tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
                 single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
             )
-        model = model_of(case.own, len(tokenizer))
-        self.backbone = wrap_backbone(model, tokenizer)
+        self.backbone = wrap_backbone(model_of(case.own, len(tokenizer)), tokenizer)
         self.checkpoint = Checkpoint.of(fresh_model(self.backbone, RuleSet.from_spans([]), 0.3))
 
     @property

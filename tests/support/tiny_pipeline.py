@@ -38,8 +38,7 @@ def save_backbone(folder: Path) -> Path:
         vocab_size=len(tokenizer), max_position_embeddings=512, initializer_range=0.02,
         eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
-    model = random_model(config)
-    model.save_pretrained(folder)
+    random_model(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -181,8 +181,7 @@ class Run:
 
     def curve(self) -> list[dict[str, float]]:
         """Return the curve up to the newest state."""
-        newest = max(self.folder.glob("step-*"))
-        record = read_json(newest / "rank-0.json")
+        record = read_json(max(self.folder.glob("step-*")) / "rank-0.json")
         assert isinstance(record, dict)
         return [dict(row) for row in record["curve"]]
 
@@ -203,8 +202,7 @@ def train_here(run: Run, rank: int = 0) -> tuple[TrainResult, Watched | WatchedP
     objective = run.objective()
     objective.kill = next((kill for kill in run.kills if kill.rank == rank), None)
     strategy = make_strategy(run.strategy, objective, run.config)
-    result = train(objective, strategy, run.config, seed=SEED, state_dir=run.folder)
-    return result, objective
+    return train(objective, strategy, run.config, seed=SEED, state_dir=run.folder), objective
 
 
 class Stopped(Exception):

@@ -19,7 +19,6 @@ def record_stage(tracker: Tracker, pipeline: str, stage: str) -> None:
     """Record live numbers and the run of a stage."""
     LiveMetrics(tracker, pipeline, f"{stage} tiny")({"loss": (1, 0.5), "kl": (1, 0.0)})
     curve = [(step, 1.0 / step) for step in range(1, 4)]
-    inputs = [RunInput("tokens", stage[0] * 64, "tokenize")]
     tracker.stage_run(
         pipeline,
         stage,
@@ -27,7 +26,7 @@ def record_stage(tracker: Tracker, pipeline: str, stage: str) -> None:
         {"steps": 3},
         {"kl": 0.0, "seconds": 1.5},
         {"train_kl": curve},
-        inputs=inputs,
+        inputs=[RunInput("tokens", stage[0] * 64, "tokenize")],
         tags={"umim.digest": stage},
     )
 

@@ -1,5 +1,3 @@
-"""Multiple-choice questions and their files."""
-
 from __future__ import annotations
 
 import json

@@ -62,8 +62,7 @@ def test_the_gold_choice_is_the_summary_and_the_context_is_the_body(tmp_path: Pa
 def test_choices_are_four_distinct_summaries_of_the_split(tmp_path: Path) -> None:
     rows = fillers(30)
     summaries = {str(row["text"]).partition("\n\n")[0] for row in rows}
-    questions = build(tmp_path, rows)
-    for question in questions.values():
+    for question in build(tmp_path, rows).values():
         assert len(set(question["choices"])) == 4
         assert set(question["choices"]) <= summaries
 

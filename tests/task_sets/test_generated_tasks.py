@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.evaluation.conftest import byte_tokenizer
+from support.counted_texts import TOKENIZER, count
 from umim_core.evaluation.text_metrics.string_match import recall, substring_match
 from umim_core.task_sets.generation_spec import (
     CHAT_ROOM,
@@ -16,14 +16,6 @@ from umim_core.task_sets.generation_spec import (
     make_rows,
 )
 from umim_core.task_sets.spec import TaskSplit
-from umim_core.text.token_ids import encode
-
-TOKENIZER = byte_tokenizer()
-
-
-def count(text: str) -> int:
-    return len(encode(TOKENIZER, text))
-
 
 NEEDLE = re.compile(r"One of the special magic \w+ for ([a-z]+-[a-z]+) is: (\d{7}|[a-z]+-[a-z]+)\.")
 

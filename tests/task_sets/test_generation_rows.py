@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.evaluation.conftest import byte_tokenizer
+from support.counted_texts import TOKENIZER, count
 from umim_core.errors import ConfigError
 from umim_core.task_sets.generation_spec import (
     CHAT_ROOM,
@@ -17,14 +17,6 @@ from umim_core.task_sets.generation_spec import (
     Wish,
     make_rows,
 )
-from umim_core.text.token_ids import encode
-
-TOKENIZER = byte_tokenizer()
-
-
-def count(text: str) -> int:
-    return len(encode(TOKENIZER, text))
-
 
 WISHES: list[Wish] = []
 

@@ -1,5 +1,3 @@
-"""Filling of generated prompts: lengths, and order of what is inserted."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -8,18 +6,10 @@ from random import Random
 
 import pytest
 
-from tests.evaluation.conftest import byte_tokenizer
+from support.counted_texts import count
 from umim_core.errors import EvaluationError
 from umim_core.task_sets.generation_spec import Wish
 from umim_core.task_sets.prompt_filling import filled, inserted, sentences
-from umim_core.text.token_ids import encode
-
-TOKENIZER = byte_tokenizer()
-
-
-def count(text: str) -> int:
-    return len(encode(TOKENIZER, text))
-
 
 WISH = Wish(
     task="umim_own",

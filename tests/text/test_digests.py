@@ -1,5 +1,3 @@
-"""Commits of data sets on the hub, where the hub cannot be reached."""
-
 from __future__ import annotations
 
 import socket

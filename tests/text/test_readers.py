@@ -44,8 +44,7 @@ def read_json(path: str, max_bad: int = 0, bad: BadRows | None = None) -> list[s
 @pytest.mark.parametrize("suffix", PACKERS)
 def test_one_text_file_is_one_document(tmp_path: Path, suffix: str) -> None:
     text = "first line\n\nΩ second\r\nthird\n"
-    path = write(tmp_path / f"a.txt{suffix}", PACKERS[suffix](text.encode()))
-    assert read_text(path) == [text]
+    assert read_text(write(tmp_path / f"a.txt{suffix}", PACKERS[suffix](text.encode()))) == [text]
 
 
 def test_files_come_sorted_by_path_whatever_the_order_of_the_names(tmp_path: Path) -> None:
@@ -119,8 +118,7 @@ def test_a_corpus_without_text_is_refused(tmp_path: Path) -> None:
 def test_json_lines_give_the_field_in_order(tmp_path: Path, suffix: str, ends: str) -> None:
     texts = ["one", "two\nlines\u2028here", "Ω", 'quote " and \\']
     lines = "\ufeff" + ends.join([*(json.dumps({"text": t, "n": 1}) for t in texts), "", " "])
-    path = write(tmp_path / f"a.jsonl{suffix}", PACKERS[suffix](lines.encode()))
-    assert read_json(path) == texts
+    assert read_json(write(tmp_path / f"a.jsonl{suffix}", PACKERS[suffix](lines.encode()))) == texts
 
 
 BAD_LINES = {

@@ -32,8 +32,7 @@ def test_parquet_gives_the_column_in_order(tmp_path: Path, kind: pa.DataType) ->
 
 
 def test_a_null_is_refused_with_its_row(tmp_path: Path) -> None:
-    column = pa.array([*["x"] * 300, None, "y"])
-    path = write_table(tmp_path / "a.parquet", column)
+    path = write_table(tmp_path / "a.parquet", pa.array([*["x"] * 300, None, "y"]))
     with pytest.raises(CorpusError, match=r"a\.parquet: row 300: the field must hold a string"):
         read_parquet(path)
     assert read_parquet(path, max_bad=1) == [*["x"] * 300, "y"]

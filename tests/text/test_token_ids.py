@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from support.pickle_bomb import PickleBomb, write_bomb
 from umim_core.errors import CorpusError
 from umim_core.text.sources import TokenIds
 from umim_core.text.tokens import iter_token_ids
@@ -31,8 +31,7 @@ def test_unsigned_ids_are_used_as_they_are(tmp_path: Path, dtype: str) -> None:
 
 def test_ids_longer_than_a_chunk_come_whole(tmp_path: Path) -> None:
     ids = (np.arange(2**20 + 3) % 2**18).astype(np.uint32)
-    source = TokenIds(path=save(tmp_path / "a.npy", ids))
-    chunks = list(iter_token_ids(source))
+    chunks = list(iter_token_ids(TokenIds(path=save(tmp_path / "a.npy", ids))))
     assert len(chunks) == 2
     assert np.array_equal(np.concatenate(chunks), ids)
 
@@ -53,24 +52,11 @@ def test_arrays_that_are_no_token_ids_are_refused(
         read_ids(save(tmp_path / "a.npy", array))
 
 
-class Boom:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, target: str) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
-        return Path.touch, (Path(self.target),)  # type: ignore[return-value]
-
-
 @pytest.mark.parametrize("how", ["raw", "array"])
 def test_a_pickle_named_npy_is_refused_and_not_run(tmp_path: Path, how: str) -> None:
     mark, path = tmp_path / "ran", tmp_path / "a.npy"
-    payload = Boom(str(mark))
-    if how == "raw":
-        path.write_bytes(pickle.dumps(payload))
-    else:
-        np.save(path, np.array([payload], dtype=object), allow_pickle=True)
+    payload = PickleBomb(mark)
+    write_bomb(path, payload, how)
     with pytest.raises(CorpusError, match="plain integers"):
         read_ids(str(path))
     assert not mark.exists()

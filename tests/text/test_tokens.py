@@ -143,8 +143,7 @@ def test_segments_are_the_cut_concatenation(documents: list[list[int]], length: 
     flat, offsets = segments((np.array(d, dtype=np.int64) for d in documents), length)
     ids = list(chain.from_iterable(documents))
     expected = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
-    found = [flat[a:b].tolist() for a, b in pairwise(offsets)]
-    assert found == expected
+    assert [flat[a:b].tolist() for a, b in pairwise(offsets)] == expected
     assert flat.size == offsets[-1]
     assert (flat.dtype, offsets.dtype) == (np.int32, np.int64)
 

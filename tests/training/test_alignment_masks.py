@@ -1,5 +1,3 @@
-"""Masks: the paper's six-token example, then random spans against the paper's own algorithm."""
-
 from __future__ import annotations
 
 import numpy as np

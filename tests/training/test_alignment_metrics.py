@@ -133,8 +133,7 @@ def test_means_are_over_rows_and_not_over_batches() -> None:
     whole = measure((teacher, student))
     parts = measure((teacher[:1], student[:1]), (teacher[1:], student[1:]))
     assert parts == pytest.approx(whole, abs=1e-12)
-    empty = measure((teacher, student), (teacher[:0], student[:0]))
-    assert empty == pytest.approx(whole)
+    assert measure((teacher, student), (teacher[:0], student[:0])) == pytest.approx(whole)
 
 
 def test_without_rows_the_means_are_nan() -> None:

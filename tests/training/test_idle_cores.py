@@ -1,5 +1,3 @@
-"""The warning of a training that leaves cores idle, and products in float32 without bfloat16."""
-
 from __future__ import annotations
 
 import pytest

@@ -36,8 +36,7 @@ def own_attention(name: str) -> str:
 
 def embeddings(backbone: Backbone, lengths: list[int], seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, VOCAB, (sum(lengths),), generator=generator)
-    return backbone.embed(ids)
+    return backbone.embed(torch.randint(0, VOCAB, (sum(lengths),), generator=generator))
 
 
 def alone(

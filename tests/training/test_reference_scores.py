@@ -40,8 +40,7 @@ def questions(count: int = COUNT, seed: int = 0) -> list[EncodedQuestion]:
 
 
 def model(seed: int = 0, *, spans: Sequence[tuple[int, ...]] = ((1, 2),)) -> MergedModel:
-    backbone = random_backbone("llama", seed=3, eos_token_id=0)
-    return fresh_model(backbone, spans, 0.3, seed)
+    return fresh_model(random_backbone("llama", seed=3, eos_token_id=0), spans, 0.3, seed)
 
 
 @dataclass
@@ -99,18 +98,6 @@ def test_a_second_start_finds_the_same_bits_and_scores_one_in_a_hundred(start: S
     assert torch.equal(flat(first), flat(second))
 
 
-def weights(start: Start) -> None:
-    start.merged_model = model(seed=1)
-
-
-def rules(start: Start) -> None:
-    start.merged_model = model(spans=[(1, 2), (3, 4)])
-
-
-def positions(start: Start) -> None:
-    start.merged_model = replace(start.merged_model, unit_positions="preserved")
-
-
 def backbone(start: Start) -> None:
     other = random_backbone("llama", seed=4, eos_token_id=0)
     start.merged_model = replace(start.merged_model, backbone=other)
@@ -127,23 +114,27 @@ def answer(start: Start) -> None:
     start.questions[-1] = replace(last, endings=(*last.endings[:-1], last.endings[-1][::-1] + 0))
 
 
-def order(start: Start) -> None:
-    start.questions.reverse()
+CHANGES: dict[str, Callable[[Start], object]] = {
+    "weights": lambda start: setattr(start, "merged_model", model(seed=1)),
+    "rules": lambda start: setattr(start, "merged_model", model(spans=[(1, 2), (3, 4)])),
+    "positions": lambda start: setattr(
+        start, "merged_model", replace(start.merged_model, unit_positions="preserved")
+    ),
+    "backbone": backbone,
+    "dtype": dtype,
+    "answer": answer,
+    "order": lambda start: start.questions.reverse(),
+    "batches": lambda start: setattr(start, "batch_size", 3),
+}
 
 
-def batches(start: Start) -> None:
-    start.batch_size = 3
-
-
-@pytest.mark.parametrize(
-    "change", [weights, rules, positions, backbone, dtype, answer, order, batches]
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_scores_of_another_start_are_computed_anew(
-    start: Start, change: Callable[[Start], None], tmp_path: Path
+    start: Start, change: str, tmp_path: Path
 ) -> None:
     start.questions = questions(6, seed=5)
     start.scores()
-    change(start)
+    CHANGES[change](start)
     start.scored = 0
     found = start.scores()
     assert start.scored == 6

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from support.pickle_bomb import PickleBomb, write_bomb
 from support.token_artifacts import write_documents
 from umim_core.errors import ArtifactError
 from umim_core.rules.matcher import Matcher
@@ -65,29 +64,11 @@ def test_tokens_behind_the_border_stay_raw(index: int, lengths: list[int]) -> No
     assert starts.tolist() == (np.cumsum(lengths) - lengths).tolist()
 
 
-class _Bomb:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
-        return Path.touch, (self.path,)
-
-
-def _raw_pickle(path: Path, bomb: _Bomb) -> None:
-    path.write_bytes(pickle.dumps(bomb))
-
-
-def _object_array(path: Path, bomb: _Bomb) -> None:
-    np.save(path, np.array([bomb], dtype=object), allow_pickle=True)
-
-
-@pytest.mark.parametrize("write", [_raw_pickle, _object_array])
+@pytest.mark.parametrize("how", ["raw", "array"])
 @pytest.mark.parametrize("mmap", [False, True])
-def test_a_pickle_in_an_array_file_does_nothing(
-    tmp_path: Path, write: Callable[[Path, _Bomb], None], mmap: bool
-) -> None:
+def test_a_pickle_in_an_array_file_does_nothing(tmp_path: Path, how: str, mmap: bool) -> None:
     fired = tmp_path / "fired"
-    write(tmp_path / "x.npy", _Bomb(fired))
+    write_bomb(tmp_path / "x.npy", PickleBomb(fired), how)
     with pytest.raises(ArtifactError, match=r"x\.npy must be an \.npy array"):
         load_array(tmp_path / "x.npy", mmap=mmap)
     assert not fired.exists()

@@ -48,8 +48,7 @@ def test_the_linear_form_equals_its_formula(length: int, torch_rng: torch.Genera
     want = torch.tensor(
         layer_norm(linear(joined, module.linear_o), module.norm_o), dtype=torch.float64
     )
-    got = module(span, torch.tensor([length]))[0]
-    assert torch.allclose(got, want, rtol=0, atol=1e-12)
+    assert torch.allclose(module(span, torch.tensor([length]))[0], want, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [4, 16, 64])

@@ -54,8 +54,7 @@ def test_a_row_is_added_to_what_any_form_gives(form: str, torch_rng: torch.Gener
     spans = spans_of(len(IDS), 4, 16, torch_rng)
     alone, rowed = module_of(form), give_rows(module_of(form), ROWS)
     added = rowed(spans, LENGTHS, IDS) - alone(spans, LENGTHS)
-    places = [2, None, 1, 0, None]
-    for offset, place in zip(added, places, strict=True):
+    for offset, place in zip(added, [2, None, 1, 0, None], strict=True):
         want = torch.zeros(16) if place is None else rowed.rows.table[place]
         assert torch.allclose(offset, want, rtol=0, atol=1e-5)
     with torch.no_grad():
@@ -74,8 +73,7 @@ def test_the_digest_covers_rows_and_their_spans() -> None:
     other = give_rows(module_of("paper"), [(7, 9), *ROWS[1:]])
     with torch.no_grad():
         modules[1].rows.table[2, 3] += 1.0
-    digests = {module.digest() for module in (module_of("paper"), *modules, other)}
-    assert len(digests) == 5
+    assert len({module.digest() for module in (module_of("paper"), *modules, other)}) == 5
 
 
 @pytest.mark.parametrize(

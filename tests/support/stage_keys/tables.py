@@ -25,8 +25,7 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
     for name in ("hub", "hub-another", "own", "own-another"):
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "test.jsonl").write_text(name, encoding="utf-8")
-    source = {"kind": "text", "paths": [str(inputs.text)]}
-    text = {"source": source, "methods": ["truncation"]}
+    text = {"source": {"kind": "text", "paths": [str(inputs.text)]}, "methods": ["truncation"]}
     settings = [
         {"name": "base", "merge": "none"},
         {"name": "own", "merge": "prompt", "protect": ["digits"]},

@@ -1,5 +1,3 @@
-"""Nodes of a cluster that others started: other code, and roots of their own, are refused."""
-
 from __future__ import annotations
 
 import shutil

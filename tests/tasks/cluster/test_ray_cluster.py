@@ -220,8 +220,7 @@ class Aftermath:
 @pytest.fixture(scope="module")
 def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Aftermath:
     home = tmp_path_factory.mktemp("home")
-    killed = _run(KILLED)
-    assert killed.returncode == -signal.SIGKILL
+    assert _run(KILLED).returncode == -signal.SIGKILL
     folders = Path(tempfile.gettempdir()).glob("umim-ray-*")
     left = [p for p in folders if not psutil.pid_exists(int(p.name.split("-")[2]))]
     fresh = _run(FRESH, HOME=str(home))

@@ -1,5 +1,3 @@
-"""Errors of Ray: what they began with is shown whole, with the remedy that fits."""
-
 from __future__ import annotations
 
 from typing import Any

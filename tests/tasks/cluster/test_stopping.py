@@ -85,8 +85,7 @@ def stop(run: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
 
 @pytest.mark.parametrize("busy", BUSY.values(), ids=BUSY)
 def test_term_ends_a_run_with_one_line_and_leaves_nothing(busy: str, tmp_path: Path) -> None:
-    code = program("ready()", busy)
-    with running(code, tmp_path) as (run, _, _):
+    with running(program("ready()", busy), tmp_path) as (run, _, _):
         assert stop(run, signal.SIGTERM) == (
             143,
             "stopped; the same command continues at step 7\n",

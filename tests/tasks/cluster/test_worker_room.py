@@ -1,5 +1,3 @@
-"""Room on a cluster for the workers of several stages side by side."""
-
 from __future__ import annotations
 
 import threading

@@ -1,5 +1,3 @@
-"""Calls of functions: where they run, their cores, turns of threads, errors of workers."""
-
 from __future__ import annotations
 
 from functools import partial

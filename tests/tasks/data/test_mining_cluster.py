@@ -1,5 +1,3 @@
-"""A node lost while n-grams are counted: the same digest or a typed error, and never a hang."""
-
 from __future__ import annotations
 
 import json

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
-from support.faulty_disk import PAGE, Faults, leftovers, published, small_file_system
+from support.faulty_disk import PAGE, Faults, leftovers, published
 from support.tiny_mining import InProcess, NoCluster, TinyCorpus
 from tasks.stages.corpus import corpus_stage, tokenize_stage
 from umim_core.config.corpus import FilesCorpus
@@ -53,12 +53,6 @@ def runs(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "filter": lambda root: corpus.filter(root, counted).digest,
         "rules": save,
     }
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    with small_file_system(tmp_path) as resize:
-        yield resize
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""Counting killed on the way: workers, the driver, the meter. The digest stays the same."""
-
 from __future__ import annotations
 
 import contextlib

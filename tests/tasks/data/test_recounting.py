@@ -1,5 +1,3 @@
-"""Adding up the counts of ranges: each once, or an error; and the sample of candidate mode."""
-
 from __future__ import annotations
 
 import numpy as np

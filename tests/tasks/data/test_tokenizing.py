@@ -211,11 +211,10 @@ def test_another_tokenizer_on_a_worker_is_refused(folder: Path, lease: ClusterLe
 
 def corpus_of(folder: Path, **fields: object) -> FilesCorpus:
     pq.write_table(pa.table({"text": list(TEXTS.values())}), folder / "valid.parquet")
-    text = {"kind": "text", "paths": [str(folder / "e.txt")]}
     splits = {
         "train": {"kind": "text", "paths": [str(folder / "?.txt")]},
         "valid": {"kind": "parquet", "paths": [str(folder / "valid.parquet")]},
-        "test": text,
+        "test": {"kind": "text", "paths": [str(folder / "e.txt")]},
         "out_of_domain": {"code": {"kind": "text", "paths": [str(folder / "d.txt")]}},
     }
     return FilesCorpus.model_validate(splits | fields)
@@ -228,8 +227,7 @@ def stage(root: Path, lease: ClusterLease, config: FilesCorpus) -> Artifact:
 def test_every_split_becomes_a_folder_of_shards(
     folder: Path, tokenizer: PreTrainedTokenizerBase, lease: ClusterLease
 ) -> None:
-    config = corpus_of(folder, train_tokens=20)
-    done = stage(folder / "root", lease, config)
+    done = stage(folder / "root", lease, corpus_of(folder, train_tokens=20))
     everything = [ids_of(TEXTS[name], tokenizer) for name in sorted(TEXTS)]
     flat = [token for ids in everything for token in ids]
     assert tokens(done, "train")[:].tolist() == flat[:20]

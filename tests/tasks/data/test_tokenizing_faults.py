@@ -1,5 +1,3 @@
-"""A worker that fails or is killed: its error comes back, or the bytes of the undisturbed run."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""The paper's tables as data: complete, copied without error, and marked where they do not hold."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

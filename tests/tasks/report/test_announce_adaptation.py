@@ -1,5 +1,3 @@
-"""Points of an adaptation in MLflow: a row each, and a view of change against token reduction."""
-
 from __future__ import annotations
 
 import json
@@ -83,6 +81,5 @@ def test_every_point_is_a_row_of_the_view_that_the_run_links_to(
     assert rows[0].data.params["model"] == "docs-llama" and rows[0].data.params["tau"] == "5"
     (chart,) = state["compareRunCharts"]
     for row in (rows[0], rows[2]):  # the base model has no difference to itself
-        measured = row.data.metrics
-        assert {chart[axis]["key"] for axis in ("xaxis", "yaxis")} <= set(measured)
+        assert {chart[axis]["key"] for axis in ("xaxis", "yaxis")} <= set(row.data.metrics)
     assert rows[2].data.metrics["difference"] == 0.25

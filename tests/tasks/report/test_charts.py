@@ -1,5 +1,3 @@
-"""Charts: looks that differ, one legend, labels of points, bars, files on white."""
-
 from __future__ import annotations
 
 import re
@@ -20,8 +18,7 @@ def test_points_have_their_texts_and_levels_are_drawn() -> None:
     assert [text.get_text() for text in axes.texts] == ["τ 5", "τ 50"]
     assert list(axes.lines[-1].get_ydata()) == [2.0, 2.0]
     ((bars,),) = (container.lines[2] for container in axes.containers)
-    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
-    assert ends == [[0.5, 1.5], [2.75, 3.25]]
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[0.5, 1.5], [2.75, 3.25]]
 
 
 @pytest.mark.parametrize("index", [0, 12])

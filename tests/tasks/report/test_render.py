@@ -1,5 +1,3 @@
-"""Templates: number formats, absent fields, tables by columns, paragraphs, HTML of Markdown."""
-
 from __future__ import annotations
 
 import pytest

@@ -30,8 +30,7 @@ def row(scores: Scores | None = None, **fields: object) -> ComparisonRow:
 
 def test_the_cards_are_of_the_row_that_agrees_most_and_say_so() -> None:
     best = row(tau=50).model_copy(update={"metrics": {"top1": 0.9, "token_reduction": 0.125}})
-    data = ReportData(recipe="r", rows=(row(), best, row(tau=500)))
-    made = cards(data)
+    made = cards(ReportData(recipe="r", rows=(row(), best, row(tau=500))))
     assert made is not None
     assert made["label"] == "stories260K, τ 50, WT: highest Top-1 of 3 checkpoints in setting WT"
     assert made["cards"][0] == {"name": "token reduction", "value": "12.5 %"}
@@ -75,8 +74,7 @@ def speeds(*lengths: int) -> tuple[SpeedRow, ...]:
 def test_speed_has_a_panel_per_phase_and_a_line_per_rules() -> None:
     (figure,) = draw_figures(ReportData(recipe="r", throughput=speeds(256, 512, 1024)))
     assert figure.name == "speed"
-    labels = [axes.get_ylabel() for axes in figure.figure.axes]
-    assert labels == ["Speed, UMIM / base"] * 2
+    assert [axes.get_ylabel() for axes in figure.figure.axes] == ["Speed, UMIM / base"] * 2
     (legend,) = figure.figure.legends
     assert [text.get_text() for text in legend.get_texts()].count("llama, pairs") == 1
 

@@ -1,5 +1,3 @@
-"""Scores of a table in a terminal: a line per task and setting; what was not run."""
-
 from __future__ import annotations
 
 from flows.launch import score_lines

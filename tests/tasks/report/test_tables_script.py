@@ -1,5 +1,3 @@
-"""The script of report pages: rows sort by number or by text, empty cells last, and filter."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Tables in a terminal: parts of at most a hundred columns, and a note on what was measured."""
-
 from __future__ import annotations
 
 import re
@@ -16,8 +14,7 @@ def test_a_wide_table_is_shown_in_parts_of_a_hundred_columns() -> None:
     blocks = text.split("\n\n")
     assert len(blocks) == 2
     for block in blocks:
-        lines = block.splitlines()
-        assert [line.split()[0] for line in lines[:3]] == [
+        assert [line.split()[0] for line in block.splitlines()[:3]] == [
             "backbone", "a-model-with-a-long-name-1", "a-model-with-a-long-name-2",
         ]  # fmt: skip
     assert re.findall(r"metric (\d+)", text) == [str(n) for n in range(12)]

@@ -1,5 +1,3 @@
-"""A worker that stands in one checkout and would run the flows of another is refused."""
-
 from __future__ import annotations
 
 import sys

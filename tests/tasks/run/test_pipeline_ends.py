@@ -1,5 +1,3 @@
-"""End of a pipeline's run in MLflow, and what is said of it, with and without a server."""
-
 from __future__ import annotations
 
 import logging

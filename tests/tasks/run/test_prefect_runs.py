@@ -1,5 +1,3 @@
-"""Flow runs in Prefect: settings taken from it, and runs without its server."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""Retries of a pipeline: errors that are tried once more, and those left to a person."""
-
 from __future__ import annotations
 
 import asyncio

@@ -19,8 +19,7 @@ def test_parts_run_at_the_same_time_and_their_results_are_in_order() -> None:
 
 
 def test_one_at_a_time_stays_in_the_calling_thread() -> None:
-    here = threading.get_ident()
-    assert side_by_side([threading.get_ident] * 3, 1) == [here] * 3
+    assert side_by_side([threading.get_ident] * 3, 1) == [threading.get_ident()] * 3
 
 
 def test_a_part_sees_the_context_of_the_flow() -> None:

@@ -126,29 +126,23 @@ def test_a_stage_cannot_leave_the_root(tmp_path: Path, name: str) -> None:
     assert names(tmp_path) == set()
 
 
-def _alter(path: Path) -> None:
-    (path / "data.txt").write_text("y")
-
-
-def _lengthen(path: Path) -> None:
-    (path / "data.txt").write_text("xx")
-
-
-def _intrude(path: Path) -> None:
-    (path / "more").write_text("")
-
-
-def _unlink(path: Path) -> None:
-    (path / "data.txt").unlink()
-
-
 def _tell_other_metrics(path: Path) -> None:
     text = (path / "manifest.json").read_text()
     assert text.count('"loss":0.25') == 1
     (path / "manifest.json").write_text(text.replace('"loss":0.25', '"loss":0.24'))
 
 
-@pytest.mark.parametrize("change", [_alter, _lengthen, _intrude, _unlink, _tell_other_metrics])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: (path / "data.txt").write_text("y"),
+        lambda path: (path / "data.txt").write_text("xx"),
+        lambda path: (path / "more").write_text(""),
+        lambda path: (path / "data.txt").unlink(),
+        _tell_other_metrics,
+    ],
+    ids=["altered", "longer", "one more", "one less", "other metrics"],
+)
 def test_an_altered_artifact_is_refused(tmp_path: Path, change: object) -> None:
     artifact = run_stage(tmp_path, SPEC, Build())
     assert callable(change)

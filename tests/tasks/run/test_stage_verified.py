@@ -1,5 +1,3 @@
-"""A found stage is read and hashed once per run, however many cells ask for it."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -93,8 +93,7 @@ def test_thresholds_share_what_the_backbone_was_asked(setting: Setting, tmp_path
 
 
 def test_another_probability_is_another_stage(setting: Setting, tmp_path: Path) -> None:
-    keys = {setting.count(tmp_path, min_probability=p).key for p in (SURE, 0.5)}
-    assert len(keys) == 2
+    assert len({setting.count(tmp_path, min_probability=p).key for p in (SURE, 0.5)}) == 2
 
 
 def test_a_run_that_dies_goes_on_with_the_next_piece(

@@ -1,5 +1,3 @@
-"""The corpus stage on remote files: content digests, changes, and no credentials in artifacts."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -48,8 +46,7 @@ def lease() -> Iterator[ClusterLease]:
 def test_a_remote_corpus_is_tokenised_and_leaves_no_credentials(
     tmp_path: Path, config: FilesCorpus, lease: ClusterLease
 ) -> None:
-    corpus = corpus_stage(tmp_path, config)
-    done = tokenize_stage(tmp_path, lease, corpus, config, NAME)
+    done = tokenize_stage(tmp_path, lease, corpus_stage(tmp_path, config), config, NAME)
     expected = load_tokenizer(NAME).encode("Return the valid array.", add_special_tokens=False)
     assert tokens(done, "valid")[:].tolist() == expected
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -1,5 +1,3 @@
-"""A tiny generation that is interrupted, killed or spread over workers ends with the same bytes."""
-
 from __future__ import annotations
 
 import errno
@@ -71,8 +69,7 @@ def test_a_full_disk_keeps_the_finished_shards(
         generate_stage(tmp_path, HERE, corpus)
     before = shards_in(tmp_path)
     assert sorted(before) == ["000000.jsonl", "000001.jsonl"]
-    resumed = generate_stage(tmp_path, HERE, corpus)
-    assert resumed.digest == undisturbed.digest
+    assert generate_stage(tmp_path, HERE, corpus).digest == undisturbed.digest
     assert made == [0, 1, 2, 3, 4]
     after = shards_in(tmp_path)
     assert {name: after[name] for name in before} == before, "finished shards are not touched"
@@ -101,8 +98,7 @@ def test_a_killed_run_goes_on_with_the_next_shard(
     assert exit_codes(run) == [-signal.SIGKILL], (tmp_path / "rank-0.log").read_text("utf-8")
     before = shards_in(root)
     assert len(before) == whole
-    resumed = generate_stage(root, HERE, corpus)
-    assert resumed.digest == undisturbed.digest
+    assert generate_stage(root, HERE, corpus).digest == undisturbed.digest
     assert made == list(range(whole, SHARDS))
     after = shards_in(root)
     assert {name: after[name] for name in before} == before, "finished shards are not touched"

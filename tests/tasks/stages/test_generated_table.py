@@ -34,8 +34,7 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tiny_checkpoint: Path, problems: Path, tmp_path_factory: pytest.TempPathFactory) -> Walk:
-    recipe = generated_table(tiny_checkpoint, problems)
-    return run_table(tmp_path_factory.mktemp("whole"), recipe)
+    return run_table(tmp_path_factory.mktemp("whole"), generated_table(tiny_checkpoint, problems))
 
 
 def shards(run: Walk) -> list[Artifact]:

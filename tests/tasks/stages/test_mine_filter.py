@@ -1,5 +1,3 @@
-"""The filter stage without a cluster: what it refuses, and what its rules record."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -157,8 +157,8 @@ def test_memory_beyond_the_limit_is_refused_before_anything_is_counted(
     assert not list(tmp_path.glob("count/*/manifest.json"))
 
 
-def die_after(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
-    """Let count stages fail once an order is kept."""
+def run_that_dies(corpus: TinyCorpus, root: Path, lease: ClusterLease, order: int) -> Path:
+    """Run a count stage that dies after an order, and return its state."""
     save = tasks.stages.mine._save_order
 
     def dying(state: Path, found: int, keys: np.ndarray, support: np.ndarray) -> None:
@@ -166,13 +166,8 @@ def die_after(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
         if found == order:
             raise RuntimeError("died on purpose")
 
-    monkeypatch.setattr(tasks.stages.mine, "_save_order", dying)
-
-
-def run_that_dies(corpus: TinyCorpus, root: Path, lease: ClusterLease, order: int) -> Path:
-    """Run a count stage that dies after an order, and return its state."""
     with pytest.MonkeyPatch.context() as patch:
-        die_after(patch, order)
+        patch.setattr(tasks.stages.mine, "_save_order", dying)
         with pytest.raises(RuntimeError, match="died on purpose"):
             corpus.count(root, lease)
     (state,) = root.glob("count/*.partial/state")
@@ -216,8 +211,7 @@ def test_a_torn_order_is_counted_again(
     path = run_that_dies(corpus, tmp_path, lease, 3) / "order-2" / name
     path.write_bytes(path.read_bytes()[:-9])
     saved.clear()
-    again = corpus.count(tmp_path, lease)
-    assert again.digest == counted.digest
+    assert corpus.count(tmp_path, lease).digest == counted.digest
     assert saved == [2, 4]
     assert "order 2 is counted again" in caplog.text
 

@@ -1,5 +1,3 @@
-"""A mixture of corpora, from its files to token ids."""
-
 from __future__ import annotations
 
 import gzip

@@ -1,5 +1,3 @@
-"""A new merge form is one file: found by name, distilled, evaluated, in the comparison."""
-
 from __future__ import annotations
 
 import sys

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from support.merge_modules import give_rows
 from support.merged_models import fresh_model
+from support.tiny_jobs import tiny_job, train_jobs
 from support.training_processes import run_ranks
 from tasks.training.train_worker import run_worker
 from umim_core.backbone.backbone import load_backbone
@@ -89,22 +89,7 @@ def job(
     TokenRows.of_rows(rows, until).save(folder / "one-sided")
     rows[batch_indices(SEED, 0, 4, ROWS)[1]][10] = POISON  # rank 1 meets it in the first step
     TokenRows.of_rows(rows, [WIDTH] * ROWS).save(folder / "poisoned")
-    return TrainJob(
-        objective="distill",
-        backbone=str(folder / "backbone"),
-        revision=None,
-        rules=str(folder / "rules"),
-        train=str(folder / "rows"),
-        valid=str(folder / "rows"),
-        start=str(folder / "start"),
-        form={},
-        max_tokens=WIDTH,
-        seed=SEED,
-        config=CONFIG.model_dump(),
-        strategy="ddp",
-        use_gpu=False,
-        out="",
-    )
+    return tiny_job(folder, WIDTH, CONFIG.model_dump(), start=str(folder / "start"), seed=SEED)
 
 
 def on(job: TrainJob, kind: str) -> TrainJob:
@@ -115,12 +100,6 @@ def on(job: TrainJob, kind: str) -> TrainJob:
 def rowed(job: TrainJob) -> TrainJob:
     """Return the job of a module with rule rows; rank 1 has no merge in the first step."""
     return replace(on(job, "one-sided"), start=str(Path(str(job.start)).with_name("rowed")))
-
-
-def train_jobs(_: int, *jobs: dict[str, Any]) -> None:
-    """Run jobs one after the other on one rank."""
-    for job in jobs:
-        run_worker(job)
 
 
 def run_pair(folder: Path, jobs: list[TrainJob]) -> None:
@@ -259,8 +238,7 @@ def test_two_ranks_resume_from_the_state_before_a_torn_one_bit_for_bit(
     jobs["rule-rows"] = rowed(job)
     for name in jobs:
         shutil.copytree(runs / name / "state", tmp_path / name / "state")
-        newest = tmp_path / name / "state" / "step-00000002"
-        torn = newest / "rank-1.safetensors"
+        torn = tmp_path / name / "state" / "step-00000002" / "rank-1.safetensors"
         torn.write_bytes(torn.read_bytes()[:-1])
     run_pair(tmp_path, [replace(job, out=str(tmp_path / name)) for name, job in jobs.items()])
     for name in jobs:

@@ -1,5 +1,3 @@
-"""The frozen backbone of a training job: the same bits before and after, and refused if not."""
-
 from __future__ import annotations
 
 import json
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from support.tiny_jobs import tiny_job
 from support.tiny_models import save_with_tokenizer
 from tasks.training.strategies import DdpStrategy, make_strategy
 from tasks.training.train_worker import run_worker
@@ -46,21 +45,8 @@ def jobs(
     TokenRows.of_rows(rows, [WIDTH] * len(rows)).save(folder / "rows")
     lines = [json.dumps(QUESTION | {"gold": gold % 3}) for gold in range(6)]
     (folder / "questions.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    sft = TrainJob(
-        objective="distill",
-        backbone=str(folder / "backbone"),
-        revision=None,
-        rules=str(folder / "rules"),
-        train=str(folder / "rows"),
-        valid=str(folder / "rows"),
-        start=None,
-        form={},
-        max_tokens=WIDTH,
-        seed=0,
-        config=DistillConfig(**SETTINGS, bf16=False).model_dump(),
-        strategy="ddp",
-        use_gpu=False,
-        out=str(folder / "sft"),
+    sft = tiny_job(
+        folder, WIDTH, DistillConfig(**SETTINGS, bf16=False).model_dump(), out=str(folder / "sft")
     )
     (folder / "sft").mkdir()
     run_worker(asdict(sft))

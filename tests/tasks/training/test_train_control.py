@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from support.tiny_jobs import tiny_job, train_jobs
 from support.tiny_models import save_with_tokenizer
 from support.trained_controls import KINDS, scores
 from support.training_processes import run_ranks
@@ -57,21 +58,15 @@ def job(
         patience=100,
         beta=1.0,
     )
-    return TrainJob(
+    return tiny_job(
+        folder,
+        32,
+        config.model_dump(),
         objective="preference",
-        backbone=str(folder / "backbone"),
-        revision=None,
         rules=None,
         train=str(folder / "questions.jsonl"),
         valid=str(folder / "questions.jsonl"),
-        start=None,
-        form={},
-        max_tokens=32,
         seed=3,
-        config=config.model_dump(),
-        strategy="ddp",
-        use_gpu=False,
-        out="",
         prompt="{context}",
     )
 
@@ -132,11 +127,6 @@ def test_a_killed_job_ends_with_the_same_bytes(
     assert read_curve(tmp_path / "killed") == read_curve(tmp_path / "whole")
 
 
-def train_on_rank(_: int, *jobs: dict[str, object]) -> None:
-    for fields in jobs:
-        run_worker(fields)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_train_the_control_of_one(job: TrainJob, kind: str, tmp_path: Path) -> None:
@@ -147,7 +137,7 @@ def test_two_ranks_train_the_control_of_one(job: TrainJob, kind: str, tmp_path: 
     for made in (alone, *pairs):
         Path(made.out).mkdir()
     run_worker(asdict(alone))
-    run_ranks(tmp_path / "ranks", 2, train_on_rank, *map(asdict, pairs))
+    run_ranks(tmp_path / "ranks", 2, train_jobs, *map(asdict, pairs))
     expected = scores(load_control(Path(alone.out) / "control", backbone))
     for pair in pairs:
         found = scores(load_control(Path(pair.out) / "control", backbone))

@@ -74,8 +74,7 @@ def started(out: Path) -> bool:
 def group_exists(_: Path) -> bool:
     import ray
 
-    groups = ray.util.placement_group_table().values()
-    return any(group["state"] != "REMOVED" for group in groups)
+    return any(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
 
 
 def kill_the_controller(when: Callable[[Path], bool], out: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from support.merged_models import fresh_model
+from support.tiny_jobs import tiny_job
 from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import write_documents
 from umim_core.adaptation.choices import encode_questions
@@ -42,22 +43,7 @@ def job(
     folder = tmp_path_factory.mktemp("job")
     save_with_tokenizer(folder, tiny_llama, tiny_tokenizer)
     TokenRows.of_rows(ROWS, [10, 10]).save(folder / "rows")
-    return TrainJob(
-        objective="distill",
-        backbone=str(folder / "backbone"),
-        revision=None,
-        rules="",
-        train=str(folder / "rows"),
-        valid=str(folder / "rows"),
-        start=None,
-        form={},
-        max_tokens=10,
-        seed=0,
-        config=DistillConfig(max_steps=1, bf16=False).model_dump(),
-        strategy="ddp",
-        use_gpu=False,
-        out="",
-    )
+    return tiny_job(folder, 10, DistillConfig(max_steps=1, bf16=False).model_dump(), rules="")
 
 
 @pytest.fixture(scope="module")
@@ -125,13 +111,12 @@ def test_preferences_are_measured_with_the_positions_given(
     path, policies = tmp_path / "questions.jsonl", ("compact", "preserved")
     question = {"context": "w8 w1 w2 w3 w4 w5", "choices": ["w6 w9", "w7"], "gold": 0}
     path.write_text(json.dumps(question) + "\n", encoding="utf-8")
-    config = PreferenceConfig(max_steps=1, beta=5.0).model_dump()
     job = replace(
         job,
         objective="preference",
         train=str(path),
         valid=str(path),
-        config=config,
+        config=PreferenceConfig(max_steps=1, beta=5.0).model_dump(),
         max_tokens=64,
         prompt="{context}?",
         delimiter=" = ",
@@ -159,8 +144,7 @@ def test_preferences_are_measured_with_the_positions_given(
 
 
 def test_questions_need_the_prompt_of_their_task(job: TrainJob, tiny_llama: Backbone) -> None:
-    config = PreferenceConfig(max_steps=1).model_dump()
-    job = replace(job, objective="preference", config=config)
+    job = replace(job, objective="preference", config=PreferenceConfig(max_steps=1).model_dump())
     model = start_model(job, tiny_llama, Matcher(RuleSet.from_spans([(1, 2)])))
     with pytest.raises(ConfigError, match="must have a prompt"):
         make_objective(job, model)

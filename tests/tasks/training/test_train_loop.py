@@ -139,8 +139,7 @@ def run(
         seen.append(weights(goal))
 
     strategy = DdpStrategy(goal, config)
-    result = train(goal, strategy, config, seed=SEED, state_dir=folder, on_step=on_step)
-    return result, seen
+    return train(goal, strategy, config, seed=SEED, state_dir=folder, on_step=on_step), seen
 
 
 def best(result: TrainResult) -> Tensor:

@@ -1,5 +1,3 @@
-"""Training with rule rows: resumed runs, clipping, several ranks, and what is refused."""
-
 from __future__ import annotations
 
 from dataclasses import replace
