@@ -117,6 +117,7 @@ def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer: Path) -> Non
     result = umim("mine", "rows.jsonl", *options, "--max-bad", 5)
     assert result.code == 0, result.err
     assert re.search(r"unusable rows skipped: 2, the first: rows.jsonl:2", result.err)
+    assert re.search(r"umim train \S+ rows.jsonl --rules out --max-bad 5 --steps", result.out)
 
 
 TEXT = ("mine", "0.txt", "--tokenizer", "TOKENIZER", "--out", "new")

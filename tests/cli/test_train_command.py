@@ -128,13 +128,14 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
         ({"--rules": "{folder}/none"}, "must hold rules; got none"),
         ({"--segment-length": "128"}, "rows must have at most 64 tokens, the positions of"),
         ({"--merge-depth": "2"}, "must have residual 'last' and unit_positions 'preserved'"),
+        ({"--split": "test"}, "--split and --config belong to data sets; got --split test"),
         ({"--adapter-rank": "300"}, "adapter_rank: Input should be less than or equal to 256"),
         (
             {"--merge-depth": "99", "--unit-positions": "preserved", "--segment-length": "16"},
             "merge_depth must be below 2, the layers of the model; got 99",
         ),
     ],
-    ids=["absent", "empty", "positions", "form", "rank", "depth"],
+    ids=["absent", "empty", "positions", "form", "split", "rank", "depth"],
 )
 def test_what_cannot_be_trained_is_refused_and_leaves_nothing_finished(
     umim: Umim, folder: Path, tmp_path: Path, change: dict[str, str], message: str
@@ -155,6 +156,18 @@ def test_a_refused_training_does_not_block_the_corrected_command(
     assert train(umim, folder, "--segment-length", 128, *out).code == 1
     assert (tmp_path / "out.partial").exists()
     done = train(umim, folder, *TINY, "--steps", 1, *out)
+    assert done.code == 0, done.err
+
+
+def test_rows_that_umim_mine_skipped_are_skipped_again(
+    umim: Umim, folder: Path, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    row = json.dumps({"text": (folder / "text.txt").read_text()})
+    rows.write_text(f'{row}\n{{"text": 1}}\n{row}\n')
+    asked = ("train", folder / "model", rows, "--rules", folder / "rules", *TINY, "--steps", 1)
+    assert "--max-bad" in umim(*asked, "--out", tmp_path / "refused").err
+    done = umim(*asked, "--max-bad", 1, "--out", tmp_path / "trained")
     assert done.code == 0, done.err
 
 

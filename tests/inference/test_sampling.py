@@ -84,6 +84,12 @@ def test_a_stop_string_that_begins_in_the_prompt_ends_nothing() -> None:
     assert stopper.reason([0, 0, 1, 2, 1, 2], 3) == "stop_string"
 
 
+def test_stop_strings_that_are_no_text_are_refused() -> None:
+    config = GenerationConfig(max_new_tokens=9, stop_strings=5)
+    with pytest.raises(GenerationError, match=r"texts of at least one character; got \[5\]"):
+        Stopper(config, letter_tokenizer("abc"))
+
+
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(GenerationError, match="stop strings need a tokenizer"):
         Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["x"]), None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,15 +34,16 @@ def after_mining(
     tokenizer: str | None,
     texts: Sequence[str],
     *,
-    field: str,
+    data: Mapping[str, object],
     tokens: int,
     segment_length: int,
 ) -> list[str]:
-    """Return how to train with mined rules."""
+    """Return how to train with mined rules; ``data`` are the options that read the corpus."""
     model = "MODEL" if tokenizer is None else tokenizer
     trained = out.with_name(f"{out.name}-trained")
     command = ["umim", "train", model, *_short(texts), "--rules", str(out)]
-    command += [] if field == FIELD else ["--field", field]
+    for name, value in data.items():
+        command += [] if value is None else [name, str(value)]
     once = math.ceil(tokens / (BATCH_SIZE * segment_length) / 10) * 10  # reads the text once
     steps = min(max(once, _FEWEST_STEPS), STEPS)  # within what a first try needs
     command += ["--steps", str(steps), "--out", str(trained)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from umim_core.checkpoint.next_steps import after_mining
+from umim_core.checkpoint.next_steps import FIELD, after_mining
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ConfigError
@@ -66,13 +66,10 @@ def mine(
         int, typer.Option(help="Least number of documents that a rule occurs in.")
     ] = 1,
     protect: shared.ProtectOption = None,
-    field: shared.FieldOption = "text",
-    split: Annotated[str | None, typer.Option(help="Split of a data set. [default: train]")] = None,
+    field: shared.FieldOption = FIELD,
+    split: shared.SplitOption = None,
     config: shared.ConfigOption = None,
-    max_bad: Annotated[
-        int | None,
-        typer.Option(min=0, help="Unusable rows to skip before giving up. [default: 0]"),
-    ] = None,
+    max_bad: shared.MaxBadOption = None,
     threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
     max_memory_gib: Annotated[
         float | None,
@@ -100,34 +97,18 @@ def mine(
         threads=threads,
         max_memory_gib=max_memory_gib,
     ).check()
-    _refuse(
+    shared.refuse_ignored(
         {"--backbone": backbone, "--confidence": confidence} if policy == "frequency" else {},
         "belong to the confidence policy",
     )
-    _refuse(
+    shared.refuse_ignored(
         {"--tokenizer": tokenizer, "--threads": threads, "--max-memory-gib": max_memory_gib}
         if policy == "confidence"
         else {},
         "have no part in the confidence policy; the backbone brings its tokenizer",
     )
-    from umim_core.text.sources import source_of
-
     log_lines("umim.progress")
-    source = source_of(
-        tuple(sources),
-        field=field,
-        split="train" if split is None else split,
-        config=config,
-        max_bad=max_bad or 0,
-    )
-    _refuse(
-        {} if source.kind == "dataset" else {"--split": split, "--config": config},
-        "belong to data sets",
-    )
-    _refuse(
-        {"--max-bad": max_bad} if source.kind in ("text", "ids") else {},
-        "counts rows of JSON Lines, parquet files and data sets",
-    )
+    source = shared.corpus(tuple(sources), field, split, config, max_bad)
     if policy == "confidence":
         if backbone is None:
             raise ConfigError("the confidence policy needs --backbone", "nothing", "Add it.")
@@ -148,19 +129,16 @@ def mine(
         out,
         backbone or tokenizer,
         sources,
-        field=field,
+        data={
+            "--field": None if field == FIELD else field,
+            "--split": split,
+            "--config": config,
+            "--max-bad": max_bad,
+        },
         tokens=report.tokens,
         segment_length=options.segment_length,
     )
     emit({"out": str(out)} | asdict(report), [*_lines(report, out), *steps], as_json)
-
-
-def _refuse(options: dict[str, object], rule: str) -> None:
-    """Refuse options that would be ignored."""
-    refused = [f"{name} {value}" for name, value in options.items() if value is not None]
-    if refused:
-        names = " and ".join(options)
-        raise ConfigError(f"{names} {rule}", ", ".join(refused), "Leave them out.")
 
 
 def _lines(report: MiningReport, out: Path) -> list[str]:

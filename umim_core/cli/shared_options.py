@@ -15,6 +15,7 @@ from umim_core.errors import ConfigError, CorpusError
 
 if TYPE_CHECKING:
     from umim_core.model.umim import UMIM
+    from umim_core.text.sources import Source
 
 CheckpointOption = Annotated[
     str | None,
@@ -33,6 +34,10 @@ PlaceOption = Annotated[
 ]
 FieldOption = Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")]
 ConfigOption = Annotated[str | None, typer.Option(help="Configuration of a data set.")]
+SplitOption = Annotated[str | None, typer.Option(help="Split of a data set. [default: train]")]
+MaxBadOption = Annotated[
+    int | None, typer.Option(min=0, help="Unusable rows to skip before giving up. [default: 0]")
+]
 ProtectOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -206,3 +211,44 @@ def write_page(path: Path, title: str, body: str) -> None:
     from umim_core.store.disk import write_bytes
 
     write_bytes(path, html_page(title, body).encode())
+
+
+def refuse_ignored(options: dict[str, object], rule: str) -> None:
+    """Refuse options that would be ignored.
+
+    Raises:
+        ConfigError: If one of them is not None.
+    """
+    refused = [f"{name} {value}" for name, value in options.items() if value is not None]
+    if refused:
+        names = " and ".join(options)
+        raise ConfigError(f"{names} {rule}", ", ".join(refused), "Leave them out.")
+
+
+def corpus(
+    names: tuple[str, ...], field: str, split: str | None, config: str | None, max_bad: int | None
+) -> Source:
+    """Return the source that the names and the options of a data set or of rows describe.
+
+    Raises:
+        CorpusError: If the names are no source.
+        ConfigError: If an option has no part in a source of this kind.
+    """
+    from umim_core.text.sources import source_of
+
+    source = source_of(
+        names,
+        field=field,
+        split="train" if split is None else split,
+        config=config,
+        max_bad=max_bad or 0,
+    )
+    refuse_ignored(
+        {} if source.kind == "dataset" else {"--split": split, "--config": config},
+        "belong to data sets",
+    )
+    refuse_ignored(
+        {"--max-bad": max_bad} if source.kind in ("text", "ids") else {},
+        "counts rows of JSON Lines, parquet files and data sets",
+    )
+    return source

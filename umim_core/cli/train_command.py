@@ -35,6 +35,9 @@ def train(
         list[str] | None, typer.Option(help="More text; may be given several times.")
     ] = None,
     field: shared.FieldOption = FIELD,
+    split: shared.SplitOption = None,
+    config: shared.ConfigOption = None,
+    max_bad: shared.MaxBadOption = None,
     out: shared.OutOption = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = STEPS,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = BATCH_SIZE,
@@ -95,11 +98,10 @@ def train(
     from umim_core.config.recipe_files import validated
     from umim_core.rules.ruleset import RuleSet
     from umim_core.store.locking import computing
-    from umim_core.text.sources import source_of
     from umim_core.training.local_training import OwnTraining, train_checkpoint
 
     every = max(1, min(50, steps // _VALIDATIONS))
-    config = validated(
+    distillation = validated(
         DistillConfig,
         {
             "max_steps": steps,
@@ -135,8 +137,8 @@ def train(
     training = OwnTraining(
         model=str(Path(model).resolve()) if Path(model).exists() else model,
         rules=rules.resolve(),
-        source=source_of(places, field=field),
-        config=config,
+        source=shared.corpus(places, field, split, config, max_bad),
+        config=distillation,
         form=form,
         segment_length=segment_length or RuleSet.load(rules).origin.segment_length or _ROW,
         seed=seed,

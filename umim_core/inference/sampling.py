@@ -67,8 +67,20 @@ def _processed(processors: LogitsProcessorList, ids: Tensor, scores: Tensor) -> 
 
 
 def _from_table(table: _Table, config: GenerationConfig) -> list[LogitsProcessor]:
-    values = ((getattr(config, name), *entry) for name, entry in table.items())
-    return [factory(value) for value, neutral, factory in values if value not in neutral]
+    processors = []
+    for name, (neutral, factory) in table.items():
+        value = getattr(config, name)
+        if value in neutral:
+            continue
+        try:
+            processors.append(factory(value))
+        except (TypeError, ValueError) as error:
+            raise GenerationError(
+                f"the sampling setting {name} is out of range: {str(error).rstrip('.')}",
+                repr(value),
+                "Correct it, or leave it out.",
+            ) from error
+    return processors
 
 
 class TokenChooser:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final, Literal, cast
 
@@ -108,6 +108,21 @@ class Stopper:
         return "length" if generated >= self._max_new_tokens else None
 
 
+def stop_texts(option: object) -> list[str]:
+    """Return one stop string or several as a list.
+
+    Raises:
+        GenerationError: If one is no text, or has no character.
+    """
+    several = isinstance(option, Iterable) and not isinstance(option, str)
+    texts: list[object] = list(cast("Iterable[object]", option)) if several else [option]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise GenerationError(
+            "stop_strings must be texts of at least one character", texts, "Leave others out."
+        )
+    return cast("list[str]", texts)
+
+
 def _stop_strings(
     config: GenerationConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> StopStringCriteria | None:
@@ -117,10 +132,9 @@ def _stop_strings(
         raise GenerationError(
             "stop strings need a tokenizer", config.stop_strings, "Use eos_token_id."
         )
-    option = config.stop_strings
-    strings = (option,) if isinstance(option, str) else tuple(option)
+    strings = stop_texts(config.stop_strings)
     try:
-        return _analysed(tokenizer, len(tokenizer), strings)
+        return _analysed(tokenizer, len(tokenizer), tuple(strings))
     except ValueError as error:  # its analysis encodes "abcdef" and looks for it
         raise GenerationError(
             "stop strings need a tokenizer that can encode Latin letters",

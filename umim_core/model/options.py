@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final, TypedDict, cast
 
@@ -16,7 +16,7 @@ from umim_core.errors import GenerationError
 from umim_core.inference.outputs import GenerationState, Observer, Prefix
 from umim_core.inference.prompts import Overlong
 from umim_core.inference.request import Request, with_defaults
-from umim_core.inference.stopping import eos_ids
+from umim_core.inference.stopping import eos_ids, stop_texts
 from umim_core.model.inputs import Mask, PromptInput
 
 _INTEGERS: Final = ("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size", "n")
@@ -234,7 +234,7 @@ def _sampling_config(options: GenerateOptions, backbone: Backbone) -> Generation
     if "n" in settings:
         settings["num_return_sequences"] = settings.pop("n")
     if "stop_strings" in settings:
-        settings["stop_strings"] = _stop_strings(options) or None
+        settings["stop_strings"] = stop_texts(settings["stop_strings"] or ()) or None
     if "top_k" in settings:  # None stands for what was not given
         settings["top_k"] = settings["top_k"] or 0
     if "eos_token_id" in settings:
@@ -249,18 +249,6 @@ def _end_ids(option: int | Sequence[int] | None) -> list[int]:
         raise GenerationError(
             "eos_token_id must be one id or several", option, "Give whole numbers, or None."
         ) from error
-
-
-def _stop_strings(options: GenerateOptions) -> list[str]:
-    option: object = options.get("stop_strings") or ()
-    several = isinstance(option, Iterable) and not isinstance(option, str)
-    strings: list[str] = list(cast("Iterable[str]", option)) if several else [cast("str", option)]
-    texts: list[object] = list(strings)
-    if not all(isinstance(text, str) and text for text in texts):
-        raise GenerationError(
-            "stop_strings must be texts of at least one character", strings, "Leave others out."
-        )
-    return strings
 
 
 def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> Request:
