@@ -196,7 +196,7 @@ def check_room(backbone: Backbone, positions: int, new_tokens: int, overlong: Ov
             )
         else:
             raise GenerationError(
-                f"prompt units and new tokens must fit the backbone's {most} positions",
+                f"prompt and new tokens must fit the backbone's {most} positions",
                 f"{positions - new_tokens + 1} prompt positions + {new_tokens} new tokens",
                 "Shorten the prompt, lower max_new_tokens, or use overlong='truncate' or 'extend'.",
             )
