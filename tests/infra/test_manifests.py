@@ -6,15 +6,16 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import check_jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,10 +172,10 @@ def test_the_workflow_of_tests_is_the_check_that_every_change_passes() -> None:
     assert "run: .ci/run" in text and '["3.11", "3.12"]' in text
 
 
-def by_schema(path: Path, schema: str) -> subprocess.CompletedProcess[str]:
-    builtin = f"vendor.{schema}"
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", builtin, str(path)]
-    return subprocess.run(command, capture_output=True, text=True)
+def by_schema(path: Path, schema: str) -> Result:
+    return CliRunner().invoke(
+        check_jsonschema.main, ["--builtin-schema", f"vendor.{schema}", str(path)]
+    )
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -182,13 +183,13 @@ def test_compose_and_workflows_fit_their_schemas_and_a_planted_error_does_not(
     name: str, tmp_path: Path
 ) -> None:
     whole = by_schema(ROOT / name, SCHEMAS[name])
-    assert whole.returncode == 0, whole.stdout + whole.stderr
+    assert whole.exit_code == 0, whole.output
     key = "services" if name == "compose.yaml" else "jobs"
     (found,) = documents(ROOT / name)
     next(iter(found[key].values()))["no_such_field"] = True
     broken = tmp_path / Path(name).name
     broken.write_text(json.dumps(found, default=str).replace('"true":', '"on":'))
-    assert by_schema(broken, SCHEMAS[name]).returncode == 1
+    assert by_schema(broken, SCHEMAS[name]).exit_code == 1
 
 
 def refused(manifest: Any) -> bool:
