@@ -45,7 +45,7 @@ def test_an_error_of_a_worker_that_is_none_of_ours_is_named_with_its_text() -> N
         run_on_workers(lease, {"the job": partial(int, "no number")}, lambda *_: None)
     assert raised.value.rule == "a task of the cluster must end"
     assert str(raised.value.value).startswith("ValueError: invalid literal for int()")
-    assert "finished parts are kept" in raised.value.remedy
+    assert "run the same command again" in raised.value.remedy
 
 
 @pytest.mark.parametrize(
