@@ -45,7 +45,8 @@ def test_an_error_of_a_worker_that_is_none_of_ours_is_named_with_its_text() -> N
         run_on_workers(lease, {"the job": partial(int, "no number")}, lambda *_: None)
     assert raised.value.rule == "a task of the cluster must end"
     assert str(raised.value.value).startswith("ValueError: invalid literal for int()")
-    assert "run the same command again" in raised.value.remedy
+    again = "Correct what the error names, then run the same command again."
+    assert raised.value.remedy == again
 
 
 @pytest.mark.parametrize(
