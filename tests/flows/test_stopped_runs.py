@@ -102,8 +102,9 @@ class Place:
         return str(value)
 
     def pipeline(self) -> str:
-        """Status of the pipeline's run in MLflow."""
-        return self.newest("mlflow.db", "select status from runs where name like 'umim-distill%'")
+        """Status of the newest run of the pipeline in MLflow; a finished one never reopens."""
+        query = "select status from runs where name like 'umim-distill%' order by start_time desc"
+        return self.newest("mlflow.db", query)
 
     def flow_run(self) -> str:
         """State of the newest flow run in Prefect."""
