@@ -9,6 +9,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -65,7 +66,12 @@ class Cluster:
         command += ["--runtime-env-json", json.dumps({"env_vars": variables})]
         run = [sys.executable, "-m", "flows", "run", recipe]
         ray = [sys.executable, "-m", "ray.scripts.scripts"]
-        return run_command(*ray, *command, "--", *run, cwd=self.nowhere, seconds=1200)
+        for _ in range(20):
+            done = run_command(*ray, *command, "--", *run, cwd=self.nowhere, seconds=1200)
+            if "No available agent" not in done.stderr:  # a new node's agent takes a while
+                break
+            time.sleep(3)
+        return done
 
 
 @pytest.fixture
