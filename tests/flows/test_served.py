@@ -228,7 +228,8 @@ def test_a_run_killed_with_its_worker_is_crashed_and_the_one_that_waited_goes_on
     served: Served,
 ) -> None:
     path, cluster = served.base / "killed.yaml", {"workers": 1}
-    recipe = write_recipe(path, seed=3, distill=DISTILL, cluster=cluster)
+    training = {**DISTILL, "max_steps": 200}  # it must still run when the second launch waits
+    recipe = write_recipe(path, seed=3, distill=training, cluster=cluster)
     number = _launch(served, recipe)
     _wait_for_step(served.base, 2)
     waiting = _launch(served, recipe)
