@@ -71,7 +71,7 @@ class Soak:
 
     def kill(self, call: Call, root: Path) -> bool:
         """Kill a process that runs the recipe, with this stage and all behind it still to do."""
-        later = {other.name for other in self.run.calls[self.run.calls.index(call) :]}
+        later = {other.artifact.key for other in self.run.calls[self.run.calls.index(call) :]}
         shutil.copytree(self.run.root, root, ignore=shutil.ignore_patterns(*later))
         place = PLACES[self.rng.integers(len(PLACES))]
         when = ("before", "after")[self.rng.integers(2)]
