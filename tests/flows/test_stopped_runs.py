@@ -102,9 +102,8 @@ class Place:
         return str(value)
 
     def pipeline(self) -> str:
-        """Status of the newest run of the pipeline in MLflow; a finished one never reopens."""
-        query = "select status from runs where name like 'umim-distill%' order by start_time desc"
-        return self.newest("mlflow.db", query)
+        """Status of the pipeline's run in MLflow."""
+        return self.newest("mlflow.db", "select status from runs where name like 'umim-distill%'")
 
     def flow_run(self) -> str:
         """State of the newest flow run in Prefect."""
@@ -144,6 +143,7 @@ def place(undisturbed: tuple[Place, str], request: pytest.FixtureRequest) -> Pla
     copy = done.with_name(f"copy-{abs(hash(request.node.name))}")
     shutil.copytree(done, copy)
     shutil.rmtree(copy / "root" / "distill")
+    (copy / "mlflow.db").unlink()  # a finished run does not reopen
     return Place(copy)
 
 
