@@ -18,6 +18,7 @@ from umim_core.merging.adapters import SpanAdapters
 from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.module import MAX_SPAN, MergeModule
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.disk import unwritable
 
 WEIGHTS: Final = "model.safetensors"
 _SPANS: Final = "rows.spans"  # tensors of rule rows
@@ -28,8 +29,28 @@ _UP: Final = "adapters.up."
 _WIDEST: Final = 1 << 20  # inputs or outputs of a linear map
 
 
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write tensors as safetensors.
+
+    Raises:
+        ArtifactError: If the disk refuses them.
+    """
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        _, refused, reason = str(error).rpartition("I/O error: ")
+        if not refused:
+            raise
+        size = sum(value.nbytes for value in tensors.values())
+        raise unwritable(path, size, OSError(reason)) from error
+
+
 def write_module(module: nn.Module, path: Path) -> None:
-    """Write a module's weights in single precision; with adapters, all of them in bfloat16."""
+    """Write a module's weights in single precision; with adapters, all of them in bfloat16.
+
+    Raises:
+        ArtifactError: If the disk refuses them.
+    """
     state = module.state_dict()
     # With adapters single precision would take 15 MB, not 8.
     half = any(name.startswith(_ADAPTERS) for name in state)
@@ -37,7 +58,7 @@ def write_module(module: nn.Module, path: Path) -> None:
     for name, value in state.items():
         stored = value.bfloat16() if half and name != _SPANS else _single(name, value)
         weights[name] = stored.detach().cpu().contiguous()
-    save_file(weights, path)
+    save_tensors(weights, path)
     path.chmod(0o644)  # save_file leaves it to the owner alone
 
 

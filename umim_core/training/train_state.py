@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from umim_core.checkpoint.module_weights import save_tensors
 from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import (
     MANIFEST,
@@ -107,10 +108,14 @@ def begin_state(target: Path) -> None:
 
 
 def write_rank(target: Path, rank: int, tensors: dict[str, Tensor], progress: Progress) -> None:
-    """Write one rank's part."""
+    """Write one rank's part.
+
+    Raises:
+        ArtifactError: If the disk refuses it.
+    """
     packed = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     packed["rng.torch"] = torch.get_rng_state()
-    save_file(packed, target / f"rank-{rank}.safetensors")
+    save_tensors(packed, target / f"rank-{rank}.safetensors")
     write_json(target / f"rank-{rank}.json", asdict(progress))
 
 

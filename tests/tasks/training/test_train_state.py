@@ -6,6 +6,7 @@ all in the comparison.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,3 +155,11 @@ def test_a_state_without_the_files_of_every_rank_is_not_committed(
 def test_a_state_of_another_number_of_ranks_is_passed_over(tmp_path: Path) -> None:
     commit_state(tmp_path, written(tmp_path, 3, (0, 1)), 2)
     assert newest_state(tmp_path, 1) is None
+
+
+def test_a_full_disk_is_named_with_the_file_and_its_bytes(
+    small_disk: Callable[[int], Path],
+) -> None:
+    target = small_disk(1 << 16)
+    with pytest.raises(ArtifactError, match=r"rank-0\S+ \(4\d{5} bytes\) must be .* No space left"):
+        write_rank(target, 0, {"module.a": torch.zeros(100_000)}, Progress(step=1))
