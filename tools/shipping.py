@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from docs.make.cards import adapted_cards, model_cards
 from docs.make.document import RESULTS, ROOT, Document
@@ -46,6 +46,7 @@ from umim_core.checkpoint.checkpoint_files import (
     read_config,
     resolve_checkpoint,
 )
+from umim_core.checkpoint.module_weights import save_tensors
 from umim_core.config.form import MERGES, ModuleForm, check_merge, check_raw_tail
 from umim_core.config.recipe import DEFAULT_TASK, Recipe
 from umim_core.errors import ConfigError
@@ -242,7 +243,7 @@ def store(
             name: value.to(DTYPES[weights]) if value.is_floating_point() else value
             for name, value in module.items()
         }
-        save_file(cast, directory / "model.safetensors")
+        save_tensors(cast, directory / "model.safetensors")
         (directory / "model.safetensors").chmod(0o644)
         write_json(directory / "config.json", content)
         rules = directory / "rules"
