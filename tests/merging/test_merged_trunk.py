@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -29,8 +29,7 @@ from umim_core.merging.likelihood import score_rows, token_log_probs
 from umim_core.merging.merged_model import MergedModel
 
 FORMS = [(1, 0), (1, 3), (0, 3)]
-# Families that cannot be split exactly: each is refused by name.
-UNSPLIT = {"biogpt", "granite-unscaled", "opt", "xglm"}
+UNSPLIT = {"biogpt", "granite-unscaled", "opt", "xglm"}  # not exactly: refused by name
 
 
 @pytest.mark.parametrize("family", sorted(EXACT))
@@ -113,9 +112,8 @@ def test_a_chat_of_two_turns_equals_one_forward_of_each_state(depth: int, rank: 
     first = engine.generate([[1, 2, 3, 4]], settings(6))
     second = engine.generate([[5, 6, 7]], settings(4), Request(observer=seen), past=first.state)
     prompt, turn = [1, 2, 3, 4], list(first.rows[0].ids)
-    fed = turn[:-1]
-    units = units_of(matcher, [*prompt, *fed], len(prompt))
-    base = len(prompt) + len(fed)
+    units = units_of(matcher, [*prompt, *turn[:-1]], len(prompt))
+    base = len(prompt) + len(turn) - 1
     units.append((base, 1))
     units += [(base + 1 + s, n) for s, n in units_of(matcher, [5, 6, 7], 3)]
     ids = [*prompt, *turn, 5, 6, 7]
@@ -129,14 +127,11 @@ def test_a_failed_turn_gives_columns_and_recent_states_back() -> None:
     engine = Engine(random_merged_model(build("llama"), random_rules(5, False), 1, 3))
     state, other = (engine.generate([[1, 2, 3, 4]], settings(6)).state for _ in range(2))
 
-    class Stop(Exception):
-        pass
-
     def fail(forward: Forward) -> None:
         if len(forward.generated[0]) == 2:
-            raise Stop
+            raise InterruptedError
 
-    with pytest.raises(Stop):
+    with pytest.raises(InterruptedError):
         engine.generate([[5, 6]], settings(4), Request(observer=fail), past=state)
     again = engine.generate([[5, 6]], settings(4), past=state)
     assert again.rows == engine.generate([[5, 6]], settings(4), past=other).rows
@@ -173,7 +168,7 @@ def test_perplexity_passes_through_the_states_of_decoding(rank: int) -> None:
 @pytest.mark.parametrize(("depth", "rank"), FORMS)
 def test_continuations_together_equal_each_alone_behind_its_context(depth: int, rank: int) -> None:
     model = random_merged_model(build("llama"), random_rules(3, False), depth, rank)
-    contexts = [ids for ids in random_prompts(4, 3)]
+    contexts = random_prompts(4, 3)
     endings = [[np.array([1, 2, 3]), np.array([4, 5])], [np.array([6, 7, 1, 2])], [np.array([3])]]
     together = score_continuations(contexts, endings, model)
     for context, own, scored in zip(contexts, endings, together, strict=True):
@@ -242,17 +237,9 @@ def test_threads_have_gates_of_their_own() -> None:
             return twin.hidden(units)
 
     alone = [read(row) for row in range(6)]
-    wrong: list[int] = []
-
-    def work(row: int) -> None:
-        wrong.extend(row for _ in range(20) if not torch.equal(read(row), alone[row]))
-
-    threads = [Thread(target=work, args=(row,)) for row in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(6) as pool:
+        again = pool.map(read, list(range(6)) * 20)
+    assert all(map(torch.equal, again, alone * 20))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,21 @@
+"""The one-pass addition of low-rank products equals the products of torch, rounded once."""
+
+import pytest
+import torch
+
+from umim_core.merging.low_rank_rows import add_low_rank
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [0, 1, 4, 7])
+def test_given_rows_gain_their_products_and_no_other_row_changes(rank: int, size: int) -> None:
+    draw = torch.Generator().manual_seed(rank)
+    x, out = (torch.randn(9, n, generator=draw).bfloat16() for n in (10, 13))
+    down, up = torch.randn(10, rank, generator=draw), torch.randn(rank, 13, generator=draw)
+    rows = torch.randperm(9, generator=draw)[:size]
+    wanted = out.double()
+    wanted[rows] += x[rows].double() @ down.double() @ up.double()
+    add_low_rank(out, x, rows, down, up)
+    assert torch.allclose(out.double(), wanted, rtol=2**-8, atol=1e-5)
+    untouched = [row for row in range(9) if row not in rows]
+    assert torch.equal(out[untouched].double(), wanted[untouched])
