@@ -28,11 +28,18 @@ def priced(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     return tmp_path / "priced"
 
 
-@pytest.mark.parametrize(("budget", "units"), [(0.1, 9), (0.5, 7), (1, 4), (math.inf, 4)])
-def test_dearer_rules_go(priced: Path, tmp_path: Path, budget: float, units: int) -> None:
-    umim = UMIM.from_pretrained(priced, budget=budget)
+@pytest.mark.parametrize(
+    ("own", "budget", "units"),
+    [(None, 0.1, 9), (None, 0.5, 7), (None, math.inf, 4), (0.1, None, 9), (0.1, 1, 4)],
+)
+def test_dearer_rules_go(
+    priced: Path, tmp_path: Path, own: float | None, budget: float | None, units: int
+) -> None:
+    made = Checkpoint.load(priced)
+    replace(made, config=made.config.model_copy(update={"budget": own})).save(tmp_path / "own")
+    umim = UMIM.from_pretrained(tmp_path / "own", budget=budget)
     assert len(umim.compress(TEXT).units) == units
-    assert len(umim.rules) == sum(price <= budget for price in PRICES)
+    assert len(umim.rules) == sum(price <= (budget or own) for price in PRICES)  # type: ignore[operator]
     umim.save_pretrained(tmp_path / "again")
     assert Checkpoint.load(tmp_path / "again").rules.digest == umim.rules.digest
 

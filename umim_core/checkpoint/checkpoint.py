@@ -37,7 +37,7 @@ class Checkpoint:
     """A trained merge module, in float32, with the rules it was trained with.
 
     Raises:
-        RuleSetError: If the configuration bounds the damage of rules that have no prices.
+        RuleSetError: If the configuration bounds the price of rules that have none.
     """
 
     config: CheckpointConfig
@@ -45,7 +45,7 @@ class Checkpoint:
     rules: RuleSet = field(repr=False)
 
     def __post_init__(self) -> None:
-        if self.config.decode_max_damage is not None:
+        if self.config.decode_max_damage is not None or self.config.budget is not None:
             self.rules.require_prices()
 
     def __repr__(self) -> str:
@@ -83,10 +83,11 @@ class Checkpoint:
         """Return a checkpoint of the same origin with another module and other rules.
 
         A bound of decoding goes where the rules have no prices, and rule rows of other rules go.
+        The recommended budget goes: these rules were chosen.
         """
         module = with_rows_of(module, rules)
         bound = None if rules.prices is None else self.config.decode_max_damage
-        changed = {**_shape(module), "decode_max_damage": bound}
+        changed = {**_shape(module), "decode_max_damage": bound, "budget": None}
         return Checkpoint(self.config.model_copy(update=changed), module, rules)
 
     def decoding_under(self, bound: float | None) -> Checkpoint:

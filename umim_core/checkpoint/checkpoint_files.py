@@ -74,6 +74,8 @@ class CheckpointConfig(ModuleForm):
         training: How it was trained (steps, seed, final losses), free form.
         decode_max_damage: Most price of the rules that generated tokens merge by, in nats per saved
             token, where a caller does not say it; None for all rules.
+        budget: Most price of the rules that are used where a caller names neither a budget nor a
+            token reduction; None for all rules.
         merge: What a generation merges, where a caller does not say it; prompts, unless the
             checkpoint says otherwise.
         raw_tail: Last tokens of a generation's prompt that stay raw, likewise 16.
@@ -91,6 +93,7 @@ class CheckpointConfig(ModuleForm):
     training: dict[str, str | int | float | None] = Field(default_factory=dict)
     backbone_model: Annotated[BackboneRecord | None, OMIT_DEFAULT] = None
     decode_max_damage: Annotated[float | None, OMIT_DEFAULT, Field(allow_inf_nan=False)] = None
+    budget: Annotated[float | None, OMIT_DEFAULT, Field(ge=0, allow_inf_nan=False)] = None
     merge: Annotated[Merge, OMIT_DEFAULT] = SAFE_MERGE
     raw_tail: Annotated[int, OMIT_DEFAULT, Field(ge=0)] = SAFE_RAW_TAIL
 

@@ -80,7 +80,7 @@ TargetOption = Annotated[
         min=0.0,
         max=0.75,
         help="Merge by the cheapest rules that save this share of tokens, as umim prune measured "
-        "it; in place of --budget. [default: all rules]",
+        "it; in place of --budget.",
     ),
 ]
 BudgetOption = Annotated[
@@ -88,7 +88,7 @@ BudgetOption = Annotated[
     typer.Option(
         min=0.0,
         help="Merge by rules of at most so many nats per saved token, as umim prune measured "
-        "them. [default: all rules]",
+        "them; inf for all rules. [default: the checkpoint's own budget, if it has one]",
     ),
 ]
 

@@ -41,7 +41,8 @@ class LoadOptions(TypedDict, total=False):
             expression that is searched in the text of a token; one, or several. Rules with such a
             token go, from what is saved, too.
         budget: Largest measured loss of a rule, in nats per saved token (``RuleSet.prices``); all
-            others go, from what is saved, too. Every rule stays if not given.
+            others go, from what is saved, too. The checkpoint's own budget if not given, which most
+            have none of: every rule stays, as with ``math.inf``.
         target_tr: Token reduction instead of a budget: the cheapest rules stay that save this share
             of the text that their prices were measured with.
     """
@@ -150,7 +151,7 @@ def find_both(
     """Load a checkpoint, by default ``default_checkpoint``, and the backbone for it.
 
     Rules that hold a token of ``protect``, or are dearer than ``budget`` or ``target_tr`` allows,
-    are left out.
+    are left out; without these two, what the checkpoint's own budget does not allow.
 
     Raises:
         CheckpointError: As ``find_checkpoint``; so is ``ArtifactError``.
@@ -163,8 +164,10 @@ def find_both(
     local = options.get("local_files_only", False)
     source = default_checkpoint(local_files_only=local) if name is None else name
     checkpoint = find_checkpoint(source, options)
-    rules = within_budget(checkpoint.rules, options.get("budget"))
-    rules = at_reduction(rules, options.get("target_tr"))
+    budget, target = options.get("budget"), options.get("target_tr")
+    own = checkpoint.config.budget if budget is None and target is None else None
+    rules = within_budget(checkpoint.rules, own if budget is None else budget)
+    rules = at_reduction(rules, target)
     backbone, protect = find_backbone(checkpoint, options), options.get("protect")
     if protect:
         if backbone.tokenizer is None:

@@ -12,6 +12,7 @@ is 1.2, and it goes before a pair of price 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -270,12 +271,12 @@ def check_rule_choice(budget: object, target: float | None) -> None:
 
 
 def within_budget(rules: RuleSet, budget: float | None) -> RuleSet:
-    """Return the rules whose measured price is at most a budget; all without one.
+    """Return the rules whose measured price is at most a budget; all without one, or without end.
 
     Raises:
         RuleSetError: If the rules have no prices, or none is left.
     """
-    if budget is None:
+    if budget in (None, math.inf):
         return rules
     affordable = rules_under(rules, budget)
     if not len(affordable):
