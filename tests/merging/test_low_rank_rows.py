@@ -19,3 +19,5 @@ def test_given_rows_gain_their_products_and_no_other_row_changes(rank: int, size
     assert torch.allclose(out.double(), wanted, rtol=2**-8, atol=1e-5)
     untouched = [row for row in range(9) if row not in rows]
     assert torch.equal(out[untouched].double(), wanted[untouched])
+    with pytest.raises(ValueError, match="sizes or types do not fit"):
+        add_low_rank(out, x.float(), rows, down, up)

@@ -220,6 +220,10 @@ def test_adapters_change_merged_rows_and_no_other_bit() -> None:
     assert not torch.equal(changed[0, 3], plain[0, 3])
     assert not torch.equal(changed[1, 4], plain[1, 4])
     assert torch.equal(backbone.hidden(units), plain)  # the backbone has no hooks
+    wide = adapted(random_backbone("llama"), adapters)
+    rows = merged_rows(torch.tensor([3, 10]))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), rows:
+        assert torch.allclose(wide.hidden(units.float()), changed.float(), atol=0.1)
 
 
 def test_threads_have_gates_of_their_own() -> None:

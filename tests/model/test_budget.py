@@ -71,49 +71,37 @@ def test_a_reduction_that_cannot_be_reached_or_told_is_refused(
         UMIM.from_pretrained(made.with_contents(made.module, rules), target_tr=0.1)
 
 
-@pytest.mark.parametrize("target", [0, 0.8, math.nan, "0.1"])
-def test_a_target_that_is_no_reduction_is_refused_first(target: object) -> None:
-    with pytest.raises(ConfigError, match="a target token reduction must lie above 0"):
-        UMIM.from_pretrained("no-such-checkpoint", target_tr=target)
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        *(({"target_tr": t}, "reduction must lie above 0") for t in (0, 0.8, math.nan, "0.1")),
+        *(({"budget": b}, "must be a number of nats") for b in (-0.1, math.nan, "0.1", True)),
+        ({"budget": 0.1, "target_tr": 0.1}, "rules are chosen by a budget or by target_tr"),
+    ],
+)
+def test_what_chooses_no_rules_is_refused_first(options: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        UMIM.from_pretrained("no-such-checkpoint", **options)
 
 
-def test_a_budget_and_a_target_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="rules are chosen by a budget or by target_tr"):
-        UMIM.from_pretrained("no-such-checkpoint", budget=0.1, target_tr=0.1)
-
-
-def test_a_budget_and_protected_tokens_go_together(priced: Path) -> None:
+def test_a_budget_needs_prices_and_a_rule(priced: Path, tiny_checkpoint: Path) -> None:
     assert len(UMIM.from_pretrained(priced, budget=0.5, protect="w1$").rules) == 1
-
-
-def test_rules_without_prices_are_refused(tiny_checkpoint: Path) -> None:
-    with pytest.raises(RuleSetError, match="umim prune CHECKPOINT TEXTS --keep-all"):
-        UMIM.from_pretrained(tiny_checkpoint, budget=0.1)
-
-
-def test_a_budget_without_a_rule_is_refused(priced: Path) -> None:
     with pytest.raises(RuleSetError, match=r"the cheapest of 3 rules costs 0\.05"):
         UMIM.from_pretrained(priced, budget=0.01)
-
-
-@pytest.mark.parametrize("budget", [-0.1, math.nan, "0.1", True])
-def test_a_budget_that_is_no_number_of_nats_is_refused_first(budget: object) -> None:
-    with pytest.raises(ConfigError, match="a budget must be a number of nats"):
-        UMIM.from_pretrained("no-such-checkpoint", budget=budget)
+    with pytest.raises(RuleSetError, match="umim prune CHECKPOINT TEXTS --keep-all"):
+        UMIM.from_pretrained(tiny_checkpoint, budget=0.1)
 
 
 def test_lm_eval_takes_it(priced: Path) -> None:
     pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
     from umim_core.evaluation.harness import UmimLM
 
-    model = UmimLM.create_from_arg_string(f"checkpoint={priced},budget=0.5", {"device": "cpu"})
-    rules = UMIM.from_pretrained(priced, budget=0.5).rules
-    assert model.get_model_info()["umim"]["rules_digest"] == rules.digest
+    for name, value in {"budget": 0.5, "target_tr": 0.1}.items():
+        model = UmimLM.create_from_arg_string(f"checkpoint={priced},{name}={value}")
+        rules = UMIM.from_pretrained(priced, **{name: value}).rules
+        assert model.get_model_info()["umim"]["rules_digest"] == rules.digest
     with pytest.raises(ConfigError, match="a budget must be a number of nats"):
         UmimLM("no-such-checkpoint", budget=-1.0)
-    model = UmimLM.create_from_arg_string(f"checkpoint={priced},target_tr=0.1", {"device": "cpu"})
-    rules = UMIM.from_pretrained(priced, target_tr=0.1).rules
-    assert model.get_model_info()["umim"]["rules_digest"] == rules.digest
     for said in ({"budget": 0.1}, {"merge": "none"}):
         with pytest.raises(ConfigError, match="target_tr"):
             UmimLM("no-such-checkpoint", target_tr=0.1, **said)

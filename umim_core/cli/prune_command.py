@@ -198,8 +198,9 @@ def prune(
     from umim_core.text.token_ids import UniformOffsets
 
     sources = [source_of(tuple(names), field=field) for names in (files, heldout) if names]
-    place = device or default_device()
-    umim = UMIM.from_pretrained(checkpoint, device=place, dtype="float32", budget=math.inf)
+    umim = UMIM.from_pretrained(
+        checkpoint, device=device or default_device(), dtype="float32", budget=math.inf
+    )
     table = None if damage is None else _known(DamageTable.load(damage), damage, umim)
     patterns = (*(() if keep_digits else ("digits",)), *(protect or ()))
     tokenizer = umim.backbone.require_tokenizer()

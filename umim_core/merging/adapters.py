@@ -85,11 +85,12 @@ class _AdaptedLinear(nn.Module):
         down, up = (matrices[self._layer] for matrices in self._pair)
         # In place: nobody else holds the output yet. A view: a copy would lose the addition.
         flat, inputs = out.view(-1, out.shape[-1]), x.flatten(0, -2)
-        if out.dtype == torch.bfloat16 and not out.is_cuda and not torch.is_grad_enabled():
+        both = x.dtype == out.dtype == torch.bfloat16  # autocast reads float32
+        if both and out.device.type == "cpu" and not torch.is_grad_enabled():
             add_low_rank(flat, inputs, rows, down, up)
             return out
         added = (inputs.index_select(0, rows) @ down.to(x.dtype)) @ up.to(x.dtype)
-        flat.index_add_(0, rows, added)
+        flat.index_add_(0, rows, added.to(out.dtype))
         return out
 
 

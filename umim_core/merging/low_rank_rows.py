@@ -27,14 +27,24 @@ _SHIFT, _ONE, _BELOW_HALF = np.uint32(16), np.uint32(1), np.uint32(0x7FFF)
 def add_low_rank(out: Tensor, x: Tensor, rows: Tensor, down: Tensor, up: Tensor) -> None:
     """Add to the given rows [M] (int64) of ``out`` [N, o] those of ``x`` [N, n] times A and B.
 
-    Both are bfloat16 on the CPU, ``down`` [n, r] and ``up`` [r, o] float32; no gradient.
+    Both are bfloat16 on the CPU, ``down`` is [n, r] and ``up`` [r, o]; no gradient.
+
+    Raises:
+        ValueError: If types or sizes differ from these: the kernel reads without bounds.
     """
-    _add_rows(_bits(out), _bits(x.contiguous()), rows.numpy(), down.numpy(), up.numpy())
+    same = x.dtype == out.dtype == torch.bfloat16 and len(x) == len(out)
+    if not same or (len(down), up.shape[1]) != (x.shape[1], out.shape[1]):
+        raise ValueError(f"sizes or types do not fit: {out.dtype} {x.dtype} {x.shape} {out.shape}")
+    _add_rows(_bits(out), _bits(x.contiguous()), rows.numpy(), *_numbers(down, up))
 
 
 def _bits(matrix: Tensor) -> NDArray[np.uint16]:
     bits: NDArray[np.uint16] = matrix.view(torch.uint16).numpy()
     return bits
+
+
+def _numbers(*matrices: Tensor) -> list[NDArray[np.float32]]:
+    return [matrix.float().numpy() for matrix in matrices]
 
 
 @_njit
