@@ -72,9 +72,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
     models: dict[str, UMIM] = {}
     for name, where in places.items():
         shared = next(iter(models.values())).backbone if models else None
-        load_options: dict[str, object] = {"backbone": shared}
+        load_options: dict[str, object] = {"backbone": shared, "budget": options.budget}
         if shared is None:
-            load_options = {"dtype": options.dtype, "device": options.device}
+            load_options |= {"dtype": options.dtype, "device": options.device}
             load_options |= named_backbone(options.backbone)
         models[name] = UMIM.from_pretrained(where, **load_options)
     first = next(iter(models.values()))
@@ -165,6 +165,7 @@ main = Benchmark(
         "test": {"nargs": "+", "required": True, "metavar": "[NAME=]FILE"},
         "text_name": "general English",
         "backbone": str,
+        "budget": float,
         "rows": 32,
         "window": 512,
         "tokens": 50_000_000,

@@ -54,6 +54,7 @@ SUBJECT: Final[dict[str, object]] = {
     "checkpoint": {"required": True},
     "name": str,
     "backbone": str,
+    "budget": float,
     "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
     "device": "cpu",
     "most": 1000,
@@ -156,7 +157,7 @@ def answer_shortened(
 
 def load(options: argparse.Namespace, report: Report) -> UMIM:
     """Load the checkpoint of ``SUBJECT``'s options and say in the report what it is."""
-    load_options = {"dtype": options.dtype, "device": options.device}
+    load_options = {"dtype": options.dtype, "device": options.device, "budget": options.budget}
     load_options |= named_backbone(options.backbone)
     umim = UMIM.from_pretrained(options.checkpoint, **load_options)
     report["facts"]["device"] = device_name(umim.backbone.device)

@@ -221,8 +221,7 @@ def test_adapters_change_merged_rows_and_no_other_bit() -> None:
     assert not torch.equal(changed[1, 4], plain[1, 4])
     assert torch.equal(backbone.hidden(units), plain)  # the backbone has no hooks
     wide = adapted(random_backbone("llama"), adapters)
-    rows = merged_rows(torch.tensor([3, 10]))
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), rows:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), merged_rows(torch.tensor([3, 10])):
         assert torch.allclose(wide.hidden(units.float()), changed.float(), atol=0.1)
 
 
