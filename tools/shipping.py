@@ -267,7 +267,7 @@ def _check_priced(checkpoint: Path, priced: Path) -> None:
         {
             "rules": loaded.rules.digest,
             "module": loaded.module.digest(),
-            "settings": loaded.config.model_dump(exclude={"decode_max_damage"}),
+            "settings": loaded.config.model_dump(exclude={"decode_max_damage", "budget"}),
         }
         for loaded in map(Checkpoint.load, (checkpoint, priced))
     )

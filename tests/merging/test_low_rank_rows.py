@@ -10,8 +10,9 @@ from umim_core.merging.low_rank_rows import add_low_rank
 @pytest.mark.parametrize("size", [0, 1, 4, 7])
 def test_given_rows_gain_their_products_and_no_other_row_changes(rank: int, size: int) -> None:
     draw = torch.Generator().manual_seed(rank)
-    x, out = (torch.randn(9, n, generator=draw).bfloat16() for n in (10, 13))
-    down, up = torch.randn(10, rank, generator=draw), torch.randn(rank, 13, generator=draw)
+    n, o = (10, 13) if size % 2 else (13, 10)
+    x, out = (torch.randn(9, width, generator=draw).bfloat16() for width in (n, o))
+    down, up = torch.randn(n, rank, generator=draw), torch.randn(rank, o, generator=draw)
     rows = torch.randperm(9, generator=draw)[:size]
     wanted = out.double()
     wanted[rows] += x[rows].double() @ down.double() @ up.double()
@@ -21,3 +22,5 @@ def test_given_rows_gain_their_products_and_no_other_row_changes(rank: int, size
     assert torch.equal(out[untouched].double(), wanted[untouched])
     with pytest.raises(ValueError, match="sizes or types do not fit"):
         add_low_rank(out, x.float(), rows, down, up)
+    with pytest.raises(IndexError):
+        add_low_rank(out, x, torch.tensor([9]), down, up)

@@ -114,12 +114,10 @@ def test_a_chat_of_two_turns_equals_one_forward_of_each_state(depth: int, rank: 
     prompt, turn = [1, 2, 3, 4], list(first.rows[0].ids)
     units = units_of(matcher, [*prompt, *turn[:-1]], len(prompt))
     base = len(prompt) + len(turn) - 1
-    units.append((base, 1))
-    units += [(base + 1 + s, n) for s, n in units_of(matcher, [5, 6, 7], 3)]
-    ids = [*prompt, *turn, 5, 6, 7]
+    units += [(base, 1), *((base + 1 + s, n) for s, n in units_of(matcher, [5, 6, 7], 3))]
     assert second.rows[0].cache_lengths[0] == len(units)
     if depth:
-        expected = backbone.head(oracle_states(model, ids, units)[-1])
+        expected = backbone.head(oracle_states(model, [*prompt, *turn, 5, 6, 7], units)[-1])
         assert torch.allclose(seen.logits[0, 0], expected, rtol=0, atol=1e-10)
 
 

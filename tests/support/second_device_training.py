@@ -147,10 +147,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Interrupted(Exception):
-    """Stands for whatever ends a process."""
-
-
 def trained(
     config: TrainConfig, folder: Path, device: str, stop_at: int | None = None
 ) -> dict[str, Tensor]:
@@ -183,7 +179,7 @@ def trained(
 
     def note(progress: Any, _: int) -> None:
         if progress.step == stop_at:
-            raise Interrupted
+            raise InterruptedError
 
     strategy = DdpStrategy(objective, config)
     result = train(objective, strategy, config, seed=7, state_dir=folder, on_step=note)
@@ -202,7 +198,7 @@ def test_a_run_resumed_on_the_device_ends_as_on_the_cpu(
 ) -> None:
     expected = trained(config, tmp_path / "cpu", "cpu")
     with second_device():
-        with pytest.raises(Interrupted):
+        with pytest.raises(InterruptedError):
             trained(config, tmp_path / "second", DEVICE, stop_at=2)
         found = trained(config, tmp_path / "second", DEVICE)
     for name, value in expected.items():

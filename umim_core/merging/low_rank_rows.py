@@ -31,9 +31,11 @@ def add_low_rank(out: Tensor, x: Tensor, rows: Tensor, down: Tensor, up: Tensor)
 
     Raises:
         ValueError: If types or sizes differ from these: the kernel reads without bounds.
+        IndexError: If a row lies beyond the matrices.
     """
-    same = x.dtype == out.dtype == torch.bfloat16 and len(x) == len(out)
-    if not same or (len(down), up.shape[1]) != (x.shape[1], out.shape[1]):
+    types = (x.dtype, out.dtype, rows.dtype) == (torch.bfloat16, torch.bfloat16, torch.int64)
+    sizes = (len(x), len(down), down.shape[1], up.shape[1])
+    if not types or sizes != (len(out), x.shape[1], len(up), out.shape[1]):
         raise ValueError(f"sizes or types do not fit: {out.dtype} {x.dtype} {x.shape} {out.shape}")
     _add_rows(_bits(out), _bits(x.contiguous()), rows.numpy(), *_numbers(down, up))
 
@@ -68,6 +70,9 @@ def _add_rows(
     down: NDArray[np.float32],
     up: NDArray[np.float32],
 ) -> None:
+    for row in rows:
+        if row < 0 or row >= len(out):
+            raise IndexError("a row lies beyond the matrix")
     n, rank = down.shape
     columns = np.zeros(((rank + 3) // 4 * 4, n), np.float32)  # A, transposed; products of four
     for k in range(rank):

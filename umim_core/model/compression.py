@@ -17,6 +17,7 @@ from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.showing import Decode, Piece, View, unit_texts
 from umim_core.rules.matcher import Matcher, segment_prefix
 from umim_core.rules.protect import check_vocabulary
+from umim_core.rules.pruning import within_budget
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest
 from umim_core.text.token_ids import decode, encode
@@ -103,9 +104,9 @@ def compress_text(
 ) -> Compression:
     """Cut a text, which may be empty, into units by a checkpoint's rules, without weights or torch.
 
-    The checkpoint is an embedded name, one's own, a directory or a hub repository. The last
-    ``raw_tail`` tokens stay raw; special tokens are added as the tokenizer does where nothing is
-    said.
+    The checkpoint is an embedded name, one's own, a directory or a hub repository; its own budget
+    counts, if it has one. The last ``raw_tail`` tokens stay raw; special tokens are added as the
+    tokenizer does where nothing is said.
 
     Raises:
         CheckpointError: If there is no such checkpoint.
@@ -123,4 +124,5 @@ def compress_text(
     )
     check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
     ids = encode(tokenizer, text, add_special_tokens)
-    return Compression.of(ids, Matcher(rules), partial(decode, tokenizer), raw_tail)
+    matcher = Matcher(within_budget(rules, config.budget))
+    return Compression.of(ids, matcher, partial(decode, tokenizer), raw_tail)

@@ -41,8 +41,8 @@ class LoadOptions(TypedDict, total=False):
             expression that is searched in the text of a token; one, or several. Rules with such a
             token go, from what is saved, too.
         budget: Largest measured loss of a rule, in nats per saved token (``RuleSet.prices``); all
-            others go, from what is saved, too. The checkpoint's own budget if not given, which most
-            have none of: every rule stays, as with ``math.inf``.
+            others go, from what is saved, too; ``math.inf`` keeps every rule. If neither this nor
+            ``target_tr`` is given, the checkpoint's own budget counts; most have none.
         target_tr: Token reduction instead of a budget: the cheapest rules stay that save this share
             of the text that their prices were measured with.
     """
@@ -174,6 +174,6 @@ def find_both(
             raise BackboneError("protected tokens need a tokenizer", backbone.name, "Attach one.")
         patterns = (protect,) if isinstance(protect, str) else protect
         rules = without_tokens(rules, backbone.tokenizer, patterns)
-    if rules is checkpoint.rules:
+    if rules is checkpoint.rules and checkpoint.config.budget is None:
         return backbone, checkpoint
     return backbone, checkpoint.with_contents(checkpoint.module, rules)

@@ -180,7 +180,7 @@ def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:
         raise RuleSetError(
             f"the rules must reach a token reduction of {target:.4g}",
             f"{reductions[-1]:.4g} with all {len(rules):,}, on the text of the measurement",
-            "Lower target_tr, or leave it out for all rules.",
+            "Lower target_tr, or give budget=inf for all rules.",
         )
     reductions, at = np.unique(reductions, return_index=True)  # a step that saves no more goes
     counts = np.searchsorted(np.sort(price), steps[at], side="right")
@@ -266,7 +266,7 @@ def check_rule_choice(budget: object, target: float | None) -> None:
         raise ConfigError(
             "a budget must be a number of nats per saved token, at least 0",
             budget,
-            "Give 0.1 for example, or leave it out for all rules.",
+            "Give 0.1 for example, or inf for all rules.",
         )
 
 

@@ -31,10 +31,6 @@ STEPS = 6
 FILES = ("config.json", "manifest.json", "model.safetensors")
 
 
-class Interrupted(Exception):
-    """Stands for whatever ends a process."""
-
-
 @pytest.fixture(scope="module")
 def job(
     tmp_path_factory: pytest.TempPathFactory,
@@ -112,11 +108,11 @@ def test_a_killed_job_ends_with_the_same_bytes(
 
     def kill_at(progress: Progress, total: int) -> None:
         if progress.step == step:
-            raise Interrupted
+            raise InterruptedError
 
     with monkeypatch.context() as patch:
         patch.setattr(train_run, "step_reporter", lambda state: kill_at)
-        with pytest.raises(Interrupted):
+        with pytest.raises(InterruptedError):
             run_killed(strategy)
     assert not (tmp_path / "killed" / "control").exists()
     torch.manual_seed(step)  # a new process has another random state
