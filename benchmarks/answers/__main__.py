@@ -164,6 +164,7 @@ def load(options: argparse.Namespace, report: Report) -> UMIM:
     report |= {
         "checkpoint": options.name or Path(options.checkpoint).name,
         "backbone": Path(umim.backbone.name).stem,
+        "rules": len(umim.rules),
         "dtype": options.dtype,
     }
     return umim
@@ -174,7 +175,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
     umim = load(options, report)
     report |= {
         "form": umim.checkpoint.config.form(),
-        "rules": len(umim.rules),
         "new_tokens": options.new_tokens,
         "lists": {},
     }

@@ -165,9 +165,9 @@ def find_both(
     source = default_checkpoint(local_files_only=local) if name is None else name
     checkpoint = find_checkpoint(source, options)
     budget, target = options.get("budget"), options.get("target_tr")
-    own = checkpoint.config.budget if budget is None and target is None else None
-    rules = within_budget(checkpoint.rules, own if budget is None else budget)
-    rules = at_reduction(rules, target)
+    if budget is None and target is None:
+        budget = checkpoint.config.budget
+    rules = at_reduction(within_budget(checkpoint.rules, budget), target)
     backbone, protect = find_backbone(checkpoint, options), options.get("protect")
     if protect:
         if backbone.tokenizer is None:
