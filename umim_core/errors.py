@@ -110,6 +110,14 @@ class EvaluationError(UmimError):
     """An evaluation cannot be run as configured."""
 
 
+def require(
+    ok: bool, error: type[UmimError], rule: str, value: object = _UNSET, remedy: str = ""
+) -> None:
+    """Raise ``error(rule, value, remedy)`` unless ``ok``."""
+    if not ok:
+        raise error(rule, value, remedy)
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ``Did you mean 'x'?`` for the closest of the known names, "" if none is close."""
     close = get_close_matches(given, list(known), n=1)

@@ -26,11 +26,7 @@ class Registry(Generic[T]):
         self._walked: tuple[str, ...] = ()
 
     def add(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds what it decorates under a name.
-
-        Raises:
-            ConfigError: If the name is taken.
-        """
+        """Return a decorator that adds what it decorates under a name."""
 
         def put(value: T) -> T:
             if name in self._found:
@@ -72,11 +68,7 @@ class Registry(Generic[T]):
                         del sys.modules[name]
 
     def find(self, name: str) -> T:
-        """Return the entry of a name.
-
-        Raises:
-            ConfigError: If there is none; the message lists all names.
-        """
+        """Return the entry of a name."""
         known = self.names()
         if name not in self._found:
             raise ConfigError(

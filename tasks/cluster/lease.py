@@ -65,9 +65,6 @@ class ClusterLease:
 
         Args:
             needed: GPUs where the configuration has them, else cores.
-
-        Raises:
-            ClusterError: If a cluster of this machine can never hold the workers.
         """
         cluster = self.ensure()
         room = self._room_of(cluster, needed)

@@ -41,11 +41,6 @@ def check_nodes(folder: Path | None) -> bool:
 
     Returns:
         Whether all nodes see the folder.
-
-    Raises:
-        ClusterError: If a node has other sources or another lock of packages than this process, has
-            none of them, sees neither the folder nor the storage, or does not answer in
-            ``ANSWER_SECONDS``.
     """
     if folder is None:
         return _check(None, None)
@@ -78,11 +73,7 @@ def _check(folder: Path | None, mark: str | None) -> bool:
 
 
 def require_same_code(nodes: Mapping[str, CodeIdentity]) -> None:
-    """Refuse nodes that run other code than this process.
-
-    Raises:
-        ClusterError: If one does; the message names its checkout and commit, and ours.
-    """
+    """Refuse nodes that run other code than this process."""
     ours = code_identity()
     for node, theirs in sorted(nodes.items()):
         for what, here, there in (

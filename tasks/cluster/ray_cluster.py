@@ -93,11 +93,6 @@ def ray_cluster(
         address: ``host:port``, ``ray://host:port`` or ``auto`` of a running cluster; "local"
             starts one. None means the environment's ``RAY_ADDRESS``, else "local".
         object_store_bytes: Shared memory of a cluster started here, in bytes.
-
-    Raises:
-        ClusterError: If an argument is out of bounds, the cluster does not answer, a named
-            cluster is used without an explicit ``RAY_AUTH_MODE``, or a socket of a local cluster
-            is open to other machines.
     """
     _check_arguments(cpus, object_store_bytes)
     import ray
@@ -372,11 +367,7 @@ def listening_addresses() -> list[tuple[str, str, int]]:
 
 
 def require_loopback(sockets: Iterable[tuple[str, str, int]]) -> None:
-    """Check that sockets listen on this machine only.
-
-    Raises:
-        ClusterError: If one can be reached from another machine.
-    """
+    """Check that sockets listen on this machine only."""
     reachable = [f"{name} on {ip}:{port}" for name, ip, port in sockets if ip not in _LOOPBACK]
     if reachable:
         raise ClusterError(
@@ -387,11 +378,7 @@ def require_loopback(sockets: Iterable[tuple[str, str, int]]) -> None:
 
 
 def loopback_interface() -> str:
-    """Return the name of the interface that holds 127.0.0.1 ("lo" on Linux, "lo0" on macOS).
-
-    Raises:
-        ClusterError: If there is none.
-    """
+    """Return the name of the interface that holds 127.0.0.1 ("lo" on Linux, "lo0" on macOS)."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(a.address == "127.0.0.1" for a in addresses):
             return name

@@ -67,11 +67,7 @@ class Replicas:
     address: str | None = None
 
     def options(self, sizes: BatchSizes) -> dict[str, Any]:
-        """Return Ray Serve's options of the deployment.
-
-        Raises:
-            ConfigError: If ``most`` is below ``count``.
-        """
+        """Return Ray Serve's options of the deployment."""
         most = self.most or self.count
         if most < self.count:
             raise ConfigError(
@@ -212,11 +208,6 @@ def replicated(
 
     Yields:
         The model, when all replicas run, or the fewest.
-
-    Raises:
-        ClusterError: If they do not start, or a socket of a local cluster is open to others.
-        ConfigError: As ``Replicas.options``.
-        MissingExtraError: If Ray Serve is not installed.
     """
     options = replicas.options(sizes)
     try:

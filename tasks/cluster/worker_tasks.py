@@ -48,11 +48,6 @@ def run_on_workers(
         finished: Receives key and result of each call.
         cores: CPU cores of a call.
         writes: Whether a call writes into the artifact root, and must run where that is.
-
-    Raises:
-        ClusterError: If a worker was lost too often, the cluster has no machine with the room, or a
-            call raised an error that is no `UmimError`, which the message names.
-        UmimError: What a call raised; calls under way are ended.
     """
     if not jobs:
         return
@@ -113,10 +108,6 @@ def call_on_worker(
         alone: Whether it has all cores of a machine instead, and all GPUs of this one, so that no
             other call of the cluster runs beside it.
         writes: As for `run_on_workers`.
-
-    Raises:
-        ClusterError: As `run_on_workers` and `cores_of_a_machine` do.
-        UmimError: What the call raised.
     """
     if not calls_leave_this_process(lease.config):
         return job()
@@ -149,11 +140,7 @@ def cores_of_a_call(config: ClusterConfig, cluster: Cluster) -> int:
 
 
 def cores_of_a_machine(config: ClusterConfig) -> int:
-    """Return all CPU cores of the largest machine that a call fits on.
-
-    Raises:
-        ClusterError: If the cluster has none at this time.
-    """
+    """Return all CPU cores of the largest machine that a call fits on."""
     import ray
 
     kind = "GPU" if config.use_gpu else "CPU"

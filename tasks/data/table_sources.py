@@ -84,11 +84,7 @@ def generation_task(task: str) -> GenerationSet | None:
 
 
 def mined_task(task: str) -> GenerationSet:
-    """Return a task whose prompts rules are mined from.
-
-    Raises:
-        ConfigError: If the package does not generate it, so that it has no prompts but the scored.
-    """
+    """Return a task whose prompts rules are mined from."""
     if (own := generation_task(task)) is None:
         raise ConfigError(
             f"mine_tau is for generated tasks: {', '.join(GENERATION_TASKS.names())}",

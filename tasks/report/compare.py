@@ -165,11 +165,7 @@ def cell_label(cell: Cell) -> str:
 
 
 def require_own_names(recipe: str, cells: Sequence[Cell]) -> None:
-    """Refuse cells whose checkpoints would get one name.
-
-    Raises:
-        ConfigError: Two cells have one name on pages and on the command line.
-    """
+    """Refuse cells whose checkpoints would get one name."""
     seen: dict[str, Cell] = {}
     for cell in cells:
         name = own_name(recipe, cell_label(cell))

@@ -72,9 +72,6 @@ def local_services(
     Without a port, it is the one that the running service has, or Prefect's and MLflow's own.
     Databases are sqlite files in the folder; ``PREFECT_API_DATABASE_CONNECTION_URL`` and
     ``MLFLOW_BACKEND_STORE_URI`` name others.
-
-    Raises:
-        ClusterError: If a service runs on another port than the one that is asked for.
     """
     prefect_port = _port(folder, "prefect-server", prefect_port, 4200)
     mlflow_port = _port(folder, "mlflow", mlflow_port, 5000)

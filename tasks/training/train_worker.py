@@ -44,10 +44,6 @@ def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
 
     Returns:
         Steps taken, best step and score, skipped steps.
-
-    Raises:
-        ClusterError: If workers died more often than allowed, or do not share the artifact root.
-        UmimError: What a worker raised on purpose.
     """
     return launch_worker(run_worker, asdict(job), Path(job.out), lease)
 

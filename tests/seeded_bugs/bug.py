@@ -34,12 +34,7 @@ class SeededBug:
     full_tests: tuple[str, ...] = ()
 
     def apply(self, text: str) -> str:
-        """Return the file's text with the bug.
-
-        Raises:
-            ConfigError: If the old text does not stand in it exactly once: the bug must follow the
-                code that it changes.
-        """
+        """Return the file's text with the bug."""
         found = text.count(self.old)
         if found != 1:
             raise ConfigError(
@@ -50,11 +45,7 @@ class SeededBug:
         return text.replace(self.old, self.new)
 
     def check(self, root: Path) -> None:
-        """Refuse a bug that does not apply, changes nothing or names tests that are not there.
-
-        Raises:
-            ConfigError: If it is so.
-        """
+        """Refuse a bug that does not apply, changes nothing or names tests that are not there."""
         path = root / self.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         changed = self.apply(text)

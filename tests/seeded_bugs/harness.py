@@ -71,9 +71,6 @@ class Harness:
         Args:
             bug: What to change.
             whole: Ask every test, full ones too, if those named for the bug do not notice.
-
-        Raises:
-            ConfigError: If the bug does not apply, or its tests fail without it.
         """
         bug.check(self._copy)
         path = self._copy / bug.file

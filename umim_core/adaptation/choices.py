@@ -91,10 +91,6 @@ def task_sequences(
     """Build one sequence per question: prompt and correct answer, as :func:`encode_questions` does.
 
     Rules and SFT so read what is scored and what preferences are trained on.
-
-    Raises:
-        ConfigError: If ``max_length`` is below 2.
-        CorpusError: If an answer leaves no room for a prompt token, or encodes to nothing.
     """
     sequences = []
     for question in encode_questions(questions, encode, form, max_length):
@@ -124,10 +120,6 @@ def encode_questions(
     """Encode every choice of every question for scoring.
 
     The answers stay whole; the prompt loses leading tokens until prompt and longest answer fit.
-
-    Raises:
-        ConfigError: If ``max_length`` is below 2.
-        CorpusError: If an answer leaves no room for a prompt token, or encodes to nothing.
     """
     if max_length < 2:
         raise ConfigError("max_length must be at least 2 tokens", max_length, "Raise it.")
@@ -159,9 +151,6 @@ def split_questions(
     """Return three splits of questions, none of which shares a context with another.
 
     Each is in the order of the hash of its ids.
-
-    Raises:
-        CorpusError: If there are no training questions, or a split remains empty.
     """
     if not given.get("train"):
         raise CorpusError("a task must have training questions", "none", "Give their file.")
@@ -213,10 +202,6 @@ def mine_task_rules(
         overlap: ``none`` as in the paper, or ``greedy``.
         containment: Of no effect among bigrams; recorded.
         tokenizer_fingerprint: Recorded, as is the digest of the counted ids.
-
-    Raises:
-        ConfigError: If there is no threshold, or the length is out of bounds.
-        RuleSetError: If a threshold or the budget is below 1.
     """
     if not taus:
         raise ConfigError("task rules need at least one threshold", "none", "The paper takes 5.")

@@ -61,12 +61,7 @@ class Control:
 
 
 def fresh_control(kind: str, backbone: Backbone, seed: int) -> Control:
-    """Return an untrained control, which computes what the base model computes, bit for bit.
-
-    Raises:
-        ConfigError: If there is no such control, or the model has no place for it.
-        MissingExtraError: If a library that it needs is not installed.
-    """
+    """Return an untrained control, which computes what the base model computes, bit for bit."""
     install = CONTROLS.find(kind)
     twin = _with_model(backbone, frozen_twin(backbone.model))
     with forked_generators(backbone.device):
@@ -137,16 +132,7 @@ def write_control(
 
 
 def load_control(directory: Path, backbone: Backbone) -> MergedModel:
-    """Return the base model that reads through a trained control.
-
-    Raises:
-        ArtifactError: If the directory is torn, altered or of an unknown schema.
-        BackboneMismatchError: If the backbone is another one.
-        CheckpointError: If configuration or weights do not fit the control.
-        ConfigError: If there is no control of that kind.
-        MissingExtraError: If a library that it needs is not installed.
-        TokenizerMismatchError: If the tokenizer differs.
-    """
+    """Return the base model that reads through a trained control."""
     read_manifest(directory, kind=KIND, schema=SCHEMA)
     record = read_record(directory)
     _check_backbone(record, backbone)
@@ -158,12 +144,7 @@ def load_control(directory: Path, backbone: Backbone) -> MergedModel:
 
 
 def read_record(directory: Path) -> ControlRecord:
-    """Read what a control's directory says about itself.
-
-    Raises:
-        ArtifactError: If it is missing or not JSON.
-        CheckpointError: If it describes no control.
-    """
+    """Read what a control's directory says about itself."""
     rule = f"{directory / _CONFIG} must describe a control"
     with described(rule, "Train it again with this version.", CheckpointError):
         return ControlRecord.model_validate(read_json(directory / _CONFIG))

@@ -36,9 +36,6 @@ def ending_scores(questions: Sequence[EncodedQuestion], merged_model: MergedMode
     Per question, it is the mean token log-probability of each answer [C] (nats per token). Call it
     under ``torch.no_grad()`` with the reference module once per question; the scores then serve
     every epoch.
-
-    Raises:
-        EvaluationError: If a context or an answer is empty.
     """
     scored = score_continuations(
         [question.context for question in questions],
@@ -59,10 +56,6 @@ def preference_loss(
 
     Scores of policy (with gradient) and frozen reference (without) are per question [C], ``golds``
     the indices of correct answers. ``beta``, above 0, pulls towards the reference.
-
-    Raises:
-        ConfigError: If ``beta`` is not positive.
-        EvaluationError: If shapes disagree, a question has no wrong answer, or there is none.
 
     Example:
         Two answers, gold 0, s = (-1, -3), s_ref = (-1.5, -2.5), beta 1: the margin is
@@ -138,12 +131,7 @@ class ChoiceScores:
 def score_choices(
     questions: Sequence[EncodedQuestion], merged_model: MergedModel, batch_size: int
 ) -> ChoiceScores:
-    """Score every answer of every question.
-
-    Raises:
-        EvaluationError: If there is no question.
-        NumericalError: If an answer's score is not finite.
-    """
+    """Score every answer of every question."""
     if not questions:
         raise EvaluationError("a task must have questions", "none", "Give some.")
     order = sorted(range(len(questions)), key=lambda place: len(questions[place].context))

@@ -36,9 +36,6 @@ class Setting:
             (preference between answers).
         measured: ``alignment`` with perplexity on held-out text, which gives the setting its row
             of the comparison; ``accuracy`` on the task; ``speed`` (of one setting).
-
-    Raises:
-        ConfigError: If it has a start, but is neither trained on the task nor given its rules.
     """
 
     name: str
@@ -75,11 +72,7 @@ def setting_names() -> list[str]:
 
 
 def find_setting(name: str) -> Setting:
-    """Return the row of a setting.
-
-    Raises:
-        ConfigError: If no setting has this name.
-    """
+    """Return the row of a setting."""
     for row in SETTINGS:
         if row.name == name:
             return row
@@ -95,9 +88,6 @@ def adaptation_steps(names: Sequence[str]) -> list[Setting]:
     """Return the settings that must be made for the named ones, each behind its start.
 
     ``adaptation_steps(["WT + FT"])`` are the rows ``WT + Rules`` and ``WT + FT``.
-
-    Raises:
-        ConfigError: If a name is of no setting that adapts to a task.
     """
     known = {row.name: row for row in SETTINGS if row.start is not None or row.rules == "task"}
     needed: set[str] = set()

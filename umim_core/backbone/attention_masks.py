@@ -26,12 +26,7 @@ _SHORTER: Final = "Use one prompt at a time (compact positions), shorter ones, o
 
 
 def attention_window(config: PreTrainedConfig) -> int | None:
-    """Return the shortest attention window of a backbone in tokens; None without windows.
-
-    Raises:
-        GenerationError: If a layer keeps a state that cannot be rolled back (linear attention,
-            state space and hybrid layers).
-    """
+    """Return the shortest attention window of a backbone in tokens; None without windows."""
     windows: list[int] = []
     layer_types, layer_options = get_layer_types_and_kwargs(config)
     for layer_type, options in zip(layer_types, layer_options, strict=True):
@@ -56,9 +51,6 @@ def check_attention_window(config: PreTrainedConfig, length: int) -> None:
     masks are right where columns are units: for one row with compact positions, and for rows
     without branches that are read at once. A mask of ours, for rows of different lengths or for
     branches, would take the place of windows; who makes one asks here first.
-
-    Raises:
-        GenerationError: If a window is shorter than ``length``.
     """
     window = attention_window(config)
     if window is not None and length > window:

@@ -198,11 +198,7 @@ class Backbone:
         return decode(self.require_tokenizer(), ids)
 
     def require_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer.
-
-        Raises:
-            BackboneError: If the model was built in memory without one.
-        """
+        """Return the tokenizer."""
         if self.tokenizer is None:
             raise BackboneError(
                 "text needs a tokenizer", f"{self.name} has none", "Pass token ids instead."
@@ -231,10 +227,6 @@ def load_backbone(
         device_map: As in transformers; all weights must come to one device.
         attn_implementation: ``eager`` or ``sdpa``.
         local_files_only: Whether the network must not be asked.
-
-    Raises:
-        BackboneError: If it cannot be loaded, or lacks a capability that wrapping tries.
-        ConfigError: If the data type or the device is unknown, or a device map comes with a device.
     """
     if device is not None and device_map is not None:
         raise ConfigError("device and device_map must not both be given", device, "Leave one out.")
@@ -275,9 +267,6 @@ def wrap_backbone(
     configuration. Weights that change later change the backbone, but not its fingerprint.
     Without a tokenizer only ids can be used; messages and checkpoints call it ``name``, with the
     hub's ``revision`` if it has one.
-
-    Raises:
-        BackboneError: If it cannot do what the method needs (``umim_core.backbone.capabilities``).
     """
     if not isinstance(model, PreTrainedModel):
         raise BackboneError(

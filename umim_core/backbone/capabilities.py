@@ -59,14 +59,7 @@ _FAILURES: Final = (
 
 @torch.no_grad()
 def check_capabilities(backbone: Backbone) -> None:
-    """Try what the method needs and refuse a model that cannot do it exactly.
-
-    Raises:
-        BackboneError: If its weights are spread over devices, its embeddings or its head are not
-            floating matrices, its attention takes no mask, a layer keeps a state that cannot be
-            rolled back, logits are more than head(trunk(embeddings)), positions or a 4-D mask are
-            not honoured, or rows of different lengths disturb each other or the cache.
-    """
+    """Try what the method needs and refuse a model that cannot do it exactly."""
     _check_parts(backbone)
     n = _units(backbone)
     with typed_failures(backbone, "a backbone must answer token ids with logits"):

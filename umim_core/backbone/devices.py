@@ -78,11 +78,7 @@ def processor_flags() -> frozenset[str]:
 
 
 def usable_device(asked: str) -> str:
-    """Return the device asked for.
-
-    Raises:
-        ConfigError: If this machine has no such device.
-    """
+    """Return the device asked for."""
     if not has_device(asked):
         gpus = gpu_count()
         names = ", ".join(["cpu", "cuda", *(f"cuda:{number}" for number in range(gpus))])

@@ -79,9 +79,6 @@ def backbone_identity(name: str, revision: str | None) -> str:
 
     For a hub repository it is the commit, else the SHA-256 of configuration and weights, which of
     a packaged model are known before it is fetched.
-
-    Raises:
-        BackboneError: If the repository is neither cached nor reachable.
     """
     if name in PACKAGED.names():
         return _identity(PACKAGED.find(name).files)

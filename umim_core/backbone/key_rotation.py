@@ -58,9 +58,6 @@ def key_rotation(backbone: Backbone) -> KeyRotation:
 
     One token alone attends to itself, so in every layer its keys at two positions differ by the
     rotation and by nothing else.
-
-    Raises:
-        BackboneError: If keys do not depend on positions by one fixed rotation of all layers.
     """
     settings = backbone.model.config.to_dict().get("rope_parameters") or {}
     kind = settings.get("rope_type")

@@ -48,11 +48,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def check_dtype(dtype: str) -> None:
-    """Refuse a data type that no weights are loaded in.
-
-    Raises:
-        ConfigError: If it is none of ``DTYPES``, ``published`` or ``auto``.
-    """
+    """Refuse a data type that no weights are loaded in."""
     known = [*sorted(DTYPES), PUBLISHED, AUTO]
     if dtype not in known:
         raise ConfigError(f"dtype must be one of {known}", dtype, "Choose one of them.")
@@ -70,10 +66,6 @@ def load_model(
     """Load a causal language model.
 
     Arguments are those of ``load_backbone``, but for a data type ``auto``.
-
-    Raises:
-        BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
-        ConfigError: If the data type is unknown.
     """
     check_dtype(dtype)
     where = resolve_backbone(name, local_files_only=local_files_only)
@@ -96,9 +88,6 @@ def load_complete(
 
     Messages have ``names``: what is loaded, its name, and what a complete model would be. Its
     configuration is found with the options of ``place``, too.
-
-    Raises:
-        BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
     """
     what, name, complete = names
     try:

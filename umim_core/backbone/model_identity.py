@@ -141,9 +141,6 @@ def model_identity(model: PreTrainedModel, weights: tuple[str, ...] | None = Non
 
     Of the configuration, what differs from the base class's defaults counts (rotary base, norm
     epsilon, activation ...). Its lines of ``weight_lines`` are hashed if they are not given.
-
-    Raises:
-        BackboneError: If weights are packed into something other than tensors, or on no device.
     """
     config = model.config.to_diff_dict()
     architecture = {name: value for name, value in config.items() if name not in _NOT_ARCHITECTURE}
@@ -160,9 +157,6 @@ def weight_lines(model: PreTrainedModel) -> tuple[str, ...]:
 
     Weights are hashed as bfloat16, so that one model loaded as float32, bfloat16 or float64 keeps
     its fingerprint as long as it was published in bfloat16 or wider.
-
-    Raises:
-        BackboneError: If weights are packed into something other than tensors, or on no device.
     """
     lines = []
     for name, value in sorted(model.state_dict().items()):
@@ -228,9 +222,6 @@ def cached_weight_lines(
 
     It was loaded from ``files``, in any data type; ``published`` gives it in one that holds its
     weights, if they must be hashed.
-
-    Raises:
-        BackboneError: If weights are packed into something other than tensors.
     """
     stats = [(str(path.absolute()), path.stat()) for path in files]
     if sum(stat.st_size for _, stat in stats) < _SMALLEST:

@@ -130,9 +130,6 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
 
         Returns:
             What attention may look at: views of the buffers [B, H, longest row + W, D]; no copy.
-
-        Raises:
-            GenerationError: If ``RowCache.begin`` was not called for this width.
         """
         plan = self.plan
         if plan is None or plan.width != key_states.shape[2]:
@@ -171,9 +168,6 @@ class RowCache(Cache):
     The caller brackets every forward: ``begin(width)``, the model's forward with
     ``past_key_values=cache``, then ``commit(counts)`` with the units that each row really gained.
     ``lengths`` are the units held per row [B] (int64, on the CPU, where the matches are decided).
-
-    Raises:
-        GenerationError: If a size is not positive.
     """
 
     def __init__(
@@ -218,11 +212,7 @@ class RowCache(Cache):
         return plan
 
     def begin(self, width: int) -> None:
-        """Plan the next forward: ``width`` units per row, right padding included.
-
-        Raises:
-            GenerationError: If a row would outgrow ``max_length``.
-        """
+        """Plan the next forward: ``width`` units per row, right padding included."""
         longest = int(self.lengths.max())
         view = longest + width
         if view > self.max_length:
@@ -248,11 +238,7 @@ class RowCache(Cache):
         self._finish()
 
     def rollback(self, counts: Tensor) -> None:
-        """Forget the last units of each row [B] (integers on the CPU): no state is moved.
-
-        Raises:
-            GenerationError: If a row holds fewer units, or a count is negative.
-        """
+        """Forget the last units of each row [B] (integers on the CPU): no state is moved."""
         if bool(((counts < 0) | (counts > self.lengths)).any()):
             raise GenerationError(
                 "a rollback must lie between 0 and the length of its row",

@@ -58,11 +58,7 @@ class BackboneShape(BaseModel):
 
     @classmethod
     def of_config(cls, config: PreTrainedConfig) -> Self:
-        """Read the shape off a transformers configuration.
-
-        Raises:
-            ConfigError: If the family is not a known one, or the sizes do not go together.
-        """
+        """Read the shape off a transformers configuration."""
         inner = config.get_text_config()
         if inner.model_type not in _GATED_MLP:
             raise ConfigError(
@@ -124,11 +120,7 @@ class BackboneShape(BaseModel):
 
 
 def local_shape(name: str, revision: str | None = None) -> BackboneShape | None:
-    """Return the shape of a backbone, None where its configuration is not on this machine.
-
-    Raises:
-        ConfigError: As `BackboneShape.of_config`.
-    """
+    """Return the shape of a backbone, None where its configuration is not on this machine."""
     try:
         config = _configuration(name, revision, local_files_only=True)
     except (OSError, ValueError, BackboneError):
@@ -154,10 +146,6 @@ def trained_context(name: str, revision: str | None = None) -> int | None:
     """Return the most tokens of an input by a backbone's configuration.
 
     None if there is no configuration within reach, or it names no number.
-
-    Raises:
-        BackboneError: If a packaged backbone is not here and cannot be fetched, or a GGUF file
-            cannot be converted.
     """
     try:
         config = _configuration(name, revision, local_files_only=False)

@@ -44,10 +44,6 @@ def split_backbone(backbone: Backbone, depth: int) -> tuple[Backbone, Backbone]:
     """Return the layers below ``depth`` (1 .. L-1) and those from it on, as backbones.
 
     The backbone stays as it is, and no weight is copied.
-
-    Raises:
-        ConfigError: If a part would have no layer.
-        BackboneError: If the layers cannot be found, or the parts do not give the whole's states.
     """
     layers = backbone.num_layers
     if not 0 < depth < layers:
@@ -66,9 +62,6 @@ def layer_range(backbone: Backbone, first: int, end: int) -> Backbone:
     """Return a twin with the layers ``first`` .. ``end`` - 1 alone, sharing the weights.
 
     Without the last layer it has no final norm; without layer 0 it adds no learned positions.
-
-    Raises:
-        BackboneError: If the layers are not one list of modules.
     """
     model = frozen_twin(backbone.model)
     holder, name = layer_list(model)
@@ -91,11 +84,7 @@ def layer_range(backbone: Backbone, first: int, end: int) -> Backbone:
 
 
 def layer_list(model: PreTrainedModel) -> tuple[nn.Module, str]:
-    """Return the module that holds a trunk's layers, and the name that the list has there.
-
-    Raises:
-        BackboneError: If no list, or more than one, has as many modules as the model has layers.
-    """
+    """Return the module that holds a trunk's layers, and the name that the list has there."""
     layers: int = model.config.num_hidden_layers
     lists = [
         (parent, name)

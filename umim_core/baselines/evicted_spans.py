@@ -35,11 +35,7 @@ class OldSpansGone:
 
 
 def evicted_spans(matcher: Matcher, age: int) -> EvictedColumns:
-    """Return span eviction.
-
-    Raises:
-        ConfigError: If the age is not an integer of at least 0.
-    """
+    """Return span eviction."""
     check_age(age)
 
     def policy(ids: Ints) -> OldSpansGone:

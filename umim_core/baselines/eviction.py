@@ -96,9 +96,6 @@ class PolicyCache:
         """Read raw ids [W], at least one, then drop columns beyond the budget, at least 1.
 
         Hidden states [W', d] are of the tokens of the last forward; nothing was dropped before it.
-
-        Raises:
-            EvaluationError: If the policy breaks its protocol, or a layer has no keys of its own.
         """
         weighs = self._policy.reads_attention
         parts = torch.split(ids, WEIGHED_TOKENS if weighs else len(ids))
@@ -197,11 +194,6 @@ def score_evicted(
     Context [T] and continuations have at least one token each. The first token of a continuation is
     predicted by the prefill, before anything is dropped. Returned are one score per continuation,
     in order, and the columns that stayed, of the ``budget`` that may.
-
-    Raises:
-        EvaluationError: If context and continuation exceed the backbone's positions, or the policy
-            breaks its protocol.
-        GenerationError: If they exceed the window of a sliding-window backbone.
     """
     limit, longest = backbone.max_positions, len(context) + max(map(len, endings)) - 1
     if limit is not None and longest > limit:
@@ -249,12 +241,6 @@ def generate_evicted(
     ``config`` and ``request`` are as for the engine; nothing is merged or streamed. The budget is
     asked after the prompt, and after each token that was read. Samples of a prompt lie side by
     side; ``cache_lengths`` has the columns after every forward.
-
-    Raises:
-        EvaluationError: If the policy breaks its protocol.
-        GenerationError: If an option is not supported, or a row takes more positions than the
-            backbone or its attention window has: those of prompt and new tokens, or, where a policy
-            turns what stays to positions inside the cache, of the prompt and of the columns.
     """
     check_generation_config(config)
     samples, new = samples_per_prompt(config), config.max_new_tokens or 0

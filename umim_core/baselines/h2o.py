@@ -68,9 +68,6 @@ class HeavyHitters:
 
         The heads of queries that share a key/value head count together. Of an odd budget the newest
         columns have the larger half. Of equal scores the first columns stay.
-
-        Raises:
-            EvaluationError: If the forward gave no attention weights.
         """
         if held.attention is None:
             raise EvaluationError(
@@ -113,9 +110,6 @@ def score_masked(
 
     ``budget`` columns may stay of the context. The same share stays of context and continuation
     together, half of it heavy hitters, half newest columns.
-
-    Raises:
-        GenerationError: If a text exceeds the window of a sliding-window backbone.
     """
     scores = []
     for ending in endings:

@@ -55,10 +55,6 @@ class CompressedPrefix:
         """Return the self-information of a segment's tokens [S] after the prefix (nats).
 
         A segment has at most half as many tokens as the model has positions.
-
-        Raises:
-            EvaluationError: If an id is outside the scorer's vocabulary.
-            GenerationError: If prefix and segment exceed the window of a sliding-window model.
         """
         check_vocabulary(segment, self._scorer)
         limit = self._scorer.max_positions
@@ -160,11 +156,7 @@ def _sizes(tokens: int, segment: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class LLMLingua:
-    """Keep the tokens that surprise a language model after what was kept before them.
-
-    Raises:
-        ConfigError: If the segment or the granularity is below 1.
-    """
+    """Keep the tokens that surprise a language model after what was kept before them."""
 
     scorer: Backbone
     segment: int = 200

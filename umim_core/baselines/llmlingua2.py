@@ -196,11 +196,7 @@ def token_ranks(texts: list[str], words: Words) -> NDArray[np.float64]:
 
 @OWN_MODELS.add("llmlingua2")
 def published_classifier() -> str:
-    """Return the published token classifier as name@commit.
-
-    Raises:
-        BackboneError: If neither the hub nor its cache on this machine knows the commit.
-    """
+    """Return the published token classifier as name@commit."""
     commit = hub_commit(PUBLISHED)
     if commit is None:
         raise BackboneError(

@@ -182,9 +182,6 @@ def own_model(name: str) -> str | None:
     """Return the model of its own that a baseline would choose by now, as name@commit.
 
     None for a baseline that chooses by the backbone. Nothing is loaded; the hub is asked.
-
-    Raises:
-        BackboneError: If the commit is not known here.
     """
     return OWN_MODELS.find(name)() if name in OWN_MODELS.names() else None
 
@@ -202,11 +199,7 @@ class ListedBaseline:
 
 
 def side_of(name: str) -> Side:
-    """Return the side of a baseline; loads no model.
-
-    Raises:
-        ConfigError: If there is none of that name.
-    """
+    """Return the side of a baseline; loads no model."""
     side: Side = get_type_hints(BASELINES.find(name))["return"].side
     return side
 
@@ -226,9 +219,6 @@ class TargetReduction:
 
     With a target of 0.14, 50 tokens lose 7, 10 lose 1 and 3 lose none. Halves are rounded to the
     even number.
-
-    Raises:
-        ConfigError: If it is no such share.
     """
 
     target: float
@@ -247,11 +237,7 @@ class TargetReduction:
         return max(1, tokens - round(self.target * tokens))
 
     def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:
-        """Drop leading ids [T] until what stays of the others fits; return them and how many stay.
-
-        Raises:
-            EvaluationError: If there is no room for a single token.
-        """
+        """Drop leading ids [T] until what stays of the rest fits; return them and how many stay."""
         if room < 1:
             raise EvaluationError(
                 "there must be room for a token of the context",
@@ -288,10 +274,6 @@ def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Reduction:
     The reducer is not asked where nothing is to be chosen: an empty text, or a budget of all
     tokens. The budget is 1 .. T, or 0 of an empty text. Protected tokens stay even if they are
     more, and the result says how many were.
-
-    Raises:
-        EvaluationError: If the budget is out of range, or the choice is not rising, empty, not of
-            the budget's size although the reducer is exact, or lacks a protected token.
     """
     tokens = len(text.ids)
     if not min(1, tokens) <= budget <= tokens:

@@ -29,9 +29,6 @@ def load_own_model(what: str, name: str, kind: Any, trained: str) -> OwnModel:
     """Load a model of a class of transformers, with its tokenizer, by directory or repository.
 
     For messages, ``what`` says what is loaded, ``trained`` what a complete model would be.
-
-    Raises:
-        BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
     """
     check_place(what, name, "config.json", None, False)
     commit = hub_commit(name)

@@ -39,9 +39,6 @@ def self_information(ids: Ints, scorer: Backbone) -> NDArray[np.float64]:
 
     A text that is longer than the model's positions is read in windows that begin half of them
     before the first token that is still to be scored.
-
-    Raises:
-        EvaluationError: If an id is outside the scorer's vocabulary.
     """
     check_vocabulary(ids, scorer)
     information = np.full(len(ids), math.log(scorer.vocab_size))
@@ -58,11 +55,7 @@ def self_information(ids: Ints, scorer: Backbone) -> NDArray[np.float64]:
 
 
 def check_vocabulary(ids: Ints, scorer: Backbone) -> None:
-    """Refuse ids that are none of the scorer's.
-
-    Raises:
-        EvaluationError: If there is one.
-    """
+    """Refuse ids that are none of the scorer's."""
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < scorer.vocab_size:
         raise EvaluationError(
             f"ids must lie between 0 and {scorer.vocab_size - 1}",

@@ -161,11 +161,7 @@ def _named_encoder() -> str:
 
 @OWN_MODELS.add("cpc")
 def trained_encoder() -> str:
-    """Return the encoder as name@commit, or directory name@digest.
-
-    Raises:
-        BackboneError: If none is named, or it is not known here.
-    """
+    """Return the encoder as name@commit, or directory name@digest."""
     name = _named_encoder()
     if (place := Path(name)).is_dir():
         return f"{place.name}@{directory_digest(place)}"

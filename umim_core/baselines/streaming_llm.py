@@ -53,11 +53,7 @@ class SinksAndNewest:
 
 @BASELINES.add("streaming-llm")
 def streaming_llm(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
-    """Keep four attention sinks and the newest columns, turned to positions inside the cache.
-
-    Raises:
-        BackboneError: If the backbone's positions are no rotation of its keys.
-    """
+    """Keep four attention sinks and the newest columns, turned to positions inside the cache."""
     rotation = key_rotation(backbone)
     return EvictedColumns(lambda ids: SinksAndNewest(rotation))
 

@@ -34,11 +34,7 @@ _log: Final = logging.getLogger("umim")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A trained merge module, in float32, with the rules it was trained with.
-
-    Raises:
-        RuleSetError: If the configuration bounds the price of rules that have none.
-    """
+    """A trained merge module, in float32, with the rules it was trained with."""
 
     config: CheckpointConfig
     module: MergeModule = field(repr=False)
@@ -59,9 +55,6 @@ class Checkpoint:
         """Bind module and rules to the backbone and the unit positions they were trained with.
 
         Rule rows of spans that are no rules of the matcher go; ``training`` is recorded.
-
-        Raises:
-            ConfigError: If there is no merge module or there are no rules.
         """
         backbone, rules = merged_model.backbone, merged_model.require_matcher().rules
         module = with_rows_of(merged_model.require_module(), rules)
@@ -94,32 +87,20 @@ class Checkpoint:
         """Return the checkpoint with another bound on the price of rules while decoding, or none.
 
         With a bound the checkpoint recommends to merge everywhere.
-
-        Raises:
-            RuleSetError: If there is a bound and the rules have no prices.
         """
         checkpoint = self if bound is None else self.recommending("all")
         config = checkpoint.config.model_copy(update={"decode_max_damage": bound})
         return replace(checkpoint, config=config)
 
     def recommending(self, merge: Merge, raw_tail: int = 0) -> Checkpoint:
-        """Return the checkpoint with other defaults of what its generations merge.
-
-        Raises:
-            ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
-        """
+        """Return the checkpoint with other defaults of what its generations merge."""
         check_merge(merge)
         check_raw_tail(raw_tail, merge)
         config = self.config.model_copy(update={"merge": merge, "raw_tail": raw_tail})
         return replace(self, config=config)
 
     def noting(self, backbone: Backbone, reason: str) -> Checkpoint:
-        """Return the checkpoint with a note why a backbone of another kind is good enough.
-
-        Raises:
-            BackboneMismatchError: If its embeddings have another size.
-            TokenizerMismatchError: If the tokenizer differs.
-        """
+        """Return the checkpoint with a note why a backbone of another kind is good enough."""
         differences = self.backbone_differences(backbone)
         if not reason.strip() or backbone.hidden_size != self.config.hidden_size:
             self.check_backbone(backbone)
@@ -132,13 +113,7 @@ class Checkpoint:
         return replace(self, config=self.config.model_copy(update={"training": training}))
 
     def check_backbone(self, backbone: Backbone) -> None:
-        """Refuse a backbone or tokenizer other than the checkpoint's own.
-
-        Raises:
-            BackboneMismatchError: If the weights or the architecture differ.
-            TokenizerMismatchError: If the tokenizer differs.
-            RuleSetError: If a rule holds a special token.
-        """
+        """Refuse a backbone or tokenizer other than the checkpoint's own."""
         if differences := self.backbone_differences(backbone):
             raise BackboneMismatchError(
                 f"this checkpoint belongs to {self.config.backbone} "
@@ -164,12 +139,7 @@ class Checkpoint:
         return identity.differences(known.model_type, known.config, known.weights)
 
     def check_vocabulary(self, backbone: Backbone) -> None:
-        """Refuse a tokenizer other than the checkpoint's own, and rules that do not fit it.
-
-        Raises:
-            TokenizerMismatchError: If the tokenizer differs.
-            RuleSetError: If a rule holds a special token.
-        """
+        """Refuse a tokenizer other than the checkpoint's own, and rules that do not fit it."""
         wanted = self.config.tokenizer_fingerprint
         if wanted and not backbone.has_tokenizer(wanted):
             raise TokenizerMismatchError(
@@ -190,21 +160,12 @@ class Checkpoint:
         write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
 
     def save(self, directory: str | Path) -> None:
-        """Write the checkpoint directory; it must not exist yet.
-
-        Raises:
-            ArtifactError: If it exists or cannot be written.
-        """
+        """Write the checkpoint directory; it must not exist yet."""
         publish_directory(Path(directory), self.write)
 
     @classmethod
     def load(cls, name: str | Path) -> Checkpoint:
-        """Load a checkpoint by embedded name or directory.
-
-        Raises:
-            CheckpointError: If there is none, or its weights do not fit its configuration.
-            ArtifactError: If it is torn, altered or of an unknown schema.
-        """
+        """Load a checkpoint by embedded name or directory."""
         directory = resolve_checkpoint(name)
         read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
         config = read_config(directory)

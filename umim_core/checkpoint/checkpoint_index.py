@@ -42,11 +42,7 @@ def artifact_root() -> Path:
 
 
 def remote_address() -> str | None:
-    """Return the address in ``UMIM_ROOT``, None where it is a directory or not set.
-
-    Raises:
-        ConfigError: If it is the address of a local file.
-    """
+    """Return the address in ``UMIM_ROOT``, None where it is a directory or not set."""
     named = os.environ.get("UMIM_ROOT")
     if not named or "://" not in named:
         return None
@@ -60,11 +56,7 @@ def remote_address() -> str | None:
 
 
 def local_root() -> Path:
-    """Return ``artifact_root()`` for what is written there and not stored elsewhere.
-
-    Raises:
-        ConfigError: If ``UMIM_ROOT`` is an address, where the pipeline alone stores.
-    """
+    """Return ``artifact_root()`` for what is written there and not stored elsewhere."""
     address = remote_address()
     if address is not None:
         from umim_core.text.files import redacted
@@ -92,9 +84,6 @@ def record_checkpoint(root: Path, name: str, directory: Path) -> Path:
     """Give a checkpoint a name, and return the file of the record; an older one is forgotten.
 
     Runs that give one name at the same time wait for each other.
-
-    Raises:
-        ArtifactError: If the record cannot be written.
     """
     place = directory.resolve()
     inside = place.is_relative_to(root.resolve())
@@ -127,12 +116,7 @@ class OwnPlace:
 
 
 def own_place(kind: str, out: Path | None, stem: str) -> OwnPlace:
-    """Return ``out``, or a directory under the artifact root, named by kind and stem.
-
-    Raises:
-        ConfigError: As :func:`local_root`, if ``out`` is None.
-        ArtifactError: If the directory cannot be written.
-    """
+    """Return ``out``, or a directory under the artifact root, named by kind and stem."""
     root = local_root() if out is None else artifact_root()
     name = own_name(kind, stem if out is None else out.resolve().name)
     directory = (out or root / name).resolve()

@@ -30,11 +30,7 @@ _WIDEST: Final = 1 << 20  # inputs or outputs of a linear map
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors as safetensors.
-
-    Raises:
-        ArtifactError: If the disk refuses them.
-    """
+    """Write tensors as safetensors."""
     try:
         save_file(tensors, path)
     except SafetensorError as error:
@@ -46,11 +42,7 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def write_module(module: nn.Module, path: Path) -> None:
-    """Write a module's weights in single precision; with adapters, all of them in bfloat16.
-
-    Raises:
-        ArtifactError: If the disk refuses them.
-    """
+    """Write a module's weights in single precision; with adapters, all of them in bfloat16."""
     state = module.state_dict()
     # With adapters single precision would take 15 MB, not 8.
     half = any(name.startswith(_ADAPTERS) for name in state)
@@ -63,11 +55,7 @@ def write_module(module: nn.Module, path: Path) -> None:
 
 
 def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeModule:
-    """Return the module that ``write_module`` wrote, its weights fixed.
-
-    Raises:
-        CheckpointError: If the weights do not fit the configuration, or are not finite.
-    """
+    """Return the module that ``write_module`` wrote, its weights fixed."""
     with torch.device("meta"):  # a declared size allocates nothing and draws no weights
         module = MergeModule.of(config, config.hidden_size, config.num_heads)
     wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
@@ -147,11 +135,7 @@ def _rows(directory: Path, weights: dict[str, torch.Tensor], rules: RuleSet) -> 
 
 
 def read_weights(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Read exactly the tensors wanted by name and shape, checked before any is allocated.
-
-    Raises:
-        CheckpointError: If the file holds other tensors, or numbers that are not finite.
-    """
+    """Read exactly the tensors wanted by name and shape, checked before any is allocated."""
     limit = 2 * sum(4 * int(np.prod(shape)) for shape in wanted.values()) + (1 << 20)
     if path.stat().st_size > limit:
         raise CheckpointError(

@@ -18,12 +18,7 @@ from umim_core.rules.ruleset import RuleSet
 
 
 def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int) -> MergeModule:
-    """Return a module of a form with the weights that training starts from, on its device.
-
-    Raises:
-        ConfigError: If no layer reads merged spans.
-        RuleSetError: If the form has rule rows and there are no rules.
-    """
+    """Return a module of a form with the weights that training starts from, on its device."""
     if form.merge_depth >= backbone.num_layers:
         raise ConfigError(
             f"merge_depth must be below {backbone.num_layers}, the layers of the model",
@@ -48,14 +43,7 @@ def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int
 def untrained_checkpoint(
     backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int = 0
 ) -> Checkpoint:
-    """Return a checkpoint that needs no training: a span has the anchor of the form's residual.
-
-    Raises:
-        ConfigError: If the form has no residual: its untrained surrogates would be random. Also if
-            no layer reads merged spans.
-        RuleSetError: If there are no rules, or one holds a special token.
-        TokenizerMismatchError: If the rules belong to another tokenizer.
-    """
+    """Return a checkpoint that needs no training: a span has the anchor of the form's residual."""
     if form.residual == "none":
         raise ConfigError(
             "an untrained module must have a residual", form.residual, "Choose last or exponential."

@@ -13,11 +13,7 @@ AnyRecipe = Recipe | TableRecipe | AdaptationRecipe
 
 
 def load_any_recipe(path: Path) -> AnyRecipe:
-    """Read and validate a recipe of any kind.
-
-    Raises:
-        ConfigError: If the file is missing, not YAML, or breaks a rule.
-    """
+    """Read and validate a recipe of any kind."""
     raw = read_recipe_file(path)
     kind = raw.get("kind") if isinstance(raw, dict) else None
     if kind == "adaptation":

@@ -85,11 +85,7 @@ def form_name(kind: str, depth: int) -> str:
 
 
 def check_kind(kind: str) -> str:
-    """Return a kind of merge module that exists.
-
-    Raises:
-        ConfigError: If there is none of that name.
-    """
+    """Return a kind of merge module that exists."""
     if kind != PAPER:
         kinds = [name for name in MERGE_FORMS.names() if _DEEPER not in name]
         if kind not in kinds:
@@ -102,11 +98,7 @@ def check_kind(kind: str) -> str:
 
 
 def check_form(positions: str, depth: int, kind: str, residual: str) -> None:
-    """Refuse a form that does not exist; the paper's kind takes all positions and depths.
-
-    Raises:
-        ConfigError: If a policy is unknown or they do not go together.
-    """
+    """Refuse a form that does not exist; the paper's kind takes all positions and depths."""
     for name, value, known in (
         ("positions", positions, get_args(Positions)),
         ("depth", depth, get_args(Depth)),
@@ -220,9 +212,6 @@ def check_row_rate(name: str, rate: float, trained: Sequence[ModuleForm]) -> Non
     """Refuse a learning rate of rule rows where no form that is trained has any.
 
     It would change stage keys and nothing else.
-
-    Raises:
-        ValueError: If it is not 1, the default, and no form has rule rows.
     """
     if rate != 1.0 and not any(form.rule_rows for form in trained):
         raise ValueError(
@@ -232,21 +221,13 @@ def check_row_rate(name: str, rate: float, trained: Sequence[ModuleForm]) -> Non
 
 
 def check_merge(merge: str, known: Sequence[Merge] = MERGES) -> None:
-    """Refuse a value of ``merge`` that does not exist, or that a caller has no use for.
-
-    Raises:
-        ConfigError: If it is none of ``known``.
-    """
+    """Refuse a value of ``merge`` that does not exist, or that a caller has no use for."""
     if merge not in known:
         raise ConfigError(f"merge must be one of {tuple(known)}", merge, "Choose one of them.")
 
 
 def check_raw_tail(raw_tail: object, merge: Merge) -> None:
-    """Refuse a ``raw_tail`` that is no number of tokens, or that has no effect.
-
-    Raises:
-        ConfigError: If it is not an integer of at least 0, or is above 0 where nothing is merged.
-    """
+    """Refuse a ``raw_tail`` that is no number of tokens, or that has no effect."""
     if isinstance(raw_tail, bool) or not isinstance(raw_tail, int) or raw_tail < 0:
         raise ConfigError(
             "raw_tail must be an integer of at least 0",

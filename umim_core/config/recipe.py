@@ -33,11 +33,7 @@ class HardwareConfig(Model):
     )
 
     def check(self, *, workers: int, use_gpu: bool) -> None:
-        """Refuse a run that is not one of this hardware.
-
-        Raises:
-            ValueError: If the cluster is another; pydantic makes the error of a recipe of it.
-        """
+        """Refuse a run that is not one of this hardware."""
         if not use_gpu or workers != self.gpus:
             raise ValueError(
                 f"hardware has {self.gpus} GPUs: cluster needs use_gpu true, workers {self.gpus}"

@@ -21,11 +21,7 @@ _REMOVED: Final = {
 
 
 def read_recipe_file(path: Path) -> object:
-    """Return what a YAML file holds.
-
-    Raises:
-        ConfigError: If it is missing or not YAML.
-    """
+    """Return what a YAML file holds."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -37,11 +33,7 @@ def read_recipe_file(path: Path) -> object:
 
 
 def validated(model: type[AnyModel], raw: object, what: str) -> AnyModel:
-    """Return a configuration.
-
-    Raises:
-        ConfigError: If a field is missing, unknown (with the closest known name) or out of bounds.
-    """
+    """Return a configuration."""
     try:
         return model.model_validate(raw)
     except ValidationError as error:

@@ -96,12 +96,7 @@ class CellRules(RulesConfig, StableDump):
         return self
 
     def check_recipe(self, segment_length: int, min_documents: int) -> None:
-        """Refuse confidence rules in a recipe whose other fields they cannot follow.
-
-        Raises:
-            ValueError: If documents would have to be counted, or the limit on tokens leaves no
-                segment.
-        """
+        """Refuse confidence rules in a recipe whose other fields they cannot follow."""
         if self.source == "confidence" and min_documents > 1:
             raise ValueError("confidence rules know no mining.min_documents; raise tau instead")
         if self.confidence_tokens is not None and self.confidence_tokens < segment_length:

@@ -72,9 +72,6 @@ def read_modules(paths: Sequence[Path], workers: int = 1) -> Iterator[list[Found
     Yields:
         Per file (qualified name, kind, docstring, which one of that name), or None for a file that
         does not parse.
-
-    Raises:
-        CorpusError: If a worker process dies.
     """
     if workers == 1:
         yield from map(_read_module, paths)
@@ -221,9 +218,6 @@ def build_corpus(
     Train, valid and test are of ``packages``, in order, then ``ood_math`` of ``out_of_domain`` and
     ``ood_stdlib`` of ``stdlib``; by default all are the running interpreter's. ``progress`` gets
     the numbers of modules read and in all.
-
-    Raises:
-        CorpusError: None of `packages` is installed, or they hold no docstring.
     """
     site = site_packages or Path(sysconfig.get_path("purelib"))
     library = stdlib or Path(sysconfig.get_path("stdlib"))
@@ -262,11 +256,7 @@ def installed_versions(packages: Iterable[str]) -> list[list[str]]:
 
 
 def held_out_text(site_packages: Path | None = None) -> str:
-    """Return docstrings of modules that the corpus keeps for testing, in every installation.
-
-    Raises:
-        CorpusError: If there are none, as in an installation without source files.
-    """
+    """Return docstrings of modules that the corpus keeps for testing, in every installation."""
     site = site_packages or Path(sysconfig.get_path("purelib"))
     paths = [
         file

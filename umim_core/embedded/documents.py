@@ -40,11 +40,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def read_documents(path: Path) -> Iterator[Document]:
-    """Yield the documents of one file that `build_corpus` wrote.
-
-    Raises:
-        CorpusError: The file is missing or a line is not a document.
-    """
+    """Yield the documents of one file that `build_corpus` wrote."""
     try:
         file = path.open("rb")
     except OSError as error:

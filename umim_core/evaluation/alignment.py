@@ -83,12 +83,6 @@ def evaluate_alignment(
     """Compare next-token distributions on raw and on merged input, or on an evicted cache.
 
     ``base`` reads the raw rows of ids [T_b]; the model's own backbone if None.
-
-    Raises:
-        EvaluationError: If there is no row, no rule matches in any row, or a row exceeds the
-            backbone's positions.
-        GenerationError: If a row exceeds the window of a sliding-window backbone.
-        NumericalError: If a metric is NaN or infinite.
     """
     if not rows or batch_size < 1:
         raise EvaluationError(
@@ -173,10 +167,6 @@ def logit_pairs(
     They are at least float32: rounded to bfloat16 they tie. The next chunk overwrites them. The
     third value says which C of the wanted states [B, T] (bool) they are. ``base``, of the same
     vocabulary, reads the raw rows [T_b].
-
-    Raises:
-        EvaluationError: If a row exceeds the backbone's positions.
-        GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
     backbone = merged_model.backbone
     ids = np.zeros(tuple(layout.lengths.shape), dtype=np.int64)

@@ -23,9 +23,6 @@ def one_line_errors() -> Iterator[None]:
     """End lm-eval's command with one line; every other caller gets the typed error as it is.
 
     lm-eval builds models and tasks deep inside its command and catches nothing on the way out.
-
-    Raises:
-        SystemExit: Instead of an ``UmimError`` when the process is lm-eval's command.
     """
     try:
         yield
@@ -41,11 +38,7 @@ def bars_are_hidden() -> bool:
 
 
 def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse names that a function does not have by a typed error: they come from ``--model_args``.
-
-    Raises:
-        ConfigError: At the call, with the closest known name.
-    """
+    """Refuse names from ``--model_args`` that a function does not have."""
     known = list(inspect.signature(function).parameters)
 
     @wraps(function)

@@ -59,11 +59,7 @@ class Wanted:
     request: Request
 
     def room(self, max_units: int) -> int:
-        """Return how many units a prompt may have, as many as hf leaves it tokens.
-
-        Raises:
-            GenerationError: If nothing is left.
-        """
+        """Return how many units a prompt may have, as many as hf leaves it tokens."""
         if self.new_tokens >= max_units:
             raise GenerationError(
                 f"max_gen_toks must be less than the model's maximum length ({max_units})",
@@ -73,11 +69,7 @@ class Wanted:
         return max_units - self.new_tokens
 
     def limits(self, prompt_lengths: Sequence[int]) -> list[int]:
-        """Return the most tokens to generate behind each prompt.
-
-        Raises:
-            GenerationError: If a prompt leaves no room in ``max_length``.
-        """
+        """Return the most tokens to generate behind each prompt."""
         if self.max_length is None:
             return [self.new_tokens] * len(prompt_lengths)
         limits = [self.max_length - length for length in prompt_lengths]
@@ -101,9 +93,6 @@ def read_gen_kwargs(
 
     Kwargs that change no token are left out with a warning. Where the task says nothing the model's
     own generation_config counts, then transformers' defaults.
-
-    Raises:
-        GenerationError: If a kwarg is unknown or out of range.
     """
     new_tokens = settings.pop("max_gen_toks")
     max_length = settings.pop("max_length", None)
@@ -210,11 +199,6 @@ class RowWriter:
 
         ``asked`` is what each prompt asks, for token reducers, ``parts`` its tokens that may merge,
         None for all. The ``merge`` of the engine's own options is replaced.
-
-        Raises:
-            GenerationError: If a prompt or the settings leave no room for a text.
-            EvaluationError: If a single unit of a prompt has no room, or a policy breaks its
-                protocol.
         """
         room = wanted.room(self.scorer.max_units)
         none = [None] * len(prompts)

@@ -97,11 +97,6 @@ def continuation_perplexity(
 
     exp(mean negative log-probability over all tokens) of the continuations [T_b] behind raw prompts
     [P_b] of at least one token.
-
-    Raises:
-        EvaluationError: If there are no continuation tokens, not as many continuations as
-            prompts, or a row is empty or too long for the backbone.
-        NumericalError: If a log-probability is NaN or infinite.
     """
     if len(prompts) != len(continuations) or not any(map(len, continuations)):
         raise EvaluationError(
@@ -124,14 +119,7 @@ def generation_quality(
     backbone: Backbone,
     references: References | None = None,
 ) -> GenerationQuality:
-    """Measure a set of generated texts.
-
-    Raises:
-        EvaluationError: If there is no row, one does not fit the backbone's positions, or there are
-            not as many references.
-        MissingExtraError: If a library that compares texts with references is not installed.
-        NumericalError: If a log-probability is NaN or infinite.
-    """
+    """Measure a set of generated texts."""
     texts = [row.ids for row in rows]
     prompts = [row.prompt_ids for row in rows]
     return GenerationQuality(

@@ -124,9 +124,6 @@ class ReducedScorer(_BaselineScorer):
             ids: Raw ids [T].
             room: Tokens that may stay.
             parts: Where the rules that give the budget apply; None for everywhere.
-
-        Raises:
-            EvaluationError: If there is no room for a single token.
         """
         if self.target is not None:
             return self.target.fit(ids, room)
@@ -138,9 +135,6 @@ class ReducedScorer(_BaselineScorer):
 
         The cue of what it asks is protected; a reducer that needs a question takes the end of the
         context where none is known.
-
-        Raises:
-            EvaluationError: If the reducer breaks its protocol.
         """
         protected = np.arange(len(ids)) >= len(ids) - self.merged_model.raw_tail
         protected[0] |= int(ids[0]) in self.merged_model.backbone.special_ids
@@ -238,9 +232,6 @@ def method_scorer(
 
     ``target`` is the token reduction of each context; None for that of the checkpoint's rules.
     ``max_units`` is the longest sequence that the model takes.
-
-    Raises:
-        ConfigError: If a target is asked of a method that merges spans.
     """
     if isinstance(method, MergedSpans):
         if target is not None:

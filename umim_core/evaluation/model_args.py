@@ -48,12 +48,7 @@ def check_modes(
     merge: Merge,
     raw_tail: int,
 ) -> None:
-    """Refuse arguments of ``UmimLM`` that do not go together.
-
-    Raises:
-        ConfigError: If ``merge`` or ``compare`` is unknown or is none that the others go with, or
-            ``raw_tail`` is no number of tokens.
-    """
+    """Refuse arguments of ``UmimLM`` that do not go together."""
     check_merge(merge)
     check_raw_tail(raw_tail, merge)
     if method is not None and merge != "prompt":
@@ -106,9 +101,6 @@ def recommended(
     The checkpoint is loaded where something is left to it: ``merge`` ``auto``, ``raw_tail`` None. A
     baseline ``method`` reads prompts merged, or shortened, alone; with a ``target`` of its own,
     policies of the cache take no raw tail.
-
-    Raises:
-        CheckpointError: If the checkpoint cannot be found or read.
     """
     known: AskedMerge = "prompt" if method is not None and merge == AUTO else merge
     if raw_tail is None and (known == "none" or (target and method and side_of(method) == "cache")):
@@ -123,12 +115,7 @@ def recommended(
 def target_of(
     method: str | None, match: str | None, target_tr: float | None, raw_tail: int = 0
 ) -> TargetReduction | None:
-    """Return the token reduction that a baseline is asked for; None for that of the rules.
-
-    Raises:
-        ConfigError: If ``match`` is another word than ``umim`` or comes without a baseline, both
-            are given, the reduction is none, or ``raw_tail`` would change nothing.
-    """
+    """Return the token reduction that a baseline is asked for; None for that of the rules."""
     if match not in (None, "umim"):
         raise ConfigError(
             "match must be umim, the token reduction of the rules",
@@ -171,12 +158,6 @@ def open_model_args(
 
     With ``merge=none`` a checkpoint only names its backbone: nothing but its configuration is read,
     and not even that where a backbone is given.
-
-    Raises:
-        CheckpointError: If the checkpoint cannot be loaded.
-        BackboneError: If the backbone cannot be loaded.
-        BackboneMismatchError: If the backbone is not the checkpoint's own.
-        ConfigError: If the data type is unknown, or this machine has no such device.
     """
     options = LoadOptions(backbone=backbone, backbone_revision=revision)
     if not isinstance(backbone, Backbone):
@@ -198,11 +179,7 @@ def _noted(merged_model: MergedModel) -> MergedModel:
 
 
 def checkpoint_config(given: str | Path | Checkpoint | None) -> CheckpointConfig:
-    """Read the configuration of a checkpoint; None is the one that is taken where none is named.
-
-    Raises:
-        CheckpointError: If it cannot be found or read.
-    """
+    """Read the configuration of a checkpoint; None is the one that is taken where none is named."""
     checkpoint = _checkpoint(given)
     if isinstance(checkpoint, Checkpoint):
         return checkpoint.config
@@ -241,21 +218,13 @@ def task_context(metadata: Mapping[str, object]) -> int | None:
     ``max_length`` (else the backbone's configuration) is the context; None if it is unknown.
     Arguments that name no backbone are those of ``umim``: the checkpoint's counts, else the default
     checkpoint's.
-
-    Raises:
-        CheckpointError: If the checkpoint cannot be found.
     """
     most = metadata.get("max_length")
     return most if isinstance(most, int) else trained_context(*_named(metadata))
 
 
 def task_tokenizer(metadata: Mapping[str, object]) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model that a task's metadata name; see `task_context`.
-
-    Raises:
-        BackboneError: If it cannot be loaded.
-        CheckpointError: If the checkpoint cannot be found.
-    """
+    """Load the tokenizer of the model that a task's metadata name; see `task_context`."""
     tokenizer = metadata.get("tokenizer")
     if isinstance(tokenizer, str):
         return load_tokenizer(tokenizer)

@@ -65,11 +65,6 @@ def evaluate_task(
 
     Arguments are those of ``UmimLM``. ``data`` is a folder with a file per split (by default see
     ``evaluation.tasks.spec_task``), ``limit`` the first questions of the test split, None for all.
-
-    Raises:
-        MissingExtraError: If lm-eval is not installed.
-        ConfigError: If there is no task of this name.
-        EvaluationError: If the task is not multiple choice.
     """
     try:
         from umim_core.evaluation.harness import UmimLM

@@ -24,9 +24,6 @@ def mean_difference_error(own: Sequence[float], base: Sequence[float]) -> float 
     """Return the standard error of mean(own) - mean(base), values of the same questions [Q].
 
     None for fewer than two questions.
-
-    Raises:
-        EvaluationError: If there are not as many.
     """
     _check_pairs(own, base)
     if len(own) < 2:
@@ -42,9 +39,6 @@ def bootstrap_difference_error(
 
     Every draw takes the same questions of both models. The same values [Q], of any type, give the
     same error. The statistic is a perplexity of (log-likelihood, words), an F1 score, ...
-
-    Raises:
-        EvaluationError: If there are not as many.
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap, 6.2 and 8.3 (paired data).
     """

@@ -63,11 +63,6 @@ def perplexity(
 
     The first ``given`` tokens of a window, 1 if None, are not scored. The token reduction is one of
     the cache's columns where the states are not of merging.
-
-    Raises:
-        EvaluationError: If there is no target, a window is empty or too long for the backbone, or
-            the batch size is not positive.
-        NumericalError: If a log-probability is NaN or infinite.
     """
     if batch_size < 1:
         raise EvaluationError("batch_size must be at least 1", batch_size, "Use 8.")
@@ -93,11 +88,6 @@ def second_half_perplexity(
     The protocol for methods that delete tokens or columns of the cache: what is deleted cannot be a
     target. The first half of a window of raw ids [T_b] has T // 2 tokens; every token of the second
     is a target. The token reduction is that of the first halves.
-
-    Raises:
-        EvaluationError: If there is no window, or one has fewer than two tokens or is too long for
-            the backbone.
-        NumericalError: If a log-probability is NaN or infinite.
     """
     halves = [np.split(np.asarray(ids, dtype=np.int64), [len(ids) // 2]) for ids in segments]
     if not all(len(first) for first, _ in halves):
@@ -137,10 +127,6 @@ def compare_second_halves(
 
     Windows are raw ids [T_b] of two tokens or more. Ways are the base model, UMIM and baselines
     (``method_scorer``). Differences are taken to the first.
-
-    Raises:
-        EvaluationError: As ``second_half_perplexity``.
-        NumericalError: If a log-probability is NaN or infinite.
     """
     comparisons: dict[str, HalfComparison] = {}
     first = None

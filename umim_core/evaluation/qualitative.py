@@ -51,10 +51,6 @@ def attention_maps(
     """Read a text of raw ids [T] raw and merged and return where the last layer looks.
 
     The backbone's attention is eager meanwhile: not for use during a generation.
-
-    Raises:
-        EvaluationError: If there is no token, or the text exceeds the backbone's positions.
-        GenerationError: If it exceeds the window of a sliding-window backbone.
     """
     backbone, config = merged_model.backbone, merged_model.backbone.model.config
     if len(ids) == 0:
@@ -121,11 +117,7 @@ class OrderSimilarity:
 def surrogate_similarity(
     spans: Sequence[Sequence[int]], merged_model: MergedModel
 ) -> list[OrderSimilarity]:
-    """Compare z(span) with the static embeddings of its tokens, by order, shortest first.
-
-    Raises:
-        EvaluationError: If there is no span or one has fewer than two tokens.
-    """
+    """Compare z(span) with the static embeddings of its tokens, by order, shortest first."""
     if not spans or min(map(len, spans)) < 2:
         raise EvaluationError(
             "similarity needs spans of at least two tokens",

@@ -53,13 +53,6 @@ def measure_damage(
 
     A merge pays for ``window`` states, its own included. ``progress`` is called with the number of
     raw tokens done so far.
-
-    Raises:
-        ConfigError: If the model has no merge module or no rules.
-        EvaluationError: If there is no row, the window or the batch size is below 1, no rule
-            matches in any row, or a row exceeds the backbone's positions.
-        GenerationError: If a row exceeds the window of a sliding-window backbone.
-        NumericalError: If a divergence is NaN or infinite.
     """
     if not rows or min(window, batch_size) < 1:
         raise EvaluationError(

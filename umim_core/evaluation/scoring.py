@@ -151,13 +151,7 @@ class RequestScorer(ABC):
         batch_size: int,
         finished: Finished = lambda done: None,
     ) -> list[Likelihood]:
-        """Score requests, in their order; results do not depend on ``batch_size``.
-
-        Raises:
-            EvaluationError: If the batch size is below 1, a context or a continuation is empty, a
-                continuation leaves no room for its context, or merge ``all`` has a raw tail.
-            NumericalError: If a log-probability is NaN or infinite.
-        """
+        """Score requests, in their order; results do not depend on ``batch_size``."""
         _check_requests(requests, batch_size)
         results: dict[int, Likelihood] = {}
         for done in self.forwards(requests, batch_size):
@@ -199,11 +193,7 @@ class _Row:
 
 @dataclass
 class Scorer(RequestScorer):
-    """Score requests with a merge module and its rules, longest first.
-
-    Raises:
-        ConfigError: If ``merge`` is neither.
-    """
+    """Score requests with a merge module and its rules, longest first."""
 
     merged_model: MergedModel
     merge: Merge
@@ -240,9 +230,6 @@ class Scorer(RequestScorer):
         """Match ids [T], drop leading units beyond ``room``; return the ids left and their units.
 
         ``parts`` are the tokens that may merge; None for all.
-
-        Raises:
-            EvaluationError: If there is no room for a single unit.
         """
         starts, _ = self.merged_model.segment_prompt(ids, parts)
         needed = self._counted(starts, len(ids), len(starts))

@@ -83,11 +83,7 @@ class DecodeRules:
         self._latest: tuple[float, Matcher] | None = None
 
     def matcher(self, request: Request) -> Matcher | None:
-        """Return the matcher of a request's generated tokens; None where they stay raw.
-
-        Raises:
-            RuleSetError: If there is a bound and the rules have no prices.
-        """
+        """Return the matcher of a request's generated tokens; None where they stay raw."""
         if request.merge != "all" or self._merged_model.matcher is None:
             return None
         whole = self._merged_model.require_matcher()
@@ -152,13 +148,6 @@ class Engine:
 
         Returns:
             Raw ids, spans and cache lengths per row.
-
-        Raises:
-            ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
-            GenerationError: If there is no prompt, a prompt is empty or holds an id outside the
-                vocabulary, an option is not supported, the state was continued before, or units and
-                new tokens exceed the backbone's positions or attention window.
-            RuleSetError: If there is a bound on damage and the rules have no prices.
         """
         clock = LapClock()
         check_generation_config(config)
@@ -240,12 +229,7 @@ class Engine:
 
     @torch.no_grad()
     def prefix(self, prompt: TokenPrompt, request: Request) -> Prefix:
-        """Read a text, as a prompt of ``steps``, into a cache that any number of requests continue.
-
-        Raises:
-            ConfigError: As ``steps``.
-            GenerationError: As ``steps``.
-        """
+        """Read a text like a prompt of ``steps``, into a cache that many requests continue."""
         request.check(self.backbone.vocab_size, 1, self.merged_model.merge_depth)
         model = self.merged_model.reading(request.merge, request.raw_tail)
         read = read_prompts([prompt], None, model)

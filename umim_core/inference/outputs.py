@@ -52,12 +52,7 @@ class GenerationState:
         return () if self._cache is None else tuple(self._cache.lengths.tolist())
 
     def check(self, rows: int, merged_model: MergedModel) -> None:
-        """Refuse a turn that cannot continue the state.
-
-        Raises:
-            GenerationError: If the state was continued or released, belongs to another backbone or
-                other unit positions, or has another number of rows.
-        """
+        """Refuse a turn that cannot continue the state."""
         if self._cache is None:
             raise GenerationError(
                 "a state can be continued once",

@@ -40,11 +40,7 @@ class _StoredPrefix:
 
 
 class PrefixStore:
-    """The newest rows, within a bound on the bytes of their columns; for one thread.
-
-    Raises:
-        ConfigError: If it is negative; 0 keeps nothing.
-    """
+    """The newest rows, within a bound on the bytes of their columns; for one thread."""
 
     def __init__(self, max_bytes: int) -> None:
         if max_bytes < 0:

@@ -56,10 +56,6 @@ def read_prompts(
 
     What an earlier turn chose last and never fed comes first, one id per row; with ``across_turns``
     a rule may begin with it.
-
-    Raises:
-        GenerationError: If there is no prompt, a prompt is empty (but for an unfed token), or it
-            holds an id outside the vocabulary.
     """
     if len(prompts) == 0:
         raise GenerationError("there must be at least one prompt", 0, "Pass one.")
@@ -173,11 +169,7 @@ def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Pr
 
 
 def check_room(backbone: Backbone, positions: int, new_tokens: int, overlong: Overlong) -> None:
-    """Refuse a request that the backbone has no room for.
-
-    Raises:
-        GenerationError: If they exceed its positions.
-    """
+    """Refuse a request that the backbone has no room for."""
     most = backbone.max_positions
     if most is not None and positions > most:
         rotary = bool(backbone.model.config.to_dict().get("rope_parameters"))

@@ -81,12 +81,7 @@ _NEUTRAL: Final[dict[str, object]] = {
 
 
 def check_generation_config(config: GenerationConfig) -> None:
-    """Refuse what the engine would otherwise ignore.
-
-    Raises:
-        GenerationError: If ``max_new_tokens`` is not positive, a setting is not supported, or
-            several samples are asked for without sampling.
-    """
+    """Refuse what the engine would otherwise ignore."""
     new = config.max_new_tokens
     if isinstance(new, bool) or not isinstance(new, int) or new < 1:
         raise GenerationError(
@@ -194,12 +189,6 @@ class Request:
         """Refuse what cannot be done by a backbone with so many ids V, for so many rows.
 
         Above a merge depth of 0 the layers below it may evict what others merge.
-
-        Raises:
-            ConfigError: If ``span_eviction`` is no number of tokens.
-            GenerationError: If more log-probabilities are asked for than there are ids, several
-                rows are to be streamed, a bound on damage is no number, or an option of merging
-                while decoding comes without it or without a merged end of the prompt.
         """
         check_merge(self.merge)
         for name, value in (

@@ -96,11 +96,7 @@ class RowBatch:
         self.rows: list[LiveRow] = []
 
     def room(self, prompt: TokenPrompt, request: Request) -> int:
-        """Return how many tokens the backbone has room for behind a prompt; below 1 for none.
-
-        Raises:
-            ConfigError: As ``join``; so is ``GenerationError``.
-        """
+        """Return how many tokens the backbone has room for behind a prompt; below 1 for none."""
         merged_model, backbone = self._engine.merged_model, self._engine.backbone
         prompts = read_prompts(
             [prompt], None, merged_model.reading(request.merge, request.raw_tail)
@@ -118,11 +114,6 @@ class RowBatch:
         """Read a prompt and add its rows, one per sample; settings are those of ``Engine.steps``.
 
         Of the request its ``merge``, ``raw_tail``, ``decode_max_damage`` and ``seed`` count.
-
-        Raises:
-            ConfigError: As ``Engine.steps``; so are the others.
-            GenerationError: Also if the row would outgrow the backbone's attention window.
-            RuleSetError: If there is a bound on damage and the rules have no prices.
         """
         engine = self._engine
         merged_model, backbone = engine.merged_model, engine.backbone

@@ -95,12 +95,7 @@ class RowEviction:
 def row_eviction(
     request: Request, merged_model: MergedModel, rows: Sequence[Row], past: GenerationState | None
 ) -> RowEviction | None:
-    """Return the eviction that a request asks for; None without.
-
-    Raises:
-        ConfigError: If the model has no rules.
-        GenerationError: If a state is continued: which columns of it would go is not known.
-    """
+    """Return the eviction that a request asks for; None without."""
     if request.span_eviction is None:
         return None
     if past is not None:

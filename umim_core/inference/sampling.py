@@ -100,10 +100,6 @@ class TokenChooser:
             zeros if None.
         streams: Number of each row's stream; 0, 1, 2, ... if None.
         device: Where the logits will be.
-
-    Raises:
-        GenerationError: If transformers refuses a setting (a temperature of 0, say), or the seed
-            is negative.
     """
 
     def __init__(
@@ -162,11 +158,6 @@ class TokenChooser:
 
         ``raw_ids`` are those of prompt and output per row, of any length; the choice of rows that
         are not ``running`` does not count.
-
-        Raises:
-            GenerationError: If a processor refuses its input.
-            NumericalError: If nothing can be chosen for a running row: logits that are not numbers,
-                or every id ruled out.
         """
         # transformers.generate scores in float32; float64 models keep their own precision.
         scores = logits if logits.dtype == torch.float64 else logits.float()

@@ -73,9 +73,6 @@ class Stopper:
     many tokens at the end as the longest of them has characters (bytes). Each of the further
     ``criteria`` is called once per row and token with that row's raw ids [1, T], prompt included,
     and without scores.
-
-    Raises:
-        GenerationError: If stop strings are asked for without a fitting tokenizer.
     """
 
     def __init__(
@@ -109,11 +106,7 @@ class Stopper:
 
 
 def stop_texts(option: object) -> list[str]:
-    """Return one stop string or several as a list.
-
-    Raises:
-        GenerationError: If one is no text, or has no character.
-    """
+    """Return one stop string or several as a list."""
     several = isinstance(option, Iterable) and not isinstance(option, str)
     texts: list[object] = list(cast("Iterable[object]", option)) if several else [option]
     if not all(isinstance(text, str) and text for text in texts):

@@ -111,11 +111,7 @@ def merged_rows(rows: Tensor | None) -> Iterator[None]:
 
 
 def linear_maps(backbone: Backbone) -> dict[str, tuple[int, int]]:
-    """Return inputs and outputs of the linear maps of a layer by name, the same in every layer.
-
-    Raises:
-        BackboneError: If layers differ in them, or have none.
-    """
+    """Return inputs and outputs of the linear maps of a layer by name, the same in every layer."""
     holder, name = layer_list(backbone.model)
     sizes_by_layer = [
         {n: _size(m) for n, m in layer.named_modules() if isinstance(m, _LINEAR)}
@@ -138,11 +134,7 @@ def _size(linear: nn.Module) -> tuple[int, int]:
 
 
 def adapted(backbone: Backbone, adapters: SpanAdapters) -> Backbone:
-    """Return a twin of a backbone whose linear maps have the adapters.
-
-    Raises:
-        BackboneError: If they were made for other layers.
-    """
+    """Return a twin of a backbone whose linear maps have the adapters."""
     sizes = {name.replace(".", "-"): size for name, size in linear_maps(backbone).items()}
     own = {
         name: (down.shape[1], adapters.up[name].shape[2]) for name, down in adapters.down.items()

@@ -142,12 +142,6 @@ def score_continuations(
 
     Returns:
         Per row, one score per continuation, in order.
-
-    Raises:
-        EvaluationError: If a context or a continuation is empty, or a row exceeds the backbone's
-            positions.
-        GenerationError: If a row exceeds the window of a sliding-window backbone and has several
-            continuations, or preserved positions.
     """
     for b, (context, row) in enumerate(zip(contexts, endings, strict=True)):
         if len(context) == 0 or not row or any(len(ending) == 0 for ending in row):

@@ -71,11 +71,6 @@ def score_rows(
 
     Returns:
         Per row its T_b - given scores.
-
-    Raises:
-        EvaluationError: If a row is empty, not 1-D, not of integers, or holds an id outside the
-            vocabulary, or a row exceeds the backbone's positions.
-        GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
     _check_rows(rows, merged_model.backbone.vocab_size)
     if max(len(row) for row in rows) < 2:
@@ -150,10 +145,6 @@ def state_hidden(tokens: Tensor, layout: BranchLayout, merged_model: MergedModel
     """Return the hidden states after every state that decoding passes through [B, L, d].
 
     Tokens are raw ids [B, L] (int64), right-padded; ``layout`` has their states.
-
-    Raises:
-        EvaluationError: If a row exceeds the backbone's positions.
-        GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
     backbone = merged_model.backbone
     _check_positions(layout, backbone)
@@ -183,11 +174,7 @@ def target_scores(hidden: Tensor, targets: Tensor, backbone: Backbone) -> TokenS
 
 
 def finite_sum(log_probs: Tensor) -> float:
-    """Return the sum of log-probabilities [n] (nats), added up in float64.
-
-    Raises:
-        NumericalError: If it is NaN or infinite.
-    """
+    """Return the sum of log-probabilities [n] (nats), added up in float64."""
     total = float(log_probs.cpu().double().sum())
     if not math.isfinite(total):
         raise NumericalError(

@@ -28,10 +28,6 @@ def add_low_rank(out: Tensor, x: Tensor, rows: Tensor, down: Tensor, up: Tensor)
     """Add to the given rows [M] (int64) of ``out`` [N, o] those of ``x`` [N, n] times A and B.
 
     Both are bfloat16 on the CPU, ``down`` is [n, r] and ``up`` [r, o]; no gradient.
-
-    Raises:
-        ValueError: If types or sizes differ from these: the kernel reads without bounds.
-        IndexError: If a row lies beyond the matrices.
     """
     types = (x.dtype, out.dtype, rows.dtype) == (torch.bfloat16, torch.bfloat16, torch.int64)
     sizes = (len(x), len(down), down.shape[1], up.shape[1])

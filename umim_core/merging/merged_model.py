@@ -47,9 +47,6 @@ class MergedModel:
             rules. Prompts, contexts and scored texts merge by all.
         merge_depth: Layers that read every token before spans merge, as the module was trained.
         parts: The layers below and from the merge depth on; made of the others if left out.
-
-    Raises:
-        ConfigError: If there are rules but no module, or the unit positions are unknown.
     """
 
     backbone: Backbone
@@ -110,21 +107,13 @@ class MergedModel:
         return replace(self, matcher=matcher, decode_max_damage=None)
 
     def reading(self, merge: Merge, raw_tail: int = 0) -> MergedModel:
-        """Return the model that reads prompts as a caller wants them.
-
-        Raises:
-            ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
-        """
+        """Return the model that reads prompts as a caller wants them."""
         check_merge(merge)
         check_raw_tail(raw_tail, merge)
         return self.base() if merge == "none" else replace(self, raw_tail=raw_tail)
 
     def require_module(self) -> MergeModule:
-        """Return the merge module.
-
-        Raises:
-            ConfigError: If spans are merged by something else, or not at all.
-        """
+        """Return the merge module."""
         if not isinstance(self.module, MergeModule):
             raise ConfigError(
                 "a merge module is needed", type(self.module).__name__, "Pass a MergeModule."
@@ -132,11 +121,7 @@ class MergedModel:
         return self.module
 
     def require_matcher(self) -> Matcher:
-        """Return the matcher.
-
-        Raises:
-            ConfigError: If there is none.
-        """
+        """Return the matcher."""
         if not isinstance(self.matcher, Matcher):
             raise ConfigError("rules are needed", type(self.matcher).__name__, "Pass a matcher.")
         return self.matcher
@@ -176,11 +161,7 @@ class MergedModel:
         return pack_rows(rows, cuts, device=self.backbone.device)
 
     def surrogates(self, span_ids: Tensor, span_lengths: Tensor) -> Tensor:
-        """Return the surrogates [M, d] of spans [M, N] in the backbone's data type.
-
-        Raises:
-            ConfigError: If there is no module, or spans merge inside the model.
-        """
+        """Return the surrogates [M, d] of spans [M, N] in the backbone's data type."""
         if self.merge_depth:
             raise ConfigError(
                 "a span has one surrogate at merge depth 0 alone",

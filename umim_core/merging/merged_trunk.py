@@ -52,12 +52,7 @@ class MergedTrunk:
 
     @classmethod
     def of(cls, backbone: Backbone, depth: int, adapters: SpanAdapters | None) -> Self:
-        """Take a backbone apart at merge depth k, 0 .. L-1; adapters are of layers k .. L-1.
-
-        Raises:
-            ConfigError: If the depth is not below the number of layers.
-            BackboneError: If the backbone cannot be split there, or the adapters are of another.
-        """
+        """Take a backbone apart at merge depth k, 0 .. L-1; adapters are of layers k .. L-1."""
         lower, upper = split_backbone(backbone, depth) if depth else (None, backbone)
         upper = upper if adapters is None else adapted(upper, adapters)
         return cls(lower, upper, adapters is not None, (backbone, depth, adapters))

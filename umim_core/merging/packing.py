@@ -118,11 +118,7 @@ def pack_rows(
     segmentations: Sequence[Segmentation],
     device: torch.device | str = "cpu",
 ) -> PackedUnits:
-    """Pack rows of raw ids [T_b] and their units (starts, lengths), which cover each row in order.
-
-    Raises:
-        CorpusError: If a segmentation does not cover its row or has units of more than 4 tokens.
-    """
+    """Pack rows of raw ids [T_b] and their units (starts, lengths), which cover each row."""
     counts = np.array([len(starts) for starts, _ in segmentations], dtype=np.int64)
     shape = (len(rows), int(counts.max(initial=0)))
     token_ids, starts, lengths = (np.zeros(shape, dtype=np.int64) for _ in range(3))

@@ -48,12 +48,7 @@ class TabulatedMerger:
     @classmethod
     @torch.no_grad()
     def of(cls, module: MergeModule, embed: Embed, vocab_size: int, chunk: int = 8192) -> Self:
-        """Tabulate ids 0 .. V-1 of a module on the device of the embeddings, ``chunk`` at once.
-
-        Raises:
-            ConfigError: If the embeddings have another size than the module, or if its tokens look
-                at their neighbours (depth 3).
-        """
+        """Tabulate ids 0 .. V-1 of a module on the device of the embeddings, ``chunk`` at once."""
         ids = torch.arange(vocab_size, device=module.norm_o.weight.device)
         if (size := embed(ids[:1]).shape[1]) != module.hidden_size:
             raise ConfigError(

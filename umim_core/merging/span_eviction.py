@@ -62,11 +62,7 @@ def last_queries(cut: Segmentation, age: int, certain: int = CERTAIN) -> Ints:
 
 
 def check_age(age: object) -> None:
-    """Refuse an age of spans that is none.
-
-    Raises:
-        ConfigError: If it is not an integer of at least 0.
-    """
+    """Refuse an age of spans that is none."""
     if isinstance(age, bool) or not isinstance(age, int) or age < 0:
         raise ConfigError(
             "the age at which spans are evicted must be an integer of at least 0",

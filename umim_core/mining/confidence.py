@@ -37,11 +37,7 @@ DEFAULT_PROBABILITY: Final = 0.5  # paper
 
 
 def check_probability(min_probability: float) -> None:
-    """Check a probability to be exceeded.
-
-    Raises:
-        ConfigError: If it is not between 0 and 1.
-    """
+    """Check a probability to be exceeded."""
     if not 0 < min_probability < 1:
         raise ConfigError(
             "min_probability must lie between 0 and 1", min_probability, "The paper takes 0.5."
@@ -49,11 +45,7 @@ def check_probability(min_probability: float) -> None:
 
 
 def check_segment(backbone: Backbone, length: int) -> None:
-    """Check that segments of ``length`` tokens fit the backbone, before any is tokenised.
-
-    Raises:
-        EvaluationError: If they exceed its positions.
-    """
+    """Check that segments of ``length`` tokens fit the backbone, before any is tokenised."""
     limit = backbone.max_positions
     if limit is not None and length > limit:
         raise EvaluationError(
@@ -80,12 +72,6 @@ def confidence_counts(
 
     Returns:
         Per order n the spans [R_n, n], rows ascending, and how many runs they are [R_n].
-
-    Raises:
-        ConfigError: If min_probability or batch size are out of bounds.
-        CorpusError: If an id is not in the backbone's vocabulary, or borders are not in order.
-        EvaluationError: If a segment exceeds the backbone's positions.
-        NumericalError: If a probability is NaN.
     """
     check_probability(min_probability)
     if batch_size < 1:

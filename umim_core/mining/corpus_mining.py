@@ -53,10 +53,6 @@ def choose_spans(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints, count:
 
     Returns:
         K rules, or all that save anything where there are fewer; of the same origin.
-
-    Raises:
-        ConfigError: If ``count`` is below 1.
-        CorpusError: If ids are out of range or borders do not cover them.
     """
     if count < 1:
         raise ConfigError("the number of spans must be at least 1", count, "Ask for 8192, say.")
@@ -157,14 +153,6 @@ def mine_rules(
 
     The token ids go through a temporary folder next to ``out`` (4 bytes per token), so that the
     corpus need not fit in memory. Ready token ids need no tokenizer; then no fingerprint is kept.
-
-    Raises:
-        ConfigError: If text is given without a tokenizer, or an option is out of its bounds.
-        RuleSetError: If ``tau`` is below 1.
-        ResourceLimitError: If counting may take more memory than ``max_memory_gib``.
-        CorpusError: If the source is unusable, holds less than one segment or fewer documents than
-            ``min_documents``, or holds ids that the tokenizer does not have.
-        ArtifactError: If ``out`` exists or cannot be written.
     """
     chosen = (options or MiningOptions()).check()
     check_absent(out)
@@ -272,11 +260,6 @@ def mine_confident_spans(
     The source is text, or ready ids of the backbone's tokenizer. Of the options a budget and a
     number of documents have no part in it. Every token of a span exceeds ``min_probability``; None
     is the paper's.
-
-    Raises:
-        BackboneError: If the backbone has no tokenizer.
-        ConfigError: If an option is given that has no part in it.
-        UmimError: As :func:`mine_rules` and ``confidence.confidence_counts``.
     """
     from umim_core.mining.confidence import (  # it needs torch
         DEFAULT_PROBABILITY,

@@ -58,10 +58,6 @@ def count_ngrams(
         max_order: Longest order to count; longer ones are empty in the result.
         threads: Threads; None takes one per core. The result does not depend on them.
 
-    Raises:
-        CorpusError: If ids are out of range or the borders do not cover them.
-        RuleSetError: If ``tau`` or ``threads`` is below 1.
-
     Source: paper, "N-gram Extraction and Frequency Counting".
     """
     check_tau(tau)
@@ -87,11 +83,7 @@ def excluded_mask(excluded: Iterable[int]) -> NDArray[np.bool_]:
 
 
 def thread_count(threads: int | None) -> int:
-    """Return a number of threads; None stands for one per core.
-
-    Raises:
-        RuleSetError: If it is below 1.
-    """
+    """Return a number of threads; None stands for one per core."""
     if threads is not None and threads < 1:
         raise RuleSetError("threads must be at least 1", threads, "Leave it out for all cores.")
     if threads is not None:
@@ -129,11 +121,7 @@ class OrderCounter:
         self._chunk_tokens = chunk_tokens
 
     def add(self, ids: Tokens, offsets: Offsets, low: int = 0, high: int | None = None) -> None:
-        """Count the segments ``low`` .. ``high - 1`` of ``ids``; may be called for further ones.
-
-        Raises:
-            CorpusError: If an id is out of range or a count passes 2^63 - 1.
-        """
+        """Count the segments ``low`` .. ``high - 1`` of ``ids``; may be called for further ones."""
         buffers = [_Buffers(self._chunk_tokens) for _ in range(CHUNKS_PER_THREAD * self._threads)]
         chunks = _chunks(ids, offsets, self._chunk_tokens, low, high)
         with ThreadPoolExecutor(self._threads) as pool:

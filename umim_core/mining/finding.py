@@ -93,10 +93,6 @@ def find_ngrams(
     """Find the n-grams that occur at least ``tau`` times.
 
     Documents end at ``document_ends`` [D], which is needed where the options count them.
-
-    Raises:
-        CorpusError: If ids are out of range.
-        RuleSetError: If an option is out of its bounds.
     """
     check_tau(options.tau)
     if not options.count_documents:

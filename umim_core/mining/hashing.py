@@ -47,11 +47,7 @@ class PartitionedCounts:
         return sum(entries.nbytes for entries in self._entries)
 
     def add(self, partition: int, keys: Ints, weights: Ints = NO_WEIGHTS) -> None:
-        """Add keys [K] of one partition, repeated or not; each counts 1, or its weight [K].
-
-        Raises:
-            CorpusError: If a count passes 2^63 - 1.
-        """
+        """Add keys [K] of one partition, repeated or not; each counts 1, or its weight [K]."""
         begin = 0
         while True:
             entries = self._entries[partition]

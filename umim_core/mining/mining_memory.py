@@ -50,9 +50,6 @@ def check_memory(
 
     A worker of a cluster counts tokens ``at_a_time`` before it sends its pairs; one process (None)
     counts all of them into one table.
-
-    Raises:
-        ResourceLimitError: If it may.
     """
     if (limit := options.max_memory_gib) is None:
         return

@@ -38,12 +38,7 @@ class MiningOptions:
     max_memory_gib: float | None = None
 
     def check(self) -> Self:
-        """Return the options if they are within their bounds.
-
-        Raises:
-            RuleSetError: If tau is below 1.
-            ConfigError: If another option is out of its bounds.
-        """
+        """Return the options if they are within their bounds."""
         check_tau(self.tau)
         for name, least in (
             ("segment_length", 2),

@@ -28,11 +28,7 @@ _log: Final = logging.getLogger("umim.progress")
 
 
 def check_absent(out: Path) -> None:
-    """Refuse an output directory that exists, before hours of counting and not after.
-
-    Raises:
-        ArtifactError: If it exists.
-    """
+    """Refuse an output directory that exists, before hours of counting and not after."""
     if os.path.lexists(out):
         raise ArtifactError(
             "the output directory must not exist", str(out), "Remove it or choose another name."
@@ -42,11 +38,7 @@ def check_absent(out: Path) -> None:
 def excluded_ids(
     tokenizer: PreTrainedTokenizerBase | None, protect: tuple[str, ...]
 ) -> tuple[int, ...]:
-    """Return the ids that take part in no rule: special and protected ones.
-
-    Raises:
-        ConfigError: If tokens are to be protected and there is no tokenizer.
-    """
+    """Return the ids that take part in no rule: special and protected ones."""
     if tokenizer is None:
         if protect:
             raise ConfigError(
@@ -59,11 +51,7 @@ def excluded_ids(
 def whole_segments(
     shards: TokenShards, tokenizer: PreTrainedTokenizerBase | None, length: int
 ) -> UniformOffsets:
-    """Return the borders of the whole segments of a corpus.
-
-    Raises:
-        CorpusError: If there is none, or the corpus holds ids that the tokenizer does not have.
-    """
+    """Return the borders of the whole segments of a corpus."""
     offsets = UniformOffsets(length, len(shards) // length)
     if not offsets.count:
         raise CorpusError(
@@ -77,11 +65,7 @@ def whole_segments(
 
 
 def check_vocabulary(max_id: int, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse ids that the tokenizer does not have.
-
-    Raises:
-        CorpusError: If the largest id is beyond its vocabulary.
-    """
+    """Refuse ids that the tokenizer does not have."""
     if max_id >= len(tokenizer):
         raise CorpusError(
             f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary",
@@ -91,11 +75,7 @@ def check_vocabulary(max_id: int, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def check_documents(shards: TokenShards, min_documents: int) -> None:
-    """Refuse a threshold that no rule can reach.
-
-    Raises:
-        CorpusError: If there are fewer documents.
-    """
+    """Refuse a threshold that no rule can reach."""
     if shards.num_documents < min_documents:
         raise CorpusError(
             f"min_documents is {min_documents}, so the corpus must have as many documents",
@@ -141,11 +121,7 @@ def tokenized_corpus(
 
 
 def ids_digest(ids: Tokens, offsets: Offsets) -> str:
-    """Return the SHA-256 of the ids in whole segments, as int32: the digest of a corpus.
-
-    Raises:
-        CorpusError: If an id is out of range, or there are fewer than the segments hold.
-    """
+    """Return the SHA-256 of the ids in whole segments, as int32: the digest of a corpus."""
     digest = hashlib.sha256()
     total = int(offsets[-1])
     for start in range(0, total, _HASHED_TOKENS):

@@ -89,9 +89,6 @@ class Recount:
 
         Without ``high`` they are counted to its end. When documents are counted, ``low`` is the
         border of one, and their ``document_ends`` [D] are needed.
-
-        Raises:
-            CorpusError: If an id is out of range, or documents are counted and end too early.
         """
         total = int(offsets[-1])
         end = total if high is None else min(high, total)

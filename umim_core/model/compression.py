@@ -42,11 +42,7 @@ class Compression:
     def of(
         cls, ids: Sequence[int], matcher: Matcher, decode: Decode, raw_tail: int = 0
     ) -> Compression:
-        """Cut raw ids [T] into units, ``raw_tail`` at the end raw; ``decode`` gives their texts.
-
-        Raises:
-            ConfigError: If ``raw_tail`` is negative.
-        """
+        """Cut raw ids [T] into units, ``raw_tail`` at the end raw; ``decode`` gives their texts."""
         check_raw_tail(raw_tail, "prompt")
         mergeable = max(0, len(ids) - raw_tail)
         _, lengths = segment_prefix(matcher.segment, np.array(ids, dtype=np.int64), mergeable)
@@ -107,13 +103,6 @@ def compress_text(
     The checkpoint is an embedded name, one's own, a directory or a hub repository; its own budget
     counts, if it has one. The last ``raw_tail`` tokens stay raw; special tokens are added as the
     tokenizer does where nothing is said.
-
-    Raises:
-        CheckpointError: If there is no such checkpoint.
-        ConfigError: If ``raw_tail`` is negative.
-        ArtifactError: If it is torn or altered.
-        BackboneError: If its backbone's tokenizer cannot be loaded.
-        TokenizerMismatchError: If that is not the one the rules were mined with.
     """
     directory = resolve_checkpoint(fetch_checkpoint(checkpoint))
     read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA)

@@ -26,9 +26,6 @@ def fetch_checkpoint(
     """Return a local name or directory unchanged; download what looks like a hub repository.
 
     What was downloaded is checked on loading.
-
-    Raises:
-        CheckpointError: If the repository does not exist or cannot be reached.
     """
     if own_checkpoint(str(name)) or Path(name).exists() or not _REPOSITORY.fullmatch(str(name)):
         return name
@@ -41,12 +38,7 @@ def fetch_checkpoint(
 
 
 def upload_checkpoint(directory: Path, repo_id: str, private: bool, commit_message: str) -> str:
-    """Upload a checkpoint directory to ``owner/name``, made if need be; return its address.
-
-    Raises:
-        CheckpointError: If the backbone is named by a path of this machine, or the hub refuses or
-            cannot be reached.
-    """
+    """Upload a checkpoint directory to ``owner/name``, made if need be; return its address."""
     backbone = read_config(resolve_checkpoint(directory)).backbone
     if Path(backbone).is_absolute() or Path(backbone).exists():
         raise CheckpointError(

@@ -42,10 +42,6 @@ def prompt_items(
     several; a 1-D or 2-D array or tensor of ids; or a mapping with ``input_ids`` and perhaps
     ``attention_mask``, as tokenizers return it. A mask is 1 where ids count, 0 at padding, in the
     shape of the ids.
-
-    Raises:
-        GenerationError: If there are no prompts or they are given twice, a mapping is none of a
-            tokenizer's, or ids and mask have no such shape.
     """
     if (prompts is None) == (input_ids is None):
         raise GenerationError(
@@ -151,9 +147,6 @@ def encode_prompts(
     the past is left out here. Texts get special tokens, a BOS say, as asked for; None does as the
     tokenizer does by default, and adds none to a text that continues ``past``. Chats never get any:
     their template writes them.
-
-    Raises:
-        GenerationError: If a chat has no template or is malformed, or does not begin with the past.
     """
     known = past.raw_ids if isinstance(past, GenerationState) else None
     if isinstance(past, Prefix):
@@ -207,11 +200,7 @@ def _encode_chat(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> 
 def encode_prefix(
     text: PromptInput, backbone: Backbone, add_special_tokens: bool | None = None
 ) -> NDArray[np.integer] | PromptIds:
-    """Return the raw ids of a text, or of a chat up to the end of its last message's content.
-
-    Raises:
-        GenerationError: If a chat has no template, is malformed, or its template rewrites contents.
-    """
+    """Return the raw ids of a text, or of a chat up to the end of its last message's content."""
     items = prompt_items(text)
     if len(items) != 1:
         raise GenerationError("a prefix is one text or chat", f"{len(items)} texts", "Pass one.")

@@ -67,14 +67,7 @@ _OF_FILES: Final = ("dtype", "device", "device_map", "attn_implementation")
 
 
 def check_load_options(options: LoadOptions) -> None:
-    """Refuse options that do not exist, as Python does for arguments, or do not go together.
-
-    Raises:
-        TypeError: If an option is unknown.
-        BackboneError: If a loaded backbone comes with options of loading, or a tokenizer alone.
-        ConfigError: If a budget is no number of nats, ``target_tr`` is out of bounds or comes with
-            a budget, or the data type is unknown.
-    """
+    """Refuse options that do not exist, as Python does for arguments, or do not go together."""
     unknown = sorted(set(options) - set(LoadOptions.__annotations__))
     if unknown:
         known = ", ".join(sorted(LoadOptions.__annotations__))
@@ -96,12 +89,7 @@ def check_load_options(options: LoadOptions) -> None:
 
 
 def find_checkpoint(name: str | Path | Checkpoint, options: LoadOptions) -> Checkpoint:
-    """Load a checkpoint by name, directory or hub repository; a loaded one is returned as it is.
-
-    Raises:
-        CheckpointError: If there is no such checkpoint, or it is malformed.
-        ArtifactError: If its files were altered.
-    """
+    """Load a checkpoint by name, directory or hub repository; a loaded one is returned as it is."""
     if isinstance(name, Checkpoint):
         return name
     local = options.get("local_files_only", False)
@@ -113,10 +101,6 @@ def find_backbone(checkpoint: Checkpoint | None, options: LoadOptions) -> Backbo
 
     The options are what ``check_load_options`` lets pass; only where they name the backbone there
     may be no checkpoint.
-
-    Raises:
-        BackboneError: If it cannot be loaded, or cannot do what the method needs.
-        ConfigError: If the data type or the device is unknown.
     """
     local = options.get("local_files_only", False)
     model, name = options.get("model"), options.get("backbone")
@@ -152,14 +136,6 @@ def find_both(
 
     Rules that hold a token of ``protect``, or are dearer than ``budget`` or ``target_tr`` allows,
     are left out; without these two, what the checkpoint's own budget does not allow.
-
-    Raises:
-        CheckpointError: As ``find_checkpoint``; so is ``ArtifactError``.
-        BackboneError: As ``find_backbone``, or if tokens are to be protected without a tokenizer.
-        ConfigError: As ``find_backbone``, or if a pattern of ``protect`` is no regular expression
-            or matches every token.
-        RuleSetError: If no rule is left, or the rules lack the prices that a budget or
-            ``target_tr`` needs.
     """
     local = options.get("local_files_only", False)
     source = default_checkpoint(local_files_only=local) if name is None else name

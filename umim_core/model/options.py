@@ -129,13 +129,7 @@ _SETTINGS: Final = (
 
 
 def check_options(options: GenerateOptions) -> GenerateOptions:
-    """Return options under our own names.
-
-    Raises:
-        TypeError: If an option is unknown, as of arguments in Python.
-        GenerationError: If an option is of beam search or is given under both its names, or
-            ``past`` is not a state.
-    """
+    """Return options under our own names."""
     beams = sorted(_BEAMS.intersection(options))
     if beams:
         raise GenerationError(
@@ -179,12 +173,7 @@ def with_recommended(options: GenerateOptions, config: CheckpointConfig) -> Gene
 
 
 def generation_config(options: GenerateOptions, backbone: Backbone) -> GenerationConfig:
-    """Return transformers' settings for the options, with what was not given filled in.
-
-    Raises:
-        GenerationError: If an option is out of range, settings come with a ``config``, or that is
-            not transformers' own.
-    """
+    """Return transformers' settings for the options, with what was not given filled in."""
     config_option = options.get("config")
     given: object = config_option
     if given is not None and not isinstance(given, GenerationConfig):
@@ -255,9 +244,6 @@ def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> R
     """Return what the options ask of the engine: those that are fields of ``Request``.
 
     ``UMIM.stream`` reads a streamer of its own; no other may be given with it.
-
-    Raises:
-        GenerationError: If a streamer comes with ``streamer``.
     """
     if streamer is not None and options.get("streamer") is not None:
         raise GenerationError(

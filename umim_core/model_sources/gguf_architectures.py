@@ -119,11 +119,7 @@ _LLAMA3: Final = {
 
 
 def architecture_of(file: GgufFile) -> Architecture:
-    """Return the architecture of a GGUF file.
-
-    Raises:
-        BackboneError: If it is not one of ``ARCHITECTURES``, or the file is a part of a model.
-    """
+    """Return the architecture of a GGUF file."""
     name = file.text("general.architecture")
     if name not in ARCHITECTURES:
         refuse(
@@ -141,11 +137,7 @@ def architecture_of(file: GgufFile) -> Architecture:
 
 
 def model_config(file: GgufFile) -> dict[str, Any]:
-    """Return the configuration of a GGUF file's model, as ``config.json`` holds it.
-
-    Raises:
-        BackboneError: If an entry is missing, of another type, or not supported.
-    """
+    """Return the configuration of a GGUF file's model, as ``config.json`` holds it."""
     architecture = architecture_of(file)
     prefix = f"{file.text('general.architecture')}."
     own = {key.removeprefix(prefix) for key in file.metadata if key.startswith(prefix)}
@@ -291,11 +283,7 @@ def tensors_of(architecture: Architecture, config: Mapping[str, Any]) -> Iterato
 
 
 def tensor_plan(file: GgufFile, config: Mapping[str, Any]) -> list[TensorPlan]:
-    """Return the tensors to write, by name; the file's are checked to be exactly those.
-
-    Raises:
-        BackboneError: If a tensor is missing, unknown or of another shape.
-    """
+    """Return the tensors to write, by name; the file's are checked to be exactly those."""
     plans = []
     for plan in tensors_of(architecture_of(file), config):
         if plan.source not in file.tensors:  # before the next ones, however many the file claims

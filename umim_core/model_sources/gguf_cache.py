@@ -50,10 +50,6 @@ def convert_gguf(source: Path, out: Path) -> None:
     """Write a GGUF file's model as a Hugging Face directory in single precision.
 
     Memory stays at a few copies of the largest tensor.
-
-    Raises:
-        BackboneError: If the file is damaged, or holds something that cannot be converted exactly.
-        ArtifactError: If the directory cannot be written.
     """
     file = read_gguf(source)
     config = model_config(file)
@@ -151,12 +147,7 @@ def is_bare(name: str) -> bool:
 
 
 def gguf_directory(path: Path) -> Path:
-    """Return the directory of a GGUF file's model, converted now if it was not before.
-
-    Raises:
-        BackboneError: As in ``convert_gguf``, and if the file changes meanwhile.
-        ArtifactError: If the cache cannot be written.
-    """
+    """Return the directory of a GGUF file's model, converted now if it was not before."""
     digest = _digest_of(path)
     final = models_root() / f"gguf-{digest[:16]}"
     if _is_whole(final):

@@ -50,11 +50,7 @@ class GgufTensor:
     data: NDArray[np.uint8]
 
     def values(self) -> NDArray[np.float32]:
-        """Return the dequantised values in the tensor's shape.
-
-        Raises:
-            BackboneError: If the type has no dequantisation, or a value is NaN or infinite.
-        """
+        """Return the dequantised values in the tensor's shape."""
         from gguf import GGMLQuantizationType, dequantize
 
         rows = self.data.reshape(math.prod(self.shape[:-1]), -1)
@@ -91,11 +87,7 @@ class GgufFile:
         return value if isinstance(value, str) else self._wrong(key, value, "a string")
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return an entry that is a whole number, else ``default``, which is None if it must be.
-
-        Raises:
-            BackboneError: If it is missing, or of another type.
-        """
+        """Return an entry that is a whole number, else ``default``, which is None if it must be."""
         value = self._entry(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             self._wrong(key, value, "one whole number")
@@ -149,11 +141,7 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read the header of a GGUF file; its tensors stay on disk until their values are asked for.
-
-    Raises:
-        BackboneError: If it cannot be read, is no GGUF file, or ends before its tensors do.
-    """
+    """Read the header of a GGUF file; its tensors stay on disk until their values are asked for."""
     try:
         if path.stat().st_size < len(MAGIC):
             _torn(path, "it has fewer than 4 bytes")

@@ -101,12 +101,7 @@ class GgufTokenizer:
 
 
 def read_tokenizer(file: GgufFile) -> GgufTokenizer:
-    """Return the tokenizer of a GGUF file.
-
-    Raises:
-        BackboneError: If it is not byte-level BPE, its pre-tokenizer is unknown, or its parts do
-            not fit each other.
-    """
+    """Return the tokenizer of a GGUF file."""
     tokens = file.texts("tokenizer.ggml.tokens")
     kinds = file.integers("tokenizer.ggml.token_type")
     if len(kinds) != len(tokens):

@@ -41,12 +41,7 @@ _REMEDY: Final = "Export without GGUF, or convert the directory with llama.cpp's
 
 
 def write_gguf(directory: Path, out: Path, name: str) -> None:
-    """Write a Hugging Face directory's model and tokenizer as a GGUF file.
-
-    Raises:
-        BackboneError: If the model or its tokenizer is none that a GGUF file holds exactly.
-        ArtifactError: If the file cannot be written.
-    """
+    """Write a Hugging Face directory's model and tokenizer as a GGUF file."""
     from gguf import GGUFWriter
 
     config = _config(directory)

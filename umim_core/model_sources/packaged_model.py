@@ -75,9 +75,5 @@ PACKAGED: Final = Registry[PackagedModel]("umim_core.model_sources.models", "pac
 
 
 def add_packaged(model: PackagedModel) -> PackagedModel:
-    """Add a packaged model under its name.
-
-    Raises:
-        ConfigError: If the name is taken.
-    """
+    """Add a packaged model under its name."""
     return PACKAGED.add(model.name)(model)

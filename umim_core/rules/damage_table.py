@@ -62,11 +62,7 @@ class DamageOrigin(BaseModel):
 
 @dataclass(frozen=True)
 class DamageTable:
-    """Measured damage of the rules of one set; the module says what its arrays hold.
-
-    Raises:
-        ArtifactError: If an array has another shape or type, or values that cannot be.
-    """
+    """Measured damage of the rules of one set; the module says what its arrays hold."""
 
     rules: RuleSet
     occurrences: Ints
@@ -136,22 +132,12 @@ class DamageTable:
         write_manifest(directory, kind=DAMAGE_KIND, schema=DAMAGE_SCHEMA, body=body)
 
     def save(self, directory: str | Path) -> None:
-        """Write the table's directory; it must not exist yet.
-
-        Raises:
-            ArtifactError: If it exists or cannot be written.
-        """
+        """Write the table's directory; it must not exist yet."""
         publish_directory(Path(directory), self.write)
 
     @classmethod
     def load(cls, directory: str | Path) -> DamageTable:
-        """Read a damage table; every byte is checked against the manifest.
-
-        Raises:
-            ArtifactError: If the directory is missing, torn, altered or of an unknown schema, or
-                its arrays do not fit its rules.
-            RuleSetError: If its rules break their format.
-        """
+        """Read a damage table; every byte is checked against the manifest."""
         path = Path(directory)
         manifest = read_manifest(path, kind=DAMAGE_KIND, schema=DAMAGE_SCHEMA)
         rule = f"{path}/manifest.json must describe a damage table"

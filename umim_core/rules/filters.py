@@ -205,9 +205,6 @@ def tau_for_budget(
     follow from the ends of these intervals, so the answer is exact: every smaller tau from
     ``counts.tau`` on gives more rules than the budget. It gives none at all where too many rules
     share one count.
-
-    Raises:
-        RuleSetError: If the budget is below 1.
     """
     if budget < 1:
         raise RuleSetError("a rule budget must be at least 1", budget, "Raise it, or give a tau.")

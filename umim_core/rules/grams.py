@@ -61,10 +61,6 @@ def select(counts: NgramCounts, tau: int, min_documents: int = 1) -> NgramCounts
 
     The prefix of a gram occurs wherever the gram does, and in the same documents (those of the
     first token), so every prefix that is needed is kept.
-
-    Raises:
-        RuleSetError: If ``tau`` is below the threshold of the counts, ``min_documents`` is below
-            1, or above 1 where documents were not counted.
     """
     if tau < counts.tau:
         raise RuleSetError(
@@ -97,11 +93,7 @@ _MOST: Final = 2**63 - 1
 
 
 def check_tau(tau: int) -> int:
-    """Return ``tau`` if it is a usable threshold.
-
-    Raises:
-        RuleSetError: If it is below 1, or no count can reach it.
-    """
+    """Return ``tau`` if it is a usable threshold."""
     if tau < 1:
         raise RuleSetError("tau must be at least 1", tau, "Choose the least count of a rule.")
     if tau > _MOST:

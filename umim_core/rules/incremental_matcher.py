@@ -68,9 +68,6 @@ class SuffixMatcher:
 
         Returns:
             How many units each row takes back and which unit it gets.
-
-        Raises:
-            ConfigError: If there is not one token and one flag per row.
         """
         # The compiled loop would write beyond the rows.
         if not tokens.shape == running.shape == self._borders.shape:

@@ -114,9 +114,6 @@ def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Cover
     """Segment held-out text, ids [T] and borders [num_segments + 1], and count what was merged.
 
     No unit crosses a border.
-
-    Raises:
-        CorpusError: If there is no token, ids are out of range or borders do not cover them.
     """
     if not len(ids):
         raise CorpusError("held-out text must hold at least one token", 0, "Give more text.")
@@ -142,9 +139,6 @@ def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> l
 
     Returns:
         One point per threshold, ascending, of at most eight; none without rules.
-
-    Raises:
-        CorpusError: As :func:`coverage`.
     """
     return [
         CoveragePoint(tau, len(part), token_reduction(ids, offsets, Matcher(part)))

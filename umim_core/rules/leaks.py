@@ -211,12 +211,7 @@ def _extended(ids: Ids, rows: Ints, following: tuple[Ints, Ints]) -> list[list[i
 def check_export(
     rules: RuleSet, tokenizer: PreTrainedTokenizerBase, policy: LeakPolicy = "refuse"
 ) -> list[Leak]:
-    """Scan rules before they are published and return the leaks; none under ``refuse``.
-
-    Raises:
-        LeakError: If a rule looks like private text and the policy is ``refuse``. Its message names
-            the first spans by their ids and shows only the beginning of their text.
-    """
+    """Scan rules before they are published and return the leaks; none under ``refuse``."""
     leaks = scan_rules(rules, tokenizer)
     if leaks and policy == "refuse":
         shown = ", ".join(

@@ -41,9 +41,6 @@ class Matcher:
         """Cut one sequence of token ids [T] into units: starts [S] and lengths [S] (int64).
 
         They cover every token once, in order.
-
-        Raises:
-            CorpusError: If the ids are not 1-D or out of range.
         """
         starts, lengths, _ = self.segment_many(ids, np.array([0, len(ids)], dtype=np.int64))
         return starts, lengths
@@ -60,10 +57,6 @@ class Matcher:
 
         Returns:
             Starts [S] (positions in the flat array), lengths [S], and unit borders [B + 1].
-
-        Raises:
-            CorpusError: If the ids are out of range or the borders do not cover them.
-            ConfigError: If ``threads`` is below 1.
         """
         if threads < 1:
             raise ConfigError("threads must be at least 1", threads, "Use 1 for this thread alone.")

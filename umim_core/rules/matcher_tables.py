@@ -56,11 +56,7 @@ class MatcherTables:
 
     @classmethod
     def build(cls, ids_by_order: dict[int, Ids]) -> MatcherTables:
-        """Build the tables of rules [R_n, n] (int32) per order, rows ascending, ids 0 .. 2^18 - 1.
-
-        Raises:
-            ArtifactError: If the rules have more prefixes than a table has slots.
-        """
+        """Build the tables of rules [R_n, n] (int32) per order, rows ascending, ids < 2^18."""
         pairs, triples = _prefixes(ids_by_order, 2), _prefixes(ids_by_order, 3)
         nodes = len(pairs) + len(triples) + len(ids_by_order[ORDERS[-1]])
         size = int(nodes / _LOAD) + 1
@@ -77,11 +73,7 @@ class MatcherTables:
         return cls(slots, bits, not any(holds_shorter(ids, slots) for ids in rules))
 
     def write(self, path: Path, digest: str) -> None:
-        """Write the tables as an array file, with the SHA-256 of their rule set (hex).
-
-        Raises:
-            ArtifactError: If the disk refuses.
-        """
+        """Write the tables as an array file, with the SHA-256 of their rule set (hex)."""
         header = np.zeros(_HEADER, dtype=_DTYPE)
         header[:3] = LAYOUT, len(self.slots), self.infix_free
         header[_DIGEST] = _digest_words(digest)
@@ -94,9 +86,6 @@ class MatcherTables:
         The bytes must have been checked against the manifest. Here it is checked, in one pass over
         the slots, that the tables belong to these rules and that every search in them ends; no
         content can lead a search out of them.
-
-        Raises:
-            ArtifactError: If the file is no such table, or one of other rules.
         """
         words = open_array(path)
         if words.dtype != _DTYPE or words.ndim != 1 or words.size < _HEADER + 2:

@@ -25,11 +25,7 @@ NAMED_PATTERNS: Final = {"digits": r"\d", "capitals": r"^\s*[A-Z]", "newlines": 
 def protected_ids(
     tokenizer: PreTrainedTokenizerBase, patterns: Sequence[str] = ()
 ) -> NDArray[np.int64]:
-    """Return the sorted ids (int64) of special tokens and of every token that a pattern matches.
-
-    Raises:
-        ConfigError: If a pattern is no regular expression, or matches every token.
-    """
+    """Return the sorted ids (int64) of special tokens and of every token that a pattern matches."""
     special = special_ids(tokenizer)
     compiled = [(pattern, _compile(pattern)) for pattern in patterns]
     if not compiled:
@@ -66,10 +62,6 @@ def check_for_module(
     """Refuse rules that no merge module can be made for: another tokenizer's, or none at all.
 
     The tokenizer is given by its SHA-256, its number of entries and its special ids.
-
-    Raises:
-        TokenizerMismatchError: If the rules belong to another tokenizer.
-        RuleSetError: If there are none, or one holds a special token.
     """
     rules.check_tokenizer(fingerprint)
     check_vocabulary(rules, vocabulary, special)
@@ -80,12 +72,7 @@ def check_for_module(
 
 
 def check_vocabulary(rules: RuleSet, size: int, special: Collection[int]) -> None:
-    """Refuse rules with ids that the vocabulary does not have, or with special ones.
-
-    Raises:
-        TokenizerMismatchError: If a rule has an id beyond the vocabulary.
-        RuleSetError: If a rule has a special id.
-    """
+    """Refuse rules with ids that the vocabulary does not have, or with special ones."""
     top = max((int(ids.max()) for ids in rules.ids_by_order.values() if len(ids)), default=0)
     if top >= size:
         raise TokenizerMismatchError(

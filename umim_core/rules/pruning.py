@@ -102,11 +102,6 @@ def cut_to_budget(
     Each trial matches the text anew with the rules of the trial; bisection finds their number. The
     text is flat ids [T] and segment borders [num_segments + 1]. The target, (raw tokens - units) /
     raw tokens, lies above 0 and below 0.75; only ``free`` rules [R] (bool) may stay, None for all.
-
-    Raises:
-        ConfigError: If the target is out of bounds.
-        RuleSetError: If all these rules together do not reach it.
-        CorpusError: If there is no token, ids are out of range or borders do not cover them.
     """
     check_target(target)
     order = _by_price(rules, price)
@@ -140,10 +135,6 @@ def recording_reductions(rules: RuleSet, text: Text) -> RuleSet:
 
     Prices at even steps through the rules are recorded, each with the token reduction of all rules
     of at most this price. ``at_reduction`` reads them.
-
-    Raises:
-        RuleSetError: If the rules have no prices.
-        CorpusError: As ``cut_to_budget``.
     """
     shares = np.arange(1, _STEPS + 1) / _STEPS
     steps = np.unique(np.quantile(rules.require_prices(), shares, method="higher"))
@@ -160,10 +151,6 @@ def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:
 
     The number of rules between two recorded steps follows from a straight line; of equal prices the
     most frequent rules come first. All rules without a target.
-
-    Raises:
-        ConfigError: If the target is out of bounds.
-        RuleSetError: If the rules have no prices or no record, or all together save less.
     """
     if target is None:
         return rules
@@ -206,12 +193,6 @@ def prune_by_damage(
     Returns:
         The rules with their prices; their origin records the price of the dearest, the protected
         patterns and what ``at_reduction`` reads.
-
-    Raises:
-        ConfigError: If the target or a pattern is out of bounds, or tokens are to be protected and
-            there is no tokenizer.
-        RuleSetError: If the rules do not reach the target.
-        CorpusError: As ``cut_to_budget``.
     """
     if protect and tokenizer is None:
         raise ConfigError("protected tokens need a tokenizer", list(protect), "Pass it.")
@@ -225,11 +206,7 @@ def prune_by_damage(
 
 
 def keep_all(table: DamageTable, text: Text) -> Cut:
-    """Keep every rule of a damage table, with its price and the record of ``at_reduction``.
-
-    Raises:
-        CorpusError: As ``cut_to_budget``.
-    """
+    """Keep every rule of a damage table, with its price and the record of ``at_reduction``."""
     rules = priced(table)
     stays = np.ones(len(rules), dtype=np.bool_)
     most = float(rules.require_prices().max())
@@ -238,21 +215,12 @@ def keep_all(table: DamageTable, text: Text) -> Cut:
 
 
 def rules_under(rules: RuleSet, bound: float) -> RuleSet:
-    """Return the rules whose price is at most a bound; maybe none.
-
-    Raises:
-        RuleSetError: If the rules have no prices.
-    """
+    """Return the rules whose price is at most a bound; maybe none."""
     return rules.take(rules.require_prices() <= bound)
 
 
 def check_rule_choice(budget: object, target: float | None) -> None:
-    """Refuse a budget that is no number of nats per saved token, or a target beside it.
-
-    Raises:
-        ConfigError: If the budget is neither None nor a number of at least 0, the target is out of
-            bounds, or both are given.
-    """
+    """Refuse a budget that is no number of nats per saved token, or a target beside it."""
     if budget is not None and target is not None:
         raise ConfigError(
             "rules are chosen by a budget or by target_tr",
@@ -271,11 +239,7 @@ def check_rule_choice(budget: object, target: float | None) -> None:
 
 
 def within_budget(rules: RuleSet, budget: float | None) -> RuleSet:
-    """Return the rules whose measured price is at most a budget; all without one, or without end.
-
-    Raises:
-        RuleSetError: If the rules have no prices, or none is left.
-    """
+    """Return the rules whose measured price is at most a budget; all without one or for inf."""
     if budget in (None, math.inf):
         return rules
     affordable = rules_under(rules, budget)
@@ -292,12 +256,7 @@ def within_budget(rules: RuleSet, budget: float | None) -> RuleSet:
 def without_tokens(
     rules: RuleSet, tokenizer: PreTrainedTokenizerBase, protect: Sequence[str]
 ) -> RuleSet:
-    """Return the rules that hold no protected token; their origin records the patterns.
-
-    Raises:
-        ConfigError: If a pattern is no regular expression, or matches every token.
-        RuleSetError: If no rule is left.
-    """
+    """Return the rules that hold no protected token; their origin records the patterns."""
     remaining = rules.take(free_of(rules, protected_ids(tokenizer, protect)))
     if not len(remaining):
         raise RuleSetError(
@@ -320,11 +279,7 @@ def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:
 
 
 def check_target(target: object) -> None:
-    """Refuse a token reduction that no rules can have.
-
-    Raises:
-        ConfigError: If it is no number above 0 and below 0.75.
-    """
+    """Refuse a token reduction that no rules can have."""
     share = target if isinstance(target, int | float) else 0.0
     if not 0.0 < share < _MOST_REDUCTION:
         raise ConfigError(

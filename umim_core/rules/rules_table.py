@@ -38,9 +38,6 @@ def write_table(
     """Write rules [R_n, n] per order and their counts [R_n] as Parquet.
 
     ``compression_level`` is of zstd; None for its own.
-
-    Raises:
-        ArtifactError: If the disk refuses.
     """
     sizes = [len(ids_by_order[n]) for n in ORDERS]
     table = pa.table(
@@ -67,12 +64,7 @@ def _list_array(ids: Ids) -> pa.ListArray:
 
 
 def read_table(path: Path) -> tuple[dict[int, Ids], dict[int, Counts]]:
-    """Read what :func:`write_table` wrote; the rows themselves are left to :func:`check_order`.
-
-    Raises:
-        RuleSetError: If the file is no Parquet file, has other columns, nulls, too many rows, far
-            more content than bytes, or rules that do not have 2, 3 or 4 ids or are not sorted by n.
-    """
+    """Read what :func:`write_table` wrote; the rows themselves are left to :func:`check_order`."""
     try:
         with pq.ParquetFile(path) as file:
             rows = file.metadata.num_rows
@@ -139,11 +131,7 @@ def _numbers(array: pa.Array) -> NDArray[Any]:
 
 
 def check_order(n: int, ids: Ids | None, support: Counts | None, tau: int | None) -> None:
-    """Check the rules [R, n] (int32) of order n and their counts [R] (int64), at least tau or 1.
-
-    Raises:
-        RuleSetError: If shapes, types, ids or counts are out of bounds, or the rows do not rise.
-    """
+    """Check the rules [R, n] (int32) of order n and their counts [R] (int64), at least tau or 1."""
     if ids is None or support is None or ids.ndim != 2 or ids.shape != (len(support), n):
         shape = None if ids is None else ids.shape
         raise RuleSetError(f"rules of order {n} must have {n} ids and a count each", shape)

@@ -39,20 +39,12 @@ Prices = NDArray[np.float32]
 
 
 def write_prices(directory: Path, prices: Prices) -> None:
-    """Write the prices into a rule directory.
-
-    Raises:
-        ArtifactError: If the disk refuses.
-    """
+    """Write the prices into a rule directory."""
     save_array(directory / _PRICES, prices)
 
 
 def read_prices(directory: Path) -> Prices | None:
-    """Read the prices of a rule directory into memory; None where it has none.
-
-    Raises:
-        ArtifactError: If the file is torn, no array, or holds Python objects.
-    """
+    """Read the prices of a rule directory into memory; None where it has none."""
     path = directory / _PRICES
     return np.array(open_array(path)) if path.exists() else None
 
@@ -103,9 +95,6 @@ class RuleSet:
 
         ``origin`` names filters, what is recorded, and a threshold above the one the counts were
         made with; None, or without one, takes theirs.
-
-        Raises:
-            RuleSetError: If the threshold is below that of the counts.
         """
         recorded = origin or RuleOrigin()
         tau = counts.tau if recorded.tau is None else recorded.tau
@@ -125,9 +114,6 @@ class RuleSet:
         """Make rules of the spans that reach the threshold of ``origin`` and pass its filters.
 
         Spans [R_n, n] per order come with rows ascending, and their counts [R_n].
-
-        Raises:
-            RuleSetError: If the threshold is below 1.
         """
         tau = 1 if origin.tau is None else check_tau(origin.tau)
         enough = {n: support[n] >= tau for n in ORDERS}
@@ -210,11 +196,7 @@ class RuleSet:
         )
 
     def require_prices(self) -> Prices:
-        """Return the price of each rule [R].
-
-        Raises:
-            RuleSetError: If they were not measured.
-        """
+        """Return the price of each rule [R]."""
         if self.prices is None:
             raise RuleSetError(
                 "a bound on damage needs the price of every rule",
@@ -224,11 +206,7 @@ class RuleSet:
         return self.prices
 
     def places(self, spans: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Return the places [M] of rules of one order [M, n] in the set, sorted by n, then ids.
-
-        Raises:
-            RuleSetError: If a span is no rule of the set.
-        """
+        """Return the places [M] of rules of one order [M, n] in the set, sorted by n, then ids."""
         own = self.ids_by_order[spans.shape[1]]
         indices = np.searchsorted(_sort_keys(own), _sort_keys(spans))
         known = indices < len(own)
@@ -242,9 +220,6 @@ class RuleSet:
         """Refuse a tokenizer other than the one the rules were mined with.
 
         Messages call it ``named``, or by the first digits of its fingerprint.
-
-        Raises:
-            TokenizerMismatchError: If both fingerprints are known and differ.
         """
         own = self.origin.tokenizer_fingerprint
         if own not in (None, fingerprint):
@@ -265,11 +240,7 @@ class RuleSet:
         write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=body)
 
     def save(self, directory: str | Path) -> None:
-        """Write the rule directory; it must not exist yet.
-
-        Raises:
-            ArtifactError: If it exists or cannot be written.
-        """
+        """Write the rule directory; it must not exist yet."""
         publish_directory(Path(directory), self.write)
 
     @classmethod
@@ -278,12 +249,6 @@ class RuleSet:
 
         Every byte is checked against the manifest's SHA-256 and every row against the format. The
         matcher's tables are mapped, not read into memory, and must carry the digest of these rules.
-
-        Raises:
-            ArtifactError: If the directory is missing, torn, altered or of an unknown schema, or
-                if its tables are of other rules.
-            RuleSetError: If its content breaks the format.
-            TokenizerMismatchError: If it belongs to another tokenizer.
         """
         path = Path(directory)
         manifest = read_manifest(path, kind="rules", schema=RULES_SCHEMA)

@@ -38,9 +38,6 @@ def write_adapters(directory: Path, adapters: SpanAdapters, model_type: str) -> 
     """Write adapters next to a model, and let its configuration name their architecture.
 
     The record of its spans is written after this; the model's type is a key of ``ARCHITECTURES``.
-
-    Raises:
-        ArtifactError: If the disk refuses.
     """
     from umim_core.serving.span_files import ADAPTERS
 
@@ -56,11 +53,7 @@ def write_adapters(directory: Path, adapters: SpanAdapters, model_type: str) -> 
 
 
 def read_adapters(directory: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the matrices [layers, in, r] and [layers, r, out] of each linear map by its name.
-
-    Raises:
-        ArtifactError: If the file is missing, altered or holds something else.
-    """
+    """Return the matrices [layers, in, r] and [layers, r, out] of each linear map by its name."""
     from umim_core.serving.span_files import ADAPTERS, RECORD, read_record
 
     path = directory / ADAPTERS

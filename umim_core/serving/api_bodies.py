@@ -133,11 +133,7 @@ class CompletionBody(Body):
 
 
 def read_json(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body.
-
-    Raises:
-        ApiError: If it is none.
-    """
+    """Return the JSON object of a body."""
     try:
         document = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
@@ -150,20 +146,12 @@ def read_json(raw: bytes) -> dict[str, Any]:
 
 
 def read_chat(raw: bytes) -> ChatBody:
-    """Return the checked body of a chat.
-
-    Raises:
-        ApiError: If it is malformed or asks for what the engine does not do.
-    """
+    """Return the checked body of a chat."""
     return _checked(ChatBody, _supported(read_json(raw)))
 
 
 def read_completion(raw: bytes) -> CompletionBody:
-    """Return the checked body of a completion.
-
-    Raises:
-        ApiError: If it is malformed or asks for what the engine does not do.
-    """
+    """Return the checked body of a completion."""
     document = _supported(read_json(raw))
     prompt = document.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):

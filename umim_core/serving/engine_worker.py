@@ -141,12 +141,7 @@ class EngineWorker:
         return self._thread.is_alive() and not self._stopping
 
     def submit(self, job: Job) -> None:
-        """Let a request wait for its turn.
-
-        Raises:
-            ApiError: If it needs too many rows (400), or too many requests wait or the worker has
-                ended (503).
-        """
+        """Let a request wait for its turn."""
         if job.samples > self._sizes.max_rows:
             rule = f"n must be at most {self._sizes.max_rows}"
             raise ApiError(400, "invalid_field", rule, job.samples, param="n")

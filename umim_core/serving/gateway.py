@@ -82,9 +82,6 @@ class Gateway:
         key: Bearer token that the engine wants; None for none.
         upstream_masks: Whether the engine itself never writes the ids of spans. Otherwise every
             request carries a logit bias against them.
-
-    Raises:
-        ConfigError: If the address is none.
     """
 
     def __init__(

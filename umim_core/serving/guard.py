@@ -116,12 +116,7 @@ class Guard:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        ApiError: If it is too large (413) or does not come in time (408).
-        ClientDisconnect: If the client has gone.
-    """
+    """Return the body of a request."""
     announced = request.headers.get("content-length", "0")
     size, body = int(announced) if announced.isdecimal() else 0, bytearray()
     try:
@@ -145,11 +140,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 
 def merging_wanted(request: Request) -> bool:
-    """Return whether a request lets its prompt be merged: its header says ``on``, or nothing.
-
-    Raises:
-        ApiError: If it says something else than ``on`` or ``off``.
-    """
+    """Return whether a request lets its prompt be merged: its header says ``on``, or nothing."""
     said = request.headers.get(MERGE_HEADER, "on").lower()
     if said not in ("on", "off"):
         raise ApiError(400, "invalid_header", f"{MERGE_HEADER} must be on or off", said)
@@ -201,10 +192,6 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Result], until
     """Return what some work gives, and end it when the client goes or it takes too long.
 
     The body of the request was read before; ``until`` is on the event loop's clock.
-
-    Raises:
-        ClientDisconnect: If the client has gone first.
-        ApiError: If it takes too long (504).
     """
     working, watching = asyncio.create_task(work), asyncio.create_task(_gone(request))
     left = until - asyncio.get_running_loop().time()

@@ -57,10 +57,6 @@ class Served:
         """Load a checkpoint as ``UMIM.from_pretrained`` does, or with ``base`` a plain model.
 
         It has its own name and merges what it recommends, unless others are given.
-
-        Raises:
-            ConfigError: If a plain model is not named or is to be merged.
-            CheckpointError: As ``UMIM.from_pretrained``; so are ``BackboneError`` and others.
         """
         if base:
             if checkpoint is None or merge not in (None, "none"):
@@ -82,11 +78,7 @@ class Served:
 
 
 class LocalEngine:
-    """Answers requests from one batch; see ``AnswerEngine``.
-
-    Raises:
-        ConfigError: If its tokenizer cannot decode a stream.
-    """
+    """Answers requests from one batch; see ``AnswerEngine``."""
 
     def __init__(self, served: Served, sizes: BatchSizes) -> None:
         tokenizer = served.backbone.require_tokenizer()

@@ -45,13 +45,7 @@ _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0
 
 
 def check_exportable(umim: UMIM, *, gguf: bool = False) -> None:
-    """Refuse a model whose merged spans are more than rows of an embedding, and adapters.
-
-    Raises:
-        ConfigError: If spans merge inside the model, or they keep the positions of their tokens; if
-            merged units have adapters, and a GGUF file is wanted or vLLM's plugin has no class for
-            such models.
-    """
+    """Refuse a model whose merged spans are more than rows of an embedding, and adapters."""
     config, family = umim.checkpoint.config, umim.backbone.model.config.model_type
     for rule, broken in (
         ("merge_depth must be 0", config.merge_depth > 0),
@@ -90,15 +84,6 @@ def export_model(
         raw_tail: Last tokens of each part of a prompt that stay raw; None for what the checkpoint
             recommends, else 16.
         gguf: Whether to write a GGUF file, too.
-
-    Raises:
-        ConfigError: If the model cannot be exported (see ``check_exportable``), or the raw tail is
-            no number of tokens.
-        TokenizerMismatchError: If the spans belong to another tokenizer.
-        RuleSetError: If there is no span, or one holds a special token.
-        BackboneError: If the model with more rows computes something else, or a GGUF file cannot
-            hold it.
-        ArtifactError: If the directory exists or cannot be written; nothing half-written stays.
     """
     check_exportable(umim, gguf=gguf)
     recommended = umim.checkpoint.config.raw_tail or SAFE_RAW_TAIL

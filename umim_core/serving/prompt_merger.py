@@ -49,12 +49,7 @@ class PromptMerger:
 
     @classmethod
     def load(cls, directory: Path, *, tokenizer_fingerprint: str | None = None) -> PromptMerger:
-        """Read the spans of an exported model: ``umim_spans.json`` and ``.table`` will do.
-
-        Raises:
-            ArtifactError: If a file is missing, malformed, altered or of an unknown version.
-            TokenizerMismatchError: If the spans belong to another tokenizer.
-        """
+        """Read the spans of an exported model: ``umim_spans.json`` and ``.table`` will do."""
         return cls(SpanTable.load(directory, tokenizer_fingerprint=tokenizer_fingerprint))
 
     def merge(
@@ -74,11 +69,6 @@ class PromptMerger:
 
         Returns:
             Ids below V + K; ``expand`` gives the raw ones back.
-
-        Raises:
-            GenerationError: If an id is outside the vocabulary, or the ranges overlap or leave the
-                prompt.
-            ConfigError: If the raw tail is no number of tokens.
         """
         raw = self._checked(ids, self.vocab_size)
         parts = [(0, len(raw))] if ranges is None else _checked_ranges(ranges, len(raw))
@@ -98,11 +88,7 @@ class PromptMerger:
         return [int(unit) for unit in merged]
 
     def expand(self, ids: Sequence[int] | NDArray[np.integer]) -> list[int]:
-        """Return the raw ids that merged ones stand for.
-
-        Raises:
-            GenerationError: If an id is outside 0 .. V + K - 1.
-        """
+        """Return the raw ids that merged ones stand for."""
         merged = self._checked(ids, self.vocab_size + self.span_count)
         index = np.maximum(merged - self.vocab_size, 0)
         rows = np.where((merged < self.vocab_size)[:, None], -1, self._spans[index])

@@ -86,11 +86,7 @@ class SpanTable:
         return np.concatenate(rows), np.repeat(np.array(ORDERS, np.int8), counts)
 
     def write(self, directory: Path) -> None:
-        """Write both files into a directory that holds tokenizer and adapters already, if any.
-
-        Raises:
-            ArtifactError: If the disk refuses.
-        """
+        """Write both files into a directory that holds tokenizer and adapters already, if any."""
         ids, lengths = self.padded()
         data = save({"ids": ids, "lengths": lengths})
         write_bytes(directory / TABLE, data)
@@ -109,12 +105,7 @@ class SpanTable:
 
     @classmethod
     def load(cls, directory: Path, *, tokenizer_fingerprint: str | None = None) -> SpanTable:
-        """Read both files; a tokenizer, by file next to them or fingerprint, must be theirs.
-
-        Raises:
-            ArtifactError: If a file is missing, malformed, altered or of an unknown version.
-            TokenizerMismatchError: If the tokenizer is another one.
-        """
+        """Read both files; a tokenizer, by file next to them or fingerprint, must be theirs."""
         record = read_record(directory)
         path = directory / TABLE
         if not path.is_file():
@@ -135,11 +126,7 @@ class SpanTable:
 
 
 def read_record(directory: Path) -> SpanRecord:
-    """Read ``umim_spans.json``.
-
-    Raises:
-        ArtifactError: If it is missing, malformed or of an unknown version.
-    """
+    """Read ``umim_spans.json``."""
     path = directory / RECORD
     content = read_json(path)
     for name, known in (("format", FORMAT), ("policy", POLICY)):

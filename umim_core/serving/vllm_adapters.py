@@ -75,12 +75,7 @@ class _Addition:
 
 
 class _Adapted:
-    """Front of a model class of vLLM: the gate, and the adapters of its layers.
-
-    Raises:
-        ArtifactError: If the model's directory holds no adapters of its layers.
-        ConfigError: If vLLM would compute layers in a way that leaves adapters out.
-    """
+    """Front of a model class of vLLM: the gate, and the adapters of its layers."""
 
     packed_modules_mapping: dict[str, list[str]]
     model: Any

@@ -72,12 +72,7 @@ class SpanMask(LogitsProcessor):  # type: ignore[misc]  # vLLM has no types here
 
 
 class UmimRenderer(HfRenderer):  # type: ignore[misc]  # vLLM has no types here
-    """vLLM's renderer for Hugging Face tokenizers, with merged prompts.
-
-    Raises:
-        ArtifactError: If the model's directory holds no spans, or broken ones.
-        ConfigError: If the tokenizer is not the model's own.
-    """
+    """vLLM's renderer for Hugging Face tokenizers, with merged prompts."""
 
     def __init__(self, config: Any, tokenizer: Any) -> None:
         from umim_core.serving.prompt_merger import PromptMerger

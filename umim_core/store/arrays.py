@@ -29,11 +29,7 @@ _MALFORMED: Final = (
 
 
 def open_array(path: Path) -> NDArray[Any]:
-    """Map an ``.npy`` file into memory, read-only; processes that open it share its pages.
-
-    Raises:
-        ArtifactError: If it is missing, torn or no ``.npy`` file, or holds Python objects.
-    """
+    """Map an ``.npy`` file into memory, read-only; processes that open it share its pages."""
     try:
         # Unlike np.load this opens .npy files only and can never reach the unpickler.
         return np.asarray(np.lib.format.open_memmap(path, mode="r"))
@@ -47,9 +43,6 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
     """Write an ``.npy`` file, replacing what is there; its bytes are those of ``numpy.save``.
 
     numpy itself loses the reason where the disk refuses a write.
-
-    Raises:
-        ArtifactError: If the disk refuses; nothing half-written stays.
     """
     whole = np.ascontiguousarray(array)
     # A name of its own: a task that was given up may still be writing next to its successor.

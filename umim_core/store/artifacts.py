@@ -28,11 +28,7 @@ _UNLISTED: Final = re.compile(
 
 
 def canonical_json(value: object) -> str:
-    """Return the one JSON text of ``value``: sorted keys, no spaces, no NaN.
-
-    Raises:
-        ArtifactError: If the value holds NaN, an infinity or a type JSON does not have.
-    """
+    """Return the one JSON text of ``value``: sorted keys, no spaces, no NaN."""
     try:
         return json.dumps(
             value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
@@ -95,11 +91,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> object:
-    """Read a JSON file.
-
-    Raises:
-        ArtifactError: If it is missing or not JSON.
-    """
+    """Read a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -149,12 +141,7 @@ def _seal(record: Mapping[str, object]) -> str:
 def read_manifest(
     directory: Path, *, kind: str, schema: int, verify: bool = True
 ) -> dict[str, object]:
-    """Read and check a manifest; sizes are always checked, SHA-256 of files with ``verify``.
-
-    Raises:
-        ArtifactError: If the manifest is missing, of another kind or schema, or if a file is
-            missing, added or altered. A page next to the files (README.md) is no addition.
-    """
+    """Read and check a manifest; sizes are always checked, SHA-256 of files with ``verify``."""
     record = read_json(directory / MANIFEST)
     if not isinstance(record, dict) or record.get("kind") != kind:
         recorded = record.get("kind") if isinstance(record, dict) else type(record).__name__
@@ -218,11 +205,7 @@ def read_manifest(
 
 
 def safe_join(root: Path, name: str) -> Path:
-    """Return ``root/name``, refusing names that leave ``root``.
-
-    Raises:
-        ArtifactError: If ``name`` is absolute, empty or climbs out of the root.
-    """
+    """Return ``root/name``, refusing names that leave ``root``."""
     base = root.resolve()
     target = base if "\0" in name else (base / name).resolve()
     if target == base or not target.is_relative_to(base):

@@ -35,11 +35,7 @@ def user_cache() -> Path:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data`` atomically and flush it to disk.
-
-    Raises:
-        ArtifactError: If the file cannot be written (no space, no permission).
-    """
+    """Replace ``path`` by ``data`` atomically and flush it to disk."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,9 +63,6 @@ def check_writable(place: Path) -> None:
     """Refuse a place that cannot be written, before work whose result belongs there.
 
     Tried in the folder, or in the nearest one above that exists; nothing stays.
-
-    Raises:
-        ArtifactError: If it cannot.
     """
     try:
         there = next(path for path in (place, *place.absolute().parents) if path.exists())
@@ -103,9 +96,6 @@ def leave_mark(folder: Path) -> int:
     """Put a mark into a folder, in place of any older one, and return its number.
 
     The number is random and part of the name: no cache of a file system can know it.
-
-    Raises:
-        ArtifactError: If the folder cannot be made or written.
     """
     mark = secrets.randbits(_MARK_BITS)
     try:

@@ -29,9 +29,6 @@ def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[N
     """Hold the exclusive lock of ``directory`` (which need not exist): ``.<name>.lock`` next to it.
 
     Waits for another holder, without limit if ``wait_seconds`` is None.
-
-    Raises:
-        LockError: If another live process still holds it after ``wait_seconds``.
     """
     path = directory.with_name(f".{directory.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,10 +20,6 @@ def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
     Args:
         final: Where the directory must appear; it must not exist yet.
         build: Fills the empty directory that it is handed; writes its manifest last.
-
-    Raises:
-        ArtifactError: If ``final`` exists or the disk refuses a write; nothing half-written stays.
-        LockError: If another live process is building the same directory.
     """
     final = final.resolve()  # "." and dangling links have no name of their own
     partial = final.with_name(final.name + ".partial")

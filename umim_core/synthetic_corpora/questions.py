@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 class Prompter:
-    """Turn questions into the token ids that a model continues.
-
-    Raises:
-        ConfigError: If the chat template is asked for and the tokenizer has none.
-    """
+    """Turn questions into the token ids that a model continues."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, corpus: GeneratedCorpus) -> None:
         if corpus.chat == "template" and tokenizer.chat_template is None:
@@ -64,12 +60,7 @@ class Selection:
 
 
 def select_questions(corpus: GeneratedCorpus, prompter: Prompter) -> Selection:
-    """Read the questions of all sources.
-
-    Raises:
-        CorpusError: If a source cannot be used, or fewer than three questions are left, which make
-            no three splits.
-    """
+    """Read the questions of all sources."""
     selection = Selection()
     seen: set[str] = set()
     for source in corpus.questions:
@@ -147,11 +138,7 @@ def has_selection(folder: Path) -> bool:
 
 
 def read_selection(folder: Path) -> Selection:
-    """Return the questions that are asked.
-
-    Raises:
-        ArtifactError: If they are missing or torn.
-    """
+    """Return the questions that are asked."""
     path = folder / _QUESTIONS
     with described(f"{path} must hold a selection of questions", _REMEDY):
         return _SELECTION.validate_python(read_json(path))
@@ -169,11 +156,7 @@ def write_shard(folder: Path, number: int, rows: Sequence[TrajectoryRow]) -> Non
 
 
 def iter_rows(folder: Path) -> Iterator[TrajectoryRow]:
-    """Yield the rows of all shards in order.
-
-    Raises:
-        ArtifactError: If a shard is torn.
-    """
+    """Yield the rows of all shards in order."""
     for path in sorted((folder / "shards").glob("*.jsonl")):
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):

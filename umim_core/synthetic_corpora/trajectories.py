@@ -44,11 +44,6 @@ def sample_trajectories(
     Prompts of like length share a batch. Each batch has its own seed, made from ``seed`` and the
     number of its first prompt, so equal arguments give equal tokens (on the CPU) whatever was
     sampled before. The global generators of the CPU and of the model's device stay as they are.
-
-    Raises:
-        GenerationError: If a prompt has no token or leaves no room, the model's positions do not
-            suffice, the device's memory does not, transformers cannot generate with the model, or
-            its logits are not finite.
     """
     _check(backbone, prompts, options)
     sampled: dict[int, list[Trajectory]] = {}

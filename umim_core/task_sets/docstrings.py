@@ -61,10 +61,6 @@ def build_task(corpus: Path, out: Path, sizes: Mapping[TaskSplit, int] = DEFAULT
 
     Rows are ``{"id", "context", "choices", "gold"}``: four distinct choices, `gold` the index of
     the right one. Each of the four positions is right equally often (to within one question).
-
-    Raises:
-        ConfigError: A size is below 1.
-        CorpusError: The corpus is missing, or a split yields no question; it says why.
     """
     if bad := {split: size for split, size in sizes.items() if size < 1}:
         raise ConfigError("task sizes must be at least 1", bad, "Leave a split out to skip it.")

@@ -45,11 +45,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class GenerationSet:
-    """A generation task whose questions the package makes.
-
-    Raises:
-        ConfigError: If the name, a template or a number is out of bounds.
-    """
+    """A generation task whose questions the package makes."""
 
     name: str
     prompt: str
@@ -83,11 +79,7 @@ class GenerationSet:
         self.used_fields()
 
     def used_fields(self) -> set[str]:
-        """Return the fields of prompt, question and answer prefix.
-
-        Raises:
-            ConfigError: If a template is malformed or asks for more than a field's text.
-        """
+        """Return the fields of prompt, question and answer prefix."""
         names = set()
         for template in (self.prompt, self.question, self.answer_prefix):
             try:
@@ -118,11 +110,7 @@ GENERATION_TASKS: Final = Registry[GenerationSet]("umim_core.task_sets", "genera
 
 
 def add_generation_task(task: GenerationSet) -> GenerationSet:
-    """Add a task under its name.
-
-    Raises:
-        ConfigError: If the name is taken.
-    """
+    """Add a task under its name."""
     return GENERATION_TASKS.add(task.name)(task)
 
 
@@ -138,11 +126,7 @@ _OTHERS: Final = {"task_data", "task_features"}  # of tasks that are not generat
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """Options of one call: seed, most questions (100 if None), most tokens of an answer.
-
-    Raises:
-        ConfigError: If a number is out of bounds.
-    """
+    """Options of one call: seed, most questions (100 if None), most tokens of an answer."""
 
     task_seed: int = 0
     task_questions: int | None = None
@@ -160,11 +144,7 @@ class TaskOptions:
 
     @classmethod
     def read(cls, metadata: Mapping[str, object]) -> Self:
-        """Take the options out of a task's metadata, where model arguments stand too.
-
-        Raises:
-            ConfigError: If a name that begins with ``task_`` is unknown, or a value out of bounds.
-        """
+        """Take the options out of a task's metadata, where model arguments stand too."""
         known = {field.name for field in fields(cls)}
         options = {name: value for name, value in metadata.items() if name.startswith(_PREFIX)}
         options = {name: value for name, value in options.items() if name not in _OTHERS}
@@ -187,9 +167,6 @@ def make_rows(
 
     They have ``id``, ``prompt``, ``question``, ``answer_prefix``, ``references``, ``prompt_tokens``
     (of prompt and prefix) and the fields that the prompt does not show.
-
-    Raises:
-        EvaluationError: If a prompt does not fit its length.
     """
 
     def count(text: str) -> int:

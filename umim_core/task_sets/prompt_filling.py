@@ -79,9 +79,6 @@ def filled(
 
     It has at most the wish's room, and the next unit, or one more for what tokens merge at borders,
     would not fit.
-
-    Raises:
-        EvaluationError: If the prompt does not even fit without units.
     """
     taken: list[str] = []
     left = wish.room - wish.size(fields(taken))

@@ -29,10 +29,6 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Yield place ("<file>:<line>"), line number from 1, and object of a JSON Lines file.
 
     Blank lines are skipped.
-
-    Raises:
-        CorpusError: If the file cannot be read, or a line is no JSON object; the message names
-            file and line.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -61,11 +57,7 @@ def _object(line: str, place: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Question:
-    """One multiple-choice question.
-
-    Raises:
-        CorpusError: If a text is blank or no Unicode text, or the index points at no choice.
-    """
+    """One multiple-choice question."""
 
     context: str
     choices: tuple[str, ...]
@@ -96,10 +88,6 @@ def read_questions(path: str | Path) -> list[Question]:
     """Read questions from JSON lines ``{"context": str, "choices": [str], "gold": int}``.
 
     An ``id`` (text) is kept, other keys are ignored; blank lines are skipped.
-
-    Raises:
-        CorpusError: If the file cannot be read or a line breaks the schema; the message names
-            file and line.
     """
     questions = [_question(row, place) for place, _, row in read_objects(path)]
     if not questions:
@@ -135,11 +123,7 @@ SPLITS: Final[tuple[TaskSplit, ...]] = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class QuestionForm:
-    """Text that is made of a question, and the part of it that rules merge.
-
-    Raises:
-        ConfigError: If the prompt has other fields, or lacks its own.
-    """
+    """Text that is made of a question, and the part of it that rules merge."""
 
     prompt: str = "{context}"
     delimiter: str = " "
@@ -183,9 +167,6 @@ class TaskSet:
         corpus: Kind of the corpus whose documents the questions are made of; None for a task that
             brings its own.
         sources: [name, digest or version] of what is read where no corpus is given.
-
-    Raises:
-        ConfigError: If the task has no ``test`` split, or neither a corpus nor sources.
     """
 
     name: str
@@ -238,9 +219,5 @@ TASKS: Final = Registry[TaskSet]("umim_core.task_sets", "task")
 
 
 def add_task(task: TaskSet) -> TaskSet:
-    """Add a task under its name.
-
-    Raises:
-        ConfigError: If the name is taken.
-    """
+    """Add a task under its name."""
     return TASKS.add(task.name)(task)

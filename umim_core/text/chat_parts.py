@@ -98,11 +98,7 @@ def encode_parts(
 
 
 def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Write a conversation by a tokenizer's template, the beginning of a reply behind it.
-
-    Raises:
-        GenerationError: If there is no template, or it does not fit the messages.
-    """
+    """Write a conversation by a tokenizer's template, the beginning of a reply behind it."""
     if tokenizer.chat_template is None:
         raise GenerationError(
             "a chat needs a tokenizer with a chat template",

@@ -51,11 +51,7 @@ class CorpusFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the file as it is stored.
-
-        Raises:
-            CorpusError: If the file cannot be reached.
-        """
+        """Bytes of the file as it is stored."""
         with typed_errors(self):
             if not is_address(self.location):
                 return os.path.getsize(self.location)
@@ -63,21 +59,13 @@ class CorpusFile:
             return int(filesystem.get_file_info(path).size or 0)
 
     def sha256(self) -> str:
-        """Return the SHA-256 of the content in hex, read in chunks.
-
-        Raises:
-            CorpusError: If the file cannot be read.
-        """
+        """Return the SHA-256 of the content in hex, read in chunks."""
         with self.open() as stream, typed_errors(self):
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
     @contextmanager
     def open(self) -> Iterator[io.BufferedReader]:
-        """Open the stored bytes for reading from start to end.
-
-        Raises:
-            CorpusError: If the file cannot be opened.
-        """
+        """Open the stored bytes for reading from start to end."""
         with typed_errors(self):
             if is_address(self.location):
                 filesystem, path = _resolve(self.location)
@@ -90,11 +78,7 @@ class CorpusFile:
 
     @contextmanager
     def open_unpacked(self) -> Iterator[BinaryIO]:
-        """Open the file for reading, unpacked when its name ends in ``.gz`` or ``.zst``.
-
-        Raises:
-            CorpusError: If the file cannot be opened.
-        """
+        """Open the file for reading, unpacked when its name ends in ``.gz`` or ``.zst``."""
         with self.open() as raw:
             if self.suffix == ".gz":
                 yield cast(BinaryIO, gzip.GzipFile(fileobj=raw))
@@ -107,11 +91,7 @@ class CorpusFile:
 
     @contextmanager
     def open_random(self) -> Iterator[pa.NativeFile]:
-        """Open the stored bytes for reading at any place, as parquet needs it.
-
-        Raises:
-            CorpusError: If the file cannot be opened.
-        """
+        """Open the stored bytes for reading at any place, as parquet needs it."""
         with typed_errors(self):
             if is_address(self.location):
                 filesystem, path = _resolve(self.location)
@@ -169,10 +149,6 @@ def expand(names: tuple[str, ...]) -> list[CorpusFile]:
 
     The order of the names does not matter. A local path that exists is taken literally, brackets
     and all. In addresses ``*`` and ``**`` are patterns.
-
-    Raises:
-        CorpusError: A name does not exist, is a folder, cannot be reached, a pattern matches no
-            file, or a file is named twice.
     """
     files: dict[tuple[str, str], CorpusFile] = {}
     for name in names:

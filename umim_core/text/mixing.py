@@ -32,9 +32,6 @@ def mix_documents(
 
     Returns:
         Size of each part.
-
-    Raises:
-        ArtifactError: If the disk refuses a write.
     """
     unsorted = out.with_name(out.name + ".unsorted")
     index: list[tuple[bytes, int, int]] = []

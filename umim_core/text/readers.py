@@ -43,9 +43,6 @@ def text_parts(file: CorpusFile) -> Iterator[Part]:
 
     Yields:
         (text of up to 1 MiB, whether it ends the document); nothing for a file without text.
-
-    Raises:
-        CorpusError: The file is unreadable, no UTF-8, or holds NUL; the message names the byte.
     """
     held = ""  # one part is held back, for the last one must be known as the last
     with file.open_unpacked() as stream:
@@ -97,11 +94,7 @@ def _utf8_remedy(head: bytes) -> str:
 
 
 def open_hub_dataset(name: str, config: str | None, split: str, revision: str | None = None) -> Any:
-    """Open one split of a data set, by hub id or local folder, as a ``datasets.Dataset``.
-
-    Raises:
-        CorpusError: If there is no such data set, configuration or split, or it cannot be reached.
-    """
+    """Open one split of a data set, by hub id or local folder, as a ``datasets.Dataset``."""
     import datasets  # takes a second to import: only for those who need it
 
     try:
@@ -143,9 +136,6 @@ def iter_documents(source: DocumentSource, bad: BadRows | None = None) -> Iterat
 
     Yields:
         Text without lone surrogates, and without NUL characters but where they are kept.
-
-    Raises:
-        CorpusError: As `iter_parts`, or there is no text at all.
     """
     parts: list[str] = []
     for text, last in not_empty(source, iter_parts(source, bad or BadRows())):
@@ -156,11 +146,7 @@ def iter_documents(source: DocumentSource, bad: BadRows | None = None) -> Iterat
 
 
 def not_empty(source: Source, pieces: Iterable[T]) -> Iterator[T]:
-    """Yield what a source gives.
-
-    Raises:
-        CorpusError: If that is nothing.
-    """
+    """Yield what a source gives."""
     has_text = False
     for piece in pieces:
         has_text = True
@@ -179,10 +165,6 @@ def iter_parts(source: DocumentSource, bad: BadRows) -> Iterator[Part]:
     Yields:
         (text, whether it ends its document), in order; no part is empty. A text file comes in parts
         of up to 1 MiB, a row in one part.
-
-    Raises:
-        CorpusError: A file is missing, torn or not of its format, or more than ``max_bad`` rows are
-            unusable (text files: any). The message names file and line, row or byte.
     """
     if isinstance(source, TextFiles):
         for file in expand(source.paths):

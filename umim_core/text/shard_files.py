@@ -57,22 +57,14 @@ class _Index(BaseModel):
 def write_shard(
     directory: Path, shard: Shard, ids: NDArray[np.int32], lengths: NDArray[np.integer]
 ) -> None:
-    """Write the two files of a shard, replacing what is there.
-
-    Raises:
-        ArtifactError: If the disk refuses a write.
-    """
+    """Write the two files of a shard, replacing what is there."""
     tokens, documents = shard.files
     save_array(directory / tokens, np.ascontiguousarray(ids, TOKENS))
     save_array(directory / documents, np.ascontiguousarray(lengths, LENGTHS))
 
 
 def write_index(directory: Path, shards: Sequence[Shard]) -> None:
-    """Write the index of all parts, in the order the corpus is read.
-
-    Raises:
-        ArtifactError: If the disk refuses a write.
-    """
+    """Write the index of all parts, in the order the corpus is read."""
     write_json(directory / INDEX, _Index(shards=tuple(shards)).model_dump(mode="json"))
 
 
@@ -80,9 +72,6 @@ def first_tokens(directory: Path, shards: Sequence[Shard], count: int) -> list[S
     """Cut the shards of one part down to its first tokens, as if the writer had stopped there.
 
     The shard in which the cut falls is written again; the files of those behind it stay.
-
-    Raises:
-        ArtifactError: If a file cannot be read or written.
     """
     first: list[Shard] = []
     left = count
@@ -104,11 +93,7 @@ def first_tokens(directory: Path, shards: Sequence[Shard], count: int) -> list[S
 
 
 def read_index(directory: Path) -> tuple[Shard, ...]:
-    """Read the index and check that the files are there in their sizes.
-
-    Raises:
-        ArtifactError: If the index is missing, malformed or disagrees with the files.
-    """
+    """Read the index and check that the files are there in their sizes."""
     raw = read_json(directory / INDEX)
     with described(f"{directory / INDEX} must be an index of token shards", REBUILD):
         index = _Index.model_validate(raw)
@@ -139,11 +124,7 @@ def _check_size(path: Path, dtype: np.dtype[Number], count: int) -> None:
 
 
 def mapped(path: Path, dtype: np.dtype[Number], size: int) -> NDArray[Number]:
-    """Map an array file of a known type and length.
-
-    Raises:
-        ArtifactError: If it cannot be read or is another array.
-    """
+    """Map an array file of a known type and length."""
     if not size:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     array = open_array(path)

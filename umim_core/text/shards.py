@@ -41,12 +41,7 @@ _OPENING: Final = Lock()
 
 
 class ShardWriter:
-    """Write one part of a corpus; takes ``4 * shard_tokens`` bytes of memory.
-
-    Raises:
-        ConfigError: If ``shard_tokens`` is below 1.
-        ArtifactError: If the disk refuses a write.
-    """
+    """Write one part of a corpus; takes ``4 * shard_tokens`` bytes of memory."""
 
     def __init__(self, directory: Path, shard_tokens: int = SHARD_TOKENS, part: int = 0) -> None:
         if shard_tokens < 1:
@@ -63,12 +58,7 @@ class ShardWriter:
             raise unwritable(directory, 0, error) from error
 
     def add(self, ids: NDArray[np.integer]) -> None:
-        """Add a piece of the current document.
-
-        Raises:
-            CorpusError: If an id is out of range.
-            ArtifactError: If the disk refuses a write.
-        """
+        """Add a piece of the current document."""
         if not ids.size:
             return
         check_range(ids)
@@ -89,11 +79,7 @@ class ShardWriter:
         self._open = False
 
     def finish(self) -> list[Shard]:
-        """Write what is left, end an open document, and return the part's shards.
-
-        Raises:
-            ArtifactError: If the disk refuses a write.
-        """
+        """Write what is left, end an open document, and return the part's shards."""
         if self._open:
             self.end_document()
         if self._filled or self._ends:
@@ -101,11 +87,7 @@ class ShardWriter:
         return self._shards
 
     def close(self) -> None:
-        """Finish a corpus of this one part: write its index.
-
-        Raises:
-            ArtifactError: If the disk refuses a write.
-        """
+        """Finish a corpus of this one part: write its index."""
         write_index(self._directory, self.finish())
 
     def _flush(self) -> None:
@@ -136,11 +118,7 @@ class TokenShards:
 
     @classmethod
     def open(cls, directory: Path) -> Self:
-        """Open what a writer closed; reads the index and the sizes of the files.
-
-        Raises:
-            ArtifactError: If the index is missing, malformed or disagrees with the files.
-        """
+        """Open what a writer closed; reads the index and the sizes of the files."""
         return cls(directory, read_index(directory))
 
     def __len__(self) -> int:
@@ -175,11 +153,7 @@ class TokenShards:
         return max((shard.max_id for shard in self._shards), default=-1)
 
     def document_ends(self) -> NDArray[np.int64]:
-        """Return the position after the last token of every document [num_documents] (int64).
-
-        Raises:
-            ArtifactError: If a documents file cannot be read or disagrees with its shard.
-        """
+        """Return the position after the last token of every document [num_documents] (int64)."""
         ends_by_shard = [np.zeros(0, np.int64)]
         for number, shard in enumerate(self._shards):
             with _OPENING:

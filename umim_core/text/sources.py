@@ -105,10 +105,6 @@ def source_of(
     ``.npy`` is token ids (one file), ``.jsonl``/``.json``, ``.parquet``; any other file, pattern or
     path is text files; a name like ``owner/name`` is a Hugging Face data set. A folder stands for
     the files of one kind that lie in it and below, each text file a document.
-
-    Raises:
-        CorpusError: If kinds are mixed, no name is given, or a file of ids does not exist.
-        ConfigError: If an option is out of its bounds.
     """
     try:
         return _source(names, field, split, config, max_bad)
@@ -178,11 +174,7 @@ def _plain(name: str) -> str:
 
 
 def file_digests(sources: Mapping[str, Source]) -> dict[str, str]:
-    """Return the SHA-256 of every file that is read in place, by "name:number".
-
-    Raises:
-        CorpusError: As `source_digests`.
-    """
+    """Return the SHA-256 of every file that is read in place, by "name:number"."""
     return {
         f"{name}:{number}": digest
         for name, source in sources.items()
@@ -194,10 +186,6 @@ def source_digests(source: Source) -> list[str]:
     """Return the SHA-256 of each file of a source, or a data set's commit.
 
     The hub is not asked for a commit that is pinned.
-
-    Raises:
-        CorpusError: If a file cannot be read, or a data set's commit cannot be asked for and none
-            is pinned.
     """
     if not isinstance(source, HubDataset):
         paths = (source.path,) if isinstance(source, TokenIds) else source.paths

@@ -68,11 +68,7 @@ AnyOffsets = TypeVar("AnyOffsets", bound=Ints | UniformOffsets)
 
 
 def read_ids(ids: Tokens, low: int, high: int) -> Ids:
-    """Return ``ids[low:high]`` as a plain, read-only int32 array after checking its range.
-
-    Raises:
-        CorpusError: If ids are missing, out of range or no flat array of integers.
-    """
+    """Return ``ids[low:high]`` as a plain, read-only int32 array after checking its range."""
     chunk = np.asarray(ids[low:high])
     check_range(chunk, start=low)
     if chunk.size != high - low:  # what is missing would be counted as not there
@@ -88,21 +84,13 @@ def read_ids(ids: Tokens, low: int, high: int) -> Ids:
 
 
 def check_flat(ids: Tokens) -> None:
-    """Refuse an array of rows where one flat array is meant.
-
-    Raises:
-        CorpusError: If an array is not 1-D.
-    """
+    """Refuse an array of rows where one flat array is meant."""
     if isinstance(ids, np.ndarray) and ids.ndim != 1:
         raise CorpusError("token ids must be one flat array", f"{ids.ndim} dimensions", "Flatten.")
 
 
 def check_range(ids: NDArray[np.integer], where: str = "corpus", start: int = 0) -> None:
-    """Check that an array holds token ids.
-
-    Raises:
-        CorpusError: If it is not 1-D or not of integers, or an id is outside 0 .. 2^18 - 1.
-    """
+    """Check that an array holds token ids."""
     check_flat(ids)
     if ids.dtype.kind not in "iu":
         raise CorpusError("token ids must be integers", str(ids.dtype), "Tokenize the text first.")
@@ -119,9 +107,6 @@ def check_offsets(offsets: AnyOffsets, size: int) -> AnyOffsets:
     """Return borders if they cut ``size`` tokens into consecutive segments.
 
     Uniform segments may leave a remainder, which is dropped.
-
-    Raises:
-        CorpusError: If they do not begin with 0, fall, or do not end with ``size``.
     """
     if isinstance(offsets, UniformOffsets):
         whole = offsets.length > 0 and 0 <= offsets[-1] <= size
@@ -149,9 +134,6 @@ def segments(
     Returns:
         ids int32 [segments * length] and offsets int64 [segments + 1]; segment i is
         ``ids[offsets[i]:offsets[i + 1]]``.
-
-    Raises:
-        CorpusError: `length` is below 2, or an id is outside 0..2^18 - 1.
     """
     flat = np.empty(_CHUNK_IDS, dtype=np.int32)
     total = 0
@@ -172,9 +154,6 @@ def cut_segments(ids: NDArray[np.integer], length: int) -> tuple[NDArray[np.int3
     Returns:
         The kept ids, flat (int32; a view where they are int32 already), and the borders
         [num_segments + 1] (int64).
-
-    Raises:
-        CorpusError: If the length is below 2 or an id is out of range.
     """
     if length < 2:
         raise CorpusError("a segment must hold at least 2 tokens", length, "Raise segment_length.")

@@ -53,9 +53,6 @@ def cut_pieces(
 
     Yields:
         (piece, whether it ends its document).
-
-    Raises:
-        CorpusError: If a document has no usable border within `max_piece_chars`.
     """
     text, start, searched = "", 0, piece_chars  # searched: from `start`, without a border
     for part, last in parts:
@@ -104,10 +101,6 @@ def tokenize_parts(
 
     Yields:
         (int32 array [number of tokens], whether it ends its document); an array may be empty.
-
-    Raises:
-        ConfigError: `batch_size` is below 1.
-        CorpusError: The tokenizer gives an id above 2^18 - 1, or a document cannot be cut.
     """
     if batch_size < 1:
         raise ConfigError("batch_size must be at least 1", batch_size)
@@ -153,10 +146,6 @@ def iter_token_pieces(
 
     Yields:
         (int32 array, whether it ends its document), in order.
-
-    Raises:
-        ConfigError: Text is given without a tokenizer.
-        CorpusError: The source is unusable or holds no text.
     """
     bad = BadRows()
     yield from not_empty(source, iter_file_token_pieces(source, tokenizer, bad))
@@ -171,10 +160,6 @@ def first_ids(
 
     Returns:
         The ids [up to ``most`` tokens], and whether the corpus ended before the limit.
-
-    Raises:
-        ConfigError: Text is given without a tokenizer, or the limit is below 1.
-        CorpusError: The source is unusable or holds no text.
     """
     if most < 1:
         raise ConfigError("a limit of tokens must be at least 1", most, "Raise it.")
@@ -208,10 +193,6 @@ def open_token_ids(source: TokenIds) -> npt.NDArray[np.unsignedinteger]:
 
     Returns:
         Ids [T] of an unsigned integer type; their range is not checked yet.
-
-    Raises:
-        CorpusError: The file is missing, torn, no plain ``.npy``, not 1-D, not of an unsigned
-            integer type, or empty.
     """
     if is_address(source.path):
         raise CorpusError(
@@ -242,10 +223,6 @@ def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:
 
     Yields:
         int32 arrays [up to 2^20].
-
-    Raises:
-        CorpusError: As :func:`open_token_ids`, or the file holds an id above 2^18 - 1 (the message
-            names its position).
     """
     array = open_token_ids(source)
     for start in range(0, array.size, _CHUNK_IDS):

@@ -46,11 +46,7 @@ class Window:
 def document_windows(
     pieces: Iterable[tuple[Ids, bool]], length: int, context: int = 0, lead: Sequence[int] = ()
 ) -> Iterator[Window]:
-    """Cut documents into windows; see above.
-
-    Raises:
-        CorpusError: If a window has no room for a scored token.
-    """
+    """Cut documents into windows; see above."""
     if length < 2:
         raise CorpusError("a window must hold at least two tokens", length, "Use 512.")
     room = length - len(lead)

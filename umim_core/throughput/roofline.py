@@ -101,11 +101,7 @@ class Roofline:
     peak_flops: float
 
     def check(self, label: str, flops: float, seconds: float) -> float:
-        """Return the FLOP/s of a measurement, or refuse it.
-
-        Raises:
-            EvaluationError: If it lies above the ceiling, or the time is not positive.
-        """
+        """Return the FLOP/s of a measurement, or refuse it."""
         achieved = flops / seconds if seconds > 0 else math.inf
         if achieved > self.peak_flops:
             raise EvaluationError(

@@ -224,9 +224,6 @@ class FixedPairs(Matcher):
 
     Twice that share of the pairs becomes one unit each. The ids 7 8 9 become the units (7,8) (9):
     starts 0 2, lengths 2 1.
-
-    Raises:
-        ConfigError: If it is out of range.
     """
 
     def __init__(self, token_reduction: float = 0.5) -> None:
@@ -314,10 +311,6 @@ def measure_throughput(
         roofline: The device's ceiling; measured before and after if None.
         request: What merges: everything by all rules, unless it says otherwise.
         progress: Called with the settings measured so far and in all.
-
-    Raises:
-        ConfigError: If the text is too short, or the backbone has too few positions.
-        EvaluationError: If a figure lies above the device's ceiling.
     """
     backbone = merged_model.backbone
     _check(backbone, ids, config)

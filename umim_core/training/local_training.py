@@ -88,14 +88,6 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
     Returns:
         Steps taken, best step and score, skipped steps, and the divergence from the base model on
         held-out rows before the first step and at the best one (``kl_first``, ``kl_best``; nats).
-
-    Raises:
-        ArtifactError: If ``out`` holds something else, or another training was begun there.
-        TokenizerMismatchError: If the rules belong to another tokenizer.
-        RuleSetError: If there are no rules.
-        CorpusError: If the text is unusable or too short, or no row has a merge.
-        BackboneError: If the model cannot be loaded.
-        LockError: If another live process trains there.
     """
     out = out.resolve()
     with directory_lock(out, wait_seconds=0.0):

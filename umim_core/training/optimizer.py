@@ -94,11 +94,7 @@ class RowAdamW:
         return {f"optimizer.rows.{name}": value for name, value in self._state.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what :meth:`tensors` returned.
-
-        Raises:
-            ArtifactError: If it is of other rows.
-        """
+        """Restore what :meth:`tensors` returned."""
         for name, value in self._state.items():
             tensor = tensors.get(f"optimizer.rows.{name}")
             if tensor is None or tensor.shape != value.shape:
@@ -224,11 +220,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore an AdamW's state.
-
-    Raises:
-        ArtifactError: If the tensors belong to another optimiser.
-    """
+    """Restore an AdamW's state."""
     for index, parameter in enumerate(parameters(optimizer)):
         moments = {name: tensors.get(f"optimizer.{index}.{name}") for name in _MOMENTS}
         if all(value is None for value in moments.values()):
@@ -249,9 +241,6 @@ def linear_warmup_decay(step: int, total_steps: int, warmup_fraction: float = 0.
 
     It rises from 1/w to 1 over the w = ceil(warmup_fraction * total_steps) first steps and falls
     linearly to 1 / (total_steps - w + 1) at the last one, so that no step is wasted at rate 0.
-
-    Raises:
-        ConfigError: If the fraction is not in [0, 1) or there are no steps.
 
     Source: paper, "Optimization and Distributed Training" (10 % warm-up, linear decay).
     """

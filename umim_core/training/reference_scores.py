@@ -55,10 +55,6 @@ def reference_scores(
     """Return the scores of all questions under a model that is not trained yet.
 
     Per question it is the mean token log-probability of each answer [C] (nats per token).
-
-    Raises:
-        ArtifactError: If scores that were found are not those of this model, or none can be kept.
-        EvaluationError: If a context or an answer is empty.
     """
     rank, world = rank_and_world()
     sizes = [len(question.endings) for question in questions]

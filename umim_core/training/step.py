@@ -113,9 +113,6 @@ class DistillModel(nn.Module):
     the model's positions, the teacher's are those of raw tokens. Under ``autocast`` the backbone's
     products are in bfloat16; the loss is at least float32. ``micro_batch`` rows hold activations at
     once; None chooses by the kind of device.
-
-    Raises:
-        ConfigError: If ``micro_batch`` is below 1, or there is no merge module.
     """
 
     def __init__(
@@ -152,9 +149,6 @@ class DistillModel(nn.Module):
         Units before a row's raw position ``loss_from`` have no loss; None for the first merge. The
         sums depend on every parameter even without any merge, so that every rank of a distributed
         run takes part in the gradient exchange.
-
-        Raises:
-            CorpusError: If a row is longer than the backbone has positions.
         """
         limit, longest = self.backbone.max_positions, max(map(len, rows), default=0)
         if limit is not None and longest > limit:

@@ -77,11 +77,7 @@ class TokenRows:
 
     @classmethod
     def load(cls, directory: Path) -> TokenRows:
-        """Read what :meth:`save` wrote; the ids are memory-mapped.
-
-        Raises:
-            ArtifactError: If a file is missing or torn, or the shards are gone.
-        """
+        """Read what :meth:`save` wrote; the ids are memory-mapped."""
         ids: NDArray[np.int32] | TokenShards
         if (directory / _SHARDS).exists():
             ids = TokenShards.open(Path(str(read_json(directory / _SHARDS))))
@@ -93,10 +89,6 @@ class TokenRows:
 
 
 def load_array(path: Path, *, mmap: bool = False) -> NDArray[Any]:
-    """Read an ``.npy`` file without pickle.
-
-    Raises:
-        ArtifactError: If it is missing or not an array file.
-    """
+    """Read an ``.npy`` file without pickle."""
     array: NDArray[Any] = open_array(path)
     return array if mmap else np.array(array)

@@ -97,16 +97,7 @@ def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> MergedMo
 
 
 def start_of(job: TrainJob, backbone: Backbone) -> MergedModel | Control:
-    """Return what a job trains, as it is before the first step.
-
-    Raises:
-        CheckpointError: If the checkpoint to start from cannot be loaded.
-        BackboneMismatchError: If it belongs to another backbone.
-        ConfigError: If a control is unknown or does not train by preference, or a merge module has
-            no rules.
-        MissingExtraError: If a library that a control needs is not installed.
-        RuleSetError: If the rules do not fit the backbone's vocabulary.
-    """
+    """Return what a job trains, as it is before the first step."""
     if job.control is not None:
         if job.objective != "preference":
             raise ConfigError(
@@ -125,11 +116,7 @@ def start_of(job: TrainJob, backbone: Backbone) -> MergedModel | Control:
 def make_objective(
     job: TrainJob, start: MergedModel | Control
 ) -> DistillObjective | PreferenceObjective:
-    """Return what a job minimises, with its data; a batch is shared by the ranks of the group.
-
-    Raises:
-        ConfigError: If a job over questions has no prompt.
-    """
+    """Return what a job minimises, with its data; a batch is shared by the ranks of the group."""
     merged_model = start.merged_model if isinstance(start, Control) else start
     config = job_config(job)
     world = dist.get_world_size() if dist.is_initialized() else 1

@@ -80,10 +80,6 @@ def resume(
 
     Returns:
         Where the run stands and the best weights so far; a start and none without a state.
-
-    Raises:
-        ClusterError: If the ranks do not share the directory.
-        ArtifactError: If some rank cannot read that state, or it belongs to another module.
     """
     rank, world = rank_and_world()
     require_shared(state_dir)
@@ -160,13 +156,6 @@ def train(
 
     Returns:
         The best weights, the same on every rank.
-
-    Raises:
-        ClusterError: If the ranks do not share ``state_dir``.
-        ArtifactError: If some rank cannot read the state that is resumed.
-        CorpusError: If there is nothing to train on, or no row has a merge: neither of an epoch,
-            nor of a run that is shorter.
-        NumericalError: If more steps than allowed had to be skipped, or no validation was finite.
     """
     if objective.num_items < 1:
         raise CorpusError("training needs at least one row", 0, "Give more text or shorter rows.")

@@ -50,22 +50,14 @@ def ranks_where(condition: bool) -> list[int]:
 
 
 def require_mark(folder: Path, mark: int) -> None:
-    """Refuse, on every rank, a folder that is not the same one for all of them.
-
-    Raises:
-        ClusterError: If some rank does not see the mark.
-    """
+    """Refuse, on every rank, a folder that is not the same one for all of them."""
     blind = ranks_where(not sees_mark(folder, mark))
     if blind:
         raise not_shared(folder, f"ranks {blind}")
 
 
 def require_shared(folder: Path) -> None:
-    """Refuse a folder that the ranks do not share; nothing stays in it.
-
-    Raises:
-        ClusterError: If they do not.
-    """
+    """Refuse a folder that the ranks do not share; nothing stays in it."""
     rank, world = rank_and_world()
     if world == 1:
         return

@@ -44,9 +44,6 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     """Train on one rank; rank 0 writes the result, curve and summary into the job's directory.
 
     The result is ``checkpoint/``, or ``control/`` where the job trains a control.
-
-    Raises:
-        BackboneError: If the frozen weights were changed meanwhile.
     """
     out = Path(job.out)
     state = out / STATE
@@ -204,11 +201,7 @@ def read_curve(out: Path) -> list[dict[str, float]]:
 
 
 def read_summary(out: Path) -> dict[str, float]:
-    """Return the numbers of the summary that :func:`write_results` left in a folder.
-
-    Raises:
-        ArtifactError: If there is none, or it is no mapping.
-    """
+    """Return the numbers of the summary that :func:`write_results` left in a folder."""
     summary = read_json(out / _SUMMARY)
     if not isinstance(summary, dict):
         raise ArtifactError(f"{out}/{_SUMMARY} must be a mapping", summary, "Train it again.")

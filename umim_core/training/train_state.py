@@ -69,11 +69,7 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load_parameters(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put weights back that :func:`parameters_of` returned.
-
-    Raises:
-        ArtifactError: If they belong to another module.
-    """
+    """Put weights back that :func:`parameters_of` returned."""
     own = parameters_of(module)
     if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in tensors.items()}:
         raise ArtifactError(
@@ -108,11 +104,7 @@ def begin_state(target: Path) -> None:
 
 
 def write_rank(target: Path, rank: int, tensors: dict[str, Tensor], progress: Progress) -> None:
-    """Write one rank's part.
-
-    Raises:
-        ArtifactError: If the disk refuses it.
-    """
+    """Write one rank's part."""
     packed = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     packed["rng.torch"] = torch.get_rng_state()
     save_tensors(packed, target / f"rank-{rank}.safetensors")
@@ -131,11 +123,7 @@ def _require_ranks(target: Path, files: Iterable[str], world: int) -> None:
 
 
 def commit_state(directory: Path, target: Path, world: int) -> None:
-    """Make a state valid once every rank has written, and drop old ones; rank 0 only.
-
-    Raises:
-        ArtifactError: If some rank's files are not there.
-    """
+    """Make a state valid once every rank has written, and drop old ones; rank 0 only."""
     flush_tree(target)
     # The listing from which the manifest is made: files that it lacks would not be sealed.
     _require_ranks(target, payload_files(target), world)
@@ -153,12 +141,7 @@ def drop_states(directory: Path) -> None:
 
 
 def check_state(target: Path, world: int) -> None:
-    """Refuse a state that is not whole.
-
-    Raises:
-        ArtifactError: If it is torn or altered, of a run with another number of ranks, or lacks
-            the files of some rank.
-    """
+    """Refuse a state that is not whole."""
     manifest = read_manifest(target, kind="train-state", schema=STATE_SCHEMA)
     if manifest.get("world") != world:
         raise ArtifactError(

@@ -23,12 +23,7 @@ from umim_core.errors import ConfigError, MissingExtraError
 
 @CONTROLS.add("lora")
 def lora(twin: Backbone) -> nn.ParameterDict:
-    """Change attention's projections by low-rank products; the nearest rank to 2 d^2 + 7 d.
-
-    Raises:
-        ConfigError: If peft knows no projections of the model's family.
-        MissingExtraError: If peft is not installed.
-    """
+    """Change attention's projections by low-rank products; the nearest rank to 2 d^2 + 7 d."""
     per_rank = sum(weight.numel() for weight in _inject(frozen_twin(twin.model), 1).values())
     return _inject(twin.model, max(1, round(merge_module_size(twin.hidden_size) / per_rank)))
 

@@ -68,10 +68,6 @@ def run_confined(program: str, *, seconds: int = 10, wall_seconds: float = 60.0)
 
     CPU seconds include the interpreter's start; wall-clock seconds are many, as a busy machine must
     not fail right programs.
-
-    Raises:
-        ConfigError: If there is less than one CPU second, or no wall-clock time.
-        EvaluationError: If this machine cannot confine a process.
     """
     if seconds < 1 or wall_seconds <= 0:
         raise ConfigError(

@@ -70,11 +70,7 @@ def limit(seconds: int, megabytes: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel end this process as soon as its parent has ended, killed or not.
-
-    Raises:
-        OSError: If the kernel refuses, or the parent has ended already.
-    """
+    """Have the kernel end this process as soon as its parent has ended, killed or not."""
     kernel = ctypes.CDLL(None, use_errno=True)
     if kernel.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "the kernel sends no signal at the parent's end")
@@ -83,11 +79,7 @@ def end_with(parent: int) -> None:
 
 
 def confine() -> None:
-    """Give up every system call but the allowed ones, for good.
-
-    Raises:
-        OSError: If the kernel takes no filter.
-    """
+    """Give up every system call but the allowed ones, for good."""
     steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _KILL)]
     steps += [(_LOAD, 0, 0, 0)]
     for number, place in _OPENING.items():  # a file may be opened to read

@@ -42,13 +42,7 @@ from umim_core.task_sets.spec import TASKS
 
 
 def question_set(source: QuestionSource) -> QuestionSet:
-    """Load a task's questions and return what they are.
-
-    Raises:
-        ConfigError: If there is no task of this name, it runs programs of a model unconfined or
-            unconfirmed, or limits of answers are given to a task that generates none.
-        EvaluationError: As :func:`described`.
-    """
+    """Load a task's questions and return what they are."""
     name = source.task
     if name not in TASKS.names() and own_config(name) is None and runs_programs(name):
         raise ConfigError(
@@ -74,11 +68,7 @@ def question_set(source: QuestionSource) -> QuestionSet:
 
 
 def described(task: Task, digest: str) -> QuestionSet:
-    """Return what the questions of a loaded task are, of which a SHA-256 is given.
-
-    Raises:
-        EvaluationError: If none of its metrics is a mean over questions.
-    """
+    """Return what the questions of a loaded task are, of which a SHA-256 is given."""
     if not _generates(task):
         return QuestionSet(len(task.eval_docs), digest, _means(task))
     facts = task.get_config("metadata") or {}
@@ -99,11 +89,7 @@ def _generates(task: Task) -> bool:
 def score_questions(
     model: UmimLM, source: QuestionSource, questions: QuestionSet, first: int, last: int
 ) -> ShardScores:
-    """Score the questions ``first`` to ``last`` - 1.
-
-    Raises:
-        EvaluationError: If the questions are others here.
-    """
+    """Score the questions ``first`` to ``last`` - 1."""
     task, digest = _loaded(source)
     if digest != questions.digest:
         raise EvaluationError(

@@ -246,11 +246,7 @@ class SizedModel(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return self._asked.get(context, UNKNOWN)
 
     def check_comparison(self) -> None:
-        """Refuse requests of a comparing model that no comparison has begun for.
-
-        Raises:
-            ConfigError: If lm-eval's own function asks, which would leave out the base model.
-        """
+        """Refuse requests of a comparing model that no comparison has begun for."""
         if self.compare is not None and self._sizes is None:
             raise ConfigError(
                 f"compare={self.compare} needs evaluate() as it is after a UmimLM was made",
@@ -287,9 +283,6 @@ class SizedModel(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
         Of their texts the context tells what a request asks. ``finished`` is called with the scores
         of every forward, as soon as it is done; ``batch_size`` None is the model's own.
-
-        Raises:
-            EvaluationError: As `Scorer.score`, or if this is the base model.
         """
         if self.scorer is None:
             raise EvaluationError("a scorer is needed", self.merge, "Use merge=prompt or all.")

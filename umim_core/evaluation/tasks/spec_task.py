@@ -78,9 +78,6 @@ def load_splits(
 
     ``task_data`` is a folder with a file per split; by default one that is written once from the
     task's own source. lm-eval passes the task's metadata and the model's arguments, too.
-
-    Raises:
-        CorpusError: If a file is missing or malformed.
     """
     folder = Path(task_data) if task_data else task.built()
     if not folder.is_dir():
@@ -110,12 +107,7 @@ class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships n
 
 
 def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[str, object]:
-    """Return a task with its questions as lm-eval's configuration.
-
-    Raises:
-        ConfigError: If an option or a metric is unknown.
-        BackboneError: If the model's tokenizer cannot be loaded.
-    """
+    """Return a task with its questions as lm-eval's configuration."""
     options, context = TaskOptions.read(metadata), task_context(metadata)
     metrics = [TEXT_METRICS.find(name) for name in task.metrics]
     runs = context is None or task.length <= context

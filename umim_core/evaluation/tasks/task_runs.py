@@ -70,11 +70,7 @@ def runs_programs(name: str) -> bool:
 def load_tasks(
     tasks: Sequence[str | dict[str, object]], options: dict[str, Any] | None = None
 ) -> dict[str, Task]:
-    """Load tasks, with the examples in the prompt that they ask for, else none, by name.
-
-    Raises:
-        ConfigError: If there is no task of a name.
-    """
+    """Load tasks, with the examples in the prompt that they ask for, else none, by name."""
     wanted = [_config(task) if isinstance(task, str) else task for task in tasks]
     named = any(isinstance(task, str) for task in wanted)
     manager = (
@@ -124,11 +120,6 @@ def harness_questions(
     The context is the whole prompt. Where the data set has no test split, lm-eval scores the
     validation split: it is the test split here, and there is no ``valid``. ``hub`` is a folder that
     stands for the hub in the task's data.
-
-    Raises:
-        ConfigError: If lm-eval has no task of this name, or its questions have no choices.
-        CorpusError: If its data cannot be read or lacks a split that the task names, it has no
-            training questions, or a question has no text, no choices or no index of the right one.
     """
     if not knows_task(name):
         raise ConfigError(

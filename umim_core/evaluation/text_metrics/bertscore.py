@@ -51,11 +51,7 @@ class TextFeatures:
 
     @torch.no_grad()
     def of_tokens(self, texts: Sequence[str], batch_size: int = 16) -> list[Tensor]:
-        """Return the features of every token of every text [T, d], float32 on the CPU.
-
-        Raises:
-            BackboneError: If the model has no tokenizer.
-        """
+        """Return the features of every token of every text [T, d], float32 on the CPU."""
         most, device = self.backbone.max_positions, self.backbone.device
         ids = [self.backbone.encode(text)[:most] for text in texts]
         features: list[Tensor] = []
@@ -71,11 +67,7 @@ class TextFeatures:
 
 @cache
 def features_of(name: str) -> TextFeatures:
-    """Return the features of a model by name, loaded once in a process.
-
-    Raises:
-        BackboneError: If it cannot be loaded.
-    """
+    """Return the features of a model by name, loaded once in a process."""
     return TextFeatures(load_backbone(name))
 
 
@@ -101,11 +93,7 @@ def greedy_bertscore(text: Tensor, reference: Tensor) -> float:
 
 @add_text_metric("bertscore", BERTSCORE, needs_features=True)
 def bertscore(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the F1 by the features that the row names; of several references the best counts.
-
-    Raises:
-        BackboneError: If the features' model cannot be loaded.
-    """
+    """Return the F1 by the features that the row names; of several references the best counts."""
     features = features_of(row["features"])
     references = features.of_tokens(row["references"])
     return mean_figures(

@@ -37,9 +37,6 @@ def code_tests(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]
 
     The row's ``test`` defines ``check``, which gets the function that ``entry_point`` names.
 
-    Raises:
-        EvaluationError: If this machine cannot confine a process.
-
     Source: HumanEval (Chen et al., 2021).
     """
     check = f"\n{row['test']}\ncheck({row['entry_point']})\n"

@@ -39,9 +39,6 @@ def rouge(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
 
     For ROUGE-Lsum every sentence is a line.
 
-    Raises:
-        MissingExtraError: If rouge-score is not installed.
-
     Source: Lin, 2004; the paper's summarisation tables.
     """
     references = [_lines(reference) for reference in row["references"]]
@@ -81,10 +78,6 @@ def mauve(texts: Features, references: Features) -> float:
     A text has a feature vector: [n, d], references [m, d]. MAUVE's own are the last token's. There
     are a tenth as many clusters as references; the library's own choice is a tenth of the smaller
     set, which would differ between sets of texts that are compared with the same references.
-
-    Raises:
-        EvaluationError: If there are fewer than `FEWEST_TEXTS` of either.
-        MissingExtraError: If mauve-text is not installed.
     """
     if min(len(texts), len(references)) < FEWEST_TEXTS:
         raise EvaluationError(
@@ -114,9 +107,6 @@ def _compute_mauve() -> Any:
 @add_text_metric("chrf")
 def chrf(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
     """Return chrF, 0..1; of several references the best counts.
-
-    Raises:
-        MissingExtraError: If sacrebleu is not installed.
 
     Source: Popovic, 2015; paper, "Generation Quality".
     """
@@ -164,11 +154,7 @@ class ReferenceSimilarity:
 
 
 def require_libraries(texts: int) -> None:
-    """Make sure that a comparison will find its libraries, before texts are generated for it.
-
-    Raises:
-        MissingExtraError: If one is not installed; the message has the command.
-    """
+    """Make sure that a comparison will find its libraries, before texts are generated for it."""
     word = {"references": ["word"]}
     rouge(["word"], word)
     chrf(["word"], word)
@@ -177,12 +163,7 @@ def require_libraries(texts: int) -> None:
 
 
 def reference_similarity(texts: Sequence[str], references: References) -> ReferenceSimilarity:
-    """Compare generated texts with the continuations of their prompts.
-
-    Raises:
-        EvaluationError: If there is no text, or not a reference for each.
-        MissingExtraError: If a library of the metrics is not installed.
-    """
+    """Compare generated texts with the continuations of their prompts."""
     if not texts or len(texts) != len(references.texts):
         raise EvaluationError(
             "every generated text needs the continuation of its prompt",

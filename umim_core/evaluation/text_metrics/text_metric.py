@@ -37,9 +37,6 @@ def add_text_metric(
 
     Its figures are by default one of the metric's own name. ``runs_code`` says whether answers are
     run, ``needs_features`` whether it reads ``features`` of the row.
-
-    Raises:
-        ConfigError: If the name is taken.
     """
 
     def add(score: Score) -> Score:

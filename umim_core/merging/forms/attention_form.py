@@ -63,9 +63,6 @@ class MergeModule(nn.Module):
         rows: Offsets of single rules, added to the surrogates of every form; None: there are none.
         adapters: Gated adapters of the layers that read units, trained and saved with the module;
             None: there are none.
-
-    Raises:
-        ConfigError: If the heads do not divide the size or there is no such form.
     """
 
     norm_o: nn.LayerNorm
@@ -149,9 +146,6 @@ class MergeModule(nn.Module):
 
         Returns:
             Surrogate embeddings [M, d] in the module's own data type.
-
-        Raises:
-            ConfigError: If there are rule rows and no ids.
         """
         outside = ~inside_spans(lengths, spans.shape[1])
         tokens = spans.to(self.dtype).masked_fill(outside[..., None], 0.0)

@@ -86,11 +86,7 @@ class ContextualPooling(MergeModule, kind="attention", depth=3, positions=("none
         return self.pool(self.values(tokens), lengths)
 
     def project(self, tokens: Tensor) -> Tensor:
-        """Refuse: what a token contributes depends on its neighbours.
-
-        Raises:
-            ConfigError: Always.
-        """
+        """Refuse: what a token contributes depends on its neighbours."""
         raise ConfigError(
             "a merge module must project every token on its own to be tabulated",
             f"depth {self.depth}",

@@ -48,9 +48,6 @@ class RuleRows(nn.Module):
 
     The spans are different and ascending, -1 beyond the end of one. The gradient of the ``table``
     [K, d] is sparse: a step costs what its spans cost.
-
-    Raises:
-        ConfigError: If there is no span, too many, or they are not as they must be.
     """
 
     spans: Tensor
@@ -90,9 +87,6 @@ class RuleRows(nn.Module):
         """Return the offsets [M, d] of spans with ids [M, N] and lengths [M] (int64), N at most 4.
 
         Spans without a row have zero; ids beyond a span's length may be any.
-
-        Raises:
-            ConfigError: If there are no ids: rows cannot be left out in silence.
         """
         if ids is None:
             raise ConfigError("a module with rule rows needs the ids of spans", None, "Pass them.")
