@@ -18,6 +18,7 @@ import typer
 
 from flows import store
 from tasks.cluster.stopping import stoppable
+from umim_core.addresses import scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.cli import serve_command as shared
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
@@ -69,7 +70,7 @@ def main() -> None:
             app()
     except UmimError as error:
         notes = getattr(error, "__notes__", [])
-        typer.echo("\n".join([f"flows: error: {error}", *notes]), err=True)
+        typer.echo(scrubbed("\n".join([f"flows: error: {error}", *notes])), err=True)
         raise SystemExit(1) from None
 
 

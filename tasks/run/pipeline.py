@@ -41,7 +41,8 @@ from tasks.run.stage import Artifact, time_lines, verifying_once
 from tasks.storage.remote_root import remote_root
 from tasks.tracking.compare_view import COMPARISON_VIEW, adaptation_view
 from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, LiveMetrics, Pages, Tracker
-from tasks.tracking.tracking_values import RunInput, Status, redact
+from tasks.tracking.tracking_values import RunInput, Status
+from umim_core.addresses import redacted
 from umim_core.backbone.devices import release_memory
 from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_name, record_checkpoint
@@ -302,7 +303,7 @@ def _kind(model: type[RunRecipe]) -> str:
 def _prefect_url() -> str | None:
     """Return the flow run's page, no password in it; None where Prefect says "None/flow-runs"."""
     url = flow_run.ui_url if FlowRunContext.get() is not None else None
-    return redact(url) if url and url.startswith(("http://", "https://")) else None
+    return redacted(url) if url and url.startswith(("http://", "https://")) else None
 
 
 def _worth_a_retry(_: object, __: object, state: State[object]) -> bool:

@@ -33,7 +33,7 @@ from prefect.states import Cancelled, StateType
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.stopping import is_stoppable, on_stop, stoppable
 from tasks.run.services import POOL
-from tasks.tracking.tracking_values import redact
+from umim_core.addresses import scrubbed
 from umim_core.errors import ClusterError, ConfigError, UmimError
 
 logger = logging.getLogger("umim.prefect")
@@ -92,7 +92,7 @@ def prefect_may_be_away() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
-        logger.warning("Prefect is away, its pages lack what was found: %s", redact(str(error)))
+        logger.warning("Prefect is away, its pages lack what was found: %s", _shown(str(error)))
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def prefect_must_answer() -> Iterator[None]:
         after = f", after {type(failed).__name__}: {failed}" if failed else ""
         away = ClusterError(
             "Prefect's server must answer when a flow run begins and ends",
-            redact(f"{PREFECT_API_URL.value() or 'the temporary server'}: {error}{after}"),
+            _shown(f"{PREFECT_API_URL.value() or 'the temporary server'}: {error}{after}"),
             "Start it, or unset PREFECT_API_URL; the same command again finds every finished stage "
             "and ends at once.",
         )
@@ -114,6 +114,10 @@ def prefect_must_answer() -> Iterator[None]:
             raise away from error
     failed.add_note(f"Prefect's server is away too: {away.value}")
     raise failed
+
+
+def _shown(text: str) -> str:
+    return scrubbed(text, PREFECT_API_URL.value() or "")
 
 
 def _failed_before(error: BaseException) -> BaseException | None:
@@ -211,7 +215,7 @@ def _tell_why(run_id: UUID, error: UmimError) -> None:
     ``prefect deployment run --watch`` shows names of events and, unless the server streams them,
     no logs; it ends with the event of the failed state, which comes next.
     """
-    name = redact(f"{type(error).__name__}: {error}")
+    name = _shown(f"{type(error).__name__}: {error}")
     place = {"prefect.resource.id": f"prefect.flow-run.{run_id}", "prefect.resource.name": name}
     if emit_event("umim.failed", place) is not None:
         waiting = threading.Thread(target=EventsWorker.instance().wait_until_empty, daemon=True)
@@ -278,7 +282,7 @@ def _require(command: list[str]) -> None:
 def _refused(what: str, why: str) -> ClusterError:
     return ClusterError(
         "Prefect's server must take deployments",
-        f"{what}: {why}",
+        _shown(f"{what}: {why}"),
         "Start it, and set PREFECT_API_URL to its address.",
     )
 

@@ -24,6 +24,7 @@ import psutil
 
 from tasks.cluster import guard
 from tasks.cluster.ray_cluster import CHECKOUT
+from tasks.tracking.tracking_values import sqlite_address
 from umim_core.errors import ClusterError
 from umim_core.store.disk import write_bytes
 from umim_core.store.locking import directory_lock
@@ -89,7 +90,7 @@ def local_services(
     mlflow += ["--port", str(mlflow_port), "--workers", "1", "--serve-artifacts"]
     mlflow += ["--artifacts-destination", str(folder / "mlflow-artifacts")]
     if "MLFLOW_BACKEND_STORE_URI" not in os.environ:
-        mlflow += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+        mlflow += ["--backend-store-uri", sqlite_address(folder / "mlflow.db")]
     deploy = [sys.executable, "-m", "flows", "deploy"]
     worker = [*prefect, "worker", "start", "--pool", POOL, "--name", "prefect-worker"]
     return [

@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tasks.storage.client_errors import refusals
+from umim_core.addresses import scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
 from umim_core.errors import ArtifactError, MissingExtraError
-from umim_core.store.artifacts import MANIFEST, payload_files, sha256_file
+from umim_core.store.artifacts import MANIFEST, payload_files, safe_join, sha256_file
 from umim_core.store.disk import flush_tree, write_bytes
 from umim_core.store.publication import STATE
-from umim_core.text.files import redacted
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -49,6 +49,7 @@ Entries = Mapping[str, Mapping[str, Any]]  # bytes and sha256 by relative name, 
 UPLOAD_SECONDS: Final = 86_400.0
 LEASE_SECONDS: Final = 90.0  # a lease that its holder has not renewed for so long is void
 _POLL_SECONDS: Final = 2.0
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST")
 _STATE_SECONDS: Final = 30.0  # between two looks for a new training state
 
 
@@ -65,11 +66,11 @@ def _opened(address: str) -> RemoteRoot:
     scheme = address.split("://", 1)[0]
     try:
         filesystem, path = fsspec.core.url_to_fs(address, use_listings_cache=False)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, *refusals()) as error:
         raise MissingExtraError(
             f"UMIM_ROOT={scheme}://... needs a package that reads and writes it",
-            str(error),
-            "Install umim[s3], umim[gcs] or umim[azure].",
+            _shown(error),
+            "Install umim[s3], umim[gcs] or umim[azure]; check the variables of its client.",
         ) from error
     return RemoteRoot(address, filesystem, path.rstrip("/"))
 
@@ -147,7 +148,7 @@ class RemoteRoot:
     def fetch_files(self, files: Entries, directory: Path) -> None:
         """Bring files to a directory by their SHA-256, and compare what came with it."""
         for name, entry in files.items():
-            target = directory / name
+            target = safe_join(directory, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             place = object_place(str(entry["sha256"]))
             with self._typed_errors():
@@ -242,9 +243,10 @@ class RemoteRoot:
         """Return the stage ``<stage>/<key>`` that each named checkpoint lies in."""
         stages = {}
         for name in self.names("checkpoints"):
-            record = json.loads(self._read(f"checkpoints/{name}.json") or b"{}")
+            place = f"checkpoints/{name}.json"
+            record = _parsed(self._read(place) or b"{}", f"{self}/{place}")
             parts = Path(str(record.get("path", ""))).parts
-            if len(parts) > 1 and not Path(*parts).is_absolute():
+            if len(parts) > 1 and not Path(*parts).is_absolute() and ".." not in parts:
                 stages[name] = "/".join(parts[:2])
         return stages
 
@@ -253,7 +255,7 @@ class RemoteRoot:
         for name in self.names("checkpoints"):
             data = self._read(f"checkpoints/{name}.json")
             if data is not None:
-                write_bytes(artifact_root() / "checkpoints" / f"{name}.json", data)
+                write_bytes(safe_join(artifact_root() / "checkpoints", f"{name}.json"), data)
 
     def state_files(self, name: str) -> Entries:
         """Return the files of the stored training state of a stage, none where there is none."""
@@ -293,7 +295,7 @@ class RemoteRoot:
             target.unlink(missing_ok=True)
 
     def __str__(self) -> str:
-        return redacted(self.address).rstrip("/")
+        return self.address.rstrip("/")
 
     def _require_conditional_writes(self) -> None:
         """Refuse storage that creates an object twice: two builders would both win, unnoticed."""
@@ -445,12 +447,16 @@ class RemoteRoot:
     def _refused(self, error: BaseException) -> ArtifactError:
         return ArtifactError(
             f"the storage {self} must answer, and allow reading and writing",
-            f"{type(error).__name__}: {redacted(str(error))}",
+            f"{type(error).__name__}: {_shown(error)}",
             "Check address, credentials and network, then run the same command again.",
         )
 
 
 _CONDITIONAL: Final[set[str]] = set()  # addresses of storage that was seen to have them
+
+
+def _shown(error: BaseException) -> str:
+    return scrubbed(str(error), *(os.environ.get(name, "") for name in _ENDPOINTS))
 
 
 def object_place(digest: str) -> str:
@@ -479,7 +485,7 @@ def _gone(holder: Mapping[str, Any]) -> bool:
 def _parsed(data: bytes, place: str) -> dict[str, Any]:
     try:
         record = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{place} must be JSON", str(error), "Remove it.") from error
     if not isinstance(record, dict):
         raise ArtifactError(f"{place} must be a JSON object", type(record).__name__, "Remove it.")

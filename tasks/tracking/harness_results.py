@@ -8,6 +8,7 @@ A results file becomes one run, found again by the file's digest.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from typing import Any, Final
 
 from tasks.tracking.mlflow_store import CREATION_SECONDS, UPLOAD_SECONDS, Owner, Store
 from tasks.tracking.tracking_values import StoredRun, fit_name, flatten
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, require
 from umim_core.store.artifacts import sha256_file
 
 _DATED: Final = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)\.json$")
 _NAME_CHARS: Final = 250  # of a run, in MLflow's table of runs
 _CONNECT_SECONDS: Final = 10
+_TASK_BYTES: Final = 200  # with the rest of the name of its samples' file 255
 _REMEDY: Final = "Run lm_eval with --output_path DIR --log_samples, then name DIR."
 # Besides config: what decides the figures. Task configurations stay in the file.
 _DESCRIBED: Final = ("n-shot", "n-samples", "versions", "lm_eval_version", "chat_template_sha")
@@ -69,11 +71,12 @@ class HarnessResults:
         ``prompt`` is the text of a question's first request, ``arguments`` holds all of them.
         """
         path, rows = self.samples[task], []
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8", errors="surrogateescape") as file:
             for number, line in enumerate(file, 1):
                 try:
                     rows.append(_flat_sample(json.loads(line)))
-                except (ValueError, KeyError, AttributeError, TypeError) as error:
+                    json.dumps(rows[-1], ensure_ascii=False).encode()
+                except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
                     raise EvaluationError(
                         "a line of logged samples must be a question as lm-eval writes it",
                         f"{path}, line {number}: {type(error).__name__}: {error}",
@@ -133,10 +136,11 @@ def _read(path: Path) -> HarnessResults:
         content = json.loads(path.read_text(encoding="utf-8"))
         results, known = content["results"], content["config"]["model"]
         began, took = content["date"], content.get("total_evaluation_time_seconds")
-        timed = float(began) > 0 and float(took or 0) >= 0
+        timed = 0 < float(began) < math.inf and 0 <= float(took or 0) < math.inf
         rows = bool(results) and all(isinstance(row, dict) for row in results.values())
         complete = timed and rows and isinstance(known, str)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        json.dumps(content, ensure_ascii=False).encode()  # a lone surrogate is refused here
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise EvaluationError(
             "a results file must be as lm-eval writes it",
             f"{path}: {type(error).__name__}: {error}",
@@ -144,6 +148,14 @@ def _read(path: Path) -> HarnessResults:
         ) from error
     if not complete:
         raise EvaluationError("a results file must name a model and its tasks", path, _REMEDY)
+    for task in results:
+        require(
+            "/" not in task and "\0" not in task and 0 < len(task.encode()) <= _TASK_BYTES,
+            EvaluationError,
+            f"{path.name}: a task's name must be one that a file can bear",
+            repr(task),
+            _REMEDY,
+        )
     samples: dict[str, Path] = {}
     if date := _date(path):
         files = {task: path.with_name(f"samples_{task}_{date}.jsonl") for task in results}

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final
 from filelock import FileLock, Timeout
 
 from tasks.storage.client_errors import refusals
-from tasks.tracking.tracking_values import Kind, RunInput, Status, StoredRun, batches, redact
+from tasks.tracking.tracking_values import Kind, RunInput, Status, StoredRun, batches
+from umim_core.addresses import scrubbed
 from umim_core.errors import TrackingError
 from umim_core.store.artifacts import canonical_json
 from umim_core.store.disk import unwritable, write_bytes
@@ -35,6 +36,7 @@ REGISTERED_MODEL: Final = "umim"
 KEY_TAG: Final = "umim.key"
 KIND_TAG: Final = "umim.kind"
 CALL_SECONDS: Final = 5
+_DATABASES: Final = ("sqlite", "postgresql", "mysql", "mssql")
 CREATION_SECONDS: Final = 300  # of a new store: seconds of work, minutes on a busy machine
 UPLOAD_SECONDS: Final = 300  # of one file; a server may hand it on before it answers
 _SHARED_VIEW: Final = "mlflow.sharedViewState."
@@ -46,7 +48,6 @@ _ROOT_ID: Final = "root-id"
 _UNFIT: Final = re.compile(r"[^\w.\-@]+")  # what a query cannot hold
 Owner = dict[str, str]
 logger = logging.getLogger("umim.tracking")
-_SQLITE: Final = "sqlite:///"
 _SILENT_SECONDS: Final = 2
 
 
@@ -55,13 +56,32 @@ class StoreAwayError(TrackingError):
 
 
 def _place(uri: str, root: Path) -> Path:
-    file = uri.removeprefix(_SQLITE).partition("?")[0]
-    return Path(file) if uri.startswith(_SQLITE) and file else root / "mlflow"
+    """Return the file of a sqlite address as SQLAlchemy reads it; a file of the root for others."""
+    from sqlalchemy.engine import make_url
+
+    if not uri.partition("://")[0].lower().startswith("sqlite"):
+        return root / "mlflow"
+    file = make_url(uri).database or ":memory:"
+    return root / "mlflow" if file.startswith((":memory:", "file:")) else Path(file)
+
+
+def _open_once(uri: str) -> None:
+    """Open a database, which MLflow would try nine times, for 102 seconds."""
+    from sqlalchemy import create_engine, inspect
+
+    if not uri.lower().startswith(_DATABASES):
+        return
+    engine = create_engine(uri)
+    try:
+        inspect(engine).get_table_names()
+    finally:
+        engine.dispose()
 
 
 @contextmanager
 def _held(place: Path, ending: str, seconds: int) -> Iterator[None]:
     lock = FileLock(place.with_name(f"{place.name}.{ending}"))
+    Path(lock.lock_file).touch()  # FileLock waits where the file cannot be made
     try:
         with suppress(Timeout):
             lock.acquire(timeout=min(seconds, _SILENT_SECONDS))
@@ -141,13 +161,18 @@ class Store:
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
+        place: Path | None = None
         try:
             with ExitStack() as held:
                 if not self.served:
                     self.root.mkdir(parents=True, exist_ok=True)
                     place = _place(self.uri, self.root)
                     if self._connected is None:  # one process connects at a time
+                        if str(place) in self.uri:  # else MLflow makes the folder of other letters
+                            place.parent.mkdir(parents=True, exist_ok=True)
                         held.enter_context(_held(place, "connecting.lock", creation_seconds))
+                        _limit_requests(connect_seconds)
+                        _open_once(self.uri)
                     held.enter_context(_held(place, "lock", connect_seconds))
                 if self._connected is None:
                     _limit_requests(connect_seconds)
@@ -155,7 +180,9 @@ class Store:
                 _limit_requests(call_seconds)
                 yield self
         except (MlflowException, SQLAlchemyError, ImportError, *refusals()) as error:
-            message = redact(f"{self.uri}: {error}")
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            where = self.uri if self.served or place is None else f"{self.uri}, that is {place}"
+            message = scrubbed(f"{where}: {reason}", self.uri)
             if _refused(error):
                 raise TrackingError("the store must take what is written", message) from error
             self._connected = None
@@ -338,6 +365,7 @@ def _limit_requests(seconds: int) -> None:
     """
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(seconds)
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+    os.environ["PGCONNECT_TIMEOUT"] = str(seconds)
 
 
 def _refused(error: Exception) -> bool:

@@ -41,9 +41,10 @@ from tasks.tracking.tracking_values import (
     StoredRun,
     fit_name,
     flatten,
-    redact,
     require_key,
+    sqlite_address,
 )
+from umim_core.addresses import redacted
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ArtifactError, TrackingError
 from umim_core.store.artifacts import directory_digest
@@ -86,7 +87,7 @@ class Tracker:
     """
 
     def __init__(self, uri: str | None = None, root: Path | None = None) -> None:
-        default = f"sqlite:///{CHECKOUT / 'mlflow.db'}"
+        default = sqlite_address(CHECKOUT / "mlflow.db")
         self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or default
         self.root = (root or artifact_root()).resolve()
         self._store = Store(self.uri, self.root)
@@ -274,8 +275,8 @@ class Tracker:
                 return None
         [(experiment, run_id)] = runs
         ui = self.uri if self._store.served else _LOCAL_UI
-        place = f"{redact(ui).rstrip('/')}/#/experiments/{experiment}/runs"
-        start = f"mlflow ui --backend-store-uri {shlex.quote(redact(self.uri))}"
+        place = f"{redacted(ui).rstrip('/')}/#/experiments/{experiment}/runs"
+        start = f"mlflow ui --backend-store-uri {shlex.quote(redacted(self.uri))}"
         return Pages(
             # Without the type of work MLflow's pages are those of prompts and traces.
             run=f"{place}/{run_id}?{_WORK}",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, TypeVar
+from urllib.parse import quote
 
+from umim_core.addresses import scrubbed
 from umim_core.errors import TrackingError
-from umim_core.text.files import redacted
 
 T = TypeVar("T")
 Curve = Sequence[tuple[int, float]]
@@ -18,7 +20,6 @@ _KEY: Final = re.compile(r"^[\w.:\-]+$")
 _SECRET_NAME: Final = re.compile(
     r"(^|[._-])(token|auth|password|passwd|secret|api_?key|credentials?)$", re.IGNORECASE
 )
-_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _NOT_IN_NAMES: Final = re.compile(r"[^\w\-. /:]")
 _MAX_VALUE_CHARS: Final = 500
 HIDDEN: Final = "***"
@@ -64,7 +65,7 @@ def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{full}.")
             continue
-        text = HIDDEN if _SECRET_NAME.search(full) else redact(str(value))
+        text = HIDDEN if _SECRET_NAME.search(full) else scrubbed(str(value))
         flat[full] = text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "..."
     return flat
 
@@ -74,12 +75,9 @@ def fit_name(name: str) -> str:
     return _NOT_IN_NAMES.sub("_", name.replace("@", "_at_"))
 
 
-def redact(text: str) -> str:
-    """Remove user names, passwords and secret options from the addresses in a text.
-
-    ``http://me:pw@host/x`` becomes ``http://***@host/x``.
-    """
-    return _ADDRESS.sub(lambda address: redacted(address[0]), text)
+def sqlite_address(file: Path) -> str:
+    """Return the address of a database file as SQLAlchemy reads it: ``a?b`` is ``a%3Fb``."""
+    return f"sqlite:///{quote(str(file), safe='/ ')}"
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from support.object_store import ObjectStore, object_store
 from umim_core.errors import CorpusError
-from umim_core.text.files import CorpusFile, expand, redacted
+from umim_core.text.files import expand
 from umim_core.text.readers import BadRows, iter_documents
 from umim_core.text.sources import (
     HubDataset,
@@ -178,22 +178,6 @@ def test_ready_ids_are_read_from_local_files_alone(store: ObjectStore) -> None:
 
 
 # Credentials
-
-
-@pytest.mark.parametrize(
-    ("name", "safe"),
-    [
-        ("s3://bucket/key", "s3://bucket/key"),
-        ("s3://AK:SK@bucket/key?region=x", "s3://***@bucket/key?region=x"),
-        ("s3://AK:S/K+@bucket/k@y", "s3://***@y"),
-        ("hdfs://host:9000/a@b", "hdfs://host:9000/a@b"),
-        ("s3://b/k?region=x&session_token=abc&y=1", "s3://b/k?region=x&session_token=***&y=1"),
-        ("a:b@c/d", "a:b@c/d"),
-    ],
-)
-def test_addresses_are_shown_without_credentials(name: str, safe: str) -> None:
-    assert redacted(name) == safe
-    assert "SK" not in repr(CorpusFile(name))
 
 
 def test_sources_dumped_as_json_hold_no_credentials() -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from umim_core.errors import ArtifactError, ConfigError
+from umim_core.addresses import has_credentials
+from umim_core.errors import ArtifactError, ConfigError, require
 from umim_core.store.artifacts import sha256_bytes
 from umim_core.store.disk import check_writable, unwritable, write_bytes
 from umim_core.store.locking import directory_lock
@@ -46,12 +47,22 @@ def remote_address() -> str | None:
     named = os.environ.get("UMIM_ROOT")
     if not named or "://" not in named:
         return None
-    if named.startswith(("file://", "local://")):
-        raise ConfigError(
-            "UMIM_ROOT must be a directory or an address of object storage",
-            named,
-            "Give the path of the directory.",
-        )
+    scheme = named.partition("://")[0]
+    require(
+        not has_credentials(named),
+        ConfigError,
+        "UMIM_ROOT must be an address without a user, a password and options",
+        f"{scheme}://***",
+        "Write s3://bucket/prefix; credentials belong into the variables of the storage's client, "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for example.",
+    )
+    require(
+        scheme not in ("file", "local"),
+        ConfigError,
+        "UMIM_ROOT must be a directory or an address of object storage",
+        named,
+        "Give the path of the directory.",
+    )
     return named
 
 
@@ -59,11 +70,9 @@ def local_root() -> Path:
     """Return ``artifact_root()`` for what is written there and not stored elsewhere."""
     address = remote_address()
     if address is not None:
-        from umim_core.text.files import redacted
-
         raise ConfigError(
             "this command writes to a directory, while UMIM_ROOT is an address",
-            redacted(address),
+            address,
             "Name a directory with --out, or set UMIM_ROOT to one.",
         )
     return artifact_root()

@@ -24,14 +24,9 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 from pyarrow import fs
 
+from umim_core.addresses import is_address, redacted, scrubbed, without_options
 from umim_core.errors import CorpusError
 
-_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-# A colon that no port follows starts a password, which may hold slashes: up to the last "@" then.
-_USER: Final = re.compile(r"(?<=://)(?:[^/?]*@|[^/?:]*:(?!\d+(?:/|$))[^?]*@)")
-_SECRET_OPTION: Final = re.compile(
-    r"(?<=[?&])([^=&]*(?:key|secret|token|password|signature|credential)[^=&]*=)([^&]+)", re.I
-)
 _READ_AHEAD: Final = 1 << 22  # bytes of one request to a remote file
 
 
@@ -110,38 +105,9 @@ def typed_errors(file: CorpusFile) -> Iterator[None]:
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise CorpusError(
             f"{file}: the file must be readable and whole",
-            f"{type(error).__name__}: {_scrubbed(str(error), file.location)}",
+            f"{type(error).__name__}: {scrubbed(str(error), file.location)}",
             "Correct the file or leave it out.",
         ) from (None if is_address(file.location) else error)  # the cause may show credentials
-
-
-def is_address(name: str) -> bool:
-    """Return whether a name is an address (``s3://...``) and no local path."""
-    return _ADDRESS.match(name) is not None
-
-
-def without_options(name: str) -> str:
-    """Return an address up to its ``?``; a local path as it is."""
-    return name.partition("?")[0] if is_address(name) else name
-
-
-def redacted(name: str) -> str:
-    """Return a name that may be shown: an address without its credentials."""
-    if not is_address(name):
-        return name
-    return _SECRET_OPTION.sub(r"\1***", _USER.sub("***@", name))
-
-
-def _scrubbed(message: str, location: str) -> str:
-    """Take the credentials of an address out of another library's message."""
-    message = message.replace(location, redacted(location))
-    user = _USER.search(location)
-    secrets = [value for _, value in _SECRET_OPTION.findall(location)]
-    if user is not None:
-        secrets += [user[0], *user[0].removesuffix("@").split(":", 1)]
-    for secret in filter(None, secrets):
-        message = message.replace(secret, "***").replace(unquote(secret), "***")
-    return message
 
 
 def expand(names: tuple[str, ...]) -> list[CorpusFile]:
@@ -233,7 +199,7 @@ def _resolve(location: str) -> tuple[fs.FileSystem, str]:
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(
             f"{CorpusFile(location)}: the address must be one that Arrow's file systems know",
-            f"{type(error).__name__}: {_scrubbed(str(error), location)}",
+            f"{type(error).__name__}: {scrubbed(str(error), location)}",
             "Write it like s3://bucket/path?region=eu-west-1; quote odd characters with %.",
         ) from None  # the cause may show credentials
     return filesystem, path

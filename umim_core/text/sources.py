@@ -11,9 +11,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
 
+from umim_core.addresses import redacted, without_options
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.store.artifacts import directory_digest
-from umim_core.text.files import expand, redacted, without_options
+from umim_core.text.files import expand
 
 
 def _shown(names: tuple[str, ...]) -> list[str]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from umim_core.addresses import is_address, redacted, without_options
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.store.arrays import open_array
-from umim_core.text.files import is_address, redacted, without_options
 from umim_core.text.readers import BadRows, Part, iter_parts, not_empty
 from umim_core.text.sources import Source, TokenIds
 from umim_core.text.token_ids import check_range

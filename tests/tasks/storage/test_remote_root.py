@@ -259,6 +259,26 @@ def test_storage_that_is_away_is_a_typed_error(
     assert server["AWS_SECRET_ACCESS_KEY"] not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "a/../../outside", "a\0b", "."])
+def test_names_in_storage_stay_inside_the_root(machine: Machine, name: str) -> None:
+    remote = machine("first")
+    [entry] = remote.store_files({"x": _file(artifact_root() / "x")}).values()
+    manifest = json.dumps({"files": {name: entry}}).encode()
+    remote.filesystem.pipe_file(f"{remote.path}/stages/mine/k.json", manifest)
+    with pytest.raises(ArtifactError, match="must stay inside its root"):
+        remote.fetch("mine/k", artifact_root() / "mine" / "k")
+    record = json.dumps({"path": "../outside/checkpoint"}).encode()
+    remote.filesystem.pipe_file(f"{remote.path}/checkpoints/own.json", record)
+    assert remote.checkpoint_stages() == {}
+    assert sorted(path.name for path in artifact_root().parent.rglob("outside*")) == []
+
+
+def _file(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x")
+    return path
+
+
 def test_collection_keeps_what_a_named_checkpoint_was_made_from(machine: Machine) -> None:
     remote = machine("first")
     tokens = run(Build("tokens"), StageSpec("tokenize", 1, {}, {}))

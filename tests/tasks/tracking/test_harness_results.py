@@ -12,6 +12,8 @@ from support.harness_files import CONTENT, PROMPT, SAMPLES, write_results
 from tasks.tracking.harness_results import HarnessResults, find_results
 from umim_core.errors import EvaluationError
 
+NO_FILES = ["../tiny", "/tiny", "a/b", "", "a\0b", "x" * 300, "\ud800"]
+
 
 @pytest.fixture
 def results(tmp_path: Path) -> HarnessResults:
@@ -71,10 +73,12 @@ def test_samples_of_another_call_are_left_out(tmp_path: Path) -> None:
         {**CONTENT, "results": ["tiny"]},
         {**CONTENT, "results": {"tiny": 3}},
         {**CONTENT, "total_evaluation_time_seconds": "long"},
+        {**CONTENT, "date": 1e999},
+        *({**CONTENT, "results": {name: CONTENT["results"]["tiny"]}} for name in NO_FILES),
     ],
 )
 def test_a_folder_without_results_is_refused(tmp_path: Path, content: dict[str, Any]) -> None:
     if content is not None:
         write_results(tmp_path, content)
-    with pytest.raises(EvaluationError, match=r"lm-eval|must name a model"):
+    with pytest.raises(EvaluationError, match=r"lm-eval|must name a model|a file can bear"):
         find_results(tmp_path)

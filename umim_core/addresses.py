@@ -1,0 +1,72 @@
+"""Addresses such as ``s3://bucket/key?region=x``: which may be shown, and what of them may not.
+
+This is the one place that takes credentials out of what is printed, logged or stored.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import quote, unquote
+
+_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_IN_TEXT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+# A colon that no port follows starts a password, which may hold slashes: up to the last "@" then.
+_USER: Final = re.compile(r"(?<=://)(?:[^/?]*@|[^/?:]*:(?!\d+(?:/|$))[^?]*@)")
+_SECRET_OPTION: Final = re.compile(
+    r"(?<=[?&#;])([^=&]*(?:key|secret|token|passw|pwd|signature|credential|auth)[^=&]*=|sig=)"
+    r"([^&\s]+)",
+    re.I,
+)
+# A container of Azure stands before its account: abfs://container@account.dfs.core.windows.net/p
+_CONTAINER: Final = re.compile(r"(?:abfss?|az|adl|wasbs?)://[^/:@]+@[^/:@]+(?:/[^@]*)?")
+_SHORTEST_USER: Final = 4  # a shorter name may be a part of any word
+
+
+def is_address(name: str) -> bool:
+    """Return whether a name is an address (``s3://...``) and no local path."""
+    return _ADDRESS.match(name) is not None
+
+
+def without_options(name: str) -> str:
+    """Return an address up to its ``?``; a local path as it is."""
+    return name.partition("?")[0] if is_address(name) else name
+
+
+def has_credentials(address: str) -> bool:
+    """Return whether an address names a user, or has options, which may hold anything."""
+    plain = unquote(address)
+    user = _USER.search(plain) is not None and not _CONTAINER.fullmatch(plain)
+    return user or "?" in plain or "#" in plain
+
+
+def redacted(name: str) -> str:
+    """Return a name that may be shown: an address without its credentials."""
+    if "://" not in name:
+        return name
+    return _SECRET_OPTION.sub(r"\1***", _USER.sub("***@", name))
+
+
+def scrubbed(text: str, *addresses: str) -> str:
+    """Take credentials out of a text, such as another library's error.
+
+    Those of ``addresses`` go wherever they stand, those of every address in the text, too:
+    ``scrubbed("no bucket K:S in http://me:pw@host/x", "s3://K:S@b")`` is
+    ``"no bucket *** in http://***@host/x"``.
+    """
+    for address in addresses:
+        text = text.replace(address, redacted(address)) if address else text
+        for secret in _secrets(address):
+            for form in (secret, unquote(secret), quote(unquote(secret), safe="")):
+                text = text.replace(form, "***")
+    return _IN_TEXT.sub(lambda found: redacted(found[0]), text)
+
+
+def _secrets(address: str) -> list[str]:
+    """Return the credentials of an address, the longest first: one may be a part of another."""
+    found = {value for _, value in _SECRET_OPTION.findall(address)}
+    if user := _USER.search(address):
+        both = user[0].removesuffix("@")
+        name, _, password = both.partition(":")
+        found |= {user[0], both, password, *([name] if len(name) >= _SHORTEST_USER else [])}
+    return sorted(filter(None, found), key=len, reverse=True)
