@@ -7,6 +7,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from umim_core.errors import ConfigError, EvaluationError
+from umim_core.evaluation.sandbox import code_sandbox
 from umim_core.evaluation.sandbox.code_sandbox import run_confined
 
 pytestmark = pytest.mark.skipif(
@@ -143,11 +145,53 @@ ATTEMPTS = {
     "RaiseLimit": "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))",
     "Namespace": "kernel.unshare(0x10000000) and refuse()",
 }
+READS = {
+    **{
+        f"{place.title().replace('/', '')}Of{owner.title()}": f"read('/proc/%s/{place}' % {owner})"
+        for owner in ("parent", "first", "beside")
+        for place in ("mem", "environ", "maps", "cmdline", "fd", "fd/1", "cwd/.", "root/etc/passwd")
+    },
+    "PipeOfParent": "read(f'/proc/{parent}/fd/{pipe}')",
+    "PipeOfThread": "read(f'/proc/{parent}/task/{parent}/fd/{pipe}')",
+    "LinkOfParent": "os.readlink(f'/proc/{parent}/fd/{pipe}')",
+    "PlaceOfParent": "os.readlink(f'/proc/{parent}/cwd')",
+    "OwnMemory": "read('/proc/self/mem')",
+    "ByOwnThread": "read(f'/proc/thread-self/../../../{parent}/fd/{pipe}')",
+    "ByOwnRoot": "read(f'/proc/self/root/proc/{parent}/fd/{pipe}')",
+    "ByOwnFolder": "read(f'/proc/self/cwd/../../../proc/{parent}/environ')",
+    "FileOfUser": "read(victim)",
+    "FolderOfUser": "os.listdir(folder)",
+    "NamedPipe": "os.open(folder + '/pipe', os.O_NONBLOCK)",
+    "SharedMemory": "read(shared)",
+    "AllShared": "os.listdir('/dev/shm')",
+    "Terminal": "os.open('/dev/ptmx', 0)",
+    "Terminals": "os.listdir('/dev/pts')",
+    "Device": "read('/dev/zero')",
+    "System": "read('/sys/kernel/notes')",
+    "Passwords": "read('/etc/passwd')",
+    "MemoryOfParent": "call(310, parent, 0, 0, 0, 0, 0)",  # process_vm_readv
+    "HandleOfParent": "call(434, parent, 0)",  # pidfd_open
+    "DescriptorOfParent": "call(438, 0, pipe, 0)",  # pidfd_getfd
+    "CompareWithParent": "call(312, parent, os.getpid(), 0, pipe, 0)",  # kcmp
+    "Trace": "call(101, 16, parent, 0, 0)",
+    "LimitsOfParent": "resource.prlimit(parent, resource.RLIMIT_NOFILE)",
+    "AbstractSocket": "socket.socket(socket.AF_UNIX).connect(chr(0) + 'name')",
+    "HandleOfFile": "call(304, -100, 0, 0)",  # open_by_handle_at
+    "OtherOpen": "call(437, -100, victim.encode(), 0, 0)",  # openat2
+    "OpenTree": "call(428, -100, b'/', 0)",
+    "Inherited": "any(map(readable, range(1, 64))) or refuse()",
+}
 
 
-def allowed_attempt(attempts: dict[str, str], folder: Path) -> str | None:
-    """Return the first attempt that the kernel lets through."""
+def allowed_attempt(attempts: dict[str, str], folder: Path, **names: object) -> str | None:
+    """Return the first attempt that the kernel lets through; ``names`` are those that they use."""
     lines = [
+        *(f"{name} = {value!r}" for name, value in names.items()),
+        "def read(path): return os.read(os.open(path, os.O_NONBLOCK), 1)",
+        "def readable(number):",
+        "    try: return os.read(number, 1)",
+        "    except OSError: return False",
+        "def call(*numbers): return kernel.syscall(*numbers) < 0 and refuse()",
         "import ctypes, fcntl, os, resource, socket, subprocess",
         f"folder, victim, parent = {str(folder)!r}, {str(folder / 'victim')!r}, {os.getpid()}",
         "kernel = ctypes.CDLL(None)",
@@ -167,6 +211,22 @@ def test_the_kernel_refuses_what_leaves_the_process(tmp_path: Path) -> None:
     assert allowed_attempt(ATTEMPTS, tmp_path) is None
     assert [path.name for path in tmp_path.iterdir()] == ["victim"]
     assert victim.read_text() == "whole"
+
+
+def test_nothing_of_the_user_or_of_other_processes_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("private")
+    os.mkfifo(tmp_path / "pipe")
+    reading, writing = os.pipe()
+    os.write(writing, b"message")
+    os.set_inheritable(reading, True)
+    beside = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with beside, tempfile.NamedTemporaryFile(dir="/dev/shm") as shared:
+        names = {"pipe": reading, "beside": beside.pid, "first": 1, "shared": shared.name}
+        assert allowed_attempt(READS, tmp_path, **names) is None
+        beside.kill()
+    assert os.read(reading, 99) == b"message"
+    os.close(reading)
+    os.close(writing)
 
 
 def test_no_signal_reaches_others_by_way_of_a_pipe() -> None:
@@ -196,12 +256,22 @@ def test_environment_and_folder_are_empty(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_bounds_and_machines_without_confinement_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"at least 1 CPU second.*got 0 s, 60\.0 s"):
         run_confined("pass", seconds=0)
     with pytest.raises(ConfigError, match=r"wall-clock time; got 10 s, 0\.0 s"):
         run_confined("pass", wall_seconds=0.0)
+    guard = Path(code_sandbox.__file__).with_name("sandbox_guard.py").read_text()
+    for needed, missing, word in (
+        ("444, 445, 446", "4440, 445, 446", "Landlock"),
+        ("38, 22, 2", "38, 22, 9", "seccomp"),
+    ):
+        assert needed in guard
+        (tmp_path / "guard.py").write_text(guard.replace(needed, missing))
+        monkeypatch.setattr(code_sandbox, "_GUARD", tmp_path / "guard.py")
+        with pytest.raises(EvaluationError, match=f"must be set before .*; got .*{word}"):
+            run_confined("pass")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     with pytest.raises(EvaluationError, match="Linux on x86-64 only"):
         run_confined("pass")

@@ -5,27 +5,32 @@
 | network | seccomp: no socket can be made |
 | processes, threads, fork bombs | seccomp: none can be started |
 | writing, creating, removing, renaming files | seccomp: nothing is opened to write |
+| reading files of the user, devices, shared memory, /proc | Landlock: the library alone is opened |
+| memory, descriptors of other processes, the caller's too | Landlock, seccomp |
 | signals to others, mounts, changed limits, kernel interfaces | seccomp: calls not listed |
 | signals that the kernel sends for one, locks on files | seccomp: commands of `fcntl` not listed |
 | endless loops, sleeping | a limit of CPU time; killed after one of wall-clock time |
 | outliving an interrupted or killed caller | killed; the kernel ends it with the calling thread |
 | memory | a limit of address space |
 | floods of output | standard output and error are thrown away; the report has a bound |
-| secrets in the program's own environment | it is empty |
+| secrets in environments | the program's is empty, those of others are in /proc |
 
 Not prevented:
-- Reading files that the user may read, `/proc/PID/environ` with the environment of the calling
-  process among them. Nothing can be sent anywhere or kept; what leaves the process is the verdict,
-  of whose reason the program chooses the name of a built-in exception or an exit code.
+- Reading the interpreter's library folders and the system's, installed packages among them; asking
+  whether a path exists, of which size and age it is. Nothing can be sent anywhere or kept; what
+  leaves the process is the verdict, of whose reason the program chooses the name of a built-in
+  exception or an exit code.
+- Reading and writing its own two pipes anew, by `/proc/self/fd`: its own input and report.
+- Facts of the machine (load, memory, processors, clocks), and what a busy neighbour's timing tells.
 - A false claim of success. The guard runs in the program's interpreter, so that three lines, a walk
   over `sys._getframe().f_back`, find the nonce. The sandbox protects the machine; it does not prove
   that a program made to pass is right.
 - Errors in the kernel's own filter.
 
-Linux on x86-64 only; elsewhere nothing is run. In containers that forbid seccomp filters nothing is
-run either.
+Linux 5.13 or later on x86-64 only, with Landlock; elsewhere nothing is run. In containers that
+forbid seccomp filters or Landlock nothing is run either.
 
-Source: HumanEval (Chen et al., 2021) asks for a sandbox and ships none; seccomp(2).
+Source: HumanEval (Chen et al., 2021) asks for a sandbox and ships none; seccomp(2), landlock(7).
 """
 
 from __future__ import annotations
@@ -90,9 +95,9 @@ def run_confined(program: str, *, seconds: int = 10, wall_seconds: float = 60.0)
     state, _, detail = report.partition(" ")
     if state == "unconfined":
         raise EvaluationError(
-            "the kernel must accept limits and a seccomp filter before model-written code is run",
+            "limits, Landlock and a seccomp filter must be set before a model's code is run",
             detail,
-            "Evaluate where containers allow seccomp.",
+            "Evaluate on Linux 5.13 or later, where containers allow Landlock and seccomp.",
         )
     if code is None:
         return Verdict(False, "timed out")

@@ -4,9 +4,12 @@
 
 The kernel then allows this process what reading, computing and ending need, and answers everything
 else by "operation not permitted" (seccomp): sockets, processes and threads, opening a file to
-write, removing, renaming, changing or locking one, signals to others, mounts. Limits bound its time
-and memory, and it ends with the process PARENT. After that the program runs here, as ``__main__``;
-the nonce on FD says that it came to its end, a line with the exception's name that it did not.
+write, removing, renaming, changing or locking one, signals to others, mounts. It opens to read what
+the interpreter, the standard library and the program are made of, and nothing else: no /proc, no
+/dev, no file of the user (Landlock). Landlock also keeps it from other processes' memory and
+descriptors, however it names them. Limits bound its time and memory, and it ends with the process
+PARENT. After that the program runs here, as ``__main__``; the nonce on FD says that it came to its
+end, a line with the exception's name that it did not.
 
 Nothing but the standard library is imported: no site-packages, no package of ours.
 """
@@ -22,6 +25,7 @@ import runpy
 import signal
 import struct
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Final, NoReturn
 
@@ -49,6 +53,15 @@ _ARCHITECTURE: Final = 0xC000003E  # AUDIT_ARCH_X86_64
 _KILL, _ALLOW, _REFUSE = 0x80000000, 0x7FFF0000, 0x00050000 | errno.EPERM
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # operations of the kernel's filter
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _MODE_FILTER = 38, 22, 2  # of prctl
+_MAKE_RULES, _ADD_RULE, _RESTRICT = 444, 445, 446  # system calls of Landlock
+_BENEATH_PATH: Final = 1  # kind of a rule
+_FILE_RIGHTS: Final = (1 << 13) - 1  # all that the first version of Landlock knows
+_READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
+# Beside the library's own folders: what its extension modules are linked with, and time zones.
+_SYSTEM_PATHS: Final = (
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache",
+    "/usr/share/zoneinfo", "/etc/localtime",
+)  # fmt: skip
 _PARENT_DEATH_SIGNAL: Final = 1  # of prctl
 
 
@@ -76,6 +89,23 @@ def end_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "the kernel sends no signal at the parent's end")
     if os.getppid() != parent:
         raise OSError(errno.ESRCH, "the parent has ended")
+
+
+def read_only_beneath(paths: Iterable[str]) -> None:
+    """Give up every file that is none of these, nor beneath one; for good."""
+    kernel = ctypes.CDLL(None, use_errno=True)
+    rights = ctypes.c_uint64(_FILE_RIGHTS)
+    rules = kernel.syscall(_MAKE_RULES, ctypes.byref(rights), ctypes.c_size_t(8), 0)
+    done = rules >= 0 and not kernel.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    for path in filter(os.path.exists, paths) if done else ():
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        allowed = _READ_FILE | (_READ_FOLDER if os.path.isdir(path) else 0)
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, place), 12)
+        done = done and not kernel.syscall(_ADD_RULE, rules, _BENEATH_PATH, rule, 0)
+        os.close(place)
+    if not done or kernel.syscall(_RESTRICT, rules, 0):
+        raise OSError(ctypes.get_errno(), "the kernel has no Landlock (Linux 5.13 or later)")
+    os.close(rules)
 
 
 def confine() -> None:
@@ -116,6 +146,8 @@ def main() -> None:
     try:
         end_with(parent)
         limit(seconds, megabytes)
+        library = (*sys.path, os.path.join(sys.base_prefix, "lib"))
+        read_only_beneath([os.path.dirname(program), *library, *_SYSTEM_PATHS])
         confine()
     except (OSError, ValueError) as error:
         os.write(report, f"unconfined {error}".encode())
