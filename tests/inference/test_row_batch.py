@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from transformers import GenerationConfig
 from support.engine_matrix import VOCAB, build, module_for, random_rules
 from support.merged_models import random_merged_model
 from umim_core.errors import GenerationError
+from umim_core.inference import prefix_store
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import PromptIds
 from umim_core.inference.request import Request
 from umim_core.inference.row_batch import LiveRow, RowBatch
+from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
 
 SIZES = ((9, 12), (17, 5), (3, 20), (11, 1), (24, 9))
@@ -41,6 +44,26 @@ def prompts(seed: int, vocab: int) -> list[np.ndarray]:
 def settings(new: int, samples: int = 1) -> GenerationConfig:
     chosen = {"do_sample": True, "num_return_sequences": samples} if samples > 1 else {}
     return GenerationConfig(max_new_tokens=new, **chosen)
+
+
+Units = list[bytes]
+
+
+def model_columns(columns: int) -> tuple[UnitCache, int]:
+    """A row of so many columns."""
+    batch = RowBatch(Engine(model("compact")), PrefixStore(0))
+    (live,) = batch.join(np.ones(columns, dtype=np.int64), settings(1), Request(merge="none"))
+    return live._place
+
+
+def stored_units(stored: prefix_store._StoredPrefix) -> Units:
+    ends = [*stored.starts[1:], len(stored.ids)]
+    return [stored.ids[a:b].tobytes() for a, b in zip(stored.starts, ends, strict=True)]
+
+
+def beginning(one: Units, other: Units) -> int:
+    equal = [a == b for a, b in zip(one, other, strict=False)]
+    return [*equal, False].index(False)
 
 
 def drive(batch: RowBatch, waiting: list[tuple], apart: int = 2) -> list[list[LiveRow]]:
@@ -141,6 +164,47 @@ def test_a_row_larger_than_the_bound_pushes_nothing_out() -> None:
     drive(RowBatch(engine, store), [(row, settings(2), request) for row in (short, longer)])
     assert store.bytes == probe.bytes
     assert store.find(short, np.arange(30)) is not None
+
+
+def test_a_look_up_takes_no_longer_the_more_rows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counted(*args: object) -> int:
+        nonlocal compared
+        compared += 1
+        return shared(*args)
+
+    shared = prefix_store._shared
+    monkeypatch.setattr(prefix_store, "_shared", counted)
+    engine, store = Engine(model("compact")), PrefixStore(STORE)
+    batch = RowBatch(engine, store)
+    pairs = [np.array(pair) for pair in product(range(VOCAB), repeat=2)]
+    drive(batch, [(pair, settings(1), Request(merge="none")) for pair in pairs], apart=1)
+    assert compared <= 3 * len(pairs)
+    assert len(store._prefixes) == len(pairs)
+    monkeypatch.setattr(prefix_store, "MOST_ROWS", 20)
+    drive(batch, [(np.array([1, 2, 3]), settings(1), Request(merge="none"))])
+    assert len(store._prefixes) == 20
+    store.clear()
+    assert not store._newest
+
+
+def test_the_store_finds_what_comparing_all_rows_finds() -> None:
+    """Against the plain search over all kept rows, the ones used last, at every look-up."""
+    rng, place = np.random.default_rng(0), model_columns(12)
+    store, kept = PrefixStore(40 * UnitCache.of_rows([place]).bytes), list[Units]()
+    for _ in range(400):
+        ids = rng.integers(0, 2, rng.integers(1, 12))
+        cuts = rng.random(len(ids)) < 0.8
+        starts = np.flatnonzero([True, *cuts[1:]])
+        units = [ids[a:b].tobytes() for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
+        found = store.find(ids, starts)
+        shared = [min(beginning(units, one), len(units) - 1) for one in kept]
+        assert (0 if found is None else found.units) == max(shared, default=0)
+        store.put(ids, starts, place)
+        kept = [stored_units(one) for one in store._prefixes.values()]
+        assert units in kept or any(one[: len(units)] == units for one in kept)
+        assert not any(a is not b and b[: len(a)] == a for a in kept for b in kept)
 
 
 def test_a_prompt_takes_over_units_and_never_half_of_one() -> None:

@@ -60,8 +60,10 @@ class GenerateOptions(TypedDict, total=False):
             lets no id end it.
         n: Samples per prompt, which share its prefill (1).
         num_return_sequences: Another name of ``n``.
-        seed: For sampling; equal seeds give equal texts. None draws one from torch's global
-            generator, so that every call samples anew and ``torch.manual_seed`` repeats them all.
+        seed: For sampling; equal seeds give equal draws, and equal texts in an equal batch: in
+            another one products may round otherwise, which float32 hardly ever shows and bfloat16
+            often. None draws one from torch's global generator, so that every call samples anew
+            and ``torch.manual_seed`` repeats them all.
         merge: ``all`` (prompt and generated tokens), ``prompt``, or ``none`` (the base model); by
             default what the checkpoint recommends, else ``all``.
         match_border: Whether a rule may begin in the prompt and end in the output (False).
