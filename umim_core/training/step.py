@@ -19,6 +19,7 @@ Shapes: B rows, T raw tokens, S units, M different spans, d embedding size, R al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -252,10 +253,9 @@ class DistillModel(nn.Module):
             self.module, states, tokens, ends.to(tokens.device), lengths.to(tokens.device)
         )
 
-    def _precision(self) -> torch.autocast:
-        return torch.autocast(
-            self.backbone.device.type, dtype=torch.bfloat16, enabled=self._autocast
-        )
+    def _precision(self) -> AbstractContextManager[object]:
+        kind = self.backbone.device.type
+        return torch.autocast(kind, dtype=torch.bfloat16) if self._autocast else nullcontext()
 
     def _micro_batches(self, packed: PackedUnits) -> Sequence[Tensor]:
         """Return rows with a merge; others have no loss.
