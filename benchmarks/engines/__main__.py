@@ -31,7 +31,7 @@ from benchmarks.timing import spread
 from umim_core.model.umim import UMIM
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.serving.span_files import SpanTable
-from umim_core.text.chat_parts import Chat, content_places, encode_parts, render_chat
+from umim_core.text.chat_parts import Chat, encode_parts, write_chat
 from umim_core.text.readers import iter_documents
 from umim_core.text.sources import JsonLines
 
@@ -79,9 +79,8 @@ def with_spans(checkpoint: str, export: Path) -> UMIM:
 def prompt_of(chat: Chat, umim: UMIM, merger: PromptMerger) -> Prompt:
     """Return a chat's ids, and what our engine writes behind the merged chat."""
     tokenizer = umim.backbone.require_tokenizer()
-    text = render_chat(chat, tokenizer)
-    places = content_places(chat, text, lambda other: render_chat(other, tokenizer))
-    ids, ranges = encode_parts(tokenizer, text, places)
+    written = write_chat(chat, tokenizer)
+    ids, ranges = encode_parts(tokenizer, written.text, written.places)
     merged = merger.merge(ids, ranges)
     options = {"max_new_tokens": _TOKENS, "do_sample": False, "eos_token_id": None}
     tail = merger.raw_tail

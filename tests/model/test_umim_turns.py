@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.errors import EvaluationError, GenerationError
 from umim_core.model.generation_output import TextPieces
-from umim_core.text.chat_parts import content_places, render_chat
+from umim_core.text.chat_parts import write_chat
 
 PROMPT = "Return the sum of the array elements over a given axis. The default is to"
 TEMPLATE = (
@@ -169,9 +168,8 @@ def test_a_template_that_rewrites_contents_merges_nothing(
 def test_a_content_that_looks_like_the_template_is_found_where_it_stands(chatty: UMIM) -> None:
     chat = [{"role": "user", "content": "user"}, {"role": "user", "content": " user: \n"}]
     text = "user: user\nuser:  user: \n\nassistant: "
-    render = partial(render_chat, tokenizer=chatty.backbone.require_tokenizer())
-    assert render(chat) == text
-    assert content_places(chat, text, render) == [(6, 10), (17, 25)]
+    written = write_chat(chat, chatty.backbone.require_tokenizer())
+    assert (written.text, written.places) == (text, [(6, 10), (18, 23)])  # blanks at edges stay raw
 
 
 def test_a_continued_chat_reads_only_what_is_new(chatty: UMIM) -> None:

@@ -16,7 +16,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
 from umim_core.inference.outputs import GenerationState, Prefix
 from umim_core.inference.prompts import PromptIds
-from umim_core.text.chat_parts import MARK, Chat, content_places, encode_parts, render_chat
+from umim_core.text.chat_parts import Chat, encode_parts, log_unmerged, render_chat, write_chat
 
 TokenIds = Sequence[int] | NDArray[np.integer] | Tensor
 PromptInput = (
@@ -24,6 +24,7 @@ PromptInput = (
 )
 Mask = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer] | Tensor
 Item = str | Chat | NDArray[np.integer]  # one prompt; ids are 1-D
+_MARK: Final = "\ue000{}\ue001"
 _BEFORE: Final = 20  # characters before a difference that a message quotes
 _BEHIND: Final = 40
 _log: Final = logging.getLogger("umim")
@@ -187,11 +188,12 @@ def warn_of_padding(items: Sequence[Item], backbone: Backbone) -> None:
 def _encode_chat(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> PromptIds:
     """Encode a chat, or what it adds to its past."""
     tokenizer = backbone.require_tokenizer()
-    text = render_chat(chat, tokenizer)
-    places = content_places(chat, text, lambda other: render_chat(other, tokenizer))
+    written = write_chat(chat, tokenizer)
+    text, places = written.text, written.places
     added = text if past is None else _added(chat, text, past, backbone)
     before = len(text) - len(added)
-    if not text.endswith(added):  # the tokenizer's decoder wrote it otherwise: nothing merges
+    if not text.endswith(added):
+        log_unmerged("the tokenizer does not write its state as the template does")
         places = []
     moved = [(max(0, start - before), end - before) for start, end in places if end > before]
     return PromptIds(*encode_parts(tokenizer, added, moved))
@@ -210,16 +212,14 @@ def encode_prefix(
     if isinstance(item, str):
         return np.array(backbone.encode(item, add_special_tokens), dtype=np.int64)
     tokenizer = backbone.require_tokenizer()
-    written = render_chat(item, tokenizer)
-    places = content_places(item, written, lambda other: render_chat(other, tokenizer))
-    if not places or item[-1].get("role") != "user":
+    written = write_chat(item, tokenizer)
+    if written.end is None or item[-1].get("role") != "user":
         raise GenerationError(
             "a prefix must end with what a user says, as it is written by the template",
             f"a last message of {item[-1].get('role')!r}",
             "Pass the chat up to the message that questions go on, or a text.",
         )
-    read = written[: places[-1][1]]
-    return PromptIds(*encode_parts(tokenizer, read, places))
+    return PromptIds(*encode_parts(tokenizer, written.text[: written.end], written.places))
 
 
 def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> str:
@@ -275,11 +275,11 @@ def _solid_parts(chat: Chat, backbone: Backbone) -> list[str]:
     ]
     marked = [dict(message) for message in chat]
     for number in replies:
-        marked[number]["content"] = MARK.format(number)
+        marked[number]["content"] = _MARK.format(number)
     rest = _decode(backbone.encode(render_chat(marked, backbone.require_tokenizer())), backbone)
     parts: list[str] = []
     for number in replies:
-        before, _, rest = rest.partition(MARK.format(number))
+        before, _, rest = rest.partition(_MARK.format(number))
         parts += [before, chat[number]["content"]]
     special = backbone.require_tokenizer().all_special_tokens
     cut = re.compile("(" + "|".join(map(re.escape, special)) + ")") if special else None

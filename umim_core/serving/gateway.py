@@ -41,7 +41,7 @@ from umim_core.serving.guard import (
 )
 from umim_core.serving.metrics import ServerMetrics
 from umim_core.serving.prompt_merger import PromptMerger
-from umim_core.text.chat_parts import content_places, encode_parts, render_chat
+from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.token_ids import encode
 
 if TYPE_CHECKING:
@@ -191,14 +191,11 @@ class Gateway:
         """Return a chat's prompt; None where the engine had better apply its own template."""
         with self._encoding:
             try:
-                text = render_chat(messages, self._tokenizer)
-                places = content_places(
-                    messages, text, lambda other: render_chat(other, self._tokenizer)
-                )
+                written = write_chat(messages, self._tokenizer)
+                ids, ranges = encode_parts(self._tokenizer, written.text, written.places)
             except GenerationError as error:
                 _log.warning("a chat goes on as it came: %s", error.rule)
                 return None
-            ids, ranges = encode_parts(self._tokenizer, text, places)
         return self._merge(ids.tolist(), ranges)
 
     def _merged_text(self, text: str) -> MergedPrompt:

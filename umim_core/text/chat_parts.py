@@ -8,88 +8,272 @@ into nonsense, so the template's own tokens, system prompts and earlier replies 
                         -------------------------- may merge, but for its raw tail
 
 Every message is cut on its own, so that a growing chat only ever appends units.
+
+Where contents stand is found by writing the chat a second time with marks around them. Marks stand
+inside of white space at the edges, which templates trim, so that both renderings are equal but for
+the marks, whatever the template does with replies::
+
+    text    <user>Hi there<end><assistant>        marked  <user>[0[Hi there]0]<end><assistant>
 """
 
 from __future__ import annotations
 
+import atexit
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
-from jinja2 import TemplateError
 from numpy.typing import NDArray
 
-from umim_core.errors import GenerationError
+from umim_core.encodable import encoding_error
+from umim_core.errors import GenerationError, require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Chat = Sequence[Mapping[str, Any]]
-MARK: Final = "\ue000{}\ue001"  # stands for a content where the text around it is looked for
-_RAW_ROLES: Final = ("system", "developer", "assistant")
+Place = tuple[int, int]
+_SAID_BY_US: Final = ("system", "developer", "assistant")  # roles that stay raw
+_log: Final = logging.getLogger("umim")
+_logged: Final[set[str]] = set()
+_NO_END: Final = "a template that ends neither in seconds nor in bounded memory"
+_REWRITTEN: Final = "its template changes what users say"
 
 
-def content_places(chat: Chat, text: str, render: Callable[[Chat], str]) -> list[tuple[int, int]]:
-    """Return where the contents that may merge stand in a rendered chat (characters, end excluded).
+@dataclass(frozen=True)
+class WrittenChat:
+    """A chat as its template writes it.
 
-    Returns:
-        One entry per content, in order; none where the template rewrites contents.
+    Attributes:
+        text: All of it, the beginning of a reply behind it.
+        places: Where contents stand that may merge, in order (characters, end excluded).
+        end: Where the content of the last message ends; None where that is not known.
+        unmerged: Why contents of users stay raw; "" where all may merge.
     """
-    marked = [
-        {**message, "content": MARK.format(number)}
+
+    text: str
+    places: list[Place]
+    end: int | None
+    unmerged: str
+
+
+def write_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> WrittenChat:
+    """Write a chat by a tokenizer's template, and find what may merge in it.
+
+    Contents are texts or lists of parts, whichever the template reads: a template that loops over
+    parts drops a text without a word.
+    """
+    for message in cast("Sequence[object]", chat):
+        require(
+            isinstance(message, Mapping) and isinstance(message.get("content"), str | list | None),
+            GenerationError,
+            "a chat is a list of messages, whose contents are texts or lists of parts",
+            type(message).__name__,
+            'Pass [{"role": "user", "content": "..."}].',
+        )
+    texts, parts = _with_texts(chat), _with_parts(chat)
+    forms = [texts, parts] if texts == list(chat) else [list(chat), texts, parts]
+    refused: list[GenerationError] = []
+    for form in forms:
+        marks = _Marks(form)
+        try:
+            marked = render_chat(marks.chat, tokenizer)
+            marks.check(marked)
+        except GenerationError as error:
+            refused.append(error)
+            if error.value == _NO_END:
+                break
+            continue
+        return marks.find(marked, marked if marks.chat == form else render_chat(form, tokenizer))
+    raise refused[-1 if refused[-1].value == _NO_END else 0]
+
+
+def content_places(chat: Chat, text: str, render: Callable[[Chat], str]) -> list[Place]:
+    """Return where the contents that may merge stand in a chat that ``render`` wrote.
+
+    Raises a ``GenerationError`` where the template drops what a user says.
+    """
+    marks = _Marks(list(chat))
+    marked = render(marks.chat)
+    marks.check(marked)
+    return marks.find(marked, text).places
+
+
+def _with_texts(chat: Chat) -> list[Mapping[str, Any]]:
+    """Return a chat whose contents are texts, but for those with other parts, an image say."""
+    return [
+        {**message, "content": "".join(part["text"] for part in message["content"])}
+        if isinstance(message.get("content"), list) and all(map(_is_text, message["content"]))
+        else message
+        for message in chat
+    ]
+
+
+def _with_parts(chat: Chat) -> list[Mapping[str, Any]]:
+    """Return a chat whose contents are lists of parts."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
         if isinstance(message.get("content"), str)
         else message
-        for number, message in enumerate(chat)
+        for message in chat
     ]
-    written, rest, borders = render(marked), [], [0]
-    for number, message in enumerate(chat):
-        mark = MARK.format(number)
-        at = written.find(mark)
-        if at >= 0 and isinstance(message.get("content"), str):
-            rest.append((number, at, at + len(mark)))
-    borders = [0, *(place for _, start, end in rest for place in (start, end)), len(written)]
-    between = [written[a:b] for a, b in list(pairwise(borders))[::2]]
-    places, at = [], len(between[0])
-    if not text.startswith(between[0]):
-        return []
-    for (number, _, _), behind in zip(rest, between[1:], strict=True):
-        content = str(chat[number]["content"])
-        shown = [c for c in (content, content.strip()) if text.startswith(c + behind, at)]
-        if not shown:
-            return []
-        end = at + len(shown[0])
-        if chat[number].get("role") not in _RAW_ROLES:
-            places.append((at, end))
-        at = end + len(behind)
-    return places
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, Mapping) and isinstance(part.get("text"), str)
+
+
+class _Marks:
+    """A chat with marks around the contents that must not get lost, and how to find them."""
+
+    def __init__(self, chat: list[Mapping[str, Any]]) -> None:
+        # No text of the chat holds it, and no filter changes it: digits are their own upper case.
+        spoken, self._key = _as_json(chat), "7310"
+        while self._key in spoken:
+            self._key += "7"
+        self._cores: dict[str, tuple[str, str, bool]] = {}  # role, text to find, of last message
+        self.chat = [self._marked(message, message is chat[-1]) for message in chat]
+
+    def _marked(self, message: Mapping[str, Any], is_last: bool) -> Mapping[str, Any]:
+        content, role = message.get("content"), str(message.get("role"))
+        if role == "assistant":
+            return message
+        if isinstance(content, str):
+            return {**message, "content": self._around(content, role, is_last)}
+        if not isinstance(content, list):
+            return message
+        parts = [
+            # A template that prints a part instead of reading it prints the key, too.
+            {**part, "text": self._around(part["text"], role, is_last), f"{self._key}!": ""}
+            if _is_text(part)
+            else part
+            for part in content
+        ]
+        return {**message, "content": parts}
+
+    def _around(self, text: str, role: str, is_last: bool) -> str:
+        core = text.strip()
+        if not core:
+            return text
+        at, number = text.index(core), str(len(self._cores))
+        self._cores[number] = role, core, is_last
+        mark = f"{self._key}.{number}."
+        return f"{text[:at]}{mark}({core}{mark}){text[at + len(core) :]}"
+
+    def check(self, marked: str) -> None:
+        """Refuse a template that drops what a user or the system says, or prints parts."""
+        found = set(re.findall(rf"{self._key}\.(\d+)\.[()]", marked))
+        dropped = [role for number, (role, _, _) in self._cores.items() if number not in found]
+        require(
+            not dropped and f"{self._key}!" not in marked,
+            GenerationError,
+            "a chat's template must write what its messages say",
+            f"nothing of a message of role {dropped[0]!r}" if dropped else "a list of parts",
+            "Leave that message out, or use a template that reads it: contents are given as texts "
+            "and as lists of parts.",
+        )
+
+    def find(self, marked: str, text: str) -> WrittenChat:
+        """Return where contents stand in a text, given the rendering with marks."""
+        pieces = re.split(rf"{self._key}\.(\d+)\.([()])", marked)  # piece, number, side, piece
+        same = _Same("".join(pieces[::3]), text)
+        raw = {number for number, (role, _, _) in self._cores.items() if role not in _SAID_BY_US}
+        places, at, end = [], 0, None
+        for k in range(0, len(pieces) - 1, 3):
+            piece, number, side, inside = pieces[k : k + 4]
+            at += len(piece)
+            role, core, is_last = self._cores.get(number, ("", "", False))
+            if side == ")":
+                end = same.place(at, at) if is_last else end
+            elif (
+                role not in _SAID_BY_US
+                and inside == core
+                and pieces[k + 4 : k + 6] == [number, ")"]
+            ):
+                place = same.place(at, at + len(core))
+                if place is not None:
+                    places.append(place)
+                    raw.discard(number)
+        if raw:
+            log_unmerged(_REWRITTEN)
+        return WrittenChat(text, places, end and end[1], _REWRITTEN if raw else "")
+
+
+class _Same:
+    """Places of one text in another that begins and ends like it; mostly they are equal."""
+
+    def __init__(self, source: str, target: str) -> None:
+        self._size, self._more = len(source), len(target) - len(source)
+        most = min(len(source), len(target))
+        self._begin = self._end = most
+        if source != target:
+            self._begin = bisect_left(
+                range(1, most + 1), True, key=lambda n: not target.startswith(source[:n])
+            )
+            self._end = bisect_left(
+                range(1, most + 1), True, key=lambda n: not target.endswith(source[-n:])
+            )
+
+    def place(self, start: int, end: int) -> Place | None:
+        """Return a place of the source in the target; None where they differ there."""
+        if end <= self._begin:
+            return start, end
+        if start >= self._size - self._end:
+            return start + self._more, end + self._more
+        return None
+
+
+def log_unmerged(reason: str) -> None:
+    """Say once why something stays raw; what users say is never logged."""
+    if reason not in _logged:
+        _logged.add(reason)
+        _log.warning("umim: part of a chat stays raw: %s", reason)
 
 
 def token_ranges(
-    offsets: Sequence[tuple[int, int]] | NDArray[np.int64], places: Sequence[tuple[int, int]]
-) -> tuple[tuple[int, int], ...]:
+    offsets: Sequence[tuple[int, int]] | NDArray[np.int64], places: Sequence[Place]
+) -> tuple[Place, ...]:
     """Return the tokens that lie within some places of a text, as (first token, end).
 
-    Places and the characters of each token, ``offsets`` [T, 2], are without their ends.
+    Places, in order, and the characters of each token, ``offsets`` [T, 2], are without their ends.
     """
     characters: NDArray[np.int64] = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
-    ranges = []
-    for start, end in places:
-        inside = np.flatnonzero((characters[:, 0] >= start) & (characters[:, 1] <= end))
-        if len(inside):
-            ranges.append((int(inside[0]), int(inside[-1]) + 1))
-    return tuple(ranges)
+    bounds: NDArray[np.int64] = np.asarray(places, dtype=np.int64).reshape(-1, 2)
+    # Tokens follow each other, but for special ones of no character.
+    first = np.searchsorted(np.maximum.accumulate(characters[:, 0]), bounds[:, 0], side="left")
+    end = np.searchsorted(np.maximum.accumulate(characters[:, 1]), bounds[:, 1], side="right")
+    return tuple((int(a), int(b)) for a, b in zip(first, end, strict=True) if a < b)
 
 
 def encode_parts(
-    tokenizer: PreTrainedTokenizerBase, text: str, places: Sequence[tuple[int, int]]
-) -> tuple[NDArray[np.int64], tuple[tuple[int, int], ...]]:
+    tokenizer: PreTrainedTokenizerBase, text: str, places: Sequence[Place]
+) -> tuple[NDArray[np.int64], tuple[Place, ...]]:
     """Encode a text of a chat, with the tokens that lie within some of its characters.
 
     Returns:
         Raw ids [T] (int64), and the tokens that may merge, as :func:`token_ranges`.
     """
+    error = encoding_error(text)
+    require(
+        error is None,
+        GenerationError,
+        "a chat must hold no lone surrogates",
+        str(error),
+        "Decode the text that it comes from as UTF-8 or UTF-16.",
+    )
     if not tokenizer.is_fast:
+        if places:
+            log_unmerged("the tokenizer does not say which characters its tokens are")
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return np.array(ids, dtype=np.int64), ()
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -99,21 +283,94 @@ def encode_parts(
 
 def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> str:
     """Write a conversation by a tokenizer's template, the beginning of a reply behind it."""
-    if tokenizer.chat_template is None:
-        raise GenerationError(
-            "a chat needs a tokenizer with a chat template",
-            "one without",
-            "Pass a text, or set tokenizer.chat_template.",
-        )
+    template = tokenizer.chat_template
+    template = template.get("default") if isinstance(template, dict) else template
+    require(
+        template is not None,
+        GenerationError,
+        "a chat needs a tokenizer with a chat template",
+        "one without",
+        "Pass a text, or set tokenizer.chat_template.",
+    )
+    line = _as_json(
+        {
+            "template": template,
+            "messages": [
+                {key: value for key, value in message.items() if value is not None}
+                for message in chat
+            ],
+            "names": tokenizer.special_tokens_map,
+        }
+    )
+    answer = _writers.setdefault(os.getpid(), _Writer()).ask(line)
+    if "error" in answer:
+        raise _unwritable(answer["error"])
+    return answer["text"]
+
+
+def _as_json(value: object) -> str:
     try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in chat], add_generation_prompt=True, tokenize=False
+        return json.dumps(value, default=lambda other: f"<{type(other).__name__}>")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _unwritable(f"{type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _unwritable(value: str) -> GenerationError:
+    return GenerationError(
+        "a chat needs a template that writes it in seconds and in bounded memory, and messages of "
+        "role and content",
+        value,
+        "Pass a text, or messages as the template expects them.",
+    )
+
+
+class _Writer:
+    """The process that renders templates (``template_worker``), started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, line: str) -> dict[str, str]:
+        """Return what it answers; its end, by an alarm or for lack of memory, is an error."""
+        with self._lock:
+            if self._process is None:
+                self._process = self._started()
+            process, answer = self._process, b""
+            assert process.stdin and process.stdout  # noqa: S101  pipes
+            try:
+                process.stdin.write(line.encode() + b"\n")
+                process.stdin.flush()
+                answer = process.stdout.readline()
+            except BrokenPipeError:
+                pass
+            finally:
+                if not answer.endswith(b"\n"):  # also where a signal broke the reading off
+                    self.close()
+        if not answer:
+            return {"error": _NO_END}
+        answered: dict[str, str] = json.loads(answer)
+        return answered
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        atexit.register(self.close)
+        script = Path(__file__).with_name("template_worker.py")
+        # A session of its own: Ctrl-C is for us, and the end of stdin ends it.
+        return subprocess.Popen(  # noqa: S603  our own file
+            [sys.executable, "-P", str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,
         )
-    except (ValueError, TypeError, TemplateError) as error:
-        raise GenerationError(
-            "a chat needs a tokenizer with a chat template, and messages of role and content",
-            f"{type(error).__name__}: {str(error)[:200]}",
-            "Pass a text, or messages as the template expects them.",
-        ) from error
-    assert isinstance(text, str)  # noqa: S101  tokenize=False
-    return text
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+_writers: Final[dict[int, _Writer]] = {}  # by process: one that was forked has no pipes of its own

@@ -1,0 +1,223 @@
+"""Chats as templates write them: what may merge, what is refused, and how much it may cost."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.errors import GenerationError
+from umim_core.text.chat_parts import encode_parts, write_chat
+
+_LOOP = (
+    "{%% for m in messages %%}<{{ m['role'] }}>%s\n{%% endfor %%}"
+    "{%% if add_generation_prompt %%}<assistant>{%% endif %%}"
+)
+_PARTS = "{% for p in m['content'] if p['type'] == 'text' %}{{ p['text'] }}{% endfor %}"
+_THINK = "{{ m['content'].split('</think>')[-1] if m['role'] == 'assistant' else m['content'] }}"
+# Templates that write what users say as it is, at most without white space at its edges.
+FAITHFUL = {
+    "plain": _LOOP % "{{ m['content'] }}",
+    "trim": _LOOP % "{{ m['content'] | trim }}",
+    "lstrip": _LOOP % "{{ m['content'].lstrip() }}",
+    "rstrip": _LOOP % "{{ m['content'].rstrip('\\n') }}",
+    "think": _LOOP % _THINK,
+    "think, then strip": _LOOP % _THINK.replace("[-1]", "[-1].lstrip('\\n')"),
+    "no replies": _LOOP % "{% if m['role'] != 'assistant' %}{{ m['content'] }}{% endif %}",
+    "upper replies": _LOOP
+    % "{{ m['content'] | upper if m['role'] == 'assistant' else m['content'] }}",
+    "json replies": _LOOP
+    % "{{ m['content'] | tojson if m['role'] == 'assistant' else m['content'] }}",
+    "json": _LOOP % "{{ m['content'] | tojson }}",
+    "ascii json": _LOOP % "{{ m['content'] | tojson(ensure_ascii=true) }}",
+    "system first": "{{ messages[0]['content'] }}|" + _LOOP % "{{ m['content'] }}",
+    "looks at the first letter": _LOOP
+    % "{% if m['content'].startswith('<') %}tool {% endif %}{{ m['content'] }}",
+    "generation": _LOOP % "{% generation %}{{ m['content'] }}{% endgeneration %}",
+    "parts": _LOOP % _PARTS,
+    "both": _LOOP
+    % ("{% if m['content'] is string %}{{ m['content'] }}{% else %}" + _PARTS + "{% endif %}"),
+}
+# Templates that change what users say: it stays raw.
+REWRITING = {
+    "upper": _LOOP % "{{ m['content'] | upper }}",
+    "replace": _LOOP % "{{ m['content'] | replace('a', 'b') }}",
+    "cut": _LOOP % "{{ m['content'][4:] }}",
+    "escape": _LOOP % "{{ m['content'] | replace('e', '&#101;') }}",
+}
+# Templates that drop what is said: an error, whatever form contents have.
+DROPPING = {
+    "users": _LOOP % "{% if m['role'] != 'user' %}{{ m['content'] }}{% endif %}",
+    "systems": _LOOP % "{% if m['role'] != 'system' %}{{ m['content'] }}{% endif %}",
+    "all but the last": "{{ messages[-1]['content'] }}",
+    "another field": _LOOP % "{{ m['text'] }}",
+}
+HOSTILE = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}a{% endfor %}{% endfor %}",
+    "silent loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}"
+    "{% endfor %}{% endfor %}",
+    "calls": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}"
+    "{{ f(90) }}",
+    "doubling": "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}"
+    "{% endfor %}{{ n.x }}",
+    "width": "{{ '%0999999999d' % 1 }}",
+    "product": "{{ 'a' * 10**10 }}",
+    "range": "{% for i in range(10**9) %}a{% endfor %}",
+    "centre": "{{ 'a' | center(10**10) }}",
+    "overflow": "{{ 'a'.center(10**30) }}",
+    "digits": "{{ (10**5000) | string }}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "nesting": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "long": "{{ messages[0]['content'] }}{{ 'a' * 10**7 }}",
+    "escape": "{{ ''.__class__.__mro__ }}",
+    "syntax": "{% for",
+    "refusal": "{{ raise_exception('no system prompt') }}",
+}
+ASK = "  Where is \U0001f642 the 'tower' of Paris?\n"
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": ASK},
+    {"role": "assistant", "content": '<think>\nhm </think>\n\n In "Paris".\n'},
+    {"role": "user", "content": "7310.1.(No!) 73107.2.) \ue0001\ue001"},
+    {"role": "assistant", "content": "<user>No!\n<assistant>"},
+    {"role": "user", "content": "Thanks."},
+]
+CONTENTS = st.text(st.sampled_from("ab <>\n.()7310{}'\"%\U0001f642"), max_size=12)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return load_tokenizer("umim-docs-llama")
+
+
+def said(chat: list[dict[str, Any]]) -> list[str]:
+    contents = [message["content"].strip() for message in chat if message["role"] == "user"]
+    return [content for content in contents if content]
+
+
+@pytest.mark.parametrize("name", FAITHFUL)
+@given(contents=st.lists(CONTENTS, max_size=6))
+def test_all_that_users_say_may_merge_and_nothing_else(
+    tokenizer: PreTrainedTokenizerBase, name: str, contents: list[str]
+) -> None:
+    tokenizer.chat_template = FAITHFUL[name]
+    roles = ("user", "assistant")
+    more = [{"role": roles[n % 2], "content": text} for n, text in enumerate(contents)]
+    for chat in (CHAT, CHAT[:2], [CHAT[0], *more, {"role": "user", "content": "b"}]):
+        written = write_chat(chat, tokenizer)
+        parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in chat]
+        assert written.text == tokenizer.apply_chat_template(
+            parts if name == "parts" else chat, add_generation_prompt=True, tokenize=False
+        )
+        found = [written.text[start:end] for start, end in written.places]
+        if "json" in name:  # escapes stay raw
+            assert set(found) <= set(said(chat))
+        elif "letter" in name:  # marks hide the first letter: what stands around it may stay raw
+            assert set(found) <= set(said(chat)) and ("<" in "".join(contents) or written.places)
+        else:
+            assert found == said(chat) and not written.unmerged
+            assert sorted(written.places) == written.places
+            assert written.text[: written.end].endswith(chat[-1]["content"].strip())
+        ids, ranges = encode_parts(tokenizer, written.text, written.places)
+        assert list(ids) == tokenizer.encode(written.text, add_special_tokens=False)
+        borders = [token for place in ranges for token in place]
+        assert borders == sorted(borders) and all(a < b for a, b in ranges)
+
+
+@pytest.mark.parametrize("name", FAITHFUL)
+def test_parts_of_texts_are_texts(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    tokenizer.chat_template = FAITHFUL[name]
+    split = [
+        {**m, "content": [{"type": "text", "text": part} for part in (m["content"], "")]}
+        for m in CHAT
+    ]
+    assert write_chat(split, tokenizer) == write_chat(CHAT, tokenizer)
+
+
+@pytest.mark.parametrize("name", REWRITING)
+def test_what_a_template_changes_stays_raw_and_is_said(
+    tokenizer: PreTrainedTokenizerBase, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer.chat_template = REWRITING[name]
+    written = write_chat(CHAT, tokenizer)
+    assert "changes what users say" in written.unmerged
+    found = [written.text[start:end] for start, end in written.places]
+    assert found == [text for text in said(CHAT)[1:] if text in written.text and name != "cut"]
+    assert "Paris" not in caplog.text
+
+
+@pytest.mark.parametrize("name", DROPPING)
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_template_that_drops_what_is_said_is_refused(
+    tokenizer: PreTrainedTokenizerBase, name: str, parts: bool
+) -> None:
+    tokenizer.chat_template = DROPPING[name]
+    chat = [
+        {**m, "content": [{"type": "text", "text": m["content"]}]} if parts else m for m in CHAT
+    ]
+    with pytest.raises(GenerationError, match="must write what its messages say"):
+        write_chat(chat, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.full) if name in ("loops", "calls") else name
+        for name in HOSTILE
+    ],
+)
+def test_a_hostile_template_ends_in_one_error(
+    tokenizer: PreTrainedTokenizerBase, name: str
+) -> None:
+    tokenizer.chat_template = HOSTILE[name]
+    began = time.monotonic()
+    with pytest.raises(GenerationError, match="in seconds and in bounded memory"):
+        write_chat(CHAT, tokenizer)
+    assert time.monotonic() - began < 10
+    tokenizer.chat_template = FAITHFUL["plain"]
+    assert write_chat(CHAT, tokenizer).places  # the next one is served
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        [{"role": "user", "content": "a \ud83d b"}],
+        [{"role": "\ud83d", "content": "a"}],
+        [{"role": "user", "content": "a"}, "b"],
+        [{"content": "a"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": {"a"}}],
+        [{"role": "user", "content": "a", "more": [CHAT[0]] * 3 + [None]}, None],
+    ],
+)
+def test_a_malformed_chat_is_refused(tokenizer: PreTrainedTokenizerBase, chat: Any) -> None:
+    tokenizer.chat_template = FAITHFUL["trim"].replace("m['role']", "m['role'] + ''")
+    with pytest.raises(GenerationError):
+        written = write_chat(chat, tokenizer)
+        encode_parts(tokenizer, written.text, written.places)
+
+
+@pytest.mark.parametrize("content", ["", "hi there", "</think>"])
+@pytest.mark.parametrize("name", ["plain", "trim", "think", "upper replies"])
+def test_writing_a_chat_is_linear_in_its_size(
+    tokenizer: PreTrainedTokenizerBase, name: str, content: str
+) -> None:
+    """32,000 empty messages took 30 s; 2,000 took 0.3 s."""
+    tokenizer.chat_template = FAITHFUL[name]
+    seconds = []
+    for number in (1000, 8000):
+        chat = [
+            {"role": role, "content": content} for role in ("user", "assistant") * (number // 2)
+        ]
+        write_chat(chat[:2], tokenizer)
+        began = time.process_time()
+        written = write_chat(chat, tokenizer)
+        encode_parts(tokenizer, written.text, written.places)
+        seconds.append(time.process_time() - began)
+        assert len(written.places) == (number // 2 if content else 0)
+    assert seconds[1] < 30 * seconds[0] + 0.2

@@ -1,0 +1,59 @@
+"""A process that renders chat templates for ``chat_parts``; it imports nothing of this package.
+
+A template is code of whoever made the model: it may loop for ever, or double a text until memory is
+gone, in ways that no check of its text finds. Here the kernel ends it: an alarm and a bound on the
+process's memory. One JSON request per line, ``{"template", "messages", "names"}``, one JSON answer
+per line, ``{"text"}`` or ``{"error"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from typing import Any, Final
+
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+_SECONDS: Final = 4
+_BYTES: Final = 1 << 30  # of addresses; Python and its libraries have about a third of them
+_CHARACTERS: Final = 1 << 20  # that a template may add to what the chat itself says
+_FAULTS: Final = (
+    *(ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RuntimeError),
+    *(TypeError, ValueError, TemplateError),
+)
+
+
+def _answer(line: bytes) -> dict[str, str]:
+    signal.alarm(_SECONDS + len(line) // 1_000_000)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (_BYTES + 64 * len(line), hard))
+    try:
+        request = json.loads(line)
+        rendered: Any = render_jinja_template(  # whose annotation is wrong
+            [request["messages"]],
+            chat_template=request["template"],
+            add_generation_prompt=True,
+            **request["names"],
+        )
+        text: str = rendered[0][0]
+    except _FAULTS as error:
+        return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+    if len(text) > _CHARACTERS + 16 * len(line):
+        return {"error": f"{len(text):,} characters"}
+    return {"text": text}
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    for line in sys.stdin.buffer:
+        answer = json.dumps(_answer(line))
+        signal.alarm(0)
+        sys.stdout.write(answer + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
