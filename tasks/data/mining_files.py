@@ -29,8 +29,6 @@ def clear_leftovers(out: Path) -> None:
     for path in out.iterdir():
         if path.name != STATE:
             path.unlink()
-    for path in (out / STATE).glob("*.partial"):
-        shutil.rmtree(path)
 
 
 def save_part(

@@ -1,16 +1,14 @@
 """The stage contract: a stage is a function of its configuration and its inputs, built once.
 
-A stage's key is the SHA-256 of its name, version, configuration and input digests. It is built in
-``<root>/<stage>/<key>.partial`` under an exclusive lock, flushed, given a manifest and renamed to
-``<key>``; a directory without a valid manifest does not exist. What a stop of the run cuts off is
-not published. Asking for a finished stage executes nothing. Times, host facts and versions live in
-the manifest, outside the digest. A found stage is read whole and held against its manifest, within
+A stage's key is the SHA-256 of its name, version, configuration and input digests; it is built once
+(``store.publication``) as ``<root>/<stage>/<key>``. What a stop of the run cuts off is not
+published. Asking for a finished stage executes nothing. Times, host facts and versions live in the
+manifest, outside the digest. A found stage is read whole and held against its manifest, within
 ``verifying_once`` at its first use only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import platform
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tasks.cluster.stopping import on_stop, parked_by_a_stop
-from tasks.storage.remote_root import RemoteRoot, remote_root
+from tasks.storage.remote_root import remote_root
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ArtifactError
 from umim_core.progress import current_label
@@ -41,11 +39,12 @@ from umim_core.store.artifacts import (
 )
 from umim_core.store.disk import is_refusal
 from umim_core.store.locking import computing, directory_lock
-from umim_core.store.publication import STATE, publish_result, take_back_state
+from umim_core.store.publication import STATE, build_once
 from umim_core.training.train_state import last_step
 
 logger = logging.getLogger("umim.stage")
 STAGE_SCHEMA: Final = 1
+_REMEDY: Final = "Free space or set UMIM_ROOT to another place, then run the same command again."
 _LIBRARIES: Final = ("umim", "torch", "transformers", "tokenizers", "numpy", "ray", "deepspeed")
 Metrics = dict[str, float]
 _verified: ContextVar[set[Path] | None] = ContextVar("verified", default=None)
@@ -123,124 +122,101 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
     """
     final = safe_join(root, f"{spec.name}/{spec.key}")
     remote = remote_root() if root.resolve() == artifact_root() else None
-    if remote is None and (final / MANIFEST).is_file():
-        return _finished(final, spec)
+    if remote is None:
+        return _local(final, spec, build)
+    name = f"{spec.name}/{spec.key}"
     try:
-        with directory_lock(final, wait_seconds=None):
-            if remote is not None:
-                return _through(remote, final, spec, build)
-            return _local(final, spec, build)
+        with directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=None):
+            if remote.fetch(name, final):
+                return _local(final, spec, build)
+            with remote.lease(name, lambda: remote.fetch(name, final)) as ours:
+                if not ours:
+                    return _local(final, spec, build)
+                artifact = _local(final, spec, build, lambda out: remote.storing_states(name, out))
+                if remote.publish(name, final):
+                    return artifact
+                remote.fetch(name, final)  # another builder was first, its result counts
+                return _local(final, spec, build)
     except OSError as error:
         if not is_refusal(error):
             raise
         raise _refused(error, final, written=0) from error
 
 
-def _local(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
-    """Return the artifact of a stage from its directory, building it if there is none."""
-    if (final / MANIFEST).is_file():
-        return _finished(final, spec)
-    if final.is_dir():  # without a manifest it does not exist; nothing is thrown away
-        final.rename(final.with_name(f"{final.name}.torn-{time.time_ns()}"))
-    return _build(final, spec, build)
-
-
-def _through(
-    remote: RemoteRoot, final: Path, spec: StageSpec, build: Callable[[Path], Metrics]
+def _local(
+    final: Path,
+    spec: StageSpec,
+    build: Callable[[Path], Metrics],
+    storing: Callable[[Path], AbstractContextManager[None]] = lambda out: nullcontext(),
 ) -> Artifact:
-    """Return the artifact of a stage from object storage, building and storing it if need be."""
-    name = f"{spec.name}/{spec.key}"
-    if remote.fetch(name, final):
-        return _finished(final, spec)
-    with remote.lease(name, lambda: remote.fetch(name, final)) as ours:
-        if not ours:
-            return _finished(final, spec)
-        with contextlib.ExitStack() as stack:
-            if spec.resumable and not final.exists():
-                partial = final.with_name(final.name + ".partial")
-                partial.mkdir(parents=True, exist_ok=True)
-                take_back_state(partial, _kept_state(final))  # of a run killed while it published
-                stack.enter_context(remote.storing_states(name, partial))
-            artifact = _local(final, spec, build)
-        if not remote.publish(name, final):  # another builder was first, its result counts
-            remote.fetch(name, final)
-            return _finished(final, spec)
-    return artifact
+    """Return the artifact of a stage from its directory, building it if there is none."""
+    verified = _verified.get()
+
+    def look(directory: Path) -> Mapping[str, object]:
+        new = verified is None or final not in verified
+        manifest = read_manifest(directory, kind="stage", schema=STAGE_SCHEMA, verify=new)
+        if verified is not None:
+            verified.add(final)
+        return manifest
+
+    def fill(out: Path) -> dict[str, object]:
+        logger.info("%s: %s", spec.name, _beginning(out, spec.key[:12]))
+        began = time.monotonic()
+        try:
+            with (
+                storing(out) if spec.resumable else nullcontext(),
+                _thrown_away(out.parent, spec),
+                spec.machine(),
+                parked_by_a_stop(),
+            ):
+                metrics = build(out)
+        except OSError as error:
+            if not is_refusal(error):
+                raise
+            written = sum(path.stat().st_size for path in payload_files(out).values())
+            raise _refused(error, final, written) from error
+        return {
+            "stage": spec.name,
+            "version": spec.version,
+            "config": dict(spec.config),
+            "inputs": dict(spec.inputs),
+            "metrics": metrics,
+            "facts": _facts(time.monotonic() - began),
+        }
+
+    if final.is_dir() and not (final / MANIFEST).exists():  # torn; nothing is thrown away
+        final.rename(final.with_name(f"{final.name}.torn-{time.time_ns()}"))
+    built = build_once(
+        final,
+        spec.key,
+        fill,
+        kind="stage",
+        schema=STAGE_SCHEMA,
+        look=look,
+        resumable=spec.resumable,
+        remedy=_REMEDY,
+    )
+    if built.executed:
+        seconds = built.record["facts"]["seconds"]
+        logger.info("%s: built in %.1f s%s", spec.name, seconds, _of())
+    else:
+        logger.info("%s: found %s", spec.name, spec.key[:12])
+    return Artifact(spec.name, spec.key, final, str(built.record["digest"]), built.executed)
 
 
 def _refused(error: OSError, final: Path, written: int) -> ArtifactError:
     return ArtifactError(
         f"{error.filename or final} ({written} bytes of the stage written) must be writable",
         error.strerror or str(error),
-        "Free space or set UMIM_ROOT to another place, then run the same command again.",
+        _REMEDY,
     )
 
 
-def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
-    partial = final.with_name(final.name + ".partial")
-    if not spec.resumable:
-        shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True, exist_ok=True)
-    kept_state = _kept_state(final)
-    if spec.resumable:
-        take_back_state(partial, kept_state)
-    logger.info("%s: %s", spec.name, _beginning(partial, spec.key[:12]))
-    began = time.monotonic()
-    try:
-        with _thrown_away(partial, spec), spec.machine(), parked_by_a_stop():
-            metrics = build(partial)
-        if not spec.resumable:
-            shutil.rmtree(partial / STATE, ignore_errors=True)
-        digest = publish_result(
-            partial,
-            final,
-            kept_state,
-            kind="stage",
-            schema=STAGE_SCHEMA,
-            body={
-                "stage": spec.name,
-                "key": spec.key,
-                "version": spec.version,
-                "config": dict(spec.config),
-                "inputs": dict(spec.inputs),
-                "metrics": metrics,
-                "facts": _facts(time.monotonic() - began),
-            },
-        )
-    except OSError as error:
-        if not is_refusal(error):
-            raise
-        written = sum(path.stat().st_size for path in payload_files(partial).values())
-        raise _refused(error, final, written) from error
-    finally:
-        if not spec.resumable:  # gone by now if all went well
-            shutil.rmtree(partial, ignore_errors=True)
-    logger.info("%s: built in %.1f s%s", spec.name, time.monotonic() - began, _of())
-    return Artifact(spec.name, spec.key, final, digest, executed=True)
-
-
-def _thrown_away(partial: Path, spec: StageSpec) -> AbstractContextManager[None]:
+def _thrown_away(scratch: Path, spec: StageSpec) -> AbstractContextManager[None]:
     """Have a stop, which unwinds nothing, remove what nobody could go on with."""
     if spec.resumable:
         return nullcontext()
-    return on_stop(functools.partial(shutil.rmtree, partial, ignore_errors=True))
-
-
-def _finished(final: Path, spec: StageSpec) -> Artifact:
-    verified = _verified.get()
-    new = verified is None or final not in verified
-    manifest = read_manifest(final, kind="stage", schema=STAGE_SCHEMA, verify=new)
-    if manifest.get("key") != spec.key:
-        raise ArtifactError(
-            f"{final}/{MANIFEST} must belong to this stage",
-            manifest.get("key"),
-            "Remove the directory; it will be built again.",
-        )
-    shutil.rmtree(_kept_state(final), ignore_errors=True)  # of a run killed once it was published
-    if verified is not None:
-        verified.add(final)
-    logger.info("%s: found %s", spec.name, spec.key[:12])
-    return Artifact(spec.name, spec.key, final, str(manifest["digest"]), executed=False)
+    return on_stop(functools.partial(shutil.rmtree, scratch, ignore_errors=True))
 
 
 def _beginning(partial: Path, key: str) -> str:
@@ -255,10 +231,6 @@ def _of() -> str:
     """Return what the stage works on, for its log lines."""
     label = current_label()
     return f", {label}" if label else ""
-
-
-def _kept_state(final: Path) -> Path:
-    return final.with_name(final.name + ".state")
 
 
 def _facts(seconds: float) -> dict[str, object]:

@@ -55,7 +55,7 @@ def wait_for_step(root: Path, step: int, process: subprocess.Popen[bytes]) -> No
     """Wait until a training has stored the state of a step."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        done = root.glob(f"distill/*.partial/state/step-*/{MANIFEST}")
+        done = root.glob(f"distill/*.partial/whole/state/step-*/{MANIFEST}")
         if any(int(path.parent.name[5:]) >= step for path in done):
             return
         time.sleep(0.02)

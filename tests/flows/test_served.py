@@ -149,7 +149,7 @@ def _digest(base: Path) -> str:
 def _wait_for_step(base: Path, step: int) -> None:
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
-        done = base.glob("root/distill/*.partial/state/step-*/manifest.json")
+        done = base.glob("root/distill/*.partial/whole/state/step-*/manifest.json")
         if any(int(path.parent.name[5:]) >= step for path in done):
             return
         time.sleep(0.05)

@@ -70,7 +70,7 @@ class Place:
     def wait_for_step(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until a state of some steps is whole."""
         while process.poll() is None:
-            done = self.base.glob("root/distill/*.partial/state/step-*/manifest.json")
+            done = self.base.glob("root/distill/*.partial/whole/state/step-*/manifest.json")
             if any(int(path.parent.name[5:]) >= STEP for path in done):
                 return
             time.sleep(0.05)

@@ -31,8 +31,8 @@ def test_documents_keep_their_borders(
     with tokenized_corpus(source, tiny_tokenizer, tmp_path) as found:
         assert found[:].tolist() == [1, 2, 3, 4, 5, 6]
         assert found.document_ends().tolist() == [3, 4, 6]
-        assert len(list(tmp_path.glob(".umim-tokens-*"))) == 1
-    assert list(tmp_path.glob(".umim-tokens-*")) == []
+        assert len(list(tmp_path.glob(".umim-tokens.*"))) == 1
+    assert list(tmp_path.glob(".umim-tokens.*")) == []
 
 
 @pytest.mark.parametrize("beside", ["ids.npy", "ids.npy/x", "dangling", "dangling/x"])

@@ -81,6 +81,6 @@ def test_the_bytes_are_those_of_numpy(
 def test_a_file_that_cannot_be_written_is_named_with_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        ArtifactError, match=r"file/a\.npy \(24 bytes\) must be writable; got Not a directory"
+        ArtifactError, match=r"file/a\.npy \(152 bytes\) must be writable; got Not a directory"
     ):
         save_array(tmp_path / "file" / "a.npy", np.zeros(3))

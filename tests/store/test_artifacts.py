@@ -90,7 +90,7 @@ def test_a_file_that_is_not_json_is_named(tmp_path: Path, content: bytes) -> Non
 def test_a_file_that_cannot_be_written_is_named_with_its_size(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        ArtifactError, match=r"file/x\.json \(3 bytes\) must be writable; got File exists"
+        ArtifactError, match=r"file/x\.json \(3 bytes\) must be writable; got Not a directory"
     ):
         write_json(tmp_path / "file" / "x.json", {})
 
@@ -197,7 +197,6 @@ def test_a_published_directory_is_whole_and_alone(tmp_path: Path) -> None:
 def test_a_failing_build_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     def build(out: Path) -> None:
         (out / "half").write_text("1")
-        assert (tmp_path / "x.partial" / "half").exists()
         assert not (tmp_path / "x").exists()
         raise error
 
@@ -213,13 +212,6 @@ def test_an_existing_target_is_refused_before_anything_is_built(tmp_path: Path) 
         publish_directory(tmp_path / "x", built.append)
     assert built == []
     assert everything(tmp_path) == ["x"]
-
-
-def test_what_a_killed_build_left_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "x.partial").mkdir()
-    (tmp_path / "x.partial" / "old").write_text("torn")
-    publish_directory(tmp_path / "x", lambda out: (out / "f").write_text("1"))
-    assert everything(tmp_path) == ["x", "x/f"]
 
 
 def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:

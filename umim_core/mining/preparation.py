@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.progress import ProgressLines
 from umim_core.rules.protect import protected_ids
+from umim_core.store.scratch import scratch_folder
 from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.sources import Source
 from umim_core.text.token_ids import Offsets, Tokens, UniformOffsets, read_ids
@@ -96,16 +96,17 @@ def tokenized_corpus(
     """
     while not os.path.lexists(parent):
         parent = parent.parent
+    stack = ExitStack()
     try:
-        folder = tempfile.TemporaryDirectory(prefix=".umim-tokens-", dir=parent)
+        folder = stack.enter_context(scratch_folder(parent, "umim-tokens"))
     except OSError as error:
         raise ArtifactError(
             f"{parent} must be a folder that can be written",
             error.strerror,
             "Choose a folder of yours.",
         ) from error
-    with folder as name:
-        writer = ShardWriter(Path(name))
+    with stack:
+        writer = ShardWriter(folder)
         lines, began, tokens = ProgressLines(), time.monotonic(), 0
         for ids, ends_document in iter_token_pieces(source, tokenizer):
             writer.add(ids)
@@ -117,7 +118,7 @@ def tokenized_corpus(
             if line := lines.see(0, 0, f"{tokens:,} tokens read"):
                 _log.info("%s", line)
         writer.close()
-        yield TokenShards.open(Path(name))
+        yield TokenShards.open(folder)
 
 
 def ids_digest(ids: Tokens, offsets: Offsets) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
@@ -13,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError
-from umim_core.store.disk import unwritable
+from umim_core.store.disk import write_bytes
 
 # The header of the format is a Python literal; numpy parses it, and what is no literal raises any
 # of these.
@@ -45,17 +43,7 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
     numpy itself loses the reason where the disk refuses a write.
     """
     whole = np.ascontiguousarray(array)
-    # A name of its own: a task that was given up may still be writing next to its successor.
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(array_header(whole.dtype, whole.shape))
-            stream.write(whole.data)
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise unwritable(path, whole.nbytes, error) from error
+    write_bytes(path, array_header(whole.dtype, whole.shape), whole.data, durable=False)
 
 
 def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:

@@ -5,27 +5,38 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
+import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
 
 from umim_core.errors import ArtifactError, ClusterError
+from umim_core.store.scratch import scratch_file
 
 _REFUSALS: Final = frozenset(
     {
         errno.EACCES,
+        errno.EBUSY,
         errno.EDQUOT,
         errno.EEXIST,
         errno.EFBIG,
         errno.EIO,
+        errno.EISDIR,
+        errno.ELOOP,
         errno.ENAMETOOLONG,
         errno.ENOSPC,
         errno.ENOTDIR,
+        errno.ENOTEMPTY,
         errno.EPERM,
         errno.EROFS,
     }
 )
+# A folder that is not ours, an owner that cannot be kept, a file mounted into its place.
+_IRREPLACEABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EBUSY, errno.EROFS})
+_MOST_LINKS: Final = 40
 _MARK_BITS: Final = 62  # an int64 that is never negative
 
 
@@ -34,20 +45,67 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "umim"
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data`` atomically and flush it to disk."""
-    temporary = path.with_name(path.name + ".tmp")
+def write_bytes(path: Path, *parts: bytes | memoryview, durable: bool = True) -> None:
+    """Write a file whole or not at all, through links, and flush it to disk if ``durable``.
+
+    A file that is there keeps its mode and owner. What cannot be replaced without harm is written
+    into: what is no regular file (``/dev/stdout``, a FIFO), a file with several names, one whose
+    owner cannot be kept, one in a folder that cannot be written.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
+        with suppress(FileExistsError):  # no folder: said below, by its name
+            path.parent.mkdir(parents=True, exist_ok=True)
+        handle = _in_place(path)
+        if handle is None:
+            handle = _replaced(Path(os.path.realpath(path)), parts, durable)
+        if handle is not None:
+            with os.fdopen(handle, "wb") as stream:
+                stream.writelines(parts)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise unwritable(path, len(data), error) from error
+        size = sum(memoryview(part).nbytes for part in parts)
+        raise unwritable(path, size, error) from error
+
+
+def _in_place(path: Path) -> int | None:
+    """Open what must not be replaced; None for a new file and a regular one of one name."""
+    link = path
+    for _ in range(_MOST_LINKS):
+        folder = os.path.realpath(link.parent)
+        if folder == f"/proc/{os.getpid()}/fd":  # /dev/stdout and its like, at their place
+            sys.stdout.flush()
+            return os.dup(int(link.name))
+        if not link.is_symlink():
+            break
+        link = Path(folder, os.readlink(link))
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+        return None
+    return os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOCTTY)
+
+
+def _replaced(target: Path, parts: Iterable[bytes | memoryview], durable: bool) -> int | None:
+    """Replace a file; return it opened for writing where that cannot be done."""
+    before = target.stat() if target.exists() else None
+    try:
+        with scratch_file(target, 0o600 if before else 0o666) as (handle, scratch):
+            with os.fdopen(os.dup(handle), "wb") as stream:
+                stream.writelines(parts)
+            if before:
+                now = os.fstat(handle)
+                if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
+                    os.fchown(handle, before.st_uid, before.st_gid)
+                os.fchmod(handle, stat.S_IMODE(before.st_mode))
+            if durable:
+                os.fsync(handle)
+            scratch.rename(target)
+    except OSError as error:
+        if before is None or error.errno not in _IRREPLACEABLE:
+            raise
+        return os.open(target, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+    return None
 
 
 def unwritable(path: Path, size: int, error: OSError) -> ArtifactError:

@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from umim_core.errors import LockError
 
 logger = logging.getLogger("umim.lock")
 _POLL_SECONDS: Final = 0.2
+_NOTE: Final = b"umim lock: "
 VARIABLE: Final = "UMIM_MACHINE_LOCK"
 
 
@@ -55,18 +57,44 @@ def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[N
 
 
 def _try_acquire(path: Path) -> int | None:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = _opened(path, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(handle).st_ino != path.stat().st_ino:  # unlinked by the previous holder
+        if os.fstat(handle).st_ino != path.lstat().st_ino:  # unlinked by the previous holder
             raise FileNotFoundError
+        if os.pread(handle, len(_NOTE), 0) not in (b"", _NOTE):
+            raise _no_lock_file(path, "a file with something else in it")
     except (BlockingIOError, FileNotFoundError):
         os.close(handle)
         return None
+    except LockError:
+        os.close(handle)
+        raise
     with suppress(OSError):  # a note for people; a full disk must not leave the lock held
         os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{this_process()}\n".encode(), 0)
+        os.pwrite(handle, _NOTE + f"{this_process()}\n".encode(), 0)
     return handle
+
+
+def _opened(path: Path, mode: int) -> int:
+    """Open a lock file, making it if need be: a regular file under one name, never a link's."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    except OSError as error:
+        if not os.path.lexists(path):
+            raise
+        raise _no_lock_file(path, error.strerror) from error
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(handle)
+        raise _no_lock_file(path, "something else, or a file with several names")
+    return handle
+
+
+def _no_lock_file(path: Path, what: str | None) -> LockError:
+    return LockError(
+        f"{path} must be a lock file: a regular one of yours, with one name", what, "Remove it."
+    )
 
 
 def this_process() -> str:
@@ -77,9 +105,10 @@ def this_process() -> str:
 
 def _holder(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip() or "another process"
-    except FileNotFoundError:
-        return "another process"
+        note = path.read_bytes().removeprefix(_NOTE)
+    except OSError:
+        note = b""
+    return note.decode(errors="replace").strip() or "another process"
 
 
 @contextmanager
@@ -109,11 +138,11 @@ def lock_file() -> Path:
 def _held(kind: int, waiting: str) -> Iterator[None]:
     path = lock_file()
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
+        handle = _opened(path, 0o600)
+    except (OSError, LockError) as error:
         raise LockError(
             "the file of the machine's lock must be writable",
-            f"{path}: {error.strerror}",
+            f"{path}: {error}",
             f"Set {VARIABLE} to a file of yours.",
         ) from error
     try:

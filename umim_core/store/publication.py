@@ -1,83 +1,202 @@
-"""Atomic publication of directories."""
+"""Directories that are built once, found by what they were made from, and whole or absent.
+
+::
+
+    NAME                 with manifest.json, which is written last
+    .NAME.lock           while it is built: one builder at a time
+    .NAME.<hex>.umim/    what is being built, if it cannot be resumed; swept once its maker is dead
+    NAME.partial/        what is being built, if it can be resumed
+        umim.json        our mark: what is built, and the key of what decides it
+        whole/           what gets the name; its folder ``state`` stays behind
+        state/           the resume state, between the manifest and the name
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from umim_core.errors import ArtifactError
-from umim_core.store.artifacts import write_manifest
+from umim_core.store.artifacts import MANIFEST, read_json, read_manifest, write_json, write_manifest
 from umim_core.store.disk import flush, flush_tree, is_refusal
 from umim_core.store.locking import directory_lock
+from umim_core.store.scratch import remove_marked, scratch_folder, sweep_tree
 
-STATE = "state"  # finished parts and resume state, in the directory that is being built
+STATE: Final = "state"  # finished parts and resume state, in the directory that is being built
+MARK: Final = "umim.json"
+_WHOLE: Final = "whole"
+_REMEDY: Final = "Free space or choose another directory."
+logger = logging.getLogger("umim.store")
+
+
+class Built(NamedTuple):
+    """A directory that is there: its manifest, and whether this call built it."""
+
+    record: Mapping[str, Any]
+    executed: bool
+
+
+def build_once(
+    place: Path,
+    key: str,
+    build: Callable[[Path], Mapping[str, object] | None],
+    *,
+    kind: str,
+    schema: int,
+    look: Callable[[Path], Mapping[str, object]] | None = None,
+    resumable: bool = False,
+    rebuild: bool = False,
+    wait_seconds: float | None = None,
+    remedy: str = _REMEDY,
+) -> Built:
+    """Return the directory of a key, building it if it is not there.
+
+    Args:
+        place: Where it must appear.
+        key: SHA-256 of all that decides it; recorded in its manifest.
+        build: Fills the directory that it is handed, and may return further fields of the
+            manifest. A resumable one finds there what a killed call left, and keeps what it needs
+            to go on in the folder ``state``, which is no part of the result.
+        kind: What the manifest says that it is.
+        schema: Version of its layout.
+        look: Reads and checks the manifest of a directory that is there, in place of
+            ``read_manifest``.
+        resumable: Whether a killed call leaves ``NAME.partial``, for the same call to go on with.
+        rebuild: Whether a damaged directory of ours, or one of another key, is built again; else
+            it is an error. What has no manifest is moved aside, never removed.
+        wait_seconds: How long to wait for another builder; None: without limit.
+        remedy: What to do where the disk refuses.
+    """
+    place = place.resolve()  # "." and dangling links have no name of their own
+
+    def found() -> Built | None:
+        if not os.path.lexists(place):
+            return None
+        try:
+            record = look(place) if look else read_manifest(place, kind=kind, schema=schema)
+            if record.get("key") != key:
+                raise ArtifactError(
+                    f"{place} must be the result of this very call",
+                    "one with other settings or inputs",
+                    "Remove it, or choose another name.",
+                )
+        except ArtifactError as error:
+            if not rebuild:
+                raise
+            logger.warning("%s is built again: %s", place.name, error)
+            return None
+        if resumable and _mark(partial) == mark:  # of a call killed once it was published
+            remove_marked(partial, MARK)
+        return Built(record, executed=False)
+
+    mark = {"kind": kind, "key": key}
+    partial = place.with_name(f"{place.name}.partial")
+    if (built := found()) is not None:  # no lock: the folder may be read-only
+        return built
+    with _refusals_named(place, remedy), _locked(place, wait_seconds):
+        if (built := found()) is not None:
+            return built
+        if (place / MANIFEST).is_file():
+            shutil.rmtree(place)
+        elif os.path.lexists(place):
+            place.rename(place.with_name(f"{place.name}.torn-{time.time_ns()}"))
+        scratch = scratch_folder(place.parent, place.name)
+        with _resumed(partial, mark) if resumable else scratch as out:
+            body = {"key": key, **(build(out) or {})}
+            sweep_tree(out)
+            if (out / STATE).is_dir():
+                (out / STATE).rename(out.parent / STATE)
+            digest = write_manifest(out, kind=kind, schema=schema, body=body)
+            _give_name(out, place)
+    return Built({**body, "digest": digest}, executed=True)
 
 
 def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
-    """Build a directory next to ``final`` and rename it when it is whole.
+    """Build a directory next to ``final``, which must not exist, and rename it when it is whole.
 
-    Args:
-        final: Where the directory must appear; it must not exist yet.
-        build: Fills the empty directory that it is handed; writes its manifest last.
+    ``build`` fills the empty directory that it is handed, and writes its manifest last.
     """
-    final = final.resolve()  # "." and dangling links have no name of their own
-    partial = final.with_name(final.name + ".partial")
+    final = final.resolve()
+    with _refusals_named(final, _REMEDY), _locked(final, wait_seconds=0.0):
+        if os.path.lexists(final):
+            raise ArtifactError(
+                "the output directory must not exist",
+                str(final),
+                "Remove it or choose another name; results are never overwritten.",
+            )
+        with scratch_folder(final.parent, final.name) as out:
+            build(out)
+            _give_name(out, final)
+
+
+@contextmanager
+def _refusals_named(place: Path, remedy: str) -> Iterator[None]:
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with directory_lock(final, wait_seconds=0.0):
-            if final.exists():
-                raise ArtifactError(
-                    "the output directory must not exist",
-                    str(final),
-                    "Remove it or choose another name; results are never overwritten.",
-                )
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            try:
-                build(partial)
-                flush_tree(partial)
-                partial.rename(final)
-                try:
-                    flush(final.parent)
-                except OSError:
-                    final.rename(partial)  # what failed has no final name
-                    raise
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+        yield
     except OSError as error:
         if not is_refusal(error):
             raise
         raise ArtifactError(
-            f"{final} must be writable",
-            error.strerror or str(error),
-            "Free space or choose another directory.",
+            f"{place} must be writable", error.strerror or str(error), remedy
         ) from error
 
 
-def take_back_state(partial: Path, kept: Path) -> None:
-    """Let a training go on that was killed while its result got its name."""
-    if kept.is_dir():
-        kept.rename(partial / STATE)
+@contextmanager
+def _locked(place: Path, wait_seconds: float | None) -> Iterator[None]:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with directory_lock(place, wait_seconds=wait_seconds):
+        yield
 
 
-def publish_result(
-    partial: Path, final: Path, kept: Path, *, kind: str, schema: int, body: Mapping[str, object]
-) -> str:
-    """Give a result its final name; a training's state is no part of it, and kept until then.
+@contextmanager
+def _resumed(partial: Path, mark: Mapping[str, str]) -> Iterator[Path]:
+    """Give the folder that a killed call left, or a new one; it stays unless it got its name."""
+    if os.path.lexists(partial) and (known := _mark(partial)) != mark:
+        finished = [*partial.glob(f"{STATE}/*/{MANIFEST}")]
+        finished += partial.glob(f"{_WHOLE}/{STATE}/*/{MANIFEST}")
+        if known is None or finished:
+            raise ArtifactError(
+                f"{partial} must be the unfinished work of this very call",
+                "something else" if known is None else "work with other settings or inputs",
+                "Remove it, or choose another name.",
+            )
+        remove_marked(partial, MARK)
+    if not partial.exists():
+        with scratch_folder(partial.parent, partial.name) as begun:
+            write_json(begun / MARK, mark)
+            (begun / _WHOLE).mkdir()
+            _give_name(begun, partial)
+    out = partial / _WHOLE
+    if (partial / STATE).is_dir():  # killed while the result got its name
+        (partial / STATE).rename(out / STATE)
+    try:
+        yield out
+    finally:
+        if not (out.is_dir() and any(out.iterdir())):
+            remove_marked(partial, MARK)
 
-    The order, each step on disk before the next::
 
-        partial/state -> kept      manifest      flush      partial -> final      kept is removed
+def _mark(partial: Path) -> object:
+    """Return the mark of unfinished work; None for what is not ours."""
+    try:
+        mark = None if partial.is_symlink() else read_json(partial / MARK)
+    except ArtifactError:
+        return None
+    return mark if isinstance(mark, dict) and mark.keys() == {"kind", "key"} else None
 
-    Returns:
-        The digest of the result.
-    """
-    if (partial / STATE).is_dir():
-        (partial / STATE).rename(kept)
-    digest = write_manifest(partial, kind=kind, schema=schema, body=body)
-    flush_tree(partial)
-    partial.rename(final)
-    flush(final.parent)
-    shutil.rmtree(kept, ignore_errors=True)
-    return digest
+
+def _give_name(out: Path, final: Path) -> None:
+    """Rename what is whole, each step on disk before the next."""
+    flush_tree(out)
+    out.rename(final)
+    try:
+        flush(final.parent)
+    except OSError:
+        final.rename(out)  # what failed has no final name
+        raise

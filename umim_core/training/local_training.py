@@ -14,7 +14,6 @@ A run that is killed leaves ``out.partial`` with its last state; the same call g
 from __future__ import annotations
 
 import logging
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,7 +27,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DistillConfig
-from umim_core.errors import ArtifactError, CorpusError
+from umim_core.errors import CorpusError
 from umim_core.mining.preparation import tokenized_corpus, whole_segments
 from umim_core.progress import followed
 from umim_core.rules.protect import check_for_module
@@ -37,13 +36,9 @@ from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
     canonical_json,
     directory_digest,
-    read_json,
-    read_manifest,
     sha256_bytes,
-    write_json,
 )
-from umim_core.store.locking import directory_lock
-from umim_core.store.publication import STATE, publish_directory, publish_result, take_back_state
+from umim_core.store.publication import STATE, build_once, publish_directory
 from umim_core.text.shards import TokenShards
 from umim_core.text.sources import Source, source_digests
 from umim_core.text.token_ids import check_range
@@ -51,13 +46,12 @@ from umim_core.training.optimizer import AdamWStrategy
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob
 from umim_core.training.train_run import place_rows, read_curve, read_summary, run_job
-from umim_core.training.train_state import last_step, newest_state, step_of
+from umim_core.training.train_state import newest_state, step_of
 
 logger = logging.getLogger("umim.progress")
 SCHEMA: Final = 1
 KIND: Final = "trained"
 SPLITS: Final = ("train", "valid", "test")
-_RUN: Final = "run.json"
 _HELD_OUT: Final = 20  # one row in so many goes to each of valid and test
 _MOST_HELD_OUT: Final = 64  # rows
 
@@ -89,39 +83,43 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
         Steps taken, best step and score, skipped steps, and the divergence from the base model on
         held-out rows before the first step and at the best one (``kl_first``, ``kl_best``; nats).
     """
-    out = out.resolve()
-    with directory_lock(out, wait_seconds=0.0):
-        rules = RuleSet.load(training.rules)
-        key = _key(training, rules)
-        # The state of a call that is killed on the way to the final name.
-        unfinished = out.with_name(f"{out.name}.{key[:16]}.state")
-        if out.exists():
-            summary = _finished(out, key)
-            shutil.rmtree(unfinished, ignore_errors=True)
-            return summary
-        tokenizer = load_tokenizer(training.model)
-        special, fingerprint = special_ids(tokenizer), tokenizer_fingerprint(tokenizer)
-        check_for_module(rules, fingerprint, len(tokenizer), special)
-        partial = out.with_name(f"{out.name}.partial")
-        _begin(partial, key)
-        if not (partial / "tokens").exists():
-            with tokenized_corpus(training.source, tokenizer, partial) as shards:
-                whole_segments(shards, tokenizer, training.segment_length)
-                publish_directory(
-                    partial / "tokens", lambda folder: _split(shards, training, folder)
-                )
-        rows = {split: _rows(partial, split, training.segment_length) for split in SPLITS[:2]}
-        state = partial / STATE
-        take_back_state(partial, unfinished)
-        if (newest := newest_state(state, 1)) is not None:
-            logger.info("resuming at step %d", step_of(newest))
-        job = place_rows(_job(training, partial), rows)
-        with followed(state):
-            run_job(job, AdamWStrategy)
-        if training.start is None:
-            _write_recipe(partial, out, training)
-        publish_result(partial, out, unfinished, kind=KIND, schema=SCHEMA, body={"key": key})
-        return _summary(out)
+    rules = RuleSet.load(training.rules)
+
+    def build(folder: Path) -> None:
+        _train(training, rules, folder, out.resolve())
+
+    built = build_once(
+        out,
+        _key(training, rules),
+        build,
+        kind=KIND,
+        schema=SCHEMA,
+        resumable=True,
+        wait_seconds=0.0,
+    )
+    if not built.executed:
+        logger.info("%s is finished; nothing is trained again", out)
+    return _summary(out)
+
+
+def _train(training: OwnTraining, rules: RuleSet, folder: Path, out: Path) -> None:
+    """Tokenize and train in a folder that becomes ``out``, from where a killed call stood."""
+    tokenizer = load_tokenizer(training.model)
+    special, fingerprint = special_ids(tokenizer), tokenizer_fingerprint(tokenizer)
+    check_for_module(rules, fingerprint, len(tokenizer), special)
+    if not (folder / "tokens").exists():
+        with tokenized_corpus(training.source, tokenizer, folder) as shards:
+            whole_segments(shards, tokenizer, training.segment_length)
+            publish_directory(folder / "tokens", lambda place: _split(shards, training, place))
+    rows = {split: _rows(folder, split, training.segment_length) for split in SPLITS[:2]}
+    state = folder / STATE
+    if (newest := newest_state(state, 1)) is not None:
+        logger.info("resuming at step %d", step_of(newest))
+    job = place_rows(_job(training, folder), rows)
+    with followed(state):
+        run_job(job, AdamWStrategy)
+    if training.start is None:
+        _write_recipe(folder, out, training)
 
 
 def _key(training: OwnTraining, rules: RuleSet) -> str:
@@ -140,38 +138,6 @@ def _key(training: OwnTraining, rules: RuleSet) -> str:
     if training.start is not None:
         parts["start"] = directory_digest(training.start)
     return sha256_bytes(canonical_json(parts).encode())
-
-
-def _finished(out: Path, key: str) -> dict[str, float]:
-    manifest = read_manifest(out, kind=KIND, schema=SCHEMA)
-    if manifest.get("key") != key:
-        raise ArtifactError(
-            f"{out} must hold the training that was asked for",
-            "one with other settings, text or rules",
-            "Remove it, or choose another --out.",
-        )
-    logger.info("%s is finished; nothing is trained again", out)
-    return _summary(out)
-
-
-def _begin(partial: Path, key: str) -> None:
-    """Make the directory of an unfinished run, or check that the one there is the same run's.
-
-    Another run's goes where that run was refused, or killed before its first state.
-    """
-    if partial.exists() and read_json(partial / _RUN) != {"key": key}:
-        if last_step(partial / STATE) is not None or (partial / "checkpoint").exists():
-            raise ArtifactError(
-                f"{partial} must be of the same training to be continued",
-                "one with other settings, text or rules",
-                "Remove it, or choose another --out.",
-            )
-        shutil.rmtree(partial)
-    if partial.exists():
-        for path in partial.glob(".umim-tokens-*"):  # of a call that was killed
-            shutil.rmtree(path)
-        return
-    publish_directory(partial, lambda folder: write_json(folder / _RUN, {"key": key}))
 
 
 def _split(shards: TokenShards, training: OwnTraining, folder: Path) -> None:

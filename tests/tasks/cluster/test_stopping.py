@@ -165,7 +165,8 @@ def test_what_nobody_could_go_on_with_is_removed(tmp_path: Path, resumable: bool
     )
     with running(code, tmp_path) as (run, _, _):
         assert stop(run, signal.SIGTERM)[0] == 143
-    assert len(list(tmp_path.glob("tiny/*.partial/half"))) == resumable
+    assert len(list(tmp_path.glob("tiny/*.partial/whole/half"))) == resumable
+    assert len(list(tmp_path.rglob("half"))) == resumable
 
 
 def test_stages_in_threads_hand_nothing_on_once_the_run_is_stopped(tmp_path: Path) -> None:

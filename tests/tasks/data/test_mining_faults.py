@@ -174,7 +174,7 @@ def test_a_killed_driver_counts_no_finished_order_again(
     def ready(title: str) -> bool:
         if point is not None:
             return False
-        finished = list(root.glob("count/*.partial/state/order-?/manifest.json"))
+        finished = list(root.glob("count/*.partial/whole/state/order-?/manifest.json"))
         return title.startswith(place[0]) and len(finished) == place[1]
 
     command = [sys.executable, "-c", PROGRAM, json.dumps([str(root), inputs, *settings])]

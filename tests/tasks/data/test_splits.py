@@ -80,7 +80,7 @@ def test_training_and_validation_rows_are_those_of_their_splits(
     made = tokenized(tmp_path, texts)
     with pytest.raises(BackboneError), ClusterLease(recipe.cluster) as lease:
         distill_stage(tmp_path, lease, recipe, recipe.cells[0], made, made)
-    (state,) = (tmp_path / "distill").glob("*.partial/state/rows")
+    (state,) = (tmp_path / "distill").glob("*.partial/whole/state/rows")
     for split in ("train", "valid"):
         rows = TokenRows.load(state / split)
         assert [rows.row(i).tolist() for i in range(len(rows))] == (

@@ -115,7 +115,7 @@ def test_a_run_that_dies_goes_on_with_the_next_piece(
         setting.count(tmp_path)
     assert asked == [8 * LENGTH, 8 * LENGTH, 5 * LENGTH]
     (partial,) = tmp_path.glob("confidence/*.partial")
-    torn = partial / "state" / "piece-1" / "spans_2.npy"
+    torn = partial / "whole" / "state" / "piece-1" / "spans_2.npy"
     torn.write_bytes(torn.read_bytes()[:-1])
     resumed = setting.count(tmp_path)
     assert asked[3:] == [8 * LENGTH, 5 * LENGTH]

@@ -170,7 +170,7 @@ def run_that_dies(corpus: TinyCorpus, root: Path, lease: ClusterLease, order: in
         patch.setattr(tasks.stages.mine, "_save_order", dying)
         with pytest.raises(RuntimeError, match="died on purpose"):
             corpus.count(root, lease)
-    (state,) = root.glob("count/*.partial/state")
+    (state,) = root.glob("count/*.partial/whole/state")
     kept = sorted(path.name for path in state.glob("order-*"))
     assert kept == [f"order-{n}" for n in range(2, order + 1)]
     return state

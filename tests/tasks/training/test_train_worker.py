@@ -111,7 +111,8 @@ def wait_for_step(root: Path, step: int, seconds: float = 120.0) -> None:
     """Wait until a resume state of at least ``step`` steps is whole."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        found = [p.parent.name for p in root.glob("distill/*.partial/state/step-*/manifest.json")]
+        steps = root.glob("distill/*.partial/whole/state/step-*/manifest.json")
+        found = [path.parent.name for path in steps]
         if any(int(name.removeprefix("step-")) >= step for name in found):
             return
         time.sleep(0.002)
