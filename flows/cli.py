@@ -328,6 +328,7 @@ def serve(
     max_new_tokens: shared.TokensOption = 1024,
     max_request_bytes: shared.BytesOption = 4 << 20,
     answer_seconds: shared.SecondsOption = 600.0,
+    report_cached_tokens: shared.CachedOption = False,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
 ) -> None:
@@ -335,8 +336,11 @@ def serve(
     token = shared.secret(api_key_env, "--api-key-env")
     shared.check_bind(host, token)
     _check_free(host, port)
-    limits = shared.limits_of(max_new_tokens, max_request_bytes, answer_seconds)
+    limits = shared.limits_of(
+        max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens
+    )
     from tasks.cluster.replicas import Replicas, replicated
+    from umim_core.serving.connections import run_app
     from umim_core.serving.engine_app import EngineServer
     from umim_core.serving.engine_worker import BatchSizes
 
@@ -345,7 +349,7 @@ def serve(
     sizes = BatchSizes(max_rows, max_waiting, prefix_cache_mb << 20)
     with replicated(load, sizes, Replicas(replicas, max_replicas, cpus, gpus, address)) as engine:
         signal.set_wakeup_fd(-1)  # at TERM the server ends open answers first, then the run stops
-        shared.run_app(EngineServer(engine, limits).app(token), host, port)
+        run_app(EngineServer(engine, limits).app(token), host, port)
 
 
 def _check_free(host: str, port: int) -> None:

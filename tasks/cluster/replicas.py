@@ -32,11 +32,10 @@ from starlette.concurrency import run_in_threadpool
 from tasks.cluster.ray_cluster import listening_addresses, ray_cluster, require_loopback
 from tasks.cluster.stopping import on_stop
 from umim_core.errors import ClusterError, ConfigError, MissingExtraError
-from umim_core.serving.api_bodies import ChatBody, CompletionBody
-from umim_core.serving.api_errors import try_later
 from umim_core.serving.engine_worker import BatchSizes, Event, Failed
+from umim_core.serving.guard import ServerMetrics
 from umim_core.serving.local_engine import LocalEngine, Served
-from umim_core.serving.metrics import ServerMetrics
+from umim_core.serving.openai_api import AnyBody, try_later
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -114,7 +113,7 @@ class EngineReplica:
         return self._engine.name, self._engine.positions
 
     async def events(
-        self, body: ChatBody | CompletionBody, merging: bool, new_tokens: int
+        self, body: AnyBody, merging: bool, new_tokens: int
     ) -> AsyncGenerator[Event, None]:
         """Give what happens to a request; see ``LocalEngine``."""
         async with aclosing(self._engine.events(body, merging, new_tokens)) as events:
@@ -153,7 +152,7 @@ class ReplicatedEngine:
         return await run_in_threadpool(_running, self._handle.app_name)
 
     async def events(
-        self, body: ChatBody | CompletionBody, merging: bool, new_tokens: int
+        self, body: AnyBody, merging: bool, new_tokens: int
     ) -> AsyncGenerator[Event, None]:
         """Give what happens to a request on one of the replicas; closing it frees the rows."""
         from ray.exceptions import RayError

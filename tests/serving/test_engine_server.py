@@ -34,7 +34,8 @@ PROMPT = "Return the sum of the array elements over a given"
 
 def server(umim: UMIM, *, sizes: BatchSizes | None = None, **limits: Any) -> EngineServer:
     served = Served("tiny", umim.merged_model, "prompt", 4)
-    return EngineServer(LocalEngine(served, sizes or BatchSizes()), Limits(**limits))
+    bounds = Limits(**{"report_cached": True, **limits})
+    return EngineServer(LocalEngine(served, sizes or BatchSizes()), bounds)
 
 
 @pytest.fixture(scope="module")

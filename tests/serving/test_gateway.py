@@ -27,13 +27,13 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.ruleset import RuleSet
-from umim_core.serving.api_errors import ApiError
 from umim_core.serving.engine_app import EngineServer
 from umim_core.serving.engine_worker import BatchSizes
 from umim_core.serving.gateway import Gateway, _documents
 from umim_core.serving.guard import Limits
 from umim_core.serving.local_engine import LocalEngine
 from umim_core.serving.local_engine import Served as ServedModel
+from umim_core.serving.openai_api import ApiError
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.serving.span_files import SpanTable
 
@@ -50,7 +50,7 @@ def engine(export: Path) -> Callable[[], EngineServer]:
     """Make a server of the exported model that reads what it is sent."""
     backbone = load_backbone(str(export), dtype="float64")
     served = ServedModel("model", MergedModel.without_merging(backbone), "none", 0)
-    return lambda: EngineServer(LocalEngine(served, BatchSizes()), Limits())
+    return lambda: EngineServer(LocalEngine(served, BatchSizes()), Limits(report_cached=True))
 
 
 def gateway(upstream: str, export: Path, **limits: Any) -> Gateway:
@@ -188,7 +188,7 @@ def test_a_prompt_whose_merging_fails_is_sent_raw(
         assert document["usage"]["prompt_tokens"] == len(raw)
         alone = post(upstream, COMPLETIONS, prompt=raw, max_tokens=6, temperature=0).json()
         assert document["choices"][0]["message"]["content"] == alone["choices"][0]["text"]
-        assert metric(url, "umim_prompts_unmerged_total") == 1
+        assert metric(url, 'umim_prompts_unmerged_total{reason="merging"}') == 1
 
 
 def test_only_line_ends_end_the_events_of_a_stream() -> None:

@@ -17,13 +17,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from support.servers import in_thread, wait_for
-from umim_core.serving.guard import EventStream, Limits, deadline, guarded
-from umim_core.serving.metrics import ServerMetrics
+from umim_core.serving.connections import Connection
+from umim_core.serving.guard import EventStream, Limits, ServerMetrics, deadline, guarded
 
 
 @asynccontextmanager
 async def nothing(app: Starlette) -> AsyncIterator[None]:
     yield
+
+
+class Hasty(Connection):
+    head_seconds = 0.5
+    write_seconds = 0.3
 
 
 def test_a_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -38,11 +43,10 @@ def test_a_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixtur
             closed.set()
 
     async def streamed(request: Request) -> Response:
-        limits = Limits(write_seconds=0.3)
-        return EventStream(endless(), limits, deadline(limits))
+        return EventStream(endless(), deadline(Limits()))
 
     app = guarded([Route("/endless", streamed)], None, ServerMetrics(), nothing)
-    with in_thread(app) as url:
+    with in_thread(app, connection=Hasty) as url:
         address = urlsplit(url)
         with socket.create_connection((address.hostname or "", address.port or 0)) as reader:
             reader.sendall(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")

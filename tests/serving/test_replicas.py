@@ -18,11 +18,10 @@ import pytest
 from support.servers import COMPLETIONS, QUESTIONS, in_thread
 from umim_core import UMIM
 from umim_core.errors import ClusterError, ConfigError
-from umim_core.serving.api_bodies import CompletionBody
-from umim_core.serving.api_errors import ApiError
 from umim_core.serving.engine_app import AnswerEngine, EngineServer
 from umim_core.serving.engine_worker import BatchSizes, Event, Failed
 from umim_core.serving.guard import Limits
+from umim_core.serving.openai_api import ApiError, CompletionBody
 
 CLIENTS: Final = 12
 NEW: Final = 48

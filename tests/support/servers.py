@@ -19,6 +19,8 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 
+from umim_core.serving.connections import Connection, settings
+
 CHATML: Final = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] "
     "+ '<|endoftext|>' + '\n' }}{% endfor %}"
@@ -49,12 +51,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def in_thread(app: Starlette, port: int = 0) -> Iterator[str]:
+def in_thread(
+    app: Starlette, port: int = 0, connection: type[Connection] = Connection
+) -> Iterator[str]:
     """Serve an application on a free port of loopback; give its address."""
-    settings = uvicorn.Config(
-        app, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=20
-    )
-    server = uvicorn.Server(settings)
+    server = uvicorn.Server(settings(app, "127.0.0.1", port, connection))
     thread = Thread(target=server.run, daemon=True)
     thread.start()
     end = time.monotonic() + _SECONDS

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from umim_core.cli import shared_options as shared
-from umim_core.cli.console_output import log_lines
 from umim_core.config.form import Merge
-from umim_core.errors import ConfigError, MissingExtraError
+from umim_core.errors import ConfigError, MissingExtraError, require
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 
     from umim_core.serving.guard import Limits
 
-_GRACE_SECONDS: Final = 30
 _OF_ENGINE: Final = (
     "model_name", "merge", "max_rows", "max_waiting", "prefix_cache_mb", "dtype", "device",
+    "report_cached_tokens",
 )  # fmt: skip
 _OF_GATEWAY: Final = ("export", "upstream_key_env", "upstream_masks")
 
@@ -51,6 +50,13 @@ TokensOption = Annotated[
 BytesOption = Annotated[int, typer.Option(min=1, help="Largest body.")]
 SecondsOption = Annotated[
     float, typer.Option(min=0.1, help="An answer that takes longer ends with an error.")
+]
+CachedOption = Annotated[
+    bool,
+    typer.Option(
+        "--report-cached-tokens",
+        help="Tell clients how much of a prompt was reused, which may be another client's.",
+    ),
 ]
 
 
@@ -99,6 +105,7 @@ def serve(
     max_new_tokens: TokensOption = 1024,
     max_request_bytes: BytesOption = 4 << 20,
     answer_seconds: SecondsOption = 600.0,
+    report_cached_tokens: CachedOption = False,
     dtype: shared.DtypeOption = "auto",
     device: shared.DeviceOption = "cpu",
 ) -> None:
@@ -110,7 +117,7 @@ def serve(
     _check_options(context, upstream)
     token = secret(api_key_env, "--api-key-env")
     check_bind(host, token)
-    limits = limits_of(max_new_tokens, max_request_bytes, answer_seconds)
+    limits = limits_of(max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens)
     if upstream is None:
         from umim_core.serving.engine_app import EngineServer
         from umim_core.serving.engine_worker import BatchSizes
@@ -131,6 +138,8 @@ def serve(
     else:
         key = secret(upstream_key_env, "--upstream-key-env")
         app = _gateway_app(upstream, export, limits, token, key, chat_template, upstream_masks)
+    from umim_core.serving.connections import run_app
+
     run_app(app, host, port)
 
 
@@ -155,11 +164,9 @@ def secret(variable: str | None, option: str) -> str | None:
     """Return the value of an environment variable that is named."""
     if variable is None:
         return None
-    value = os.environ.get(variable, "")
-    if not value:
-        raise ConfigError(
-            f"{option} must name a variable that is set", variable, "Export it first."
-        )
+    value = os.environ.get(variable, "").strip()
+    rule = f"{option} must name a variable that is set, to one line of text"
+    require(value.isprintable() and value != "", ConfigError, rule, variable, "Export it first.")
     return value
 
 
@@ -177,7 +184,9 @@ def check_bind(host: str, token: str | None) -> None:
         )
 
 
-def limits_of(new_tokens: int, request_bytes: int, answer_seconds: float) -> Limits:
+def limits_of(
+    new_tokens: int, request_bytes: int, answer_seconds: float, report_cached: bool
+) -> Limits:
     """Return the bounds of requests, or say what is not installed."""
     try:
         import httpx  # noqa: F401
@@ -190,7 +199,12 @@ def limits_of(new_tokens: int, request_bytes: int, answer_seconds: float) -> Lim
             str(error),
             "Install umim[serve].",
         ) from error
-    return Limits(request_bytes, answer_seconds=answer_seconds, new_tokens=new_tokens)
+    return Limits(
+        request_bytes,
+        answer_seconds=answer_seconds,
+        new_tokens=new_tokens,
+        report_cached=report_cached,
+    )
 
 
 def _set_template(tokenizer: PreTrainedTokenizerBase, file: Path | None) -> None:
@@ -198,7 +212,7 @@ def _set_template(tokenizer: PreTrainedTokenizerBase, file: Path | None) -> None
     if file is None:
         return
     try:
-        tokenizer.chat_template = file.read_text(encoding="utf-8")
+        tokenizer.chat_template = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(
             "a chat template must be a readable file of UTF-8", str(error), "Check the path."
@@ -223,15 +237,3 @@ def _gateway_app(
     merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
     _set_template(tokenizer, template)
     return Gateway(upstream, tokenizer, merger, limits, key, masks).app(token)
-
-
-def run_app(app: Starlette, host: str, port: int) -> None:
-    """Serve an application until TERM or Ctrl-C; open answers have 30 seconds to end."""
-    import uvicorn
-
-    log_lines("umim.serve")
-    log_lines("uvicorn.error")
-    uvicorn.run(
-        app, host=host, port=port, log_config=None, access_log=False, server_header=False,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-    )  # fmt: skip

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from umim_core.serving.answers import Answer, Choice, usage
-from umim_core.serving.api_bodies import ChatBody, CompletionBody, read_chat, read_completion
-from umim_core.serving.api_errors import ApiError
 from umim_core.serving.engine_worker import Event, Failed, Piece, Started
 from umim_core.serving.guard import (
     EventStream,
     Limits,
+    ServerMetrics,
     deadline,
     guarded,
     merging_wanted,
     read_body,
     unless_gone,
 )
-from umim_core.serving.metrics import ServerMetrics
+from umim_core.serving.openai_api import (
+    Answer,
+    AnyBody,
+    ChatBody,
+    Choice,
+    bad_field,
+    read_chat,
+    read_completion,
+    unknown_model,
+    usage,
+)
 
 
 class AnswerEngine(Protocol):
@@ -47,9 +56,7 @@ class AnswerEngine(Protocol):
     async def alive(self) -> bool:
         """Return whether requests are answered."""
 
-    def events(
-        self, body: ChatBody | CompletionBody, merging: bool, new_tokens: int
-    ) -> AsyncGenerator[Event, None]:
+    def events(self, body: AnyBody, merging: bool, new_tokens: int) -> AsyncGenerator[Event, None]:
         """Give what happens to a request; see ``LocalEngine``."""
 
 
@@ -66,45 +73,52 @@ class EngineServer:
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._completion, methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
         ]
         return guarded(routes, token, self.engine.metrics, lambda app: self.engine.life())
 
-    async def _models(self, request: Request) -> Response:
-        model = {
+    def _described(self) -> dict[str, Any]:
+        return {
             "id": self.engine.name,
             "object": "model",
             "created": self._began,
             "owned_by": "umim",
             "max_model_len": self.engine.positions,
         }
-        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def _model(self, request: Request) -> Response:
+        if request.path_params["name"] != self.engine.name:
+            raise unknown_model(self.engine.name, request.path_params["name"])
+        return JSONResponse(self._described())
 
     async def _health(self, request: Request) -> Response:
         alive = await self.engine.alive()
         return JSONResponse({"status": "ok" if alive else "stopped"}, 200 if alive else 503)
 
     async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, read_chat(await read_body(request, self._limits)))
+        return await self._answer(request, read_chat)
 
     async def _completion(self, request: Request) -> Response:
-        return await self._answer(request, read_completion(await read_body(request, self._limits)))
+        return await self._answer(request, read_completion)
 
-    async def _answer(self, request: Request, body: ChatBody | CompletionBody) -> Response:
-        """Answer a checked body, whole or streamed; what fails before the first token is a 4xx."""
+    async def _answer(self, request: Request, read: Callable[[bytes], AnyBody]) -> Response:
+        """Answer a request, whole or streamed; what fails before the first token is a 4xx."""
+        body = await run_in_threadpool(read, await read_body(request, self._limits))
         engine, most, until = self.engine, self._limits.new_tokens, deadline(self._limits)
         if body.model not in (None, engine.name):
-            raise ApiError(
-                404, "model_not_found", "the model must be the one that is served", body.model,
-                f"Ask for {engine.name}.", param="model",
-            )  # fmt: skip
+            raise unknown_model(engine.name, body.model)
         if (body.new_tokens or 0) > most:
-            raise ApiError(
-                400, "invalid_field", f"at most {most} tokens may be asked for", body.new_tokens,
-                "Ask for fewer, or raise --max-new-tokens.", param="max_tokens",
+            raise bad_field(
+                "max_tokens", f"at most {most} tokens may be asked for", body.new_tokens,
+                "Ask for fewer, or raise --max-new-tokens.",
             )  # fmt: skip
         answer = Answer(isinstance(body, ChatBody), engine.name)
-        running = _Running(engine.events(body, merging_wanted(request), most), engine.metrics)
+        events = engine.events(body, merging_wanted(request), most)
+        running = _Running(events, engine.metrics, self._limits.report_cached)
 
         async def until_read() -> dict[str, Any]:
             await running.start()
@@ -116,14 +130,18 @@ class EngineServer:
             unanswered.pop_all()
         if not body.stream:
             return JSONResponse(document)
-        return EventStream(running.stream(answer, body.usage_wanted), self._limits, until)
+        with_usage = body.stream_options.include_usage
+        return EventStream(running.stream(answer, with_usage), until)
 
 
 class _Running:
     """An answer as it comes, counted."""
 
-    def __init__(self, events: AsyncGenerator[Event, None], metrics: ServerMetrics) -> None:
+    def __init__(
+        self, events: AsyncGenerator[Event, None], metrics: ServerMetrics, report_cached: bool
+    ) -> None:
         self.events, self._metrics, self._began = events, metrics, time.monotonic()
+        self._report_cached = report_cached
         self._counts: dict[int, int] = {}
 
     async def _next(self) -> Started | Piece | None:
@@ -139,7 +157,9 @@ class _Running:
         self._started = first
         self._metrics.raw_tokens.inc(first.raw)
         self._metrics.merged_tokens.inc(first.merged)
-        self._metrics.reused_tokens.inc(first.reused)
+        # Others' prompts could be guessed from these: whether a beginning was there before.
+        self._cached = first.reused if self._report_cached else 0
+        self._metrics.reused_tokens.inc(self._cached)
 
     async def _pieces(self) -> AsyncIterator[Piece]:
         while (piece := await self._next()) is not None:
@@ -152,7 +172,7 @@ class _Running:
 
     def _usage(self) -> dict[str, Any]:
         read, generated = self._started, sum(self._counts.values())
-        return usage(raw=read.raw, merged=read.merged, generated=generated, cached=read.reused)
+        return usage(raw=read.raw, merged=read.merged, generated=generated, cached=self._cached)
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the whole answer."""

@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import Condition, Thread
 from typing import Final
 
@@ -29,11 +30,12 @@ from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import PromptIds, TokenPrompt
 from umim_core.inference.request import Request, samples_per_prompt
 from umim_core.inference.row_batch import LiveRow, RowBatch
-from umim_core.serving.api_errors import ApiError, try_later
-from umim_core.serving.metrics import ServerMetrics
+from umim_core.serving.guard import ServerMetrics
+from umim_core.serving.openai_api import ApiError, bad_field, try_later
 from umim_core.serving.text_stream import TextStream
 
 _JOINED_TOKENS: Final = 512  # raw prompt tokens read between two forwards of the rows that run
+_OVERTAKING: Final = 16  # smaller requests that may pass one for which too few rows are free
 _log: Final = logging.getLogger("umim.serve")
 
 
@@ -77,6 +79,7 @@ class Job:
         shorten: Whether fewer tokens will do where the context has no room for as many.
         deliver: Called in the worker's thread with the events of a forward.
         cancelled: Set by whoever no longer wants the answer.
+        overtaken: How many smaller requests began before it that came after it.
     """
 
     prompt: TokenPrompt
@@ -86,6 +89,7 @@ class Job:
     stops: tuple[str, ...]
     deliver: Callable[[list[Event]], None]
     cancelled: bool = False
+    overtaken: int = 0
     _rows: dict[LiveRow, tuple[int, TextStream]] = field(default_factory=dict, repr=False)
 
     @property
@@ -143,8 +147,7 @@ class EngineWorker:
     def submit(self, job: Job) -> None:
         """Let a request wait for its turn."""
         if job.samples > self._sizes.max_rows:
-            rule = f"n must be at most {self._sizes.max_rows}"
-            raise ApiError(400, "invalid_field", rule, job.samples, param="n")
+            raise bad_field("n", f"n must be at most {self._sizes.max_rows}", job.samples)
         with self._changed:
             if not self.alive:
                 raise _ended()
@@ -190,13 +193,28 @@ class EngineWorker:
                     return False
                 for gone in [job for job in self._waiting if job.cancelled]:
                     self._waiting.remove(gone)
-                free = self._sizes.max_rows - len(self._batch.rows)
-                if not self._waiting or self._waiting[0].samples > free:
+                job = self._next(self._sizes.max_rows - len(self._batch.rows))
+                if job is None:
                     return True
-                job = self._waiting.popleft()
+                self._waiting.remove(job)
                 self._running.append(job)
             tokens += self._join(job)
         return True
+
+    def _next(self, free: int) -> Job | None:
+        """Return the first request that the free rows are enough for.
+
+        It may pass others that need more rows, unless one of them was passed too often: then rows
+        stay free until there are enough for that one.
+        """
+        for place, job in enumerate(self._waiting):
+            if job.samples <= free:
+                for passed in islice(self._waiting, place):
+                    passed.overtaken += 1
+                return job
+            if job.overtaken >= _OVERTAKING:
+                return None
+        return None
 
     def _join(self, job: Job) -> int:
         """Read a prompt; return how many tokens it had."""

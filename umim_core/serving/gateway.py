@@ -11,47 +11,60 @@ the raw ids are sent. No torch is loaded.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import httpx
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from umim_core.errors import ConfigError, GenerationError, UmimError
-from umim_core.serving.answers import Answer, Choice
-from umim_core.serving.api_bodies import read_json
-from umim_core.serving.api_errors import ApiError, try_later
+from umim_core.addresses import has_credentials
+from umim_core.errors import ConfigError, GenerationError, UmimError, require
 from umim_core.serving.guard import (
     EventStream,
     Limits,
+    ServerMetrics,
     deadline,
     guarded,
     merging_wanted,
     read_body,
     unless_gone,
 )
-from umim_core.serving.metrics import ServerMetrics
+from umim_core.serving.openai_api import (
+    Answer,
+    ApiError,
+    Choice,
+    Messages,
+    bad_field,
+    neutral,
+    read_json,
+    try_later,
+    unknown_model,
+)
 from umim_core.serving.prompt_merger import PromptMerger
-from umim_core.text.chat_parts import encode_parts, write_chat
-from umim_core.text.token_ids import encode
+from umim_core.serving.prompt_reader import PromptReader, ReadPrompt, most_raw_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
+_MODELS: Final = "/v1/models"
 _CONNECT_SECONDS: Final = 5.0  # also until a connection is free
 _HEALTH_SECONDS: Final = 5.0
+_KNOWN_SECONDS: Final = 60.0  # what an engine says of its models
+_UNKNOWN_SECONDS: Final = 5.0
 _CONNECTIONS: Final = 256
+_MOST_BYTES: Final = 16 << 20  # of an engine's answer
+_MOST_EVENT: Final = 4 << 20
 _NEVER: Final = -100.0  # least logit bias of OpenAI's interface; e^-100 of a chance
 # Fields of a chat that the engine must see with the messages.
 _WITH_MESSAGES: Final = (
@@ -59,8 +72,8 @@ _WITH_MESSAGES: Final = (
     "function_call", "functions", "modalities", "reasoning_effort", "response_format",
     "tool_choice", "tools",
 )  # fmt: skip
-_OF_MESSAGES: Final = {"role", "content", "name"}
-_log: Final = logging.getLogger("umim.serve")
+_MESSAGES: Final = TypeAdapter(Messages)
+_SHOWN: Final = (b"content-type", b"retry-after")  # headers of an engine's answer
 Translate = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -93,23 +106,20 @@ class Gateway:
         key: str | None = None,
         upstream_masks: bool = False,
     ) -> None:
-        self._tokenizer, self._merger, self._limits = tokenizer, merger, limits
-        self._encoding = Lock()  # a tokenizer's settings are not for two threads
-        self._context: int | None = None
+        self._reader, self._merger, self._limits = PromptReader(tokenizer), merger, limits
+        self._contexts: dict[object, int] = {}  # by the names of models
+        self._known_until = 0.0
         first, count = merger.vocab_size, merger.span_count
         self._bias = (
             {} if upstream_masks else dict.fromkeys(map(str, range(first, first + count)), _NEVER)
         )
         self.metrics = ServerMetrics()
-        try:
-            address = httpx.URL(upstream.rstrip("/").removesuffix("/v1"))
-        except httpx.InvalidURL as error:
-            raise _no_address(upstream) from error
-        if address.scheme not in ("http", "https") or not address.host:
-            raise _no_address(upstream)
+        headers = {b"accept-encoding": b"identity"}
+        if key is not None:
+            headers[b"authorization"] = b"Bearer " + key.encode("utf-8", "surrogateescape")
         self._client = httpx.AsyncClient(
-            base_url=address,
-            headers={} if key is None else {"authorization": f"Bearer {key}"},
+            base_url=_address(upstream),
+            headers=headers,
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS, pool=_CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=_CONNECTIONS),
             trust_env=False,
@@ -120,7 +130,8 @@ class Gateway:
         routes = [
             Route(_CHAT, self._chat, methods=["POST"]),
             Route(_COMPLETIONS, self._completion, methods=["POST"]),
-            Route("/v1/models", self._models, methods=["GET"]),
+            Route(_MODELS, self._models, methods=["GET"]),
+            Route(_MODELS + "/{name:path}", self._model, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
         ]
         return guarded(routes, token, self.metrics, self._life)
@@ -131,40 +142,57 @@ class Gateway:
             yield
 
     async def _models(self, request: Request) -> Response:
-        return _passed(await self._asked(request, "GET", "/v1/models"))
+        return _passed(await self._asked(request, "GET", _MODELS))
+
+    async def _model(self, request: Request) -> Response:
+        """Describe one model; not all engines have such a path."""
+        name, answer = request.path_params["name"], await self._asked(request, "GET", _MODELS)
+        if answer.status_code != 200:
+            return _passed(answer)
+        models = {model.get("id"): model for model in _models_of(answer)}
+        if name not in models:
+            raise unknown_model(" or ".join(map(str, models)), name)
+        return JSONResponse(models[name])
 
     async def _health(self, request: Request) -> Response:
-        limits = replace(self._limits, answer_seconds=_HEALTH_SECONDS)
-        return _passed(await self._asked(request, "GET", "/health", until=deadline(limits)))
+        return _passed(await self._asked(request, "GET", "/health", until=self._soon()))
+
+    def _soon(self) -> float:
+        return deadline(replace(self._limits, answer_seconds=_HEALTH_SECONDS))
 
     async def _chat(self, request: Request) -> Response:
         document = read_json(await read_body(request, self._limits))
-        messages = _plain_messages(document) if merging_wanted(request) else None
-        prompt = None if messages is None else await run_in_threadpool(self._merged_chat, messages)
+        context = await self._context(request, document.get("model"))
+        prompt = await self._merged_chat(request, document, context)
         if prompt is None:
             return await self._forward(request, _CHAT, document, None)
         answer = Answer(True, str(document.get("model") or ""))
         streamed = bool(document.get("stream"))
 
         def translate(part: dict[str, Any]) -> dict[str, Any]:
+            completion = _of_engine(_Completion, part)
             choices = [
                 Choice(
-                    choice.get("index", 0),
-                    choice.get("text") or "",
-                    choice.get("finish_reason"),
-                    _chat_logprobs(choice.get("logprobs")),
+                    choice.index,
+                    choice.text or "",
+                    choice.finish_reason,
+                    _chat_logprobs(choice.logprobs),
                 )
-                for choice in _choices(part)
+                for choice in completion.choices or ()
             ]
-            count = _counted(part.get("usage"), prompt)
+            count = _counted(completion.usage, prompt)
             return answer.chunk(choices, count) if streamed else answer.whole(choices, count)
 
-        body = {**document, "prompt": prompt.ids}
-        del body["messages"]
-        body.pop("add_generation_prompt", None)  # it is true: the prompt has it
+        # The prompt holds what add_generation_prompt asks for, as true is all that came here.
+        left_out = (*_WITH_MESSAGES, "messages", "add_generation_prompt")
+        body = {name: value for name, value in document.items() if name not in left_out}
+        body["prompt"] = prompt.ids
         asked = body.pop("max_completion_tokens", None)
         asked = body.get("max_tokens") if asked is None else asked
-        body["max_tokens"] = await self._room(request, prompt) if asked is None else asked
+        if asked is None:  # completions get few
+            most = self._limits.new_tokens
+            asked = max(1, min(most, context - len(prompt.ids))) if context else most
+        body["max_tokens"] = asked
         best = body.pop("top_logprobs", None)
         if body.pop("logprobs", None):
             body["logprobs"] = best or 0
@@ -175,10 +203,16 @@ class Gateway:
         text = document.get("prompt")
         if isinstance(text, list) and len(text) == 1:
             text = text[0]
-        plain = isinstance(text, str) and not document.get("echo") and not document.get("suffix")
-        if not merging_wanted(request) or not plain:
+        texts = isinstance(text, list) and any(isinstance(one, str) for one in text)
+        reason = "prompt" if texts else ""  # several, which would be answers of their own
+        for name in ("echo", "suffix"):
+            reason = reason if neutral(name, document.get(name)) else name
+        if not merging_wanted(request) or not isinstance(text, str) or reason:
+            if reason and merging_wanted(request):
+                self.metrics.stays_raw(reason, f"the engine must see {reason}")
             return await self._forward(request, _COMPLETIONS, document, None)
-        prompt = await run_in_threadpool(self._merged_text, str(text))
+        context = await self._context(request, document.get("model"))
+        prompt = self._merged(await self._reader.text(text, most_raw_tokens(context, True)))
         body = {**document, "prompt": prompt.ids}
 
         def translate(part: dict[str, Any]) -> dict[str, Any]:
@@ -187,45 +221,55 @@ class Gateway:
 
         return await self._forward(request, _COMPLETIONS, body, translate)
 
-    def _merged_chat(self, messages: list[dict[str, str]]) -> MergedPrompt | None:
+    async def _merged_chat(
+        self, request: Request, document: dict[str, Any], context: int | None
+    ) -> MergedPrompt | None:
         """Return a chat's prompt; None where the engine had better apply its own template."""
-        with self._encoding:
-            try:
-                written = write_chat(messages, self._tokenizer)
-                ids, ranges = encode_parts(self._tokenizer, written.text, written.places)
-            except GenerationError as error:
-                _log.warning("a chat goes on as it came: %s", error.rule)
-                return None
-        return self._merge(ids.tolist(), ranges)
-
-    def _merged_text(self, text: str) -> MergedPrompt:
-        with self._encoding:
-            ids = encode(self._tokenizer, text, None)
-        return self._merge(ids, None)
-
-    def _merge(self, ids: list[int], ranges: tuple[tuple[int, int], ...] | None) -> MergedPrompt:
+        if not merging_wanted(request):
+            return None
+        messages = _mergeable(document)
+        if isinstance(messages, str):
+            self.metrics.stays_raw(messages, f"the engine must see {messages}")
+            return None
         try:
-            merged = self._merger.merge(ids, ranges)
-        except UmimError as error:
-            _log.warning("a prompt stays raw: %s", error.rule)
-            self.metrics.unmerged.inc()
-            merged = ids
-        self.metrics.raw_tokens.inc(len(ids))
-        self.metrics.merged_tokens.inc(len(merged))
-        return MergedPrompt(len(ids), merged)
+            read = await self._reader.chat(messages, most_raw_tokens(context, True))
+        except GenerationError as error:
+            self.metrics.stays_raw("template", error.rule)
+            return None
+        if read.left_raw:
+            self.metrics.stays_raw("template", read.left_raw)
+        return self._merged(read)
 
-    async def _room(self, request: Request, prompt: MergedPrompt) -> int:
-        """Return how many tokens a chat may get that asks for no number; completions get few."""
-        most = self._limits.new_tokens
-        if self._context is None:
-            answer = await self._asked(request, "GET", "/v1/models")
-            if answer.status_code != 200:
-                return most
-            models = _document(answer.content).get("data")
-            first = models[0] if isinstance(models, list) and models else {}
-            length = first.get("max_model_len") if isinstance(first, dict) else None
-            self._context = length if isinstance(length, int) else 0
-        return max(1, min(most, self._context - len(prompt.ids))) if self._context else most
+    def _merged(self, read: ReadPrompt) -> MergedPrompt:
+        raw = read.ids.tolist()
+        try:
+            merged = self._merger.merge(read.ids, read.ranges)
+        except UmimError as error:
+            self.metrics.stays_raw("merging", error.rule)
+            merged = raw
+        self.metrics.raw_tokens.inc(len(raw))
+        self.metrics.merged_tokens.inc(len(merged))
+        return MergedPrompt(len(raw), merged)
+
+    async def _context(self, request: Request, model: object) -> int | None:
+        """Return how many tokens the engine's model has room for, if it says so; kept a while."""
+        until = self._soon()
+        now = until - _HEALTH_SECONDS
+        if now >= self._known_until:
+            try:
+                answer = await self._asked(request, "GET", _MODELS, until=until)
+                models = _models_of(answer) if answer.status_code == 200 else []
+            except ApiError:  # a request that needs the engine will say what is wrong
+                models = []
+            lengths = [(one.get("id"), one.get("max_model_len")) for one in models]
+            self._contexts = {
+                name: length
+                for name, length in (*lengths[:1], *lengths)
+                if type(length) is int and length > 0 and isinstance(name, str)
+            }
+            self._known_until = now + (_KNOWN_SECONDS if self._contexts else _UNKNOWN_SECONDS)
+        first = next(iter(self._contexts.values()), None)
+        return self._contexts.get(model, first) if isinstance(model, str) else first
 
     async def _forward(
         self, request: Request, path: str, body: dict[str, Any], translate: Translate | None
@@ -234,32 +278,42 @@ class Gateway:
         until = deadline(self._limits)
         answer = await self._asked(request, "POST", path, self._masked(body), until)
         if not answer.is_closed:
-            return EventStream(_documents(answer, translate), self._limits, until)
+            return EventStream(_documents(answer, translate), until)
         if answer.status_code != 200 or translate is None:
             return _passed(answer)
         return JSONResponse(translate(_document(answer.content)))
 
     def _masked(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a request that cannot write the id of a span, whatever bias the client asks.
+        """Return a request with a bias against the ids of spans, whatever bias the client asks for.
 
-        llama.cpp takes pairs, too, and adds up those of one id: the client's for spans are left
-        out.
+        Engines read ids as numbers, by rules of their own, and llama.cpp adds up biases of one id:
+        so an id is written in one way, in a list of pairs as an integer, and the client's for spans
+        are left out.
         """
         if not self._bias:
             return body
-        asked = body.get("logit_bias")
-        bias: object
-        if asked is None or isinstance(asked, dict):
-            bias = {**(asked or {}), **self._bias}
-        elif isinstance(asked, list) and all(isinstance(x, list) and len(x) == 2 for x in asked):
-            own = [pair for pair in asked if str(pair[0]) not in self._bias]
-            bias = [*own, *([int(token), value] for token, value in self._bias.items())]
-        else:
-            raise ApiError(
-                400, "invalid_field", "logit_bias must be an object or a list of pairs",
-                type(asked).__name__, "Correct it, or leave it out.", param="logit_bias",
+        asked = body.get("logit_bias") or {}
+        pairs = list(asked.items()) if isinstance(asked, dict) else asked
+        if not isinstance(pairs, list) or not all(
+            isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+        ):
+            raise bad_field(
+                "logit_bias", "logit_bias must be an object or a list of pairs",
+                type(asked).__name__, "Correct it, or leave it out.",
             )  # fmt: skip
-        return {**body, "logit_bias": bias}
+        for token, _ in pairs:
+            plain = isinstance(token, str) and token.isascii() and token.isdecimal()
+            number = token if isinstance(asked, list) else int(token) if plain else None
+            if type(number) is not int or number < 0 or str(number) != str(token):
+                raise bad_field(
+                    "logit_bias", "ids in logit_bias must be plain integers", str(token)[:20],
+                    "Write 17, in an object \"17\".",
+                )  # fmt: skip
+        kept = [pair for pair in pairs if str(pair[0]) not in self._bias]
+        if isinstance(asked, dict):
+            return {**body, "logit_bias": {**dict(kept), **self._bias}}
+        never = [[int(token), value] for token, value in self._bias.items()]
+        return {**body, "logit_bias": [*kept, *never]}
 
     async def _asked(
         self,
@@ -271,16 +325,32 @@ class Gateway:
     ) -> httpx.Response:
         """Return the engine's answer: whole and closed, or open if it is a stream."""
         streamed = bool(body and body.get("stream"))
-        built = self._client.build_request(method, path, json=body)
+        try:
+            built = self._client.build_request(method, path, json=body)
+        except ValueError as error:  # 1e999
+            raise ApiError(400, "invalid_json", "numbers must be finite", str(error)) from error
 
         async def answered() -> httpx.Response:
-            answer = await self._client.send(built, stream=streamed)
-            if streamed and answer.status_code != 200:
-                try:
-                    await answer.aread()
-                finally:
+            answer = await self._client.send(built, stream=True)
+            given = streamed and answer.status_code == 200
+            try:
+                if answer.headers.get("content-encoding", "identity") != "identity":
+                    raise _malformed("the engine must not compress its answer")
+                if not 200 <= answer.status_code < 600:
+                    raise _malformed("the engine must answer with a status of HTTP")
+                content = b"" if given else await _whole(answer)
+            except BaseException:
+                given = False
+                raise
+            finally:
+                if not given:
                     await answer.aclose()
-            return answer
+            shown = [(name, value) for name, value in answer.headers.raw if name.lower() in _SHOWN]
+            return (
+                answer
+                if given
+                else httpx.Response(answer.status_code, headers=shown, content=content)
+            )
 
         try:
             return await unless_gone(request, answered(), until or deadline(self._limits))
@@ -291,16 +361,38 @@ class Gateway:
             raise _broken(type(error).__name__) from error
 
 
-def _no_address(upstream: str) -> ConfigError:
-    return ConfigError(
-        "an upstream must be the address of a server", upstream, "Give http://127.0.0.1:8000."
-    )
+def _address(upstream: str) -> httpx.URL:
+    """Return an address that is safe to show; no other is shown."""
+    remedy = "Give http://127.0.0.1:8000; --upstream-key-env names a token."
+    rule = "an upstream's address must hold neither user and password nor options"
+    require(not has_credentials(upstream), ConfigError, rule, "one that does", remedy)
+    try:
+        address = httpx.URL(upstream.rstrip("/").removesuffix("/v1"))
+    except httpx.InvalidURL:
+        address = httpx.URL()
+    web = address.scheme in ("http", "https") and bool(address.host) and not address.userinfo
+    rule = "an upstream must be the address of a server"
+    require(web, ConfigError, rule, "one of another form", remedy)
+    return address
 
 
 def _broken(value: str) -> ApiError:
     """Return what a failed exchange with the engine means to the client."""
     rule = "the engine behind this gateway must answer"
     return ApiError(502, "upstream_unreachable", rule, value, "Try again later.")
+
+
+def _malformed(rule: str) -> ApiError:
+    return ApiError(502, "upstream_malformed", rule, "something else")
+
+
+async def _whole(answer: httpx.Response) -> bytes:
+    body = bytearray()
+    async for part in answer.aiter_raw():
+        body += part
+        if len(body) > _MOST_BYTES:
+            raise _malformed(f"an engine's answer may have {_MOST_BYTES} bytes")
+    return bytes(body)
 
 
 async def _documents(
@@ -315,7 +407,7 @@ async def _documents(
             if data == b"[DONE]":
                 return
             part = _document(data)
-            yield part if "error" in part or translate is None else translate(part)
+            yield part if part.get("error") or translate is None else translate(part)
         raise _broken("a stream that ended early")
     except httpx.HTTPError as error:
         raise _broken(type(error).__name__) from error
@@ -325,69 +417,92 @@ async def _documents(
 
 async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
     """Give the lines of a stream; only LF and CRLF end one, while a model may write U+2028."""
-    rest = b""
-    async for part in answer.aiter_bytes():
-        *whole, rest = (rest + part).split(b"\n")
-        for line in whole:
-            yield line.removesuffix(b"\r")
-    yield rest
+    line = bytearray()
+    async for part in answer.aiter_raw():
+        *ends, rest = part.split(b"\n")
+        for end in ends:
+            yield bytes(line + end).removesuffix(b"\r")
+            line.clear()
+        line += rest
+        if len(line) > _MOST_EVENT:
+            raise _malformed(f"an event of an engine may have {_MOST_EVENT} bytes")
+    yield bytes(line)
+
+
+class _OfEngine(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+Form = TypeVar("Form", bound=_OfEngine)
+
+
+class _EngineChoice(_OfEngine):
+    index: NonNegativeInt = 0
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: dict[str, Any] | None = None
+
+
+class _Completion(_OfEngine):
+    choices: list[_EngineChoice] | None = None
+    usage: dict[str, Any] | None = None
+
+
+class _Logprobs(_OfEngine):
+    tokens: list[str]
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float | None] | None] | None = None
+
+
+def _of_engine(form: type[Form], document: object) -> Form:
+    """Return a document of the engine's; here alone it is said that one cannot be translated."""
+    try:
+        return form.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise _malformed(f"an engine's answer must be a completion ({place})") from None
 
 
 def _document(content: bytes) -> dict[str, Any]:
-    """Return a JSON object of the engine's."""
+    """Return a JSON object of the engine's, all of whose numbers are finite."""
     try:
-        document = from_json(content)
+        document = from_json(content, allow_inf_nan=False)
+        json.dumps(document, allow_nan=False)  # 1e999
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise _malformed("the engine must answer with JSON")
-    return cast("dict[str, Any]", document)
+        raise _malformed("the engine must answer with a JSON object")
+    return document
 
 
-def _choices(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the choices of a completion of the engine's."""
-    choices = part.get("choices") or []
-    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
-        raise _malformed("the engine's choices must be JSON objects")
-    return choices
-
-
-def _malformed(rule: str) -> ApiError:
-    return ApiError(502, "upstream_malformed", rule, "something else")
+def _models_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Return the models that an engine describes."""
+    models = _document(answer.content).get("data")
+    if not isinstance(models, list) or not all(isinstance(one, dict) for one in models):
+        raise _malformed("the engine must list its models")
+    return models
 
 
 def _passed(answer: httpx.Response) -> Response:
     """Return an engine's answer as it is."""
-    headers = {
-        name: value
-        for name in ("content-type", "retry-after")
-        if (value := answer.headers.get(name)) is not None
-    }
-    return Response(answer.content, answer.status_code, headers)
+    response = Response(answer.content, answer.status_code)
+    response.raw_headers += answer.headers.raw
+    return response
 
 
-def _plain_messages(document: dict[str, Any]) -> list[dict[str, str]] | None:
-    """Return the messages of a chat if they are texts and nothing else is wanted; else None."""
-    if not document.get("add_generation_prompt", True):
-        return None
-    if any(document.get(name) for name in _WITH_MESSAGES):
-        return None
-    messages = document.get("messages")
-    if not isinstance(messages, list) or not messages:
-        return None
-    plain = [_plain_message(message) for message in messages]
-    return None if None in plain else cast("list[dict[str, str]]", plain)
-
-
-def _plain_message(message: object) -> dict[str, str] | None:
-    if not isinstance(message, dict) or not set(message) <= _OF_MESSAGES:
-        return None
-    role, content = message.get("role"), message.get("content")
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
-        content = content[0].get("text") if content[0].get("type") == "text" else None
-    if not isinstance(role, str) or not isinstance(content, str):
-        return None
-    return {"role": role, "content": content}
+def _mergeable(document: dict[str, Any]) -> list[dict[str, str]] | str:
+    """Return the messages of a chat if they are texts, or the field that the engine must see."""
+    if document.get("add_generation_prompt") not in (None, True):
+        return "add_generation_prompt"
+    for name in _WITH_MESSAGES:
+        if document.get(name) is not False and not neutral(name, document.get(name)):
+            return name
+    try:
+        messages = _MESSAGES.validate_python(document.get("messages"))
+    except ValidationError:
+        return "messages"
+    return [message.plain() for message in messages]
 
 
 def _counted(count: object, prompt: MergedPrompt) -> dict[str, Any] | None:
@@ -398,18 +513,21 @@ def _counted(count: object, prompt: MergedPrompt) -> dict[str, Any] | None:
     return {**count, "umim": both}
 
 
-def _chat_logprobs(logprobs: object) -> object:
-    """Return a completion's log-probabilities in a chat's form; others stay as they are."""
-    if not isinstance(logprobs, dict) or not isinstance(logprobs.get("tokens"), list):
-        return logprobs
+def _chat_logprobs(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a completion's log-probabilities in a chat's form; those in it stay as they are."""
+    if given is None or given.get("tokens") is None:
+        return given
+    logprobs = _of_engine(_Logprobs, given)
 
-    def entry(token: str, value: object) -> dict[str, object]:
+    def entry(token: str, value: float | None) -> dict[str, object]:
         return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
-    tokens, values = logprobs["tokens"], logprobs.get("token_logprobs") or []
-    best = logprobs.get("top_logprobs") or [None] * len(tokens)
+    best: Sequence[dict[str, float | None] | None] = logprobs.top_logprobs or ()
     content = [
         {**entry(token, value), "top_logprobs": [entry(*pair) for pair in (others or {}).items()]}
-        for token, value, others in zip(tokens, values, best, strict=False)
+        for token, value, others in zip_longest(
+            logprobs.tokens, logprobs.token_logprobs or (), best
+        )
+        if token is not None
     ]
     return {"content": content}

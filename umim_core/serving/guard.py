@@ -1,4 +1,4 @@
-"""Guard in front of a server's routes: bearer token, size and time of bodies, errors, log, metrics.
+"""Guard in front of a server's routes: who may ask, size and time of bodies, errors, log, metrics.
 
 A log line holds method, path, status, seconds and bytes: nothing of prompts or answers.
 """
@@ -9,12 +9,15 @@ import asyncio
 import hmac
 import json
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -26,14 +29,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from umim_core.errors import UmimError
-from umim_core.serving.answers import DONE, event
-from umim_core.serving.api_errors import ApiError, api_error
-from umim_core.serving.metrics import ServerMetrics
+from umim_core.serving.openai_api import DONE, ApiError, api_error, event
 
 MERGE_HEADER: Final = "x-umim-merge"
 _PROMETHEUS: Final = "text/plain; version=0.0.4"
 _OPEN: Final = ("/health",)
 _LOCAL: Final = ("127.0.0.1", "localhost", "[::1]")
+_MODELS: Final = "/v1/models"
+_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 Result = TypeVar("Result")
 _log: Final = logging.getLogger("umim.serve")
 
@@ -46,28 +49,60 @@ class Limits:
         request_bytes: Largest body.
         body_seconds: Until a body must have come.
         answer_seconds: Until an answer must have ended.
-        write_seconds: Until a reader must have taken a part of its stream.
         new_tokens: Most tokens of an answer, and the default.
+        report_cached: Whether clients learn how much of their prompts was reused.
     """
 
     request_bytes: int = 4 << 20
     body_seconds: float = 30.0
     answer_seconds: float = 600.0
-    write_seconds: float = 30.0
     new_tokens: int = 1024
+    report_cached: bool = False
+
+
+class ServerMetrics:
+    """Counters of one server, for Prometheus; each one's text says what it counts."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, namespace="umim", registry=self.registry)
+        gauge = partial(Gauge, namespace="umim", registry=self.registry)
+        histogram = partial(Histogram, namespace="umim", registry=self.registry, buckets=_SECONDS)
+        self.requests = counter("requests", "Answered requests.", ("path", "status"))
+        self.seconds = histogram("request_seconds", "From a request's head to its end.", ["path"])
+        self.first_token = histogram("first_token_seconds", "From a body to the first token.")
+        self.in_flight = gauge("requests_in_flight", "Requests that are being answered.")
+        self.running = gauge("rows_running", "Rows that run in this process.")
+        self.waiting = gauge("requests_waiting", "Requests that wait for a row.")
+        self.raw_tokens = counter("prompt_tokens_raw", "Prompt tokens.")
+        self.merged_tokens = counter("prompt_tokens_merged", "Prompt units after merging.")
+        self.reused_tokens = counter(
+            "prompt_tokens_reused", "Prompt units not evaluated again, with --report-cached-tokens."
+        )
+        self.generated_tokens = counter("generated_tokens", "Generated tokens.")
+        self.unmerged = counter("prompts_unmerged", "Prompts that stayed raw, and why.", ["reason"])
+
+    def stays_raw(self, reason: str, rule: str) -> None:
+        """Count and log a prompt that was to be merged and is not."""
+        self.unmerged.labels(reason).inc()
+        _log.warning("a prompt stays raw (%s): %s", reason, rule)
 
 
 class Guard:
     """Checks requests before an application gets them, and counts its answers.
 
-    Requests must show the bearer token, but for ``/health``. Metrics count other paths together.
+    With a token, requests must show it, but for ``/health``: no web page can. Without one, those of
+    web pages of other sites are refused. Metrics count unknown paths together.
     """
 
     def __init__(
         self, app: ASGIApp, token: str | None, paths: frozenset[str], metrics: ServerMetrics
     ) -> None:
         self._app, self._paths, self._metrics = app, paths, metrics
-        self._token = None if token is None else f"Bearer {token}".encode()
+        self._tokens: list[bytes] = []  # as clients of UTF-8 and of Latin-1 write it
+        if token is not None:
+            latin = token.encode("latin-1", "ignore")
+            self._tokens = [os.fsencode(token), latin if len(latin) == len(token) else b""]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request; see the ASGI specification."""
@@ -87,16 +122,13 @@ class Guard:
         path = scope["path"]
         self._metrics.in_flight.inc()
         try:
-            if path not in _OPEN and not self._known(Headers(scope=scope)):
-                refused = ApiError(
-                    401, "unauthorized", "requests need the server's bearer token", "none that fits"
-                )
-                await error_response(refused)(scope, receive, counted)
-            else:
-                await self._app(scope, receive, counted)
+            refused = self._refused(path, Headers(scope=scope))
+            app = self._app if refused is None else error_response(refused)
+            await app(scope, receive, counted)
         finally:
             self._metrics.in_flight.dec()
             seconds = time.monotonic() - began
+            path = _MODELS if path.startswith(_MODELS + "/") else path
             label = path if path in self._paths else "other"
             status = status or 500  # starlette answers what nobody caught, outside of this
             self._metrics.requests.labels(label, str(status)).inc()
@@ -110,9 +142,25 @@ class Guard:
             }
             _log.info("%s", json.dumps(line))
 
-    def _known(self, headers: Headers) -> bool:
-        authorization = headers.get("authorization", "").encode()
-        return self._token is None or hmac.compare_digest(authorization, self._token)
+    def _refused(self, path: str, headers: Headers) -> ApiError | None:
+        """Return why a request is not answered."""
+        if self._tokens:
+            given = [value for name, value in headers.raw if name == b"authorization"]
+            scheme, _, value = (given[0] if len(given) == 1 else b"").partition(b" ")
+            fits = [hmac.compare_digest(value.strip(), token) for token in self._tokens]
+            known = scheme.lower() == b"bearer" and value.strip() and any(fits)
+            rule = "requests need the server's bearer token"
+            fine = known or path in _OPEN
+            return None if fine else ApiError(401, "unauthorized", rule, "none that fits")
+        host = headers.get("host", "").lower()
+        sites = {site.strip().lower() for site in headers.getlist("sec-fetch-site")}
+        origins = {origin.lower().partition("://")[2] for origin in headers.getlist("origin")}
+        if origins <= {host} and sites <= {"same-origin", "none"}:
+            return None
+        return ApiError(
+            403, "cross_site", "web pages of other sites may not use a server without a token",
+            "an Origin or Sec-Fetch-Site of another site", "Name a token by --api-key-env.",
+        )  # fmt: skip
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
@@ -158,12 +206,9 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, UmimError):
         return error_response(error)
     if isinstance(error, HTTPException):
-        shown = ApiError(
-            error.status_code,
-            "unknown_path",
-            "path and method must be ones that are served",
-            f"{request.method} {request.url.path}",
-        )
+        code = "method_not_allowed" if error.status_code == 405 else "unknown_path"
+        rule = "path and method must be ones that are served"
+        shown = ApiError(error.status_code, code, rule, f"{request.method} {request.url.path}")
         return JSONResponse(shown.document(), error.status_code, dict(error.headers or {}))
     return JSONResponse({}, 499)  # the client has gone, nobody reads this
 
@@ -219,7 +264,7 @@ def guarded(
     """
 
     async def counted(request: Request) -> Response:
-        return Response(metrics.text(), media_type=_PROMETHEUS)
+        return Response(generate_latest(metrics.registry), media_type=_PROMETHEUS)
 
     served = [*routes, Route("/metrics", counted, methods=["GET"])]
     paths = frozenset(route.path for route in served)
@@ -231,23 +276,21 @@ def guarded(
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events to a reader that must keep up; an error is the last one.
+    """Server-sent events; an error is the last one.
 
     The documents are closed in any case; ``until`` is on the event loop's clock.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, documents: AsyncGenerator[dict[str, Any], None], limits: Limits, until: float
-    ) -> None:
+    def __init__(self, documents: AsyncGenerator[dict[str, Any], None], until: float) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(self._events(), headers=headers)
-        self._documents, self._seconds, self._until = documents, limits.write_seconds, until
+        self._documents, self._until = documents, until
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         document: dict[str, Any] | None = {}
-        while document is not None and "error" not in document:
+        while document is not None and not document.get("error"):
             try:
                 async with asyncio.timeout_at(self._until):
                     document = await anext(self._documents, None)
@@ -259,14 +302,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; see the ASGI specification."""
-
-        async def timely(message: Message) -> None:
-            async with asyncio.timeout(self._seconds):
-                await send(message)
-
         try:
-            await super().__call__(scope, receive, timely)
-        except TimeoutError:
-            _log.warning("a reader took more than %g s for a part of a stream", self._seconds)
+            await super().__call__(scope, receive, send)
         finally:
             await self._documents.aclose()

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, cast
 
+import numpy as np
 from starlette.concurrency import run_in_threadpool
 from transformers import PreTrainedTokenizerFast
 
@@ -17,15 +17,15 @@ from umim_core.checkpoint.checkpoint_files import default_checkpoint
 from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, UmimError
 from umim_core.inference.engine import Engine
-from umim_core.inference.prompts import TokenPrompt
+from umim_core.inference.prompts import PromptIds, TokenPrompt
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model import options as generate_options
-from umim_core.model.inputs import encode_prompts, prompt_items
 from umim_core.model.options import GenerateOptions
 from umim_core.model.umim import UMIM
-from umim_core.serving.api_bodies import ChatBody, CompletionBody
 from umim_core.serving.engine_worker import BatchSizes, EngineWorker, Event, Failed, Job, Piece
-from umim_core.serving.metrics import ServerMetrics
+from umim_core.serving.guard import ServerMetrics
+from umim_core.serving.openai_api import AnyBody, ChatBody
+from umim_core.serving.prompt_reader import PromptReader, check_tokens, most_raw_tokens
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class LocalEngine:
         self.worker = EngineWorker(
             Engine(served.merged_model), tokenizer.backend_tokenizer, self.metrics, sizes
         )
-        self._encoding = Lock()  # a tokenizer's settings are not for two threads
+        self._reader = PromptReader(tokenizer)
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[None]:
@@ -110,7 +110,7 @@ class LocalEngine:
         return self.worker.alive
 
     async def events(
-        self, body: ChatBody | CompletionBody, merging: bool, new_tokens: int
+        self, body: AnyBody, merging: bool, new_tokens: int
     ) -> AsyncGenerator[Event, None]:
         """Give what happens to a request; closing it frees the rows.
 
@@ -126,7 +126,8 @@ class LocalEngine:
             loop.call_soon_threadsafe(put, new)
 
         try:
-            job = await run_in_threadpool(self._job, body, merging, new_tokens, deliver)
+            prompt = await self._prompt(body, merging)
+            job = self._job(prompt, body, merging, new_tokens, deliver)
             self.worker.submit(job)
         except UmimError as error:
             yield Failed(error)
@@ -144,7 +145,8 @@ class LocalEngine:
 
     def _job(
         self,
-        body: ChatBody | CompletionBody,
+        prompt: TokenPrompt,
+        body: AnyBody,
         merging: bool,
         new_tokens: int,
         deliver: Callable[[list[Event]], None],
@@ -152,7 +154,7 @@ class LocalEngine:
         """Translate a body for the worker."""
         options = self._options(body, merging, new_tokens)
         return Job(
-            self._encoded(body),
+            prompt,
             generate_options.generation_config(options, self._served.backbone),
             generate_options.request(options),
             body.new_tokens is None,
@@ -160,9 +162,7 @@ class LocalEngine:
             deliver,
         )
 
-    def _options(
-        self, body: ChatBody | CompletionBody, merging: bool, new_tokens: int
-    ) -> GenerateOptions:
+    def _options(self, body: AnyBody, merging: bool, new_tokens: int) -> GenerateOptions:
         options: dict[str, Any] = {"max_new_tokens": body.new_tokens or new_tokens}
         if body.temperature == 0:
             options["do_sample"] = False
@@ -178,9 +178,16 @@ class LocalEngine:
         options |= {"merge": merge, "raw_tail": 0 if merge == "none" else self._served.raw_tail}
         return cast("GenerateOptions", options)
 
-    def _encoded(self, body: ChatBody | CompletionBody) -> TokenPrompt:
-        prompt: Any = body.prompt if isinstance(body, CompletionBody) else None
+    async def _prompt(self, body: AnyBody, merging: bool) -> TokenPrompt:
+        merged = merging and self._served.merge != "none"
+        by_units = merged and self._served.merged_model.unit_positions == "compact"
+        most = most_raw_tokens(self.positions, by_units)
         if isinstance(body, ChatBody):
-            prompt = [message.plain() for message in body.messages]
-        with self._encoding:
-            return encode_prompts(prompt_items(prompt), self._served.backbone, None)[0]
+            read = await self._reader.chat([message.plain() for message in body.messages], most)
+            if merged and read.left_raw:
+                self.metrics.stays_raw("template", read.left_raw)
+            return PromptIds(read.ids, read.ranges or ())
+        if isinstance(body.prompt, str):
+            return (await self._reader.text(body.prompt, most)).ids
+        check_tokens(len(body.prompt), most)
+        return np.array(body.prompt)

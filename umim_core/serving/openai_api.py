@@ -1,0 +1,410 @@
+"""OpenAI's interface: bodies of requests, answers whole or as events, errors.
+
+A field may be missing or neutral: ``null``, ``[]``, ``{}`` and ``""`` ask for nothing, wherever
+they stand; so do some values of fields that our own engine does not support.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import from_json
+
+from umim_core.errors import NumericalError, UmimError
+
+MAX_STOPS: Final = 16
+MAX_MESSAGES: Final = 4096
+RETRY_SECONDS: Final = 1
+DONE: Final = b"data: [DONE]\n\n"
+_COLDEST: Final = 1e-6  # logits over it are still numbers
+_NOTHING: Final[tuple[object, ...]] = (None, "", [], {})
+# Fields that ask for what our own engine does not do, and what else asks for nothing.
+_UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": (),
+    "logit_bias": (),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "suffix": (),
+    "tool_choice": ("none", "auto"),
+    "tools": (),
+    "top_logprobs": (0,),
+    "web_search_options": (),
+}
+# Fields about the caller or the service that change no token.
+_IGNORED: Final = (
+    "metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user",
+)  # fmt: skip
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    408: "timeout_error",
+    502: "upstream_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(UmimError):
+    """A request cannot be answered.
+
+    Args:
+        status: HTTP status.
+        code: Short name of the reason, for programs.
+        rule: See ``UmimError``; so are value and remedy.
+        param: The field at fault, if it is one.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        rule: str,
+        value: object = None,
+        remedy: str = "",
+        *,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(rule, value, remedy)
+        self.status, self.code, self.param = status, code, param
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep all parts where a replica sends it."""
+        parts = (self.status, self.code, self.rule, self.value, self.remedy)
+        return type(self), parts, {"param": self.param}
+
+    def document(self) -> dict[str, Any]:
+        """Return the body of the answer."""
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": str(self), "type": _TYPES.get(self.status, other)}
+        return {"error": {**error, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        if self.status == 503:
+            return {"retry-after": str(RETRY_SECONDS)}
+        return {"www-authenticate": "Bearer"} if self.status == 401 else {}
+
+
+def bad_field(param: str, rule: str, value: object, remedy: str = "") -> ApiError:
+    """Return a 400 for a field."""
+    return ApiError(400, "invalid_field", rule, value, remedy, param=param)
+
+
+def try_later(code: str, rule: str, value: object) -> ApiError:
+    """Return a 503: what cannot be answered now may be later."""
+    return ApiError(503, code, rule, value, "Try again later.")
+
+
+def unknown_model(served: str, asked: str) -> ApiError:
+    """Return a 404 for the name of a model."""
+    rule = "the model must be the one that is served"
+    return ApiError(404, "model_not_found", rule, asked, f"Ask for {served}.", param="model")
+
+
+def api_error(error: UmimError) -> ApiError:
+    """Return an error of the library as one of the interface: 400, but for numbers gone wrong."""
+    if isinstance(error, ApiError):
+        return error
+    numbers = isinstance(error, NumericalError)
+    status, code = (500, "numerical_error") if numbers else (400, "invalid_request")
+    return ApiError(status, code, error.rule, error.value, error.remedy)
+
+
+def neutral(name: str, value: object) -> bool:
+    """Return whether a field asks for nothing; 0 is no False: it asks for chosen ids' logprobs."""
+    flag = isinstance(value, bool)
+    known = (*_NOTHING, *_UNSUPPORTED.get(name, ()))
+    return any(value == other and flag == isinstance(other, bool) for other in known)
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, fields: object) -> object:
+        if not isinstance(fields, dict):
+            return fields
+        return {
+            name: value
+            for name, value in fields.items()
+            if value is not None and (name in cls.model_fields or not neutral(name, value))
+        }
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)
+]  # of one prompt
+_Count = Annotated[int, Field(ge=1)] | None
+
+
+class StreamOptions(_Fields):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Body(_Fields):
+    """Fields that chats and completions share."""
+
+    model: str | None = None
+    max_tokens: _Count = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: _Count = None
+    seed: int | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions = StreamOptions()
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides(cls, temperature: float | None) -> float | None:
+        if temperature is not None and 0 < temperature < _COLDEST:
+            raise ValueError(f"must be 0 or at least {_COLDEST}")
+        return temperature
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def new_tokens(self) -> int | None:
+        """Most tokens of the answer."""
+        return self.max_tokens
+
+
+class TextPart(_Fields):
+    """A part of a message; there are texts only."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Fields):
+    """A message of a chat; what else an answer said of itself (``annotations``) is not read."""
+
+    role: str
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    annotations: list[Any] | None = None
+
+    def plain(self) -> dict[str, str]:
+        """Return role and content as a template reads them."""
+        parts = self.content or ""
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": self.role, "content": text}
+
+
+Messages = Annotated[
+    list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]  # of a chat
+
+
+class ChatBody(Body):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: Messages
+    max_completion_tokens: _Count = None
+
+    @property
+    def new_tokens(self) -> int | None:
+        """Most tokens of the answer."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionBody(Body):
+    """Body of ``/v1/completions``; there is one prompt, a text or ids."""
+
+    prompt: str | TokenIds
+
+
+AnyBody = ChatBody | CompletionBody
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+def read_json(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body."""
+    try:
+        document = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(
+            400, "invalid_json", "a body must be JSON", str(error)[:100], "Send a JSON object."
+        ) from error
+    if not isinstance(document, dict):
+        raise ApiError(400, "invalid_json", "a body must be a JSON object", type(document).__name__)
+    return document
+
+
+def read_chat(raw: bytes) -> ChatBody:
+    """Return the checked body of a chat."""
+    return checked(ChatBody, _supported(read_json(raw)))
+
+
+def read_completion(raw: bytes) -> CompletionBody:
+    """Return the checked body of a completion."""
+    document = _supported(read_json(raw))
+    prompt = document.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise ApiError(
+                400, "unsupported", "a request holds one prompt", f"{len(prompt)} prompts",
+                "Send one request each; they run together.", param="prompt",
+            )  # fmt: skip
+        document["prompt"] = prompt[0]
+    return checked(CompletionBody, document)
+
+
+def checked(kind: type[Checked], document: dict[str, Any]) -> Checked:
+    """Return a document as a model of its fields; an error quotes no prompt."""
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise _field_error(error, document) from None  # its message repeats the prompt
+
+
+def _supported(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a body without the fields that change nothing here."""
+    for name in _UNSUPPORTED:
+        if not neutral(name, document.get(name)):
+            raise ApiError(
+                400, "unsupported", f"{name} is not supported by UMIM's own engine",
+                "a request that sets it", "Leave it out, or serve an exported model by another "
+                "engine behind `umim serve --upstream`.", param=name,
+            )  # fmt: skip
+    left_out = {*_UNSUPPORTED, *_IGNORED}
+    return {name: value for name, value in document.items() if name not in left_out}
+
+
+def _field_error(error: ValidationError, document: dict[str, Any]) -> ApiError:
+    """Return what a body's check found at the deepest place; where that is one, say all of it.
+
+    A union names each of its branches: ``messages.0.content.list[TextPart].0.type`` is the field
+    ``messages.0.content.0.type``, and wrong types of other branches say nothing.
+    """
+    found = error.errors(include_url=False, include_context=False)
+    places = [_place(one["loc"], one["type"] == "missing", document) for one in found]
+    deepest = max(map(len, places))
+    at = next(place for place in places if len(place) == deepest)
+    here = [one for one, place in zip(found, places, strict=True) if place == at]
+    first = next((one for one in here if not one["type"].endswith("_type")), here[0])
+    param = ".".join(map(str, at))
+    if first["type"] == "extra_forbidden":
+        rule, remedy = "fields must be ones that this server knows", "Leave it out."
+        return ApiError(400, "unknown_field", rule, param, remedy, param=param)
+    same = first["type"].endswith("_type")
+    said = " or ".join(dict.fromkeys(one["msg"] for one in here)) if same else first["msg"]
+    value = first["input"]
+    shown = value if isinstance(value, int | float) else type(value).__name__
+    rule, remedy = f"{param or 'the body'}: {said}", "Correct it, or leave it out."
+    return ApiError(400, "invalid_field", rule, shown, remedy, param=param or None)
+
+
+def _place(location: Sequence[int | str], missing: bool, document: object) -> tuple[int | str, ...]:
+    """Return the keys and places of an error's location, without names of branches."""
+    place: list[int | str] = []
+    for number, step in enumerate(location):
+        inside = isinstance(document, dict) and step in document
+        if isinstance(document, list) and isinstance(step, int) and step < len(document):
+            inside = True
+        if inside:
+            document = document[step]  # type: ignore[index]  # checked
+        if inside or (missing and number == len(location) - 1):
+            place.append(step)
+    return tuple(place)
+
+
+def event(document: dict[str, Any]) -> bytes:
+    """Return a server-sent event."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    return b"data: " + text.encode() + b"\n\n"
+
+
+def usage(*, raw: int, merged: int, generated: int, cached: int) -> dict[str, Any]:
+    """Return the count of tokens; the model holds the merged units, some cached already."""
+    return {
+        "prompt_tokens": merged,
+        "completion_tokens": generated,
+        "total_tokens": merged + generated,
+        "umim": {"raw_prompt_tokens": raw, "merged_prompt_tokens": merged},
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer, or what a stream adds to it; it goes on if ``finish`` is None."""
+
+    index: int
+    text: str
+    finish: str | None = None
+    logprobs: Any = None
+
+
+class Answer:
+    """The documents of one answer, a chat's or a completion's."""
+
+    def __init__(self, chat: bool, model: str) -> None:
+        self._chat, self._begun = chat, set[int]()
+        self._head = {
+            "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def whole(self, choices: Sequence[Choice], count: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the answer as one document."""
+        return self._document("chat.completion", choices, count, streamed=False)
+
+    def chunk(
+        self, choices: Sequence[Choice], count: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return a document of a stream."""
+        return self._document("chat.completion.chunk", choices, count, streamed=True)
+
+    def _document(
+        self, kind: str, choices: Sequence[Choice], count: dict[str, Any] | None, streamed: bool
+    ) -> dict[str, Any]:
+        shown = [
+            {
+                "index": choice.index,
+                **(self._delta(choice) if streamed and self._chat else self._content(choice)),
+                "logprobs": choice.logprobs,
+                "finish_reason": choice.finish,
+            }
+            for choice in choices
+        ]
+        kind = kind if self._chat else "text_completion"
+        document = {**self._head, "object": kind, "choices": shown}
+        return document if count is None else {**document, "usage": count}
+
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        if not self._chat:
+            return {"text": choice.text}
+        return {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+
+    def _delta(self, choice: Choice) -> dict[str, Any]:
+        first = choice.index not in self._begun
+        self._begun.add(choice.index)
+        delta = {"role": "assistant"} if first else {}
+        return {"delta": {**delta, "content": choice.text} if choice.text or first else delta}
