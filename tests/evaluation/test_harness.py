@@ -20,7 +20,13 @@ from support.merged_models import fresh_model
 from tests.evaluation.conftest import oracle_context
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import BackboneMismatchError, CheckpointError, ConfigError
+from umim_core.errors import (
+    BackboneMismatchError,
+    CheckpointError,
+    ConfigError,
+    CorpusError,
+    EvaluationError,
+)
 from umim_core.evaluation.harness import UmimLM
 from umim_core.inference.engine import Engine
 from umim_core.merging.likelihood import token_log_probs
@@ -82,6 +88,50 @@ def test_merge_none_equals_hf_exactly(build: Build, backbone_path: Path, batch_s
     assert ours.loglikelihood_rolling(texts) == hf.loglikelihood_rolling(texts)
     prompts = generation(["the cat sat", "on the", "near"])
     assert ours.generate_until(prompts) == hf.generate_until(prompts)
+
+
+@pytest.mark.parametrize("side", ["none", "base of a comparison", "prompt", "all"])
+def test_prompts_of_no_token_are_the_prefix_token_on_every_side(
+    build: Build, backbone_path: Path, side: str
+) -> None:
+    base = build("all", 4, compare="base").base_model() if side.startswith("base") else None
+    model, hf = base or build(side, 4), HFLM(pretrained=str(backbone_path), device="cpu")
+    prefix = hf.tok_decode([hf.prefix_token_id], skip_special_tokens=False)
+    blank = requests([("", " the cat"), (" ", "the cat"), ("", "\n\nthe cat"), ("\n", "\nthe cat")])
+    scores = [score for score, _ in model.loglikelihood(blank)]
+    assert scores == pytest.approx([hf.loglikelihood(blank[i : i + 1])[0][0] for i in (0, 0, 2, 2)])
+    assert model.loglikelihood_rolling(rolling(["", "the cat"]))[0] == 0.0
+    assert model.loglikelihood_rolling(rolling(["", ""])) == [0.0, 0.0]
+    assert model.generate_until(generation(["", ""])) == hf.generate_until(generation([prefix] * 2))
+    mixed = model.generate_until(generation(["the dog sat", ""]))
+    assert mixed[1] == hf.generate_until(generation([prefix]))[0]
+
+
+LONE = "the \ud83d cat"
+ASKED_OF = {
+    "loglikelihood": lambda text: requests([("the cat", " sat"), (text, " sat")]),
+    "loglikelihood of an answer": lambda text: requests([("the cat", text)]),
+    "loglikelihood_rolling": lambda text: rolling(["the cat", text]),
+    "generate_until": lambda text: generation(["the cat", text]),
+    "generate_until of a stop": lambda text: generation(["the cat"], until=["\n", text]),
+}
+
+
+@pytest.mark.parametrize("merge", ["none", "prompt", "all"])
+@pytest.mark.parametrize("kind", ASKED_OF)
+def test_texts_that_are_none_are_refused_before_a_forward(
+    build: Build, kind: str, merge: str
+) -> None:
+    model, forwards = build(merge), []
+    hook = model.model.base_model.register_forward_hook(lambda *_: forwards.append(1))
+    ask = getattr(model, kind.partition(" ")[0])
+    with pytest.raises(CorpusError, match=r"must not hold lone surrogates; got 'the \\ud83d cat'"):
+        ask(ASKED_OF[kind](LONE))
+    for answer in ("", "the cat " * MAX_LENGTH):
+        with pytest.raises(EvaluationError, match=r"must hold 1 to 48 tokens; got .* of request 0"):
+            model.loglikelihood(requests([("the cat", answer)]))
+    hook.remove()
+    assert forwards == []
 
 
 @pytest.mark.parametrize("merge", ["prompt", "all"])

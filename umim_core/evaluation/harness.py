@@ -38,7 +38,8 @@ from umim_core.backbone.model_files import PUBLISHED
 from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
-from umim_core.errors import BackboneError
+from umim_core.encodable import encoding_error
+from umim_core.errors import BackboneError, CorpusError, EvaluationError, require
 from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
 from umim_core.evaluation.generated_rows import GeneratedText, RowWriter, Wanted, read_gen_kwargs
 from umim_core.evaluation.method_scoring import answer_identity, method_scorer, named_method
@@ -258,6 +259,21 @@ class UmimLM(SizedModel):
             prefix_token_id=self.prefix_token_id,
         ).sharing_contexts()
 
+    def check_requests(self, requests: Sequence[Instance]) -> None:
+        """Refuse texts that are none before the first forward, and a comparison that cannot be."""
+        self.check_comparison()
+        for request in requests:
+            text, *more = request.args  # an answer, or kwargs of generation
+            stops = more[0].get("until") if more and isinstance(more[0], dict) else more
+            for part in (text, *([stops] if isinstance(stops, str) else stops or ())):
+                require(
+                    encoding_error(part) is None,
+                    CorpusError,
+                    "text must not hold lone surrogates",
+                    f"{part[:80]!r} of {request.task_name or 'a task'}",
+                    "Correct the task's data.",
+                )
+
     def sharing_contexts(self) -> UmimLM:
         """Score answers of one context in one forward, with ``merge=none``, too.
 
@@ -268,14 +284,34 @@ class UmimLM(SizedModel):
             self.scorer = Scorer(self.merged_model, "prompt", self.max_length)
         return self
 
+    @one_line_errors()
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         """Score (context, continuation) texts."""
-        self.check_comparison()
+        self.check_requests(requests)
         self.note_questions(requests)
-        scores = super().loglikelihood(requests, disable_tqdm or bars_are_hidden())
+        pairs = [(request.args, *self._encode_pair(*request.args)) for request in requests]
+        for number, (texts, _, answer) in enumerate(pairs):
+            require(
+                0 < len(answer) <= self.max_length,
+                EvaluationError,
+                f"an answer must hold 1 to {self.max_length} tokens",
+                f"{len(answer)} tokens of request {number}: {texts[1]!r}",
+                "Correct the task's data, or use a backbone with more positions.",
+            )
+        scores = self._loglikelihood_tokens(pairs, disable_tqdm or bars_are_hidden())
         if self.merge != "none":
             self.count_requests(requests, [score.sizes for score in self._scored])
-        return cast("list[Any]", scores)
+        return scores
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Encode as ``hf`` does; a context of no token is the prefix token, in every mode."""
+        if context:
+            before, ids = super()._encode_pair(context, continuation)
+            if before:
+                return before, ids
+        ids = self.tok_encode(context + continuation, add_special_tokens=False)
+        cut = int(ids[:1] == [self.prefix_token_id])
+        return [self.prefix_token_id], ids[cut:]
 
     def _loglikelihood_tokens(
         self,
@@ -300,15 +336,16 @@ class UmimLM(SizedModel):
         self._scored = self.score_tokens(requests, keep, disable_tqdm, override_bs)
         return [(score.log_prob, score.greedy) for score in self._scored]
 
+    @one_line_errors()
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Score whole texts; with ``merge=prompt`` there is no context to compress."""
-        self.check_comparison()
+        self.check_requests(requests)
         if self.merge == "prompt":
             _log.warning("umim: rolling texts are all continuation; merge=all compresses them")
         hidden = disable_tqdm or bars_are_hidden()
-        if self.merge == "none":
+        if self.scorer is None:
             return cast("list[float]", super().loglikelihood_rolling(requests, hidden))
         ids = [self.tok_encode(*request.args) for request in requests]
         texts = RollingTexts(ids, self.prefix_token_id, self.max_length)
@@ -323,14 +360,14 @@ class UmimLM(SizedModel):
         self.count_requests(requests, [score.sizes for score in scores])
         return [score.log_prob for score in scores]
 
+    @one_line_errors()
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate until a stop string: prompts compressed; generated tokens with ``merge=all``."""
-        self.check_comparison()
+        self.check_requests(requests)
         disable_tqdm = disable_tqdm or bars_are_hidden()
-        if self.scorer is None or self.merge == "none":
-            return cast("list[str]", super().generate_until(requests, disable_tqdm))
         self.note_questions(requests)
-        writer = RowWriter.of(self.scorer, self.merge)
+        scorer = self.scorer or Scorer(self.merged_model, "prompt", self.max_length)
+        writer = RowWriter.of(scorer, self.merge)
         seed = None  # drawn when a text is sampled, once for all, so that batches do not matter
         ordered = Collator(
             [(*request.args, number) for number, request in enumerate(requests)],
@@ -354,12 +391,17 @@ class UmimLM(SizedModel):
                 for prompt, number, row in zip(prompts, numbers, rows, strict=True):
                     text = self.tok_decode(row.ids)
                     text = postprocess_generated_text(text, wanted.until, None)
+                    if self.merge == "none":
+                        texts.append(text)
+                        self.cache_hook.add_partial("generate_until", (prompt, options), text)
+                        continue
                     tokens = row.sizes.context_tokens
                     texts.append(GeneratedText.of_row(text, row.output, tokens))
                     self.keep_answer("generate_until", (prompt, options), texts[-1], row.sizes)
                     self.count_requests([requests[number]], [row.sizes])
                 bar.update(len(prompts))
-        self.report()
+        if self.merge != "none":
+            self.report()
         return cast("list[str]", ordered.get_original(texts))
 
     def count_cached(self, request: Instance) -> None:
