@@ -51,7 +51,7 @@ from umim_core.config.recipe import Recipe, RunRecipe
 from umim_core.errors import ArtifactError, ClusterError, ConfigError, TrackingError, UmimError
 from umim_core.progress import listening
 from umim_core.store.artifacts import canonical_json, sha256_bytes
-from umim_core.training.train_run import CURVE, read_curve
+from umim_core.training.train_job import CURVE, read_curve
 
 T = TypeVar("T")
 Part = Callable[[], object]

@@ -52,7 +52,7 @@ from umim_core.store.artifacts import (
 )
 from umim_core.store.disk import write_bytes
 from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit, read_questions
-from umim_core.training.train_run import read_summary
+from umim_core.training.train_job import read_summary
 
 SCORES: Final = "scores.json"
 RESULT: Final = "adaptation"

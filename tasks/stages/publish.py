@@ -56,7 +56,7 @@ from umim_core.store.artifacts import MANIFEST, write_json
 from umim_core.store.disk import write_bytes
 from umim_core.task_sets.spec import TASKS
 from umim_core.throughput.break_even import BreakEven, ThroughputRow, break_even
-from umim_core.training.train_run import read_curve
+from umim_core.training.train_job import read_curve
 
 _EXAMPLE_TOKENS = 160
 _ATTENTION_TOKENS = 32

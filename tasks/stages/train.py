@@ -41,8 +41,7 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import read_questions
 from umim_core.text.token_ids import encode
 from umim_core.training.token_rows import TokenRows
-from umim_core.training.train_job import TrainJob
-from umim_core.training.train_run import place_rows
+from umim_core.training.train_job import TrainJob, place_rows
 
 Optimisation = DistillConfig | PreferenceConfig
 

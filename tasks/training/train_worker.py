@@ -25,13 +25,12 @@ from umim_core.progress import followed
 from umim_core.store.artifacts import write_json
 from umim_core.store.disk import leave_mark, sees_mark
 from umim_core.store.publication import STATE
-from umim_core.training.train_job import TrainJob
+from umim_core.training.train_job import TrainJob, read_summary, run_job
 from umim_core.training.train_ranks import (
     rank_and_world,
     ranks_where,
     require_mark,
 )
-from umim_core.training.train_run import read_summary, run_job
 from umim_core.training.train_state import last_step
 
 logger = logging.getLogger("umim.train")

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from umim_core.training import train_run
-from umim_core.training.train_job import in_bfloat16
-from umim_core.training.train_run import warn_of_idle_cores
+from umim_core.training import train_job
+from umim_core.training.train_job import warn_of_idle_cores
 
 CORES = 4
 
 
 @pytest.fixture(autouse=True)
 def _cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_run, "thread_count", lambda _: CORES)
+    monkeypatch.setattr(train_job, "thread_count", lambda _: CORES)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +31,3 @@ def test_only_a_variable_that_limits_threads_is_reported(
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: grouped)
     warn_of_idle_cores()
     assert (f"at most 1 thread(s) where this machine has {CORES} cores" in caplog.text) is warned
-
-
-@pytest.mark.parametrize("supported", [True, False])
-def test_products_are_in_float32_where_a_processor_would_imitate_bfloat16(
-    supported: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
-    caplog.set_level("INFO")
-    assert in_bfloat16("cpu") is supported and in_bfloat16("cuda")
-    assert ("products are in float32" in caplog.text) is not supported

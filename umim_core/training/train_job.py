@@ -1,40 +1,62 @@
-"""Training run as plain data, and the objective that a worker builds from it.
+"""One training from its settings to its files: the pipeline's and ``umim train``'s.
 
-A job is a plain mapping of paths and settings, so that it travels to any worker.
+A job is plain data, so that it travels to any worker; every rank runs it, and rank 0 writes what it
+made::
+
+    job.out/checkpoint/     the merge checkpoint, or control/ where a control is trained
+    job.out/curve.jsonl     losses by step
+    job.out/summary.json    steps, best step and score
+    job.out/state/          rows and resume state (:mod:`train_state`), which are not published
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import torch.distributed as dist
+from torch import nn
 
 from umim_core.adaptation.choices import encode_questions
-from umim_core.adaptation.control import Control, fresh_control
-from umim_core.backbone.backbone import Backbone
+from umim_core.adaptation.control import Control, fresh_control, write_control
+from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.devices import computes_bfloat16
+from umim_core.backbone.model_identity import weight_lines
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import ModuleForm
-from umim_core.config.recipe import Device, DistillConfig, PreferenceConfig
-from umim_core.errors import ConfigError
+from umim_core.config.recipe import Device, DistillConfig, PreferenceConfig, TrainConfig
+from umim_core.errors import ArtifactError, BackboneError, ConfigError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import with_rows_of
+from umim_core.mining.counting import thread_count
+from umim_core.progress import duration, followed, leave_note
+from umim_core.progress import logger as progress_logger
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.publication import STATE
+from umim_core.store.artifacts import read_json, write_json
+from umim_core.store.publication import STATE, publish_directory
 from umim_core.task_sets.spec import QuestionForm, read_questions
+from umim_core.text.shards import TokenShards
 from umim_core.training.objectives import DistillObjective, PreferenceObjective, spread_rows
+from umim_core.training.optimizer import AdamWStrategy, Strategy
 from umim_core.training.token_rows import TokenRows
-from umim_core.training.train_loop import asked_items
-from umim_core.training.train_state import REFERENCE
+from umim_core.training.train_loop import asked_items, train
+from umim_core.training.train_ranks import rank_and_world, ranks_where
+from umim_core.training.train_state import REFERENCE, Progress, drop_states, load_parameters
 
 logger = logging.getLogger("umim.train")
+CURVE: Final = "curve.jsonl"
+_SUMMARY: Final = "summary.json"
+MakeStrategy = Callable[[nn.Module, TrainConfig], Strategy]
 
 
 @dataclass(frozen=True)
@@ -42,47 +64,71 @@ class TrainJob:
     """One training run, as plain data.
 
     Attributes:
-        objective: ``distill`` over token rows or ``preference`` over questions.
         rules: Directory of the rule set; None for a control.
-        train: Directory of training rows, or the question file; ``valid`` likewise.
-        start: Checkpoint directory to start from, or None for fresh weights and for a control.
-        form: Policies of a fresh module and of its use by name, the paper's where none is named.
-        max_tokens: Most tokens of a question with an answer (preference only).
         config: Dumped DistillConfig or PreferenceConfig.
-        out: Directory that receives checkpoint, curve and (while running) state.
+        max_tokens: Most tokens of a row, or of a question with an answer.
+        train: Directory of training rows, or the question file; ``valid`` likewise.
+        objective: ``distill`` over token rows or ``preference`` over questions.
+        form: Policies of a fresh module and of its use by name, the paper's where none is named.
+        start: Checkpoint directory to start from, or None for fresh weights and for a control.
+        out: Directory that receives what is trained and, while it runs, the state.
         prompt: Of the task; the objective ``preference`` needs it.
         delimiter: Text between the prompt and an answer (preference only).
         control: Name of the control that is trained in place of a merge module (preference only).
     """
 
-    objective: Literal["distill", "preference"]
     backbone: str
-    revision: str | None
     rules: str | None
-    train: str
-    valid: str
-    start: str | None
-    form: Mapping[str, object]
-    max_tokens: int
-    seed: int
     config: Mapping[str, object]
-    strategy: Literal["ddp", "deepspeed"]
-    use_gpu: bool
-    out: str
+    max_tokens: int
+    train: str = "train"
+    valid: str = "valid"
+    revision: str | None = None
+    objective: Literal["distill", "preference"] = "distill"
+    form: Mapping[str, object] = field(default_factory=dict)
+    start: str | None = None
+    seed: int = 0
+    strategy: Literal["ddp", "deepspeed"] = "ddp"
+    use_gpu: bool = False
+    out: str = ""
     prompt: str | None = None
     delimiter: str = " "
     control: str | None = None
 
+    @property
+    def state(self) -> Path:
+        """Where rows, resume state and notes of a run that is under way lie."""
+        return Path(self.out) / STATE
 
-def job_config(job: TrainJob) -> DistillConfig | PreferenceConfig:
-    """Return how a job optimises."""
-    if job.objective == "preference":
-        return PreferenceConfig.model_validate(job.config)
-    return DistillConfig.model_validate(job.config)
+    @property
+    def device(self) -> Device:
+        """Where the model runs."""
+        return "cuda" if self.use_gpu else "cpu"
+
+    def optimisation(self) -> DistillConfig | PreferenceConfig:
+        """Return how the job optimises."""
+        if self.objective == "preference":
+            return PreferenceConfig.model_validate(self.config)
+        return DistillConfig.model_validate(self.config)
+
+
+def place_rows(job: TrainJob, rows: Mapping[str, TokenRows]) -> TrainJob:
+    """Write a job's rows below its state folder, which is not published, and name them.
+
+    A killed attempt leaves whole rows or none. Rows that name their shards are written anew: the
+    root may have moved.
+    """
+    places = {split: job.state / "rows" / split for split in rows}
+    for split, part in rows.items():
+        if isinstance(part.ids, TokenShards):
+            shutil.rmtree(places[split], ignore_errors=True)
+        if not places[split].exists():
+            publish_directory(places[split], part.save)
+    return replace(job, train=str(places[job.train]), valid=str(places[job.valid]))
 
 
 def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> MergedModel:
-    """Return the model with the module that a job trains; errors are those of :func:`start_of`."""
+    """Return the model with the module that a job trains."""
     if job.start is None:
         form = ModuleForm.model_validate(job.form)
         module = fresh_module(backbone, matcher.rules, form, job.seed)
@@ -92,19 +138,20 @@ def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> MergedMo
     start = Checkpoint.load(job.start)
     start.check_backbone(backbone)
     module = with_rows_of(start.module, matcher.rules).requires_grad_(True).to(backbone.device)
-    own = start.config
-    return MergedModel(backbone, module, matcher, own.unit_positions, merge_depth=own.merge_depth)
+    of = start.config
+    return MergedModel(backbone, module, matcher, of.unit_positions, merge_depth=of.merge_depth)
 
 
 def start_of(job: TrainJob, backbone: Backbone) -> MergedModel | Control:
     """Return what a job trains, as it is before the first step."""
     if job.control is not None:
-        if job.objective != "preference":
-            raise ConfigError(
-                "a control must be trained by preference",
-                f"{job.control} by {job.objective}",
-                "Without merges the distillation loss is at its least from the start.",
-            )
+        require(
+            job.objective == "preference",
+            ConfigError,
+            "a control must be trained by preference",
+            f"{job.control} by {job.objective}",
+            "Without merges the distillation loss is at its least from the start.",
+        )
         return fresh_control(job.control, backbone, job.seed)
     if job.rules is None:
         raise ConfigError("a merge module must have rules", None, "Mine some, or name a control.")
@@ -117,48 +164,196 @@ def make_objective(
     job: TrainJob, start: MergedModel | Control
 ) -> DistillObjective | PreferenceObjective:
     """Return what a job minimises, with its data; a batch is shared by the ranks of the group."""
-    merged_model = start.merged_model if isinstance(start, Control) else start
-    config = job_config(job)
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    per_rank = config.batch_size // world
-    if isinstance(config, PreferenceConfig):
-        if job.prompt is None:
-            raise ConfigError("preference training must have a prompt", None, "Name the task's.")
-        form = QuestionForm(job.prompt, job.delimiter)
-        train_split, valid_split = (
-            encode_questions(
-                read_questions(path), merged_model.backbone.encode, form, job.max_tokens
-            )
-            for path in (job.train, job.valid)
-        )
-        return PreferenceObjective(
-            start.module if isinstance(start, Control) else start.require_module(),
-            merged_model,
-            train_split,
-            valid_split,
-            beta=config.beta,
-            batch_size=per_rank,
-            reference=Path(job.out) / STATE / REFERENCE,
-            asked={
-                "train": asked_items(config, job.seed, len(train_split)),
-                "valid": spread_rows(len(valid_split), config.validation_rows),
-            },
+    model = start.merged_model if isinstance(start, Control) else start
+    config = job.optimisation()
+    per_rank = config.batch_size // rank_and_world()[1]
+    if isinstance(config, DistillConfig):
+        is_fast = computes_bfloat16(job.device)
+        if not is_fast:
+            logger.info("products are in float32: this processor has no instructions for bfloat16")
+        return DistillObjective(
+            model,
+            *(TokenRows.load(Path(rows)) for rows in (job.train, job.valid)),
+            bf16=config.bf16 and is_fast,
             micro_batch=config.micro_batch,
+            prompt_rows=config.prompt_rows,
+            copy_rows=config.copy_rows,
+            batch_size=per_rank,
         )
-    return DistillObjective(
-        merged_model,
-        *(TokenRows.load(Path(rows)) for rows in (job.train, job.valid)),
-        bf16=config.bf16 and in_bfloat16("cuda" if job.use_gpu else "cpu"),
-        micro_batch=config.micro_batch,
-        prompt_rows=config.prompt_rows,
-        copy_rows=config.copy_rows,
+    if job.prompt is None:
+        raise ConfigError("preference training must have a prompt", None, "Name the task's.")
+    form = QuestionForm(job.prompt, job.delimiter)
+    questions, held_out = (
+        encode_questions(read_questions(path), model.backbone.encode, form, job.max_tokens)
+        for path in (job.train, job.valid)
+    )
+    return PreferenceObjective(
+        start.module if isinstance(start, Control) else start.require_module(),
+        model,
+        questions,
+        held_out,
+        beta=config.beta,
         batch_size=per_rank,
+        reference=job.state / REFERENCE,
+        asked={
+            "train": asked_items(config, job.seed, len(questions)),
+            "valid": spread_rows(len(held_out), config.validation_rows),
+        },
+        micro_batch=config.micro_batch,
     )
 
 
-def in_bfloat16(device: Device) -> bool:
-    """Return whether a device computes products in bfloat16; say so where it does not."""
-    is_fast = computes_bfloat16(device)
-    if not is_fast:
-        logger.info("products are in float32: this processor has no instructions for bfloat16")
-    return is_fast
+def run_here(job: TrainJob) -> dict[str, float]:
+    """Run a job in this process; return the numbers of its summary."""
+    with followed(job.state):
+        run_job(job, AdamWStrategy)
+    return read_summary(Path(job.out))
+
+
+def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
+    """Train on one rank; rank 0 writes the result, curve and summary into the job's directory."""
+    is_first, config = rank_and_world()[0] == 0, job.optimisation()
+
+    def say(text: str) -> None:
+        if is_first:  # what happens before the first step may take minutes
+            leave_note(job.state, 0, 0, text)
+
+    say("loading the backbone")
+    dtype = config.backbone_dtype(job.device)
+    backbone = load_backbone(job.backbone, revision=job.revision, dtype=dtype, device=job.device)
+    most = backbone.max_positions
+    require(
+        most is None or job.max_tokens <= most,
+        ConfigError,
+        f"rows must have at most {most} tokens, the positions of {job.backbone}",
+        job.max_tokens,
+        "Lower the segment length, or max_tokens of an adaptation.",
+    )
+    start = start_of(job, backbone)
+    objective = make_objective(job, start)
+    if not job.use_gpu:
+        warn_of_idle_cores()
+    say("measuring before the first step")
+    result = train(
+        objective,
+        make_strategy(objective, config),
+        config,
+        seed=job.seed,
+        state_dir=job.state,
+        on_step=step_reporter(job.state),
+        on_plan=partial(_tell_plan, config),
+    )
+    _require_untouched(backbone, job.state)
+    if not is_first:
+        return
+    load_parameters(objective.module, result.weights)
+    summary = _summary(result.progress)
+    name = "control" if isinstance(start, Control) else "checkpoint"
+    target = Path(job.out) / name
+    shutil.rmtree(target, ignore_errors=True)  # half-written by a killed attempt
+    target.mkdir()
+    origin = summary | {"seed": job.seed}
+    if isinstance(start, Control):
+        write_control(start, origin, target)
+    else:
+        Checkpoint.of(start, origin).write(target)
+    lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in result.progress.curve)
+    (target.parent / CURVE).write_text(lines, encoding="utf-8")
+    write_json(target.parent / _SUMMARY, summary | {"backbone_fingerprint": backbone.fingerprint})
+
+
+def _require_untouched(backbone: Backbone, state: Path) -> None:
+    """Refuse, on every rank, a backbone whose weights are not those that were loaded.
+
+    The states and the scores of the start go: steps were taken with other weights, nobody knows
+    which. Weights are hashed as for a fingerprint, so changes below the rounding of bfloat16 do not
+    count; it takes half a second for 135 M weights in float32.
+
+    An attempt is checked once, at its end. What a killed attempt saved is resumed unchecked: the
+    next one loads the weights again, and answers for its own steps alone. A check before every save
+    would cost a model of 8 G weights, in proportion, half a minute each time.
+    """
+    touched = ranks_where(weight_lines(backbone.model) != backbone.identity.weights)
+    if touched:
+        if rank_and_world()[0] == 0:
+            drop_states(state)
+        raise BackboneError(
+            f"the frozen weights of {backbone.name} must be as they were loaded",
+            f"others on ranks {touched} after training",
+            "Memory or code is at fault; no state is kept, the same command starts afresh.",
+        )
+
+
+def warn_of_idle_cores() -> None:
+    """Say so where OMP_NUM_THREADS leaves cores idle for hours.
+
+    Ray gives its workers a thread each whether or not it is set; they are the ones in a group.
+    """
+    limit, cores = os.environ.get("OMP_NUM_THREADS", ""), thread_count(None)
+    if limit.isdecimal() and int(limit) < cores and not dist.is_initialized():
+        logger.warning(
+            "training computes with at most %s thread(s) where this machine has %d cores for it; "
+            "unset OMP_NUM_THREADS to use them",
+            limit,
+            cores,
+        )
+
+
+def step_reporter(state: Path) -> Callable[[Progress, int], None]:
+    """Return what rank 0 calls after each step: a note for the driver's bar, a log line in ten."""
+    points: dict[str, tuple[int, float]] = {}
+
+    def report(progress: Progress, total: int) -> None:
+        row: dict[str, float] = {}  # a step leaves one row, and one more where it validates
+        for part in progress.curve[-2:]:
+            row |= part if part["step"] == progress.step else {}
+        points.update({x: (progress.step, value) for x, value in row.items() if x != "step"})
+        loss = row.get("train_loss")
+        text = "training" if loss is None else f"training, loss {loss:.3f}"
+        leave_note(state, progress.step, total, text, points)
+        if progress.step % 10 == 0:
+            logger.info("step %d of %d: %s", progress.step, total, row)
+
+    return report
+
+
+def _tell_plan(config: TrainConfig, steps: int, validations: int, seconds: float | None) -> None:
+    """Say before the first step what is planned, and the time that it will take.
+
+    A step reads a batch by the base model and by UMIM, and goes back through the latter: one and a
+    half times what the validation of as many rows takes. The later lines count what was measured.
+    """
+    line = (
+        f"{steps:,} steps of {config.batch_size} rows and {validations} validations of at most "
+        f"{config.validation_rows} rows"
+    )
+    if seconds is not None:
+        step = 1.5 * seconds * config.batch_size / config.validation_rows
+        line += (
+            f": about {step:.2g} s a step and {seconds:.2g} s a validation, "
+            f"{duration(steps * step + validations * seconds)} in all"
+        )
+    progress_logger.info("%s", line)
+
+
+def _summary(progress: Progress) -> dict[str, str | int | float | None]:
+    return {
+        "steps": progress.step,
+        "best_step": progress.best_step,
+        "best_score": progress.best_score,
+        "skipped": progress.skipped,
+    }
+
+
+def read_curve(out: Path) -> list[dict[str, float]]:
+    """Return the rows of the training curve that a job left in its directory."""
+    lines = (out / CURVE).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def read_summary(out: Path) -> dict[str, float]:
+    """Return the numbers of the summary that a job left in its directory."""
+    summary = read_json(out / _SUMMARY)
+    if not isinstance(summary, dict):
+        raise ArtifactError(f"{out}/{_SUMMARY} must be a mapping", summary, "Train it again.")
+    return {name: float(value) for name, value in summary.items() if isinstance(value, int | float)}

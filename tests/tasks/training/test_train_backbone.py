@@ -19,10 +19,9 @@ from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.config.recipe import DistillConfig, PreferenceConfig, TrainConfig
 from umim_core.errors import BackboneError
 from umim_core.rules.ruleset import RuleSet
-from umim_core.training import train_run
+from umim_core.training import train_job
 from umim_core.training.token_rows import TokenRows
-from umim_core.training.train_job import TrainJob
-from umim_core.training.train_run import read_summary, run_job
+from umim_core.training.train_job import TrainJob, read_summary, run_job
 
 STEPS, WIDTH = 4, 12
 SETTINGS = {"max_steps": STEPS, "batch_size": 4, "checkpoint_every": 2, "validate_every": 2}
@@ -71,7 +70,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Backbone]:
         found.append(load_backbone(*arguments, **options))
         return found[-1]
 
-    monkeypatch.setattr(train_run, "load_backbone", load)
+    monkeypatch.setattr(train_job, "load_backbone", load)
     return found
 
 

@@ -22,9 +22,8 @@ from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.config.recipe import PreferenceConfig
 from umim_core.errors import ConfigError
 from umim_core.merging.merged_model import MergedModel
-from umim_core.training import train_run
-from umim_core.training.train_job import TrainJob, start_of
-from umim_core.training.train_run import read_curve, run_job
+from umim_core.training import train_job
+from umim_core.training.train_job import TrainJob, read_curve, run_job, start_of
 from umim_core.training.train_state import Progress
 
 STEPS = 6
@@ -111,7 +110,7 @@ def test_a_killed_job_ends_with_the_same_bytes(
             raise InterruptedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_run, "step_reporter", lambda state: kill_at)
+        patch.setattr(train_job, "step_reporter", lambda state: kill_at)
         with pytest.raises(InterruptedError):
             run_killed(strategy)
     assert not (tmp_path / "killed" / "control").exists()

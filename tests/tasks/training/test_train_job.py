@@ -28,8 +28,7 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import QuestionForm, read_questions
 from umim_core.text.shards import TokenShards
 from umim_core.training.token_rows import TokenRows
-from umim_core.training.train_job import TrainJob, make_objective, start_model
-from umim_core.training.train_run import place_rows
+from umim_core.training.train_job import TrainJob, make_objective, place_rows, start_model
 
 ROWS = [[8, 1, 2, 9, 10, 3, 4, 5, 11, 12], [1, 2, 9, 8, 7, 3, 4, 5, 1, 2]]
 

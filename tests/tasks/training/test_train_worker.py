@@ -29,7 +29,7 @@ from umim_core.config.corpus import DocstringCorpus
 from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, Recipe
 from umim_core.errors import ClusterError, CorpusError
 from umim_core.rules.ruleset import RuleSet
-from umim_core.training.train_run import read_curve
+from umim_core.training.train_job import read_curve
 
 LENGTH, STEPS = 16, 40
 
