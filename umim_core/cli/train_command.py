@@ -98,7 +98,8 @@ def train(
     from umim_core.config.recipe_files import validated
     from umim_core.rules.ruleset import RuleSet
     from umim_core.store.locking import computing
-    from umim_core.training.local_training import OwnTraining, train_checkpoint
+    from umim_core.training.local_training import train_checkpoint
+    from umim_core.training.train_job import TrainJob
 
     every = max(1, min(50, steps // _VALIDATIONS))
     distillation = validated(
@@ -134,23 +135,23 @@ def train(
         form = _form_of(begin, form)
     where = default_device() if device is None else usable_device(device)
     places = tuple(str(Path(x).resolve()) if Path(x).exists() else x for x in named)
-    training = OwnTraining(
-        model=str(Path(model).resolve()) if Path(model).exists() else model,
-        rules=rules.resolve(),
-        source=shared.corpus(places, field, split, config, max_bad),
-        config=distillation,
-        form=form,
-        segment_length=segment_length or RuleSet.load(rules).origin.segment_length or _ROW,
+    source = shared.corpus(places, field, split, config, max_bad)
+    job = TrainJob(
+        backbone=str(Path(model).resolve()) if Path(model).exists() else model,
+        rules=str(rules.resolve()),
+        config=distillation.model_dump(mode="json"),
+        form=form.form(),
+        max_tokens=segment_length or RuleSet.load(rules).origin.segment_length or _ROW,
         seed=seed,
         use_gpu=where == "cuda",
-        start=begin,
+        start=None if begin is None else str(begin),
     )
     log_lines("umim.progress")
     began = time.perf_counter()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
         with computing():
-            summary = train_checkpoint(training, place)
+            summary = train_checkpoint(job, source, place)
     except KeyboardInterrupt:
         typer.echo("\nStopped; the same command goes on from the last state.", err=True)
         raise SystemExit(130) from None
