@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from html.parser import HTMLParser
+from itertools import accumulate, groupby
 from typing import Any
 
 import pytest
@@ -118,16 +120,72 @@ def test_html_escapes_text_of_the_prompt_and_of_the_title() -> None:
     assert "<title>a &lt;b&gt;</title>" in html_page("a <b>", fragment)
 
 
-@given(
-    ids=st.lists(st.integers(0, len(LETTERS) - 1), max_size=12), cuts=st.lists(st.integers(1, 4))
+def byte_level(ids: list[int]) -> str:
+    """Like a byte-level BPE: bytes, and 256 that is left out, as special tokens are."""
+    return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+
+def byte_fallback(ids: list[int]) -> str:
+    """Like SentencePiece with bytes: runs of bytes that are no UTF-8 are shown byte by byte."""
+    text = ""
+    for is_word, run in groupby(ids, lambda i: i >= 256):
+        tokens = list(run)
+        if is_word:
+            text += "".join(f" {LETTERS[i % 16]}" for i in tokens)
+            continue
+        try:
+            text += bytes(tokens).decode()
+        except UnicodeDecodeError:
+            text += "\ufffd" * len(tokens)
+    return text.removeprefix(" ")
+
+
+BYTES = st.one_of(
+    st.text("日本語🙂ü a\ufffd").map(lambda text: list(text.encode())),
+    st.lists(st.integers(0, 270), max_size=4),
 )
-@pytest.mark.parametrize("decode", [letters, words])
-def test_units_together_are_the_text(decode, ids: list[int], cuts: list[int]) -> None:
-    lengths = []
+DECODERS = {
+    "letters": (letters, st.lists(st.integers(0, len(LETTERS) - 1), max_size=12)),
+    "words": (words, st.lists(st.integers(0, len(LETTERS) - 1), max_size=12)),
+    "bytes": (byte_level, st.lists(BYTES).map(lambda parts: [i for part in parts for i in part])),
+    "fallback": (
+        byte_fallback,
+        st.lists(BYTES).map(lambda parts: [i for part in parts for i in part]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@given(data=st.data())
+def test_units_together_are_the_text(name: str, data: st.DataObject) -> None:
+    decode, any_ids = DECODERS[name]
+    ids, cuts = data.draw(any_ids), data.draw(st.lists(st.integers(1, 4)))
+    lengths: list[int] = []
     for cut in [*cuts, *[1] * len(ids)]:
         if sum(lengths) + cut <= len(ids):
             lengths.append(cut)
     assert "".join(unit_texts(ids, lengths, decode)) == decode(ids)
+
+
+@pytest.mark.parametrize("decode", [byte_level, byte_fallback])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_a_character_belongs_to_the_unit_that_completes_it(decode, size: int) -> None:
+    text = "日本語の質問です。🙂 Привет, мир!"
+    ids = list(text.encode())
+    lengths = [len(ids[n : n + size]) for n in range(0, len(ids), size)]
+    ends = list(accumulate(lengths))
+    expected = [ids[:end] for end in ends]
+    shown = [bytes(part).decode(errors="ignore") for part in expected]
+    texts = unit_texts(ids, lengths, decode)
+    assert ["".join(texts[: n + 1]) for n in range(len(texts))] == shown
+
+
+def test_a_long_text_of_bytes_that_are_no_text_takes_no_time() -> None:
+    ids = [0xE3, 0x81, 0xFF, 0x80] * 5000
+    began = time.process_time()
+    for decode in (byte_level, byte_fallback):
+        assert "".join(unit_texts(ids, [1] * len(ids), decode)) == decode(ids)
+    assert time.process_time() - began < 3
 
 
 def test_merged_spans_stand_in_brackets_where_there_are_no_colours() -> None:

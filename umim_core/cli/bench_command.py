@@ -170,7 +170,7 @@ def _ids(umim: UMIM, path: Path | None, config: BenchmarkConfig) -> NDArray[np.i
 
     needed = tokens_needed(config) + config.pairs * config.new_tokens
     try:
-        text = held_out_text() if path is None else path.read_text(encoding="utf-8")
+        text = held_out_text() if path is None else path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CorpusError(
             "--text must be a file of UTF-8 text", str(error), "Name another."

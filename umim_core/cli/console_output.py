@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from typing import Annotated, Final
 
 import typer
+
+from umim_core.errors import UmimError
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
 
 
 def _print_version(wanted: bool) -> None:
@@ -36,12 +45,35 @@ def log_lines(name: str) -> logging.Handler:
 
 
 def emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
-    """Print a result. No terminal encoding refuses it: JSON is ASCII, text is escaped as needed."""
     text = json.dumps(document, allow_nan=False) if as_json else "\n".join(lines)
     write(text)
 
 
 def write(text: str, *, newline: bool = True) -> None:
-    """Print a text at once, what the terminal's encoding lacks as escapes."""
-    encoding = sys.stdout.encoding if sys.stdout is not None else "utf-8"
-    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=newline)
+    """Print a text at once; what stdout's encoding lacks ``running`` escapes."""
+    if sys.stdout is not None:  # click would write UTF-8 into an ASCII stdout
+        sys.stdout.write(text + "\n" * newline)
+        sys.stdout.flush()
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Run a command: what stdout's encoding lacks is escaped, errors are one line on stderr."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except UmimError as error:
+        typer.echo(f"umim: error: {error}", err=True)
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        # What could not be written would be tried again, and complained about, at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        typer.echo(f"umim: error: stdout must take the output; got {error.strerror}", err=True)
+        raise SystemExit(1) from None

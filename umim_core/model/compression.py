@@ -29,8 +29,7 @@ class Compression:
 
     Attributes:
         ids: Raw token ids.
-        units: Text of each unit, in order. A unit that holds part of a multi-byte character shows
-            the replacement character.
+        units: Text of each unit, in order; together they are the text of the ids.
         unit_lengths: Raw tokens of each unit; more than 1 where a span was merged.
     """
 

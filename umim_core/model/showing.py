@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import takewhile
 from typing import Final
 
 from rich.console import Console
@@ -31,7 +32,8 @@ _PICTURE: Final = TerminalTheme(
     normal=[(0, 0, 0), _GREY, _GREY, (205, 174, 85), _GREY, _GREY, (95, 184, 198), _GREY],
     bright=[_GREY, _GREY, _GREY, (255, 226, 138), _GREY, _GREY, (155, 231, 242), _GREY],
 )
-_CONTEXT: Final = 4  # tokens before a unit that its text is read with
+_BYTES: Final = 4  # of a character, each a token at most
+_UNITS: Final = 16  # without a complete text in a row, after which decoding gets seldom
 _REMOTE_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
@@ -40,8 +42,7 @@ class Piece:
     """A text in one colour.
 
     Attributes:
-        text: What is shown. A unit that holds part of a multi-byte character shows the
-            replacement character.
+        text: What is shown; a character of several tokens belongs to the unit that completes it.
         tokens: Raw tokens of its unit, of number ``unit``; more than 1 where a span was merged.
         prompt: Whether it is part of the prompt of a generated text.
     """
@@ -69,14 +70,16 @@ class View:
         plain = out.color_system is None or out.no_color
         text = Text()
         for piece, merged in self._numbered():
+            # What the terminal cannot write is shown as escapes.
+            shown = piece.text.encode(out.encoding, "backslashreplace").decode(out.encoding)
             if plain:
-                text.append(f"[{piece.text}]" if piece.tokens > 1 else piece.text)
+                text.append(f"[{shown}]" if piece.tokens > 1 else shown)
                 continue
             if piece.tokens > 1:
                 style = (_PROMPT_STYLES if piece.prompt else _STYLES)[merged % 2]
             else:
                 style = "dim" if piece.prompt else ""
-            text.append(piece.text, style=style)
+            text.append(shown, style=style)
         out.print(text)
         out.print(self.summary, style="dim", highlight=False)
 
@@ -123,18 +126,47 @@ class View:
 def unit_texts(ids: Sequence[int], lengths: Sequence[int], decode: Decode) -> tuple[str, ...]:
     """Return the text of every unit of raw ids [T]; together they are the text of the ids.
 
-    A unit is read behind the tokens before it: decoders that strip the space at the beginning of a
-    text would otherwise strip it from every unit.
+    A character of several tokens belongs to the unit that completes it::
+
+        ids     E3 81 | 93 E3 82 | 93            bytes of two Japanese letters in three units
+        texts   ""      "\u3053"    "\u3093"
+
+    Units are read behind some of the tokens before them: decoders that strip the space at the
+    beginning of a text would otherwise strip it from every unit.
     """
-    texts, start = [], 0
+    whole = decode(list(ids))
+    texts: list[str] = []
+    before: list[int] = []  # tokens that are shown, the first with a text
+    waiting: list[int] = []  # tokens that are not, or not all of their text, of so many units:
+    units = start = at = begun = 0  # start in ids; in the text, what is shown, and what waits
     for length in lengths:
-        before = list(ids[max(0, start - _CONTEXT) : start])
-        unit = list(ids[start : start + length])
-        known, both = decode(before), decode([*before, *unit])
-        # A multi-byte character that goes on from one unit into the next changes what was known.
-        texts.append(both[len(known) :] if both.startswith(known) else decode(unit))
-        start += length
+        waiting += ids[start : start + length]
+        start, units, end = start + length, units + 1, at
+        if units <= _UNITS:
+            known = decode(before)
+            for cut in range(len(waiting), max(0, len(waiting) - _BYTES), -1):
+                both = decode([*before, *waiting[:cut]])
+                if not both.startswith(known):
+                    continue
+                new = both[len(known) :]
+                same = _shared(new, whole[begun : begun + len(new)])
+                end = max(end, begun + same)
+                if same == len(new) and (new or cut == len(waiting)):
+                    before = waiting[:cut] if new else [*before, *waiting][:_UNITS]
+                    waiting, units, begun = waiting[cut:], 0, begun + same
+                    break
+        elif units & (units - 1) == 0:  # a decoder that looks further back: ever more seldom
+            end = max(end, _shared(decode(list(ids[:start])), whole))
+        texts.append(whole[at:end])
+        at = end
+    if texts:
+        texts[-1] += whole[at:]
     return tuple(texts)
+
+
+def _shared(a: str, b: str) -> int:
+    """Return with how many equal characters two texts begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def html_page(title: str, fragment: str) -> str:
