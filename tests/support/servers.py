@@ -16,10 +16,9 @@ from threading import Thread
 from typing import Any, Final
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 
-from umim_core.serving.connections import Connection, settings
+from umim_core.serving.connections import BoundedServer, Connection
 
 CHATML: Final = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] "
@@ -55,7 +54,7 @@ def in_thread(
     app: Starlette, port: int = 0, connection: type[Connection] = Connection
 ) -> Iterator[str]:
     """Serve an application on a free port of loopback; give its address."""
-    server = uvicorn.Server(settings(app, "127.0.0.1", port, connection))
+    server = BoundedServer(app, "127.0.0.1", port, connection)
     thread = Thread(target=server.run, daemon=True)
     thread.start()
     end = time.monotonic() + _SECONDS

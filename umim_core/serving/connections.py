@@ -2,8 +2,8 @@
 
     silent, or a head that does not end    30 s, then closed
     a reader that takes nothing            30 s, then closed
-    more connections than files allow      the one that has been idle longest goes; where none is
-                                           idle, the new one gets 503
+    more connections than files allow      the one without a whole request for longest goes; where
+                                           all have one, the new one gets 503
 
 A client that closes its sending side counts as gone.
 """
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
+import socket
 import time
 from contextlib import suppress
 from typing import Any, Final
@@ -26,6 +28,8 @@ from umim_core.serving.openai_api import try_later
 
 _GRACE_SECONDS: Final = 30
 _MOST: Final = 1024
+_ACCEPTED_AT_ONCE: Final = 8
+_QUEUE: Final = 512
 _OTHER_FILES: Final = 64  # the program's own
 _BETWEEN_REPORTS: Final = 60.0  # seconds
 _log: Final = logging.getLogger("umim.serve")
@@ -67,8 +71,10 @@ class Connection(H11Protocol):
         most = most_connections()
         if len(self.connections) <= most:
             return
-        others = [one for one in self.connections if isinstance(one, Connection) and one.idle]
-        if oldest := min(set(others) - {self}, key=lambda one: one.idle_since, default=None):
+        known = [one for one in self.connections if isinstance(one, Connection)]
+        others = [one for one in known if one is not self and (one.idle or one.cycle.more_body)]
+        if oldest := min(others, key=lambda one: one.idle_since, default=None):
+            self.connections.discard(oldest)  # or the next one would choose it, too
             oldest.transport.abort()
         else:
             refused = try_later("overloaded", f"at most {most} connections may be open", "more")
@@ -133,22 +139,31 @@ class _Seldom(logging.Filter):
         return seldom
 
 
-def settings(
-    app: Starlette, host: str, port: int, connection: type[Connection] = Connection
-) -> uvicorn.Config:
-    """Return how uvicorn serves an application; open answers have 30 seconds to end."""
-    # asyncio accepts as many as wait in the system's queue before any of them is counted here.
-    return uvicorn.Config(
-        app, host=host, port=port, http=connection, log_config=None, access_log=False,
-        server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
-        backlog=max(8, most_connections() // 2),
-    )  # fmt: skip
+class BoundedServer(uvicorn.Server):
+    """A server of an application whose connections are bounded; answers have 30 s to end."""
+
+    def __init__(
+        self, app: Starlette, host: str, port: int, connection: type[Connection] = Connection
+    ) -> None:
+        config = uvicorn.Config(
+            app, host=host, port=port, http=connection, log_config=None, access_log=False,
+            server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
+            backlog=_ACCEPTED_AT_ONCE,
+        )  # fmt: skip
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen with a longer queue than asyncio accepts at once, uncounted by connections."""
+        await super().startup(sockets)
+        for listening in (one for server in self.servers for one in server.sockets):
+            with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                same.listen(_QUEUE)
 
 
 def run_app(app: Starlette, host: str, port: int) -> None:
     """Serve an application until TERM or Ctrl-C."""
     logging.getLogger("asyncio").addFilter(_Seldom())
-    server = uvicorn.Server(settings(app, host, port))
+    server = BoundedServer(app, host, port)
     with suppress(KeyboardInterrupt):
         server.run()
     if not server.started:
