@@ -27,7 +27,9 @@ ByOrder = Mapping[int, np.ndarray]
 def clear_leftovers(out: Path) -> None:
     """Remove what a run that died left behind, but for the finished parts under ``state``."""
     for path in out.iterdir():
-        if path.name != STATE:
+        if path.is_dir() and path.name != STATE:
+            shutil.rmtree(path)
+        elif path.name != STATE:
             path.unlink()
 
 

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -26,6 +25,7 @@ from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ClusterError, CorpusError, TokenizerMismatchError, UmimError
 from umim_core.store.artifacts import sha256_file
 from umim_core.store.disk import leave_mark, not_shared, sees_mark
+from umim_core.store.scratch import scratch_folder
 from umim_core.text.files import expand, is_address
 from umim_core.text.readers import BadRows
 from umim_core.text.shard_files import Shard, first_tokens, write_index
@@ -257,10 +257,9 @@ def _outcome(job: TokenJob) -> str:
             sums = {name: sha256_file(path) for name, path in _files(done, job.directory).items()}
         else:
             artifact_root().mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".shards-", dir=artifact_root()) as folder:
-                own = Path(folder)
-                done = tokenize_file(replace(job, directory=own, mark=None))
-                entries = remote.store_files(_files(done, own))
+            with scratch_folder(artifact_root(), "shards") as folder:
+                done = tokenize_file(replace(job, directory=folder, mark=None))
+                entries = remote.store_files(_files(done, folder))
             sums = {name: str(entry["sha256"]) for name, entry in entries.items()}
     except UmimError as error:
         return json.dumps(as_data(error))

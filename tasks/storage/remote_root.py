@@ -39,6 +39,7 @@ from umim_core.errors import ArtifactError, MissingExtraError
 from umim_core.store.artifacts import MANIFEST, payload_files, safe_join, sha256_file
 from umim_core.store.disk import flush_tree, write_bytes
 from umim_core.store.publication import STATE
+from umim_core.store.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -285,14 +286,11 @@ class RemoteRoot:
 
     def object_digest(self, digest: str) -> str:
         """Return the SHA-256 of what is stored under a digest; the file is read whole."""
-        target = artifact_root() / f".verify-{secrets.token_hex(4)}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        artifact_root().mkdir(parents=True, exist_ok=True)
+        with scratch_folder(artifact_root(), "verify") as folder:
             with self._typed_errors():
-                self.filesystem.get_file(self._place(object_place(digest)), str(target))
-            return sha256_file(target)
-        finally:
-            target.unlink(missing_ok=True)
+                self.filesystem.get_file(self._place(object_place(digest)), str(folder / digest))
+            return sha256_file(folder / digest)
 
     def __str__(self) -> str:
         return self.address.rstrip("/")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -85,6 +84,7 @@ def export(
     from umim_core.serving.model_export import check_exportable, export_model
     from umim_core.store.disk import check_writable
     from umim_core.store.locking import computing
+    from umim_core.store.scratch import scratch_folder
     from umim_core.text.sources import source_of
 
     options = MiningOptions(
@@ -107,9 +107,9 @@ def export(
             "Add --text FILE: its most useful 8,192 spans are chosen.",
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    with computing(), tempfile.TemporaryDirectory(dir=out.parent) as folder:
+    with computing(), scratch_folder(out.parent, out.name) as folder:
         if source is not None:
-            chosen = Path(folder) / "spans"
+            chosen = folder / "spans"
             mine_rules(source, chosen, tokenizer=umim.backbone.name, options=options)
             rules = RuleSet.load(chosen)
         export_model(umim, rules, out, raw_tail=raw_tail, gguf=gguf)

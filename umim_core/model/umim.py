@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Final, Unpack
 
 import numpy as np
@@ -45,6 +45,7 @@ from umim_core.model.options import (
 from umim_core.rules.leaks import LeakPolicy, check_export
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.scratch import scratch_folder
 
 _CONTEXTS_AT_ONCE: Final = 16  # their mask grows with the square of the longest
 
@@ -373,7 +374,7 @@ class UMIM:
             CheckpointError: If the hub refuses or cannot be reached.
         """
         check_export(self.rules, self.backbone.require_tokenizer(), leaks)
-        with TemporaryDirectory() as parent:
-            directory = Path(parent) / "checkpoint"
+        with scratch_folder(Path(gettempdir()), "umim-push") as parent:
+            directory = parent / "checkpoint"
             self.save_pretrained(directory)
             return upload_checkpoint(directory, repo_id, private, commit_message)

@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import Final
 
 from umim_core.errors import ArtifactError, ClusterError
-from umim_core.store.scratch import scratch_file
+from umim_core.store.scratch import scratch
 
 _REFUSALS: Final = frozenset(
     {
@@ -90,17 +90,18 @@ def _replaced(target: Path, parts: Iterable[bytes | memoryview], durable: bool) 
     """Replace a file; return it opened for writing where that cannot be done."""
     before = target.stat() if target.exists() else None
     try:
-        with scratch_file(target, 0o600 if before else 0o666) as (handle, scratch):
-            with os.fdopen(os.dup(handle), "wb") as stream:
+        with scratch(target.parent, target.name) as place:
+            with place.open("xb") as stream:
                 stream.writelines(parts)
-            if before:
-                now = os.fstat(handle)
-                if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
-                    os.fchown(handle, before.st_uid, before.st_gid)
-                os.fchmod(handle, stat.S_IMODE(before.st_mode))
-            if durable:
-                os.fsync(handle)
-            scratch.rename(target)
+                stream.flush()
+                if before:
+                    now = os.fstat(stream.fileno())
+                    if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
+                        os.fchown(stream.fileno(), before.st_uid, before.st_gid)
+                    os.fchmod(stream.fileno(), stat.S_IMODE(before.st_mode))
+                if durable:
+                    os.fsync(stream.fileno())
+            place.rename(target)
     except OSError as error:
         if before is None or error.errno not in _IRREPLACEABLE:
             raise

@@ -26,7 +26,7 @@ from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import MANIFEST, read_json, read_manifest, write_json, write_manifest
 from umim_core.store.disk import flush, flush_tree, is_refusal
 from umim_core.store.locking import directory_lock
-from umim_core.store.scratch import remove_marked, scratch_folder, sweep_tree
+from umim_core.store.scratch import remove_marked, scratch_folder, sweep
 
 STATE: Final = "state"  # finished parts and resume state, in the directory that is being built
 MARK: Final = "umim.json"
@@ -106,10 +106,11 @@ def build_once(
             shutil.rmtree(place)
         elif os.path.lexists(place):
             place.rename(place.with_name(f"{place.name}.torn-{time.time_ns()}"))
-        scratch = scratch_folder(place.parent, place.name)
-        with _resumed(partial, mark) if resumable else scratch as out:
+        fresh = scratch_folder(place.parent, place.name)
+        with _resumed(partial, mark) if resumable else fresh as out:
             body = {"key": key, **(build(out) or {})}
-            sweep_tree(out)
+            for folder in (out, *(path for path in out.rglob("*") if path.is_dir())):
+                sweep(folder, None)  # of killed calls
             if (out / STATE).is_dir():
                 (out / STATE).rename(out.parent / STATE)
             digest = write_manifest(out, kind=kind, schema=schema, body=body)

@@ -1,9 +1,13 @@
 """Scratch: what is written beside its final place until it is whole.
 
-A scratch file or folder is called ``.NAME.<16 hex digits>.umim``: nobody can guess the name, it is
-made anew without following links, and its maker holds an ``flock`` as long as it lives. That name,
-the file ``lock`` in a folder of it and our user id are the mark: what carries all of it, and has no
-maker any more, is what a killed process left. Nothing else is ever removed.
+::
+
+    .NAME.<16 hex digits>.umim/     nobody can guess the name, and nobody else can enter
+        lock                        our mark; its maker holds an ``flock`` on it while it lives
+        whole                       a file or folder, to be renamed
+
+A folder of that name with our mark, whose maker is gone, is what a killed process left: the next
+one that writes NAME removes it. Nothing else is ever removed.
 """
 
 from __future__ import annotations
@@ -21,124 +25,89 @@ from typing import Final
 
 _NAME: Final = re.compile(r"\.(.+)\.[0-9a-f]{16}\.umim", re.DOTALL)
 _STEM_BYTES: Final = 200  # of a name; file systems take 255
-_OPEN: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-LOCK: Final = "lock"
+_LOCK: Final = "lock"
+_MARK: Final = b"scratch of umim\n"
 
 
 @contextmanager
-def scratch_file(target: Path, mode: int) -> Iterator[tuple[int, Path]]:
-    """Give a new file beside ``target``, open and locked; rename it to keep it."""
-    sweep(target.parent, target.name)
-    handle, path = -1, target
-    while handle < 0:
-        path = target.with_name(_new_name(target.name))
-        handle = _made(path, mode)
+def scratch(parent: Path, stem: str) -> Iterator[Path]:
+    """Give a private place on the disk of ``parent``, where nothing is yet; rename what to keep."""
+    sweep(parent, stem)
+    folder = parent / f".{_cut(stem)}.{secrets.token_hex(8)}.umim"
+    while (handle := _made(folder)) is None:
+        folder = folder.with_name(f".{_cut(stem)}.{secrets.token_hex(8)}.umim")
     try:
-        yield handle, path
+        yield folder / "whole"
     finally:
-        with suppress(OSError):
-            path.unlink()
+        remove_marked(folder, _LOCK)
         os.close(handle)
 
 
 @contextmanager
 def scratch_folder(parent: Path, stem: str) -> Iterator[Path]:
-    """Give a new folder ``whole`` in a private one of ``parent``; rename it to keep it."""
-    sweep(parent, stem)
-    handle, folder = -1, parent
-    while handle < 0:
-        folder = parent / _new_name(stem)
-        folder.mkdir(mode=0o700)
-        with suppress(FileNotFoundError):  # swept before it had its lock
-            handle = _made(folder / LOCK, 0o600)
-    try:
-        (folder / "whole").mkdir()
-        yield folder / "whole"
-    finally:
-        remove_marked(folder, LOCK)
-        os.close(handle)
+    """Give a new folder in a place of ``scratch``."""
+    with scratch(parent, stem) as folder:
+        folder.mkdir()
+        yield folder
 
 
-def sweep(folder: Path, stem: str) -> None:
-    """Remove the scratch that killed processes of this user left for one name in a folder."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if entry.name.endswith(".umim")]
-        for name in names:
-            if (found := _NAME.fullmatch(name)) and found[1] == _cut(stem):
-                _remove(folder / name)
-
-
-def sweep_tree(folder: Path) -> None:
-    """Remove all scratch of killed processes below a folder that is about to be published."""
-    for path in list(folder.rglob(".*.umim")):
-        if _NAME.fullmatch(path.name):
-            _remove(path)
+def sweep(parent: Path, stem: str | None) -> None:
+    """Remove what killed processes of this user left in a folder, for one name or for all."""
+    with suppress(OSError), os.scandir(parent) as entries:
+        for name in [entry.name for entry in entries if entry.name.endswith(".umim")]:
+            found = _NAME.fullmatch(name)
+            if found and (stem is None or found[1] == _cut(stem)):
+                _remove(parent / name)
 
 
 def remove_marked(folder: Path, mark: str) -> None:
     """Remove a folder of ours, its mark last: what a kill leaves of it is still ours."""
     with suppress(OSError):
         for path in folder.iterdir():
-            if path.name == mark:
-                continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
-            else:
+            elif path.name != mark:
                 path.unlink()
-        (folder / mark).unlink(missing_ok=True)
+        (folder / mark).unlink()
         folder.rmdir()
 
 
-def _remove(path: Path) -> None:
-    """Remove scratch whose maker is gone; an empty folder's has not come to its lock."""
-    is_folder = path.is_dir() and not path.is_symlink()
-    handle = _claimed(path / LOCK if is_folder else path)
-    if handle is None:
-        if is_folder:
-            with suppress(OSError):
-                path.rmdir()  # only if it is empty
-        return
-    if is_folder:
-        remove_marked(path, LOCK)
-    else:
-        path.unlink(missing_ok=True)
-    os.close(handle)
-
-
-def _made(path: Path, mode: int) -> int:
-    """Make a file and lock it; -1 if a sweep took it for a dead one in between."""
-    handle = os.open(path, _OPEN | os.O_CREAT | os.O_EXCL, mode)
+def _made(folder: Path) -> int | None:
+    """Make a folder and lock it; None if a sweep took it for a dead one in between."""
+    folder.mkdir(mode=0o700)
+    try:
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
     with suppress(OSError):  # a file system without locks: nothing is swept there either
         fcntl.flock(handle, fcntl.LOCK_EX)
-    if os.fstat(handle).st_nlink:
-        return handle
-    os.close(handle)
-    return -1
+    os.write(handle, _MARK)
+    return handle
 
 
-def _claimed(path: Path) -> int | None:
-    """Lock a regular file of this user that nobody has locked."""
+def _remove(folder: Path) -> None:
+    if folder.is_symlink():
+        return
+    with suppress(OSError):
+        folder.rmdir()  # of a maker that did not come to its lock: only if it is empty
     try:
-        handle = os.open(path, _OPEN)
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return None
+        return
     try:
-        if is_ours(os.fstat(handle)):
+        status = os.fstat(handle)
+        if (
+            stat.S_ISREG(status.st_mode)
+            and status.st_nlink == 1
+            and status.st_uid == os.geteuid()
+            and os.pread(handle, len(_MARK) + 1, 0) == _MARK
+        ):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return handle
-    except OSError:
+            remove_marked(folder, _LOCK)
+    except OSError:  # locked: its maker lives
         pass
-    os.close(handle)
-    return None
-
-
-def is_ours(status: os.stat_result) -> bool:
-    """Return whether a file is a regular one of this user under one name."""
-    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid()
-
-
-def _new_name(stem: str) -> str:
-    return f".{_cut(stem)}.{secrets.token_hex(8)}.umim"
+    finally:
+        os.close(handle)
 
 
 def _cut(stem: str) -> str:

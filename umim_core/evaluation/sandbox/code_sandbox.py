@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import Final
 
 from umim_core.errors import ConfigError, EvaluationError
+from umim_core.store.scratch import scratch_folder
 
 _GUARD: Final = Path(__file__).with_name("sandbox_guard.py")
 _REPORT_BYTES: Final = 512
@@ -87,8 +88,8 @@ def run_confined(program: str, *, seconds: int = 10, wall_seconds: float = 60.0)
             "Evaluate elsewhere.",
         )
     nonce = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="umim-sandbox-") as folder:
-        place, empty = Path(folder) / "program.py", Path(folder) / "empty"
+    with scratch_folder(Path(tempfile.gettempdir()), "umim-sandbox") as folder:
+        place, empty = folder / "program.py", folder / "empty"
         place.write_text(program, encoding="utf-8", errors="replace")
         empty.mkdir()
         code, report = _run(place, empty, nonce, seconds=seconds, wall_seconds=wall_seconds)
