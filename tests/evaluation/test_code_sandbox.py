@@ -158,7 +158,7 @@ READS = {
     "OwnMemory": "read('/proc/self/mem')",
     "ByOwnThread": "read(f'/proc/thread-self/../../../{parent}/fd/{pipe}')",
     "ByOwnRoot": "read(f'/proc/self/root/proc/{parent}/fd/{pipe}')",
-    "ByOwnFolder": "read(f'/proc/self/cwd/../../../proc/{parent}/environ')",
+    "ByOwnFolder": "read(f'/proc/self/cwd/../../../../../proc/{parent}/environ')",
     "FileOfUser": "read(victim)",
     "FolderOfUser": "os.listdir(folder)",
     "NamedPipe": "os.open(folder + '/pipe', os.O_NONBLOCK)",
