@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.storage.node_files import fetch_inputs
 from tasks.storage.remote_root import remote_root
+from umim_core.addresses import is_address
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ClusterError, CorpusError, TokenizerMismatchError, UmimError
 from umim_core.store.artifacts import sha256_file
 from umim_core.store.disk import leave_mark, not_shared, sees_mark
 from umim_core.store.scratch import scratch_folder
-from umim_core.text.files import expand, is_address
 from umim_core.text.readers import BadRows
 from umim_core.text.shard_files import Shard, first_tokens, write_index
 from umim_core.text.shards import SHARD_TOKENS, ShardWriter
-from umim_core.text.sources import HubDataset, Source, TextFiles, TokenIds
+from umim_core.text.sources import HubDataset, Source, TextFiles, TokenIds, files_of
 from umim_core.text.tokens import iter_file_token_pieces
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def split_jobs(
     """Return the jobs of a split: one per file, in canonical order; see `TokenJob`."""
     sources: list[Source] = [source]
     if not isinstance(source, HubDataset | TokenIds):
-        names = [file.location for file in expand(source.paths)]
+        names = [file.location for file in files_of(source)]
         places = [name if is_address(name) else os.path.abspath(name) for name in names]
         sources = [source.model_copy(update={"paths": (place,)}) for place in places]
     return [

@@ -33,7 +33,6 @@ from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, w
 from umim_core.store.publication import STATE
 from umim_core.synthetic_corpora.questions import iter_rows, read_selection, split_questions
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet
-from umim_core.text.files import expand
 from umim_core.text.mixing import mix_documents
 from umim_core.text.readers import iter_documents
 from umim_core.text.shard_files import INDEX
@@ -44,6 +43,7 @@ from umim_core.text.sources import (
     JsonLines,
     Source,
     file_digests,
+    files_of,
     source_digests,
 )
 
@@ -374,4 +374,4 @@ def _record(
 def _names(source: DocumentSource) -> list[str]:
     if isinstance(source, HubDataset):
         return [f"{source.name} {source.split}"]
-    return [str(file) for file in expand(source.paths)]
+    return [str(file) for file in files_of(source)]

@@ -128,7 +128,7 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
         ({"--rules": "{folder}/none"}, "must hold rules; got none"),
         ({"--segment-length": "128"}, "rows must have at most 64 tokens, the positions of"),
         ({"--merge-depth": "2"}, "must have residual 'last' and unit_positions 'preserved'"),
-        ({"--split": "test"}, "--split and --config belong to data sets; got --split test"),
+        ({"--split": "test"}, "--split is of corpora of the kinds dataset; got test for text"),
         ({"--adapter-rank": "300"}, "adapter_rank: Input should be less than or equal to 256"),
         (
             {"--merge-depth": "99", "--unit-positions": "preserved", "--segment-length": "16"},

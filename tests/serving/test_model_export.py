@@ -223,8 +223,11 @@ def test_other_spans_are_refused(tiny_umim: UMIM, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--out", "new", "--spans", "9"), "--spans, --tau, --protect and --field choose spans"),
-        (("--out", "new", "--field", "text"), "--spans, --tau, --protect and --field choose"),
+        (
+            ("--out", "new", "--spans", "9"),
+            "add --text FILE; got --spans 9",
+        ),
+        (("--out", "new", "--field", "text"), "add --text FILE; got --field text"),
         (("--text", "README.md", "--out", "new", "--tau", "0"), "tau must be at least 1"),
     ],
 )

@@ -22,7 +22,6 @@ from umim_core.errors import ConfigError, CorpusError
 
 PROMPT: Final = "Once upon a time"
 TASKS_FOLDER: Final = Path(__file__).parents[1] / "evaluation" / "tasks"  # for lm-eval's command
-FIELD: Final = "text"  # of ``umim mine`` and ``umim train``, where nothing else is said
 STEPS: Final = 200  # of ``umim train``
 BATCH_SIZE: Final = 8  # likewise
 _FEWEST_STEPS: Final = 50
@@ -42,8 +41,7 @@ def after_mining(
     model = "MODEL" if tokenizer is None else tokenizer
     trained = out.with_name(f"{out.name}-trained")
     command = ["umim", "train", model, *_short(texts), "--rules", str(out)]
-    for name, value in data.items():
-        command += [] if value is None else [name, str(value)]
+    command += _given(data)
     once = math.ceil(tokens / (BATCH_SIZE * segment_length) / 10) * 10  # reads the text once
     steps = min(max(once, _FEWEST_STEPS), STEPS)  # within what a first try needs
     command += ["--steps", str(steps), "--out", str(trained)]
@@ -58,6 +56,11 @@ def after_fetching(name: str) -> list[str]:
             return ["", f"Next, generate with {checkpoint}:", f"  {shlex.join(command)}"]
     command = ["umim", "mine", "texts/*.txt", "--tokenizer", name, "--out", "rules"]
     return ["", "Next, mine rules from texts of your own:", f"  {' '.join(command)}"]
+
+
+def _given(options: Mapping[str, object]) -> list[str]:
+    given = [(name, str(value)) for name, value in options.items() if value is not None]
+    return [word for pair in given for word in pair]
 
 
 def _short(texts: Sequence[str]) -> list[str]:
@@ -93,11 +96,12 @@ def after_training(checkpoint: str | Path) -> list[str]:
 
 
 def after_pruning(
-    out: Path, config: CheckpointConfig, texts: Sequence[str], field: str
+    out: Path, config: CheckpointConfig, texts: Sequence[str], data: Mapping[str, object]
 ) -> list[str]:
     """Return how to use a pruned checkpoint, and how to train it further with its rules.
 
     ``umim train`` takes models of no named revision; for others a recipe of the pipeline is named.
+    ``data`` are the options that read the corpus.
     """
     generate = ["umim", "generate", PROMPT, "-c", str(out), "--show"]
     use, rules = f"  {shlex.join(generate)}", str(out / "checkpoint" / "rules")
@@ -108,7 +112,7 @@ def after_pruning(
             f"pipeline; the rules are in {rules}.)",
         ]
     train = ["umim", "train", config.backbone, *_short(texts), "--rules", rules]
-    train += [] if field == FIELD else ["--field", field]
+    train += _given(data)
     train += ["--start", str(out), "--out", str(out.with_name(f"{out.name}-trained"))]
     return [use, f"  {shlex.join(train)}"]
 

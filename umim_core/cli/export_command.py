@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ConfigError
 
@@ -45,10 +46,9 @@ def export(
             "newlines; may be repeated. [default: digits]"
         ),
     ] = None,
-    field: Annotated[
-        str | None,
-        typer.Option(help="Text field of --text in JSONL, parquet, data sets. [default: text]"),
-    ] = None,
+    kind: shared.KindOption = None,
+    field: shared.FieldOption = None,
+    max_bad: shared.MaxBadOption = None,
     raw_tail: Annotated[
         int | None,
         typer.Option(
@@ -69,11 +69,17 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a Hugging Face directory with one more row for each span."""
-    if not text and (spans or protect or tau is not None or field is not None):
-        raise ConfigError(
-            "--spans, --tau, --protect and --field choose spans of a text",
-            "no --text",
-            "Add --text FILE.",
+    if not text:
+        shared.refuse_ignored(
+            {
+                "--spans": spans,
+                "--tau": tau,
+                "--protect": protect or None,
+                "--kind": kind,
+                "--field": field,
+                "--max-bad": max_bad,
+            },
+            "choose spans of a text: add --text FILE",
         )
     if out.exists():
         raise ConfigError("--out must not exist", str(out), "Remove it or choose another name.")
@@ -85,7 +91,7 @@ def export(
     from umim_core.store.disk import check_writable
     from umim_core.store.locking import computing
     from umim_core.store.scratch import scratch_folder
-    from umim_core.text.sources import source_of
+    from umim_core.text.sources import Reading, source_of
 
     options = MiningOptions(
         tau=_TAU if tau is None else tau,
@@ -96,7 +102,7 @@ def export(
     ).check()
     check_writable(out)
     log_lines("umim.progress")
-    source = source_of(tuple(text), field="text" if field is None else field) if text else None
+    source = source_of(tuple(text), Reading(kind, field, max_bad=max_bad)) if text else None
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype)
     check_exportable(umim, gguf=gguf)
     rules = umim.checkpoint.rules

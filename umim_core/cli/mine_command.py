@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from umim_core.checkpoint.next_steps import FIELD, after_mining
+from umim_core.checkpoint.next_steps import after_mining
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ConfigError
@@ -23,8 +23,9 @@ def mine(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="Text, .jsonl (both also .gz, .zst) or .parquet files, globs and s3:// allowed; a "
-            "local .npy file of ids; or one Hugging Face data set name."
+            help="Text or JSON Lines (also packed: .gz, .zst, .xz, .bz2) or .parquet files, "
+            "folders, globs and s3:// allowed; a local .npy file of ids; or one Hugging Face data "
+            "set name."
         ),
     ],
     out: Annotated[
@@ -66,7 +67,8 @@ def mine(
         int, typer.Option(help="Least number of documents that a rule occurs in.")
     ] = 1,
     protect: shared.ProtectOption = None,
-    field: shared.FieldOption = FIELD,
+    kind: shared.KindOption = None,
+    field: shared.FieldOption = None,
     split: shared.SplitOption = None,
     config: shared.ConfigOption = None,
     max_bad: shared.MaxBadOption = None,
@@ -82,6 +84,7 @@ def mine(
 ) -> None:
     """Mine merge rules from a corpus and write a rule directory."""
     from umim_core.mining.mining_options import MiningOptions
+    from umim_core.text.sources import Reading, source_of
 
     if out is None:
         raise ConfigError("--out must name the rule directory to write", "nothing", "Add it.")
@@ -108,7 +111,7 @@ def mine(
         "have no part in the confidence policy; the backbone brings its tokenizer",
     )
     log_lines("umim.progress")
-    source = shared.corpus(tuple(sources), field, split, config, max_bad)
+    source = source_of(tuple(sources), Reading(kind, field, split, config, max_bad))
     if policy == "confidence":
         if backbone is None:
             raise ConfigError("the confidence policy needs --backbone", "nothing", "Add it.")
@@ -130,7 +133,8 @@ def mine(
         backbone or tokenizer,
         sources,
         data={
-            "--field": None if field == FIELD else field,
+            "--kind": kind,
+            "--field": field,
             "--split": split,
             "--config": config,
             "--max-bad": max_bad,

@@ -40,9 +40,11 @@ def ppl(
         ),
     ] = False,
     raw_tail: shared.RawTailOption = None,
-    field: shared.FieldOption = "text",
-    split: Annotated[str, typer.Option(help="Split of a data set.")] = "test",
+    kind: shared.KindOption = None,
+    field: shared.FieldOption = None,
+    split: Annotated[str | None, typer.Option(help="Split of a data set. [default: test]")] = None,
     config: shared.ConfigOption = None,
+    max_bad: shared.MaxBadOption = None,
     budget: shared.BudgetOption = None,
     target_tr: shared.TargetOption = None,
     dtype: shared.DtypeOption = "auto",
@@ -61,12 +63,13 @@ def ppl(
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
     from umim_core.store.artifacts import finite_or_none
-    from umim_core.text.sources import source_of
+    from umim_core.text.sources import Reading, source_of
     from umim_core.text.token_ids import leading_ids
     from umim_core.text.tokens import iter_token_pieces
     from umim_core.text.windows import document_windows, scored_bytes, second_halves
 
-    source = source_of(tuple(files), field=field, split=split, config=config)
+    reading = Reading(kind, field, split, config, max_bad, default_split="test")
+    source = source_of(tuple(files), reading)
     umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr)
     tokenizer = umim.backbone.require_tokenizer()
     lead = leading_ids(tokenizer, special_tokens)
@@ -84,7 +87,7 @@ def ppl(
         raise CorpusError(
             "perplexity needs at least two tokens of a document", "one token", "Give more text."
         )
-    reading: dict[str, object] = {}
+    prompts: dict[str, object] = {}
     if prompt:
         merge, raw_tail = umim.checkpoint.config.recommended("prompt", raw_tail)
         windows = second_halves(windows)
@@ -94,7 +97,7 @@ def ppl(
             )
             for model in (umim.merged_model.base(), umim.merged_model.reading(merge, raw_tail))
         )
-        reading = {"merge": merge, "raw_tail": raw_tail}
+        prompts = {"merge": merge, "raw_tail": raw_tail}
     else:
         rows, contexts = [window.ids for window in windows], [window.given for window in windows]
         base = perplexity(rows, umim.merged_model.base(), batch_size, given=contexts)
@@ -115,7 +118,7 @@ def ppl(
         "window_tokens": segment_length,
         "context_tokens": context,
         "documents": documents,
-        **reading,
+        **prompts,
     }
     spread = "" if error is None else f" ± {math.exp(ratio) * error:.3f}"
     lines = [

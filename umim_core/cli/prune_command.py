@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from umim_core.checkpoint.next_steps import FIELD
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
@@ -152,7 +151,9 @@ def prune(
             help="The same by effect: the cheapest rules, and ties, that reach this reduction.",
         ),
     ] = None,
-    field: shared.FieldOption = FIELD,
+    kind: shared.KindOption = None,
+    field: shared.FieldOption = None,
+    max_bad: shared.MaxBadOption = None,
     device: shared.PlaceOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -194,10 +195,11 @@ def prune(
     from umim_core.rules.matcher import Matcher
     from umim_core.rules.protect import protected_ids
     from umim_core.store.locking import computing
-    from umim_core.text.sources import source_of
+    from umim_core.text.sources import Reading, sources_of
     from umim_core.text.token_ids import UniformOffsets
 
-    sources = [source_of(tuple(names), field=field) for names in (files, heldout) if names]
+    corpora = [tuple(names) for names in (files, heldout) if names]
+    sources = sources_of(corpora, Reading(kind, field, max_bad=max_bad))
     umim = UMIM.from_pretrained(
         checkpoint, device=device or default_device(), dtype="float32", budget=math.inf
     )
@@ -253,7 +255,12 @@ def prune(
         *figures.lines(),
         "",
         "Next, generate, or train a module for the rules that stay:",
-        *after_pruning(place, umim.checkpoint.config, files, field),
+        *after_pruning(
+            place,
+            umim.checkpoint.config,
+            files,
+            {"--kind": kind, "--field": field, "--max-bad": max_bad},
+        ),
     ]
     emit(asdict(figures), lines, as_json)
 

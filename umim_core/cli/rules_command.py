@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from umim_core.checkpoint.checkpoint_files import named_place, read_config
+from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
@@ -67,20 +68,23 @@ def rules(
     scan: Annotated[
         bool, typer.Option("--scan", help="Look for addresses, keys, numbers; status 1 if any.")
     ] = False,
-    field: Annotated[str, typer.Option(help="Text field of JSONL and parquet files.")] = "text",
+    kind: shared.KindOption = None,
+    field: shared.FieldOption = None,
+    max_bad: shared.MaxBadOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a rule set holds and how far it shortens held-out text."""
     from umim_core.rules.inspection import collision_examples, collision_rate, top_rules
     from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.text.sources import source_of
+    from umim_core.text.sources import Reading, sources_of
 
     if tokenizer is None and (shipped := embedded_path(directory, "checkpoint")) is not None:
         tokenizer = read_config(shipped).backbone
     if scan and tokenizer is None:
         raise ConfigError("a scan needs a tokenizer to read the rules", "none", "Add --tokenizer.")
-    source = source_of(tuple(heldout), field=field) if heldout else None
+    reading = Reading(kind, field, max_bad=max_bad)
+    sources = sources_of([tuple(heldout)] if heldout else [], reading)
     ruleset = RuleSet.load(_rule_directory(directory))
     known = None if tokenizer is None else _tokenizer_of(ruleset, tokenizer)
     ordered, rule_rows = _module_form(directory)
@@ -92,7 +96,7 @@ def rules(
         collision_rate=None if ordered else collision_rate(ruleset),
         collisions=[] if ordered else collision_examples(ruleset, _GROUPS),
         rule_rows=rule_rows,
-        heldout=None if source is None else _measure(ruleset, source, known),
+        heldout=_measure(ruleset, sources[0], known) if sources else None,
         leaks=scan_rules(ruleset, known) if scan and known is not None else None,
     )
     emit(_document(inspection), _lines(inspection), as_json)

@@ -15,7 +15,6 @@ from umim_core.errors import ConfigError, CorpusError
 
 if TYPE_CHECKING:
     from umim_core.model.umim import UMIM
-    from umim_core.text.sources import Source
 
 CheckpointOption = Annotated[
     str | None,
@@ -32,7 +31,13 @@ DeviceOption = Annotated[
 PlaceOption = Annotated[
     str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
 ]
-FieldOption = Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")]
+KindOption = Annotated[
+    Literal["text", "jsonl", "parquet", "dataset", "ids"] | None,
+    typer.Option("--kind", help="What the names hold; by default as their endings say."),
+]
+FieldOption = Annotated[
+    str | None, typer.Option(help="Text field of JSONL, parquet, data sets. [default: text]")
+]
 ConfigOption = Annotated[str | None, typer.Option(help="Configuration of a data set.")]
 SplitOption = Annotated[str | None, typer.Option(help="Split of a data set. [default: train]")]
 MaxBadOption = Annotated[
@@ -177,7 +182,7 @@ def given_text(argument: str | None) -> str:
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigError("a text must be given", "nothing", "Pass it, or pipe it into stdin.")
     try:
-        return sys.stdin.buffer.read().decode()
+        return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CorpusError("stdin must be UTF-8", str(error), "Convert the text.") from error
 
@@ -223,32 +228,3 @@ def refuse_ignored(options: dict[str, object], rule: str) -> None:
     if refused:
         names = " and ".join(options)
         raise ConfigError(f"{names} {rule}", ", ".join(refused), "Leave them out.")
-
-
-def corpus(
-    names: tuple[str, ...], field: str, split: str | None, config: str | None, max_bad: int | None
-) -> Source:
-    """Return the source that the names and the options of a data set or of rows describe.
-
-    Raises:
-        CorpusError: If the names are no source.
-        ConfigError: If an option has no part in a source of this kind.
-    """
-    from umim_core.text.sources import source_of
-
-    source = source_of(
-        names,
-        field=field,
-        split="train" if split is None else split,
-        config=config,
-        max_bad=max_bad or 0,
-    )
-    refuse_ignored(
-        {} if source.kind == "dataset" else {"--split": split, "--config": config},
-        "belong to data sets",
-    )
-    refuse_ignored(
-        {"--max-bad": max_bad} if source.kind in ("text", "ids") else {},
-        "counts rows of JSON Lines, parquet files and data sets",
-    )
-    return source

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from umim_core.checkpoint.next_steps import BATCH_SIZE, FIELD, STEPS
+from umim_core.checkpoint.next_steps import BATCH_SIZE, STEPS
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ConfigError
@@ -34,7 +34,8 @@ def train(
     text: Annotated[
         list[str] | None, typer.Option(help="More text; may be given several times.")
     ] = None,
-    field: shared.FieldOption = FIELD,
+    kind: shared.KindOption = None,
+    field: shared.FieldOption = None,
     split: shared.SplitOption = None,
     config: shared.ConfigOption = None,
     max_bad: shared.MaxBadOption = None,
@@ -98,6 +99,7 @@ def train(
     from umim_core.config.recipe_files import validated
     from umim_core.rules.ruleset import RuleSet
     from umim_core.store.locking import computing
+    from umim_core.text.sources import Reading, source_of
     from umim_core.training.local_training import train_checkpoint
     from umim_core.training.train_job import TrainJob
 
@@ -135,7 +137,7 @@ def train(
         form = _form_of(begin, form)
     where = default_device() if device is None else usable_device(device)
     places = tuple(str(Path(x).resolve()) if Path(x).exists() else x for x in named)
-    source = shared.corpus(places, field, split, config, max_bad)
+    source = source_of(places, Reading(kind, field, split, config, max_bad))
     job = TrainJob(
         backbone=str(Path(model).resolve()) if Path(model).exists() else model,
         rules=str(rules.resolve()),

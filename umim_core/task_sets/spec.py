@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from umim_core.config.evaluate import MergedPart
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.encodable import encoding_error
+from umim_core.encodable import check_encodable
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.registry import Registry
 from umim_core.store.artifacts import canonical_json, sha256_bytes
@@ -31,7 +31,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
     Blank lines are skipped.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CorpusError(
             f"the data file {path} must be readable UTF-8", str(error), "Check the path."
@@ -66,10 +66,7 @@ class Question:
 
     def __post_init__(self) -> None:
         for text in (self.context, *self.choices, self.id):
-            if (error := encoding_error(text)) is not None:
-                raise CorpusError(
-                    "a question must be text that UTF-8 can hold", str(error), "Correct it."
-                ) from error
+            check_encodable(text)
         if not self.context.strip():
             raise CorpusError("a question's context must hold text", self.context, "Fill it in.")
         if len(self.choices) < 2 or not all(choice.strip() for choice in self.choices):

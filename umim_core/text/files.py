@@ -1,33 +1,55 @@
-"""Corpus files: local paths, and addresses of the file systems Arrow knows (S3, GCS, HDFS ...).
+"""Corpus files: what names stand for, and how they are opened.
 
-An address is ``scheme://place/path?options``; Arrow reads the options, for S3 for example
-``?region=eu-west-1&endpoint_override=127.0.0.1:9000&scheme=http``. Addresses may carry credentials,
-so a file is shown without them: ``str(file)`` is safe in messages, ``file.location`` is not.
+A name is a local path, a folder, a pattern, or an address of a file system that Arrow knows: S3,
+GCS, HDFS ... An address is ``scheme://place/path?options``; Arrow reads the options, for S3 for
+example ``?region=eu-west-1&endpoint_override=127.0.0.1:9000&scheme=http``. Addresses may carry
+credentials, so a file is shown without them: ``str(file)`` is safe in messages, ``file.location``
+is not.
+
+The ending of a name, in any case, says what a file holds; what it does not say is never guessed.
 """
 
 from __future__ import annotations
 
+import bz2
 import glob
 import gzip
 import hashlib
 import io
+import logging
+import lzma
 import os
-import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final, cast
+from typing import Final, cast
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 from pyarrow import fs
 
 from umim_core.addresses import is_address, redacted, scrubbed, without_options
-from umim_core.errors import CorpusError
+from umim_core.errors import CorpusError, require
 
+ENDINGS: Final = {
+    "text": (".txt", ".text", ".md", ".markdown", ".rst"),
+    "jsonl": (".jsonl", ".ndjson", ".jsonlines", ".json"),
+    "parquet": (".parquet", ".pq"),
+    "ids": (".npy",),
+}
+PACKERS: Final = (".gz", ".zst", ".xz", ".bz2")
+_OTHER_PACKERS: Final = (
+    *(".zip", ".7z", ".rar", ".tar", ".tgz", ".txz", ".tbz", ".tbz2", ".lz", ".lz4", ".lzma"),
+    *(".lzo", ".br", ".z", ".sz", ".snappy"),
+)
+_SHOWN: Final = 12  # reasons at most in one line
 _READ_AHEAD: Final = 1 << 22  # bytes of one request to a remote file
+_log: Final = logging.getLogger("umim.progress")
 
 
 @dataclass(frozen=True)
@@ -38,20 +60,6 @@ class CorpusFile:
 
     def __str__(self) -> str:
         return redacted(without_options(self.location))
-
-    @property
-    def suffix(self) -> str:
-        """The ending of the name, ``.gz`` for example."""
-        return PurePosixPath(without_options(self.location)).suffix
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file as it is stored."""
-        with typed_errors(self):
-            if not is_address(self.location):
-                return os.path.getsize(self.location)
-            filesystem, path = _resolve(self.location)
-            return int(filesystem.get_file_info(path).size or 0)
 
     def sha256(self) -> str:
         """Return the SHA-256 of the content in hex, read in chunks."""
@@ -72,17 +80,21 @@ class CorpusFile:
             yield raw
 
     @contextmanager
-    def open_unpacked(self) -> Iterator[BinaryIO]:
-        """Open the file for reading, unpacked when its name ends in ``.gz`` or ``.zst``."""
+    def open_unpacked(self) -> Iterator[io.BufferedReader]:
+        """Open the file for reading, unpacked where its name ends in one of `PACKERS`."""
+        packer = endings_of(self.location)[1]
         with self.open() as raw:
-            if self.suffix == ".gz":
-                yield cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-            elif self.suffix == ".zst":
+            stream: object = raw
+            if packer == ".gz":
+                stream = gzip.GzipFile(fileobj=raw)
+            elif packer == ".xz":
+                stream = lzma.open(raw)  # noqa: SIM115  ends with the file
+            elif packer == ".bz2":
+                stream = bz2.open(raw)  # noqa: SIM115
+            elif packer == ".zst":
                 # pyarrow brings zstd; Python has it from 3.14 only.
                 stream = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
-                yield cast(BinaryIO, io.BufferedReader(stream))
-            else:
-                yield raw
+            yield raw if stream is raw else io.BufferedReader(cast(io.RawIOBase, stream))
 
     @contextmanager
     def open_random(self) -> Iterator[pa.NativeFile]:
@@ -102,7 +114,7 @@ def typed_errors(file: CorpusFile) -> Iterator[None]:
     """Turn what codecs and file systems raise into a `CorpusError` that names the file."""
     try:
         yield
-    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
         raise CorpusError(
             f"{file}: the file must be readable and whole",
             f"{type(error).__name__}: {scrubbed(str(error), file.location)}",
@@ -110,24 +122,67 @@ def typed_errors(file: CorpusFile) -> Iterator[None]:
         ) from (None if is_address(file.location) else error)  # the cause may show credentials
 
 
-def expand(names: tuple[str, ...]) -> list[CorpusFile]:
-    """Return the files that names and patterns stand for, sorted by path.
+# Endings
+
+
+def endings_of(name: str) -> tuple[str, str]:
+    """Return the ending that tells the kind and that of the packer, in lower case; "" for none.
+
+    "A.JSONL.gz" -> (".jsonl", ".gz"), "notes" -> ("", "").
+    """
+    path = PurePosixPath(without_options(name).lower())
+    packer = path.suffix if path.suffix in PACKERS else ""
+    return PurePosixPath(path.name.removesuffix(packer)).suffix, packer
+
+
+def kind_of(name: str) -> str | None:
+    """Return the kind that a name's ending stands for, None for an ending that says nothing."""
+    ending, packer = endings_of(name)
+    kind = next((kind for kind, endings in ENDINGS.items() if ending in endings), None)
+    return None if packer and kind in ("parquet", "ids") else kind
+
+
+def unknown_kind(name: str) -> CorpusError:
+    """Return the error of a name whose ending says nothing of what it holds."""
+    ending, packer = endings_of(name)
+    shown = redacted(without_options(name))
+    if ending in _OTHER_PACKERS:
+        return CorpusError(
+            f"a packed corpus file must end in {', '.join(PACKERS)}", shown, "Unpack it."
+        )
+    if packer and kind_of(without_options(name).lower().removesuffix(packer)) is not None:
+        return CorpusError(f"a {ending} file must not be packed", shown, "Unpack it.")
+    known = ", ".join(ending for endings in ENDINGS.values() for ending in endings)
+    return CorpusError(
+        f"a corpus file must end in {known} (packed ones also in {', '.join(PACKERS)})",
+        shown,
+        "Say what it holds: --kind text, or jsonl, parquet, ids.",
+    )
+
+
+# Names
+
+
+def expand(names: tuple[str, ...], kind: str | None = None) -> list[CorpusFile]:
+    """Return the files that names, folders and patterns stand for, sorted by path.
 
     The order of the names does not matter. A local path that exists is taken literally, brackets
-    and all. In addresses ``*`` and ``**`` are patterns.
+    and all. In addresses ``*`` and ``**`` are patterns. Of a folder, the files are taken that have
+    an ending of the kind; of a pattern all files, or those of a known kind where ``kind`` is None.
     """
     files: dict[tuple[str, str], CorpusFile] = {}
     for name in names:
         local = unquote(name[len("file://") :]) if name.startswith("file:///") else name
-        for location in _remote(name) if is_address(local) else _local(local):
+        for location in _remote(name) if is_address(local) else _local(local, kind):
             file = CorpusFile(location)
             key = _identity(location)
-            if key in files:
-                raise CorpusError(
-                    "a corpus file must be named once",
-                    f"{files[key]} and {file}",
-                    "Leave one of them out: its text would count twice.",
-                )
+            require(
+                key not in files,
+                CorpusError,
+                "a corpus file must be named once",
+                f"{files.get(key)} and {file}",
+                "Leave one of them out: its text would count twice.",
+            )
             files[key] = file
     return sorted(files.values(), key=lambda file: _sort_key(file.location))
 
@@ -142,13 +197,141 @@ def _sort_key(location: str) -> str:
     return redacted(location) if is_address(location) else os.path.abspath(location)
 
 
-def _local(name: str) -> list[str]:
+def _local(name: str, kind: str | None) -> list[str]:
     if os.path.isfile(name):  # unlike Path.is_file, False for names no file can have
         return [name]
     if os.path.isdir(name):
-        raise _is_folder(name)
-    matches = [match for match in glob.glob(name, recursive=True) if os.path.isfile(match)]
-    return matches or _nothing(name, pattern=glob.has_magic(name))
+        return _in_folder(name, kind)
+    if os.path.lexists(name):
+        raise CorpusError(
+            "a corpus file must be a regular file",
+            f"{name}, a device, pipe, socket or broken link",
+            "Write the text to a file.",
+        )
+    if not glob.has_magic(name):
+        raise _nothing(name)
+    return _matching(name, kind)
+
+
+def _in_folder(folder: str, kind: str | None) -> list[str]:
+    files: list[str] = []
+    left_out = Counter[str]()
+    for path, reason in _below(folder):
+        known = kind_of(path)
+        if not reason and known is not None and kind in (None, known):
+            files.append(path)
+        else:
+            left_out[reason or _ending_shown(path)] += 1
+    endings = [e for of, endings in ENDINGS.items() if kind in (None, of) for e in endings]
+    require(
+        bool(files),
+        CorpusError,
+        f"a folder must hold files that end in {', '.join(endings)}",
+        f"{folder}, with {_listed(left_out) or 'nothing'}",
+        "Name the files themselves and what they hold, for example --kind text FOLDER/*.log.",
+    )
+    _say_left_out(folder, left_out)
+    return files
+
+
+def _matching(pattern: str, kind: str | None) -> list[str]:
+    parts = pattern.split("/")
+    first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+    base, shapes = "/".join(parts[:first]), [part for part in parts[first:] if part]
+    base = base or ("/" if first else "")
+    depth = None if "**" in shapes else len(shapes)
+    hidden = any(shape.startswith(".") for shape in shapes)
+    files: list[str] = []
+    left_out = Counter[str]()
+    for path, reason in _below(base or ".", depth, hidden=hidden):
+        names = os.path.relpath(path, base or ".").split("/")
+        if _fits(names, shapes):
+            if reason or (kind is None and kind_of(path) is None):
+                left_out[reason or _ending_shown(path)] += 1
+            else:
+                files.append(os.path.join(base, *names))
+        elif not reason and _fits([n.lower() for n in names], [s.lower() for s in shapes]):
+            left_out["written in another case"] += 1
+    if not files:
+        raise _nothing(pattern, left_out if os.path.isdir(base or ".") else Counter())
+    _say_left_out(pattern, left_out)
+    return files
+
+
+def _fits(names: list[str], shapes: list[str]) -> bool:
+    """Return whether the folders and the name of a file fit a pattern; ``**`` is any folders."""
+    if not shapes or not names:
+        return not names and all(shape == "**" for shape in shapes)
+    if shapes[0] == "**":
+        return _fits(names, shapes[1:]) or _fits(names[1:], shapes)
+    return fnmatchcase(names[0], shapes[0]) and _fits(names[1:], shapes[1:])
+
+
+def _below(
+    top: str, depth: int | None = None, *, hidden: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yield what lies in a folder and below it, sorted, each with why it is left out, or "".
+
+    Linked folders are followed; one that was read already, or that holds the folder, is not.
+    """
+    unreadable: list[str] = []
+    real = Path(os.path.realpath(top))
+    folders_read = {_inode(folder) for folder in real.parents}
+    files_read: set[str] = set()
+    for place, folders, files in os.walk(
+        top, onerror=lambda error: unreadable.append(str(error.filename)), followlinks=True
+    ):
+        yield from ((folder, "without permission") for folder in unreadable)
+        unreadable.clear()
+        if (inode := _inode(place)) in folders_read:
+            folders.clear()
+            yield place, "linked twice"
+            continue
+        folders_read.add(inode)
+        for name in sorted(files):
+            path = os.path.join(place, name)
+            target = os.path.realpath(path)
+            if name.startswith(".") and not hidden:
+                yield path, "hidden"
+            elif not os.path.isfile(path):
+                yield path, "no regular file"
+            elif target in files_read:
+                yield path, "linked twice"
+            else:
+                files_read.add(target)
+                yield path, ""
+        if not hidden:
+            yield from ((os.path.join(place, n), "hidden") for n in folders if n.startswith("."))
+        folders[:] = sorted(n for n in folders if hidden or not n.startswith("."))
+        if depth is not None and len(Path(os.path.relpath(place, top)).parts) + 1 >= depth:
+            folders.clear()
+    yield from ((folder, "without permission") for folder in unreadable)
+
+
+def _inode(path: str | Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+def _ending_shown(path: str) -> str:
+    return "".join(endings_of(path)) or "without an ending"
+
+
+def _listed(left_out: Counter[str]) -> str:
+    shown = [f"{count} {reason}" for reason, count in left_out.most_common(_SHOWN)]
+    others = left_out.total() - sum(count for _, count in left_out.most_common(_SHOWN))
+    return ", ".join([*shown, *([f"{others} others"] if others else [])])
+
+
+def _say_left_out(name: str, left_out: Counter[str]) -> None:
+    if left_out:
+        _say_once(f"{name}: {left_out.total()} left out: {_listed(left_out)}")
+
+
+@lru_cache
+def _say_once(line: str) -> None:
+    """Log what was found: the files of a corpus are looked for several times."""
+    _log.warning("%s", line)
 
 
 def _remote(name: str) -> list[str]:
@@ -158,37 +341,43 @@ def _remote(name: str) -> list[str]:
         filesystem, path = _resolve(name)
         with typed_errors(file):
             kind = filesystem.get_file_info(path).type
-        if kind == fs.FileType.Directory:
-            raise _is_folder(str(file))
-        return [name] if kind == fs.FileType.File else _nothing(str(file), pattern=False)
+        require(
+            kind != fs.FileType.Directory,
+            CorpusError,
+            "an address must be that of a file",
+            str(file),
+            f"Name its files: {str(file).rstrip('/')}/*.txt",
+        )
+        if kind != fs.FileType.File:
+            raise _nothing(str(file))
+        return [name]
     folder = address[: address.index("*")].rpartition("/")[0]
     pattern = address[len(folder) + 1 :]
     filesystem, base = _resolve(folder + mark + options)
     selector = fs.FileSelector(base, allow_not_found=True, recursive="/" in pattern)
     with typed_errors(file):
         infos = filesystem.get_file_info(selector)
-    shape = _pattern(unquote(pattern))
+    # In an address, * is the only sign of a pattern.
+    shapes = unquote(pattern).replace("[", "[[]").replace("?", "[?]").split("/")
     inside = [i.path[len(base) :].lstrip("/") for i in infos if i.type == fs.FileType.File]
-    matches = [f"{folder}/{quote(p)}{mark}{options}" for p in inside if shape.fullmatch(p)]
-    return matches or _nothing(str(file), pattern=True)
+    matches = [f"{folder}/{quote(p)}{mark}{options}" for p in inside if _fits(p.split("/"), shapes)]
+    if not matches:
+        raise _nothing(str(file), Counter())
+    return matches
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    """Translate ``*`` (within a folder) and ``**/`` (any folders) to a regular expression."""
-    parts = re.split(r"(\*\*/|\*)", text)
-    shapes = {"**/": "(?:.*/)?", "*": "[^/]*"}
-    return re.compile("".join(shapes.get(part, re.escape(part)) for part in parts))
-
-
-def _nothing(shown: str, *, pattern: bool) -> list[str]:
-    if pattern:
-        raise CorpusError("a pattern must match a file", shown, "Check the folder and quoting.")
-    raise CorpusError("a corpus file must exist", shown, "Check the path.")
-
-
-def _is_folder(shown: str) -> CorpusError:
+def _nothing(shown: str, left_out: Counter[str] | None = None) -> CorpusError:
+    """Return the error of a name, or of a pattern with what it matched, that gives no file."""
+    if left_out is None:
+        return CorpusError("a corpus file must exist", shown, "Check the path.")
+    if left_out:
+        shown += f", which matches {_listed(left_out)}"
     return CorpusError(
-        "a corpus path must be a file", shown, f"Name its files: {shown.rstrip('/')}/*.txt"
+        "a pattern must match a file of a known kind"
+        if left_out
+        else "a pattern must match a file",
+        shown,
+        "Say what they hold: --kind text." if left_out else "Check the folder and quoting.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Documents from text files, JSON lines, parquet and Hugging Face data sets.
+"""Documents from text files, JSON lines and arrays, parquet and Hugging Face data sets.
 
 Everything streams: at most one row, one parquet batch or one MiB of a text file is in memory. Rows
 are ``(place, value)`` pairs until `_usable` has checked them; `place` is what an error message
@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar, cast
+from itertools import islice
+from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError
-from umim_core.text.files import CorpusFile, expand, typed_errors
+from umim_core.text.files import CorpusFile, typed_errors
 from umim_core.text.sources import (
     DocumentSource,
     HubDataset,
@@ -27,14 +29,30 @@ from umim_core.text.sources import (
     ParquetFiles,
     Source,
     TextFiles,
+    files_of,
 )
 
 T = TypeVar("T")
-_BOM: Final = b"\xef\xbb\xbf"
-_MAX_LINE_BYTES: Final = 1 << 30
+_BOM: Final = codecs.BOM_UTF8
+_MAX_ROW: Final = 1 << 30  # bytes of a line, characters of an array's item
 _PARQUET_BATCH_ROWS: Final = 256
-_REMEDY_ROW: Final = "Correct it, or allow bad rows: umim mine --max-bad N, max_bad in a recipe."
+_REMEDY_ROW: Final = "Correct it, or allow bad rows: --max-bad N, in a recipe max_bad."
 _CHUNK_BYTES: Final = 1 << 20
+_HEADS: Final = {
+    codecs.BOM_UTF16_LE: "like UTF-16: convert it to UTF-8",
+    codecs.BOM_UTF16_BE: "like UTF-16: convert it to UTF-8",
+    b"\x1f\x8b": "packed by gzip: let its name end in .gz",
+    b"\x28\xb5\x2f\xfd": "packed by zstd: let its name end in .zst",
+    b"\xfd7zXZ": "packed by xz: let its name end in .xz",
+    b"BZh": "packed by bzip2: let its name end in .bz2",
+    b"PK\x03\x04": "packed by zip: unpack it",
+    b"PAR1": "like parquet: let its name end in .parquet",
+    b"\x93NUMPY": "like an array: let its name end in .npy",
+    b"%PDF": "like PDF: take the text out of it",
+}
+_JSON: Final = json.JSONDecoder()
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+_CUT_OFF: Final = len("-Infinity") + 1  # characters in which a value may be cut off
 Part = tuple[str, bool]  # text, and whether it ends its document
 
 
@@ -44,53 +62,55 @@ def text_parts(file: CorpusFile) -> Iterator[Part]:
     Yields:
         (text of up to 1 MiB, whether it ends the document); nothing for a file without text.
     """
-    held = ""  # one part is held back, for the last one must be known as the last
+    before = ""  # one part is kept back, for the last one must be known as the last
     with file.open_unpacked() as stream:
-        head = rest = b""
-        start = 0  # of `rest` in the file, bytes
-        final = False
-        while not final:
-            with typed_errors(file):
-                chunk = stream.read(_CHUNK_BYTES)
-            final = not chunk
-            if not head:
-                head = chunk[:4]
-                if chunk.startswith(_BOM):
-                    chunk, start = chunk[len(_BOM) :], len(_BOM)
-            data = rest + chunk
-            text, used = _decoded(file, data, start, head, final)
-            rest = data[used:]
-            start += used
-            if text:
-                if held:
-                    yield held, False
-                held = text
-    if held:
-        yield held, True
+        for text in _decoded(file, stream):
+            if before:
+                yield before, False
+            before = text
+    if before:
+        yield before, True
 
 
-def _decoded(
-    file: CorpusFile, data: bytes, start: int, head: bytes, final: bool
-) -> tuple[str, int]:
-    """Decode bytes that begin at byte `start` of the file, up to the last whole character."""
-    if (position := data.find(b"\0")) >= 0:
-        raise CorpusError(
-            f"{file}: text must not hold NUL", f"NUL at byte {start + position}", _utf8_remedy(head)
-        )
-    try:
-        return codecs.utf_8_decode(data, "strict", final)
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"{file}: text must be UTF-8",
-            f"{error.reason} at byte {start + error.start}",
-            _utf8_remedy(head),
-        ) from error
+def _decoded(file: CorpusFile, stream: BinaryIO) -> Iterator[str]:
+    """Yield UTF-8 text in parts of up to 1 MiB, without a byte order mark in front."""
+    head = rest = b""
+    start = 0  # of `rest` in the file, bytes
+    final = False
+    while not final:
+        with typed_errors(file):
+            chunk = stream.read(_CHUNK_BYTES)
+        final = not chunk
+        if not head:
+            head = chunk[:8]
+            if chunk.startswith(_BOM):
+                chunk, start = chunk[len(_BOM) :], len(_BOM)
+        data = rest + chunk
+        if (position := data.find(b"\0")) >= 0:
+            raise CorpusError(
+                f"{file}: text must not hold NUL",
+                f"NUL at byte {start + position}",
+                _utf8_remedy(head),
+            )
+        try:
+            text, used = codecs.utf_8_decode(data, "strict", final)
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"{file}: text must be UTF-8",
+                f"{error.reason} at byte {start + error.start}",
+                _utf8_remedy(head),
+            ) from error
+        rest = data[used:]
+        start += used
+        if text:
+            yield text
 
 
 def _utf8_remedy(head: bytes) -> str:
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "The file looks like UTF-16: convert it to UTF-8."
-    return "Convert the file to UTF-8, or leave it out."
+    looks = next((looks for magic, looks in _HEADS.items() if head.startswith(magic)), None)
+    if looks is None:
+        return "Convert the file to UTF-8, or leave it out."
+    return f"The file looks {looks}."
 
 
 def open_hub_dataset(name: str, config: str | None, split: str, revision: str | None = None) -> Any:
@@ -129,6 +149,7 @@ class _Unreadable:
 
     rule: str
     value: object
+    remedy: str = _REMEDY_ROW
 
 
 def iter_documents(source: DocumentSource, bad: BadRows | None = None) -> Iterator[str]:
@@ -167,13 +188,13 @@ def iter_parts(source: DocumentSource, bad: BadRows) -> Iterator[Part]:
         of up to 1 MiB, a row in one part.
     """
     if isinstance(source, TextFiles):
-        for file in expand(source.paths):
+        for file in files_of(source):
             yield from text_parts(file)
         return
     if isinstance(source, JsonLines):
-        rows = _json_rows(expand(source.paths), source.field)
+        rows = _json_rows(files_of(source), source.field)
     elif isinstance(source, ParquetFiles):
-        rows = _parquet_rows(expand(source.paths), source.field)
+        rows = _parquet_rows(files_of(source), source.field)
     else:
         rows = _dataset_rows(source)
     nul = source.nul if isinstance(source, JsonLines) else "refuse"
@@ -198,7 +219,7 @@ def _usable(
         if bad.count > max_bad:
             if max_bad:
                 message = f"at most {max_bad} rows may be bad, first {bad.first[0]}; {message}"
-            raise CorpusError(message, problem.value, _REMEDY_ROW)
+            raise CorpusError(message, problem.value, problem.remedy)
 
 
 def _problem(value: object, nul: NulPolicy) -> _Unreadable | None:
@@ -220,37 +241,113 @@ def _problem(value: object, nul: NulPolicy) -> _Unreadable | None:
 def _json_rows(files: Sequence[CorpusFile], name: str) -> Iterator[tuple[str, object]]:
     for file in files:
         with file.open_unpacked() as stream:
-            number = 0
-            while True:
-                with typed_errors(file):
-                    line = stream.readline(_MAX_LINE_BYTES + 1)
-                if not line:
-                    break
-                number += 1
-                if len(line) > _MAX_LINE_BYTES:
-                    raise CorpusError(
-                        f"{file}:{number}: a line must be at most {_MAX_LINE_BYTES} bytes",
-                        "more",
-                        "Check that the file is JSON Lines, or store its text as text files.",
-                    )
-                if number == 1:
-                    line = line.removeprefix(_BOM)
-                if line.strip():
-                    yield f"{file}:{number}", _json_value(line, name)
+            with typed_errors(file):
+                head = stream.peek(_CHUNK_BYTES)
+            if any(head.startswith(magic) for magic in _HEADS):
+                raise CorpusError(f"{file}: rows must be UTF-8", head[:8], _utf8_remedy(head))
+            if head.removeprefix(_BOM).lstrip().startswith(b"["):
+                rows = _array_items(file, _decoded(file, stream))
+                for number, row in enumerate(rows, 1):
+                    yield f"{file}: item {number}", _field_of(row, name)
+            else:
+                for number, line in enumerate(_lines(file, stream), 1):
+                    if line.strip():
+                        yield f"{file}:{number}", _field_of(_json_value(line), name)
 
 
-def _json_value(line: bytes, name: str) -> object:
+def _lines(file: CorpusFile, stream: BinaryIO) -> Iterator[bytes]:
+    number = 0
+    while True:
+        with typed_errors(file):
+            line = stream.readline(_MAX_ROW + 1)
+        if not line:
+            return
+        number += 1
+        if len(line) > _MAX_ROW:
+            raise CorpusError(
+                f"{file}:{number}: a line must be at most {_MAX_ROW} bytes",
+                "more",
+                "Check that the file is JSON Lines, or store its text as text files.",
+            )
+        yield line.removeprefix(_BOM) if number == 1 else line
+
+
+def _json_value(line: bytes) -> object:
     try:
-        row = json.loads(line.decode())
+        return json.loads(line.decode())
     except UnicodeDecodeError as error:
         return _Unreadable("a line must be UTF-8", f"{error.reason} at byte {error.start}")
     except (ValueError, RecursionError) as error:
-        return _Unreadable(f"a line must be JSON ({error})", line[:200].decode(errors="replace"))
+        several = line.strip() == b"{"  # the first line of a value that is printed over several
+        return _Unreadable(
+            f"a line must be JSON ({error})",
+            line[:200].strip().decode(errors="replace"),
+            "Write each row on one line: jq -c . FILE." if several else _REMEDY_ROW,
+        )
+
+
+def _array_items(file: CorpusFile, texts: Iterator[str]) -> Iterator[object]:
+    """Yield the items of a JSON array, which is read while it is parsed."""
+    text, number, chunks = "", 0, 1
+    while "[" not in text:
+        text += next(texts)
+    at = text.index("[") + 1
+    while True:
+        problem: Exception | None = None
+        try:
+            at = _space_end(text, at)
+            if number == 0 and text[at : at + 1] == "]":
+                break
+            item, end = _JSON.raw_decode(text, at)
+            end = _space_end(text, end)
+            if end == len(text) or text[end] not in ",]":
+                raise json.JSONDecodeError("Expecting ',' delimiter", text, end)
+        except json.JSONDecodeError as error:
+            cut_off = error.msg.startswith("Unterminated") or error.pos >= len(text) - _CUT_OFF
+            more = "".join(islice(texts, chunks)) if cut_off else ""
+            if more and len(text) - at <= _MAX_ROW:
+                # Doubling: each try parses the item from its start.
+                text, at, chunks = text[at:] + more, 0, 2 * chunks
+                continue
+            problem = error
+        except (ValueError, RecursionError) as error:
+            problem = error
+        if problem is not None:
+            raise CorpusError(
+                f"{file}: item {number + 1} of the array must be whole JSON ({problem})",
+                text[at : at + 200],
+                "Correct the file.",
+            ) from problem
+        yield item
+        number, chunks = number + 1, 1
+        at = end + 1
+        if text[end] == "]":
+            break
+    behind = text[at + (number == 0) :] + "".join(texts)
+    if behind.strip():
+        raise CorpusError(
+            f"{file}: nothing may follow a JSON array", behind.strip()[:200], "Write one per file."
+        )
+
+
+def _space_end(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
+
+
+def _field_of(row: object, name: str) -> object:
+    if isinstance(row, _Unreadable):
+        return row
     if not isinstance(row, dict):
-        return _Unreadable("a line must be a JSON object", row)
-    if name not in row:
-        return _Unreadable(f"a row must have the field {name!r}", f"fields {sorted(row)}")
-    return row[name]
+        return _Unreadable("a row must be a JSON object", row)
+    if name in row:
+        return row[name]
+    fields = f"fields {sorted(row)}"
+    lists = [key for key, value in row.items() if isinstance(value, list)]
+    if len(lists) == 1 and row[lists[0]] and isinstance(row[lists[0]][0], dict):
+        remedy = f"Write the rows of {lists[0]!r} on lines: jq -c '.[{json.dumps(lists[0])}][]'."
+        return _Unreadable(f"a row must have the field {name!r}", fields, remedy)
+    return _Unreadable(f"a row must have the field {name!r}", fields)
 
 
 def _parquet_rows(files: Sequence[CorpusFile], name: str) -> Iterator[tuple[str, object]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from umim_core.encodable import check_encodable
 from umim_core.errors import CorpusError
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ def encode(
     tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool | None = False
 ) -> list[int]:
     """Tokenize a text; None adds special tokens, a BOS say, as the tokenizer does by default."""
+    check_encodable(text)
     chosen = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
     return list(tokenizer(text, verbose=False, **chosen)["input_ids"])
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from umim_core.addresses import is_address, redacted, without_options
+from umim_core.encodable import check_encodable
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.store.arrays import open_array
 from umim_core.text.readers import BadRows, Part, iter_parts, not_empty
@@ -129,8 +130,13 @@ def tokenize_documents(
         int32 array [number of tokens], one per document, in order; empty for an empty document.
     """
     arrays: list[npt.NDArray[np.int32]] = []
-    whole = ((document, True) for document in documents)
-    for ids, last in tokenize_parts(whole, tokenizer, batch_size):
+
+    def whole() -> Iterator[Part]:
+        for document in documents:
+            check_encodable(document)
+            yield document, True
+
+    for ids, last in tokenize_parts(whole(), tokenizer, batch_size):
         arrays.append(ids)
         if last:
             yield arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
