@@ -127,7 +127,7 @@ except ArtifactError as error:
 
 def test_a_disk_that_refuses_is_an_error_with_path_and_bytes(tmp_path: Path) -> None:
     message = output_of(sys.executable, "-c", FULL_DISK, tmp_path)
-    assert "00000-00000.tokens.npy (4096 bytes) must be writable; got File too large" in message
+    assert "00000-00000.tokens.npy (4224 bytes) must be writable; got File too large" in message
     assert list(tmp_path.iterdir()) == [], "nothing half-written stays"
 
 
