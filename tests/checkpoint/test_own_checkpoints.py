@@ -17,7 +17,7 @@ from umim_core.checkpoint.checkpoint_index import (
     own_name,
     record_checkpoint,
 )
-from umim_core.checkpoint.next_steps import FIELD, after_pruning
+from umim_core.checkpoint.next_steps import after_pruning
 from umim_core.errors import CheckpointError, ConfigError
 from umim_core.rules.ruleset import RuleSet
 
@@ -138,7 +138,7 @@ def test_training_is_printed_for_models_that_the_command_takes(
     tiny_checkpoint: Path, revision: str | None
 ) -> None:
     config = read_config(tiny_checkpoint).model_copy(update={"backbone_revision": revision})
-    generate, train = after_pruning(Path("less"), config, ["a.txt"], FIELD)
+    generate, train = after_pruning(Path("less"), config, ["a.txt"], {})
     assert generate.startswith("  umim generate")
     if revision is None:
         assert train.startswith("  umim train") and "--start less --out less-trained" in train
