@@ -53,7 +53,7 @@ from umim_core.errors import ConfigError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.model.umim import UMIM
 from umim_core.rules.rules_table import read_table, write_table
-from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet, read_prices, write_prices
+from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet, write_prices
 from umim_core.store.artifacts import (
     canonical_json,
     directory_digest,
@@ -250,7 +250,7 @@ def store(
         rules.mkdir()
         described = read_manifest(measured / "rules", kind="rules", schema=RULES_SCHEMA)
         write_table(rules / TABLE, *read_table(checkpoint / "rules" / TABLE), _LEVEL)
-        if (prices := read_prices(measured / "rules")) is not None:
+        if (prices := RuleSet.load(measured / "rules").prices) is not None:
             write_prices(rules, prices)
         body = {name: value for name, value in described.items() if name not in _WRITTEN_ANEW}
         write_manifest(rules, kind="rules", schema=RULES_SCHEMA, body=body)

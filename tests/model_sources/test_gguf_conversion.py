@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,20 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
         ({"entries": {"llama.rope.scaling.type": "yarn"}}, "llama.rope.scaling.type"),
         ({"entries": {"llama.rope.dimension_count": 4}}, "4 for heads of 8"),
         ({"entries": {"llama.attention.key_length": 7}}, "must be of an even size"),
-        ({"entries": {"llama.attention.key_length": 0}}, "must be of an even size"),
+        *(
+            ({"entries": {f"llama.{key}": value}}, f"llama.{key} of a GGUF file must be a size")
+            for key in (
+                *("attention.key_length", "context_length", "block_count", "embedding_length"),
+                *("attention.head_count", "attention.head_count_kv", "feed_forward_length"),
+            )
+            for value in (0, 1 << 31)
+        ),
+        *(
+            ({"entries": {f"llama.{key}": value}}, "must be finite and above zero")
+            for key in ("rope.freq_base", "attention.layer_norm_rms_epsilon")
+            for value in (0.0, -1.0, float("nan"), float("inf"))
+        ),
+        ({"entries": {"llama.attention.head_count_kv": 3}}, "number of heads of keys; got 32, 4"),
         ({"entries": {"llama.block_count": 3}}, "lacks blk.2.attn_norm.weight"),
         ({"entries": {"llama.block_count": 1}}, "the tensor blk.1"),
         ({"entries": {"llama.block_count": None}}, "lacks llama.block_count"),
@@ -168,3 +183,16 @@ def test_a_damaged_header_is_refused_or_still_a_model(tmp_path: Path) -> None:
         except BackboneError:
             refused += 1
     assert refused > 50
+
+
+@pytest.mark.timeout(60)
+def test_a_header_of_millions_of_values_is_refused_at_once(tmp_path: Path) -> None:
+    count = 8_000_000
+    key = b"tokenizer.ggml.tokens"
+    head = struct.pack("<IQQQ", 3, 0, 1, len(key)) + key + struct.pack("<IIQ", 9, 8, count)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF" + head + bytes(8 * count))
+    begin = time.process_time()
+    with pytest.raises(BackboneError, match="its header has over 4,194,304 values"):
+        read_gguf(path)
+    assert time.process_time() - begin < 10

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from umim_core.errors import ArtifactError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.trie import segment
+from umim_core.rules.trie import _hash, _home, mark, segment
 from umim_core.store.artifacts import read_json, write_manifest
+from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
 
 HEADER = 8
 SPANS = [(1, 2), (1, 2, 3), (2, 2), (4, 5, 6, 7), (4, 5, 6, 8)]
@@ -79,14 +80,6 @@ def test_a_directory_without_tables_loads_and_matches_alike(saved: Path) -> None
     assert Matcher(RuleSet.load(saved)).segment(ids)[1].tolist() == [3, 4, 2]
 
 
-def test_tables_of_other_rules_are_refused(saved: Path, tmp_path: Path) -> None:
-    RuleSet.from_spans([*SPANS[1:], (1, 3)]).save(tmp_path / "other")
-    (tmp_path / "other" / "matcher" / "tables.npy").rename(saved / "matcher" / "tables.npy")
-    sign(saved)
-    with pytest.raises(ArtifactError, match="made of the rules in its folder; got other rules"):
-        RuleSet.load(saved)
-
-
 def _put(index: int, value: int) -> Callable[[Words], None]:
     def edit(words: Words) -> None:
         words[index] = value
@@ -94,29 +87,72 @@ def _put(index: int, value: int) -> Callable[[Words], None]:
     return edit
 
 
+def _slots(words: Words) -> Words:
+    return words[HEADER : HEADER + int(words[1])]
+
+
 def _fill(words: Words) -> None:
-    size = int(words[1])
-    slots = words[HEADER : HEADER + size]
+    slots = _slots(words)
     slots[slots == 0] = 1 << 20  # neither a rule nor on the way to one
 
 
 def _clear_one(words: Words) -> None:
-    words[HEADER + np.flatnonzero(words[HEADER : HEADER + int(words[1])] & 1)[0]] = 0
+    slots = _slots(words)
+    slots[np.flatnonzero(slots & 1)[0]] = 0
+
+
+def _add_a_rule(words: Words) -> None:
+    slots = _slots(words)
+    slots[np.flatnonzero(slots == 0)[0]] = 9 << 20 | 9 << 2 | 1
+
+
+def _flip(bit: int) -> Callable[[Words], None]:
+    def edit(words: Words) -> None:
+        slots = _slots(words)
+        slots[np.flatnonzero(slots)[0]] ^= np.uint64(bit)
+
+    return edit
+
+
+def _hide_a_pair(words: Words) -> None:
+    words[-1] = 0
+
+
+def _show_all_pairs(words: Words) -> None:
+    words[-1] = (1 << 64) - 1
+
+
+def _widen(words: Words) -> Words:
+    """Put a thousand slots behind: every home moves."""
+    size = int(words[1])
+    words[1] += 1000
+    return np.insert(words, HEADER + size, np.zeros(1000, np.uint64))
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
         (_put(0, 2), r"must have layout 1; got 2\. Use the version of umim that wrote it"),
-        (_put(1, 0), "must hold 5 rules and a free slot"),
-        (_put(1, 1 << 63), "must hold 5 rules and a free slot"),
-        (_put(2, 1), "must hold 5 rules"),  # infix-free, though (1, 2) continues to (1, 2, 3)
-        (_put(2, 7), "must hold 5 rules"),
-        (_put(3, 1), "must hold 5 rules"),
-        (_put(5, 0), "made of the rules in its folder"),
-        (_fill, "must hold 5 rules and a free slot; got 5 rules, 1. of 1. slots"),
-        (_clear_one, "must hold 5 rules and a free slot; got 4 rules"),
-        (lambda words: words[: HEADER + int(words[1])], "must hold 5 rules"),
+        *(
+            (edit, "made of the rules in its folder; got other rules")
+            for edit in (
+                _put(1, 0),
+                _put(1, 1 << 63),
+                _put(2, 7),
+                _put(3, 1),
+                _put(5, 0),
+                _fill,
+                _clear_one,
+                _add_a_rule,
+                _flip(1),  # a rule that none is, or the other way round
+                _flip(2),  # goes on to none, or ends too early
+                _flip(4),  # another token
+                _hide_a_pair,
+                _show_all_pairs,
+                _widen,
+                lambda words: words[: HEADER + int(words[1])],
+            )
+        ),
         (lambda words: words[:HEADER], "at least 10 unsigned 64-bit words"),
         (lambda words: words.reshape(1, -1), r"words; got uint64 \(1, "),
         (lambda words: words.astype(np.int64), r"words; got int64"),
@@ -130,6 +166,34 @@ def test_tables_that_are_none_are_refused(
 ) -> None:
     change(saved, edit)
     with pytest.raises(ArtifactError, match=message):
+        RuleSet.load(saved)
+
+
+def test_tables_that_make_every_search_long_are_refused_at_once() -> None:
+    """Pairs whose searches begin in the first half, which is full of others, lie in the second."""
+    half = 10_000
+    slots = np.full(2 * half + 1, 1, dtype=np.uint64)
+    keys = np.uint64(7 << TOKEN_BITS) | np.arange(3 * half, dtype=np.uint64)
+    chosen = [key for key in keys if _home(np.uint64(_hash(key)), slots) < half][:half]
+    slots[half:-1] = np.array(chosen) << 2 | 1
+    slots[-1] = 0
+    ids = np.array([(7, int(key) & MAX_TOKEN_ID) for key in chosen], np.int32)
+    flags, bits = np.zeros(len(slots), np.uint8), np.zeros(1, np.uint64)
+    assert not mark(ids, slots, flags, bits)
+
+
+@pytest.mark.parametrize("digest", ["kept", "forged"])
+def test_tables_of_other_rules_are_refused(saved: Path, tmp_path: Path, digest: str) -> None:
+    RuleSet.from_spans([*SPANS[1:], (1, 3)]).save(tmp_path / "other")
+    words = np.load(tmp_path / "other" / "matcher" / "tables.npy", allow_pickle=False)
+
+    def edit(own: Words) -> Words:
+        if digest == "forged":
+            words[4:8] = own[4:8]
+        return words
+
+    change(saved, edit)
+    with pytest.raises(ArtifactError, match="made of the rules in its folder; got other rules"):
         RuleSet.load(saved)
 
 

@@ -133,7 +133,7 @@ def write_control(
 
 def load_control(directory: Path, backbone: Backbone) -> MergedModel:
     """Return the base model that reads through a trained control."""
-    read_manifest(directory, kind=KIND, schema=SCHEMA)
+    read_manifest(directory, kind=KIND, schema=SCHEMA, required=(_CONFIG, WEIGHTS))
     record = read_record(directory)
     _check_backbone(record, backbone)
     control = fresh_control(record.kind, backbone, seed=0)

@@ -24,12 +24,12 @@ from umim_core.backbone.model_files import (
     freeze,
     frozen_twin,
     load_model,
+    weight_files,
 )
 from umim_core.backbone.model_identity import (
     ModelIdentity,
     cached_weight_lines,
     model_identity,
-    weight_files,
 )
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.errors import BackboneError, ConfigError

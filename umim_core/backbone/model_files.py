@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
+from huggingface_hub import try_to_load_from_cache
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
@@ -17,9 +20,9 @@ from transformers.utils import logging as transformers_logging
 
 from umim_core.backbone.tokenizer_files import (
     check_place,
-    load_error,
     refuse_code,
     resolve_backbone,
+    typed_errors,
 )
 from umim_core.errors import BackboneError, ConfigError
 
@@ -33,18 +36,35 @@ PUBLISHED: Final = "published"
 AUTO: Final = "auto"  # the fastest of the device
 # transformers replaces functions of torch and of its own while it loads, for all threads.
 _LOADING: Final = Lock()
+_MOST_LAYERS: Final = 4096
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keep the bars of loading weights off the terminal; they are set again as they were."""
-    shown = transformers_logging.is_progress_bar_enabled()
+def _quietly() -> Iterator[None]:
+    """Keep bars and reports of loading weights off the terminal: what is wrong is raised here."""
+    shown, level = (
+        transformers_logging.is_progress_bar_enabled(),
+        transformers_logging.get_verbosity(),
+    )
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(level)
         if shown:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
+
+
+@contextmanager
+def _named_sizes() -> Iterator[None]:
+    """Say what transformers says in a report that is kept off the terminal."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError("its weights have other sizes than its config.json says") from error
 
 
 def check_dtype(dtype: str) -> None:
@@ -90,11 +110,13 @@ def load_complete(
     configuration is found with the options of ``place``, too.
     """
     what, name, complete = names
-    try:
+    model: PreTrainedModel
+    with typed_errors(what, name):
         config, _ = PreTrainedConfig.get_config_dict(where, **place)
         refuse_code(what, name, config)
-        with _LOADING, _without_bars():
-            loaded = kind.from_pretrained(
+        _check_depth(config)
+        with _LOADING, _quietly(), _named_sizes():
+            model, report = kind.from_pretrained(
                 where,
                 output_loading_info=True,
                 use_safetensors=True,
@@ -102,10 +124,7 @@ def load_complete(
                 **place,
                 **options,
             )
-    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-        raise load_error(what, name, error) from error
-    model: PreTrainedModel
-    model, report = loaded
+        _check_types(where, place.get("revision"), model)
     if missing := report["missing_keys"]:
         raise BackboneError(
             f"the weights of a {what} must be complete",
@@ -113,6 +132,42 @@ def load_complete(
             f"transformers would draw them at random; take {complete}'s files.",
         )
     return model
+
+
+def _check_depth(config: Mapping[str, object]) -> None:
+    """Refuse so many layers or experts that making their objects takes minutes."""
+    for name, value in config.items():
+        counts = isinstance(value, int) and re.search("layer|expert", name)
+        if counts and int(str(value)) > _MOST_LAYERS:
+            raise ValueError(f"{name} must be at most {_MOST_LAYERS}, got {value}")
+
+
+def _check_types(where: str, revision: str | None, model: PreTrainedModel) -> None:
+    """Refuse numbers of another kind in the place of weights; transformers would convert them.
+
+    Weights that a quantiser packed are of such types; so are masks that old files hold as buffers.
+    """
+    if getattr(model, "hf_quantizer", None) is not None:
+        return
+    parameters = {name for name, _ in model.named_parameters()}
+    for path in weight_files(where, revision):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                kind = str(file.get_slice(name).get_dtype())
+                known = {name, f"{model.base_model_prefix}.{name}"} & parameters
+                if known and not kind.startswith(("F", "BF")):
+                    raise ValueError(f"weights must be floating point numbers, {name} is {kind}")
+
+
+def weight_files(where: str, revision: str | None) -> list[Path]:
+    """Return a model's files of weights, without asking the network."""
+    folder = Path(where)
+    if not folder.is_dir():
+        config = try_to_load_from_cache(where, "config.json", revision=revision)
+        if not isinstance(config, str):
+            return []
+        folder = Path(config).parent
+    return sorted(folder.glob("*.safetensors"))
 
 
 def frozen_twin(model: PreTrainedModel) -> PreTrainedModel:

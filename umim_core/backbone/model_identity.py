@@ -12,7 +12,6 @@ from typing import Final
 
 import torch
 import transformers
-from huggingface_hub import try_to_load_from_cache
 from pydantic import TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -202,17 +201,6 @@ def _code(model: PreTrainedModel) -> str | None:
 
 
 _SMALLEST: Final = 256 << 20  # bytes of weights; fewer are hashed in an instant
-
-
-def weight_files(where: str, revision: str | None) -> list[Path]:
-    """Return a model's files of weights, without asking the network."""
-    folder = Path(where)
-    if not folder.is_dir():
-        config = try_to_load_from_cache(where, "config.json", revision=revision)
-        if not isinstance(config, str):
-            return []
-        folder = Path(config).parent
-    return sorted(folder.glob("*.safetensors"))
 
 
 def cached_weight_lines(

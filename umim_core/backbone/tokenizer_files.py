@@ -7,20 +7,26 @@ that compressing a text takes a second and not the import of a model library.
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
-from collections.abc import Mapping
+import string
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from huggingface_hub import constants, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from umim_core.addresses import is_address, redacted
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.errors import BackboneError, did_you_mean
+from umim_core.errors import BackboneError, UmimError, did_you_mean
 from umim_core.model_sources.gguf_cache import (
     GGUF,
     find_gguf,
@@ -30,10 +36,32 @@ from umim_core.model_sources.gguf_cache import (
 )
 from umim_core.model_sources.model_cache import models_root, packaged_directory
 from umim_core.model_sources.packaged_model import PACKAGED
+from umim_core.text.token_ids import is_panic
 
 _SETTINGS: Final = "tokenizer_config.json"
 _PLAIN: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the same class by two names
 _REACH_SECONDS: Final = 3.0
+_MOST_BYTES: Final = 1 << 26  # of a file that is no weights; Gemma's tokenizer.json has 33 MB
+_READ_WHOLE: Final = (".json", ".jinja", ".txt", ".model")
+_PUT_IN: Final = ("content", "prepend", "replacement")
+_MOST_IDS: Final = 1 << 22
+_MOST_GROWTH: Final = 64  # characters that a tokenizer may make of one
+_PROBE_CHARS: Final = 32  # of one kind; a search that doubles with each is given up by the library
+_PROBE_SECONDS: Final = 2.0
+# What transformers and its helpers raise on files that were not written by them.
+_UNREADABLE: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
 
 
 def backbone_names() -> list[str]:
@@ -47,6 +75,9 @@ def resolve_backbone(name: str, *, local_files_only: bool = False) -> str:
     A packaged one that is not on this machine is fetched, unless only local files may be used; a
     GGUF file is converted once.
     """
+    if is_address(name) or ("@" in name and not os.path.exists(name)):
+        shown = redacted(name if is_address(name) else f"x://{name}").removeprefix("x://")
+        raise _nowhere("backbone", repr(shown), "Name no address, user or password.")
     path = embedded_path(name, "backbone")
     if path is None and name in PACKAGED.names():
         path = packaged_directory(name, local_files_only=local_files_only)
@@ -69,23 +100,94 @@ def load_tokenizer(
     """Load a tokenizer by embedded or packaged name, directory or hub repository."""
     where = resolve_backbone(name, local_files_only=local_files_only)
     check_place("tokenizer", name, _SETTINGS, revision, local_files_only)
-    try:
-        if _is_plain(Path(where)):
-            plain: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(where)
-            return plain
-        from transformers import AutoTokenizer
-        from transformers.models.auto.tokenization_auto import get_tokenizer_config
-
-        settings = get_tokenizer_config(
-            where, revision=revision, local_files_only=local_files_only, trust_remote_code=False
-        )
-        refuse_code("tokenizer", name, settings)
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            where, revision=revision, local_files_only=local_files_only, trust_remote_code=False
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise load_error("tokenizer", name, error) from error
+    foreign = where == name  # others were checked when they were made
+    with typed_errors("tokenizer", name):
+        known = foreign and _check_pipeline(name, revision)
+        tokenizer = _load_tokenizer(name, where, revision, local_files_only)
+        if foreign and not known:
+            _check_pipeline(name, revision)
+        if foreign:
+            _probe(tokenizer)
     return tokenizer
+
+
+def _load_tokenizer(
+    name: str, where: str, revision: str | None, local_files_only: bool
+) -> PreTrainedTokenizerBase:
+    if _is_plain(Path(where)):
+        plain: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(where)
+        return plain
+    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    settings = get_tokenizer_config(
+        where, revision=revision, local_files_only=local_files_only, trust_remote_code=False
+    )
+    refuse_code("tokenizer", name, settings)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        where, revision=revision, local_files_only=local_files_only, trust_remote_code=False
+    )
+    return tokenizer
+
+
+@contextmanager
+def typed_errors(what: str, name: str) -> Iterator[None]:
+    """Raise what a library makes of files that it cannot use as one error that names them."""
+    try:
+        yield
+    except UmimError:
+        raise
+    except _UNREADABLE as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU: not the file's fault
+            raise
+        raise load_error(what, name, error) from error
+    except BaseException as error:
+        # The library of tokenizers is of Rust: it raises Exception itself, and panics.
+        if type(error) is not Exception and not is_panic(error):
+            raise
+        raise load_error(what, name, error) from error
+
+
+def _check_pipeline(name: str, revision: str | None) -> bool:
+    """Refuse a ``tokenizer.json`` that would take minutes or gigabytes; False: there is none."""
+    place = Path(name, "tokenizer.json")
+    found = (
+        str(place)
+        if os.path.isdir(name)
+        else try_to_load_from_cache(name, place.name, revision=revision)
+    )
+    if not isinstance(found, str) or not os.path.isfile(found):
+        return False
+    pipeline = json.loads(Path(found).read_text(encoding="utf-8"))
+    vocabulary = pipeline["model"]["vocab"]
+    ids = [token["id"] for token in pipeline.get("added_tokens") or ()]
+    ids += vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    if ids and max(ids) >= _MOST_IDS:
+        raise ValueError(f"ids of tokens must be below {_MOST_IDS:,}, got {max(ids):,}")
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if (growth := _growth(pipeline.get(part))) > _MOST_GROWTH:
+            raise ValueError(f"the {part} makes {growth:,} characters of one")
+    return True
+
+
+def _growth(part: object) -> int:
+    """Return how many characters a part of a tokenizer may make of one, by what it puts in."""
+    if isinstance(part, list):
+        return math.prod(map(_growth, part))
+    if not isinstance(part, dict):
+        return 1
+    added = [value for key, value in part.items() if key in _PUT_IN and isinstance(value, str)]
+    return math.prod([max(1, len(text)) for text in added]) * _growth(list(part.values()))
+
+
+def _probe(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse regular expressions that take a time that doubles with each character."""
+    begin = time.monotonic()
+    tokenizer("a", verbose=False)  # with the special tokens of its template
+    for char in string.printable:
+        tokenizer(char * _PROBE_CHARS + "\0", add_special_tokens=False, verbose=False)
+        if time.monotonic() - begin > _PROBE_SECONDS:
+            raise ValueError(f"a text of {_PROBE_CHARS} times {char!r} takes seconds")
 
 
 def _is_plain(directory: Path) -> bool:
@@ -111,6 +213,7 @@ def check_place(
     """
     where = resolve_backbone(name, local_files_only=local_files_only)
     if os.path.isdir(where):
+        _check_files(what, Path(where))
         files = sorted(str(path) for path in Path(where).glob(f"*{GGUF}"))
         if files and not Path(where, file).is_file():
             value = f"{name!r}, a folder of {len(files)} GGUF files"
@@ -134,6 +237,15 @@ def check_place(
         f"{name!r}, neither a directory nor downloaded before",
         did_you_mean(name, backbone_names()) or "The hub is out of reach; name a local directory.",
     )
+
+
+def _check_files(what: str, directory: Path) -> None:
+    """Refuse pipes and devices, which would be waited for, and files too large to be read whole."""
+    for path in directory.iterdir():
+        if not path.is_dir() and not path.is_file():
+            raise _nowhere(what, f"{path}, no regular file", "Remove it.")
+        if path.suffix in _READ_WHOLE and (size := path.stat().st_size) > _MOST_BYTES:
+            raise _nowhere(what, f"{path} of {size:,} bytes", f"At most {_MOST_BYTES:,} are read.")
 
 
 def may_be_repository(name: str) -> bool:
@@ -177,12 +289,13 @@ def refuse_code(what: str, name: str, settings: Mapping[str, object]) -> None:
         )
 
 
-def load_error(what: str, name: str, error: Exception) -> BackboneError:
+def load_error(what: str, name: str, error: BaseException) -> BackboneError:
     """Return the error of something that could not be loaded."""
-    reason = str(error).strip().splitlines()
+    first, _, rest = str(error).strip().partition("\n")
+    reason = f"{first} {rest.strip().splitlines()[0]}" if first.endswith(":") and rest else first
     return _nowhere(
         what,
-        f"{name!r}: {reason[0] if reason else type(error).__name__}",
+        f"{name!r}: {reason or type(error).__name__}",
         "Check the name; offline machines need a local directory.",
     )
 

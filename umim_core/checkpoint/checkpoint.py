@@ -167,7 +167,8 @@ class Checkpoint:
     def load(cls, name: str | Path) -> Checkpoint:
         """Load a checkpoint by embedded name or directory."""
         directory = resolve_checkpoint(name)
-        read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
+        names = ("config.json", WEIGHTS)
+        read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, required=names)
         config = read_config(directory)
         rules = RuleSet.load(directory / "rules")
         return cls(config, read_module(directory / WEIGHTS, config, rules), rules)

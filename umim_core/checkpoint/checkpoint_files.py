@@ -159,10 +159,13 @@ def named_place(name: str | Path) -> Path:
 def _is_checkpoint(directory: Path) -> bool:
     """Return whether a directory is meant as a checkpoint; its content is checked on loading."""
     try:
-        known = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config = directory / "config.json"
+        if config.exists() and not config.is_file():  # a pipe, which reading would wait for
+            return True
+        known = json.loads(config.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return True  # torn: loading says what is wrong
     return not (isinstance(known, dict) and "model_type" in known)
 

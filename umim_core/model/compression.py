@@ -104,7 +104,7 @@ def compress_text(
     tokenizer does where nothing is said.
     """
     directory = resolve_checkpoint(fetch_checkpoint(checkpoint))
-    read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
+    read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, required=("config.json",))
     config = read_config(directory)
     tokenizer = load_tokenizer(config.backbone, revision=config.backbone_revision)
     rules = RuleSet.load(

@@ -146,17 +146,19 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     for name, harmless in (("expert_count", 0), ("attention.sliding_window", 0)):
         if file.integer(prefix + name, harmless) != harmless:
             unsupported(prefix + name, file.metadata[prefix + name])
-    hidden = file.integer(prefix + "embedding_length")
-    heads = file.integer(prefix + "attention.head_count")
+    hidden = file.size(prefix + "embedding_length")
+    heads = file.size(prefix + "attention.head_count")
+    key_heads = file.size(prefix + "attention.head_count_kv", heads)
     sized = prefix + "attention.key_length" in file.metadata
-    if heads < 1 or (hidden % heads and not sized):
+    if heads % key_heads or (hidden % heads and not sized):
         refuse(
-            f"{prefix}embedding_length must be divisible by the number of heads",
-            f"{hidden} and {heads}",
+            f"{prefix}embedding_length must be divisible by the number of heads, and that by the "
+            "number of heads of keys",
+            f"{hidden}, {heads} and {key_heads}",
             "The file is damaged.",
         )
-    head_dim = file.integer(prefix + "attention.key_length", hidden // heads)
-    if head_dim < 1 or head_dim % 2:
+    head_dim = file.size(prefix + "attention.key_length", hidden // heads)
+    if head_dim % 2:
         refuse(
             "heads of a GGUF file's model must be of an even size, for rotary positions",
             head_dim,
@@ -173,13 +175,13 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         "head_dim": head_dim,
         "hidden_act": "silu",
         "hidden_size": hidden,
-        "intermediate_size": file.integer(prefix + "feed_forward_length"),
-        "max_position_embeddings": file.integer(prefix + "context_length"),
+        "intermediate_size": file.size(prefix + "feed_forward_length"),
+        "max_position_embeddings": file.size(prefix + "context_length"),
         "model_type": architecture.model_type,
         "num_attention_heads": heads,
-        "num_hidden_layers": file.integer(prefix + "block_count"),
-        "num_key_value_heads": file.integer(prefix + "attention.head_count_kv", heads),
-        "rms_norm_eps": file.number(prefix + "attention.layer_norm_rms_epsilon"),
+        "num_hidden_layers": file.size(prefix + "block_count"),
+        "num_key_value_heads": key_heads,
+        "rms_norm_eps": file.positive(prefix + "attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(file, prefix, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "use_cache": True,
@@ -197,7 +199,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
 
 def _rope(file: GgufFile, prefix: str, head_dim: int) -> dict[str, object]:
     """Return the rotary positions, as ``rope_parameters`` of a configuration holds them."""
-    theta = file.number(prefix + "rope.freq_base", 10000.0)
+    theta = file.positive(prefix + "rope.freq_base", 10000.0)
     base: dict[str, object] = {"rope_theta": theta}
     kind = file.text(prefix + "rope.scaling.type", "none")
     factors = file.tensors.get(ROPE_FACTORS)
@@ -206,7 +208,7 @@ def _rope(file: GgufFile, prefix: str, head_dim: int) -> dict[str, object]:
     if kind == "none":
         return base | {"rope_type": "default"}
     if kind == "linear" and factors is None:
-        factor = file.number(prefix + "rope.scaling.factor")
+        factor = file.positive(prefix + "rope.scaling.factor")
         return base | {"rope_type": "linear", "factor": factor}
     unsupported(prefix + "rope.scaling.type", kind)
 

@@ -139,7 +139,8 @@ class DamageTable:
     def load(cls, directory: str | Path) -> DamageTable:
         """Read a damage table; every byte is checked against the manifest."""
         path = Path(directory)
-        manifest = read_manifest(path, kind=DAMAGE_KIND, schema=DAMAGE_SCHEMA)
+        names = [f"{name}.npy" for name in _ARRAYS]
+        manifest = read_manifest(path, kind=DAMAGE_KIND, schema=DAMAGE_SCHEMA, required=names)
         rule = f"{path}/manifest.json must describe a damage table"
         with described(rule, "Measure the rules again."):
             origin = DamageOrigin.model_validate(manifest)

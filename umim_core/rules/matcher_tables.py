@@ -4,7 +4,7 @@ One array of 64-bit words, so that one check of its bytes covers all of it::
 
     0        layout version
     1        number of slots S
-    2        1 if no rule lies inside another
+    2        1 if no rule lies inside another, for people: nothing relies on it
     3        0
     4 .. 7   SHA-256 of the rule set that it was made of
     8 ..     S slots, then the bit set of pairs (see ``trie``)
@@ -25,7 +25,16 @@ from numpy.typing import NDArray
 from umim_core.errors import ArtifactError
 from umim_core.rules.filters import pack_spans
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.trie import Ids, Ints, Words, holds_shorter, insert, survey, union
+from umim_core.rules.trie import (
+    Ids,
+    Ints,
+    Words,
+    holds_only,
+    holds_shorter,
+    insert,
+    mark,
+    union,
+)
 from umim_core.store.arrays import open_array, save_array
 
 LAYOUT: Final = 1
@@ -42,12 +51,11 @@ _T = TypeVar("_T", bound=np.generic)
 class MatcherTables:
     """Arrays that the matcher reads: the trie [S] and the bit set of pairs that begin a rule [P].
 
-    Both are uint64 and read-only; ``infix_free`` says whether no rule lies inside another.
+    Both are uint64 and read-only.
     """
 
     slots: Words
     pairs: Words
-    infix_free: bool
 
     @property
     def nbytes(self) -> int:
@@ -59,33 +67,34 @@ class MatcherTables:
         """Build the tables of rules [R_n, n] (int32) per order, rows ascending, ids < 2^18."""
         pairs, triples = _prefixes(ids_by_order, 2), _prefixes(ids_by_order, 3)
         nodes = len(pairs) + len(triples) + len(ids_by_order[ORDERS[-1]])
-        size = int(nodes / _LOAD) + 1
+        size = _size(nodes)
         if size > _MAX_SLOTS:
             raise ArtifactError(
                 f"the rules must need at most {_MAX_SLOTS} slots", size, "Raise tau."
             )
         slots = np.zeros(size, dtype=np.uint64)
         bits = np.zeros(len(pairs) * _BITS_PER_PAIR // 64 + 1, dtype=np.uint64)
-        rules = [_read_only(np.ascontiguousarray(ids_by_order[n]).view()) for n in ORDERS]
-        for ids in rules:
+        for ids in _rows(ids_by_order):
             insert(ids, slots, bits)
-        slots, bits = _read_only(slots), _read_only(bits)
-        return cls(slots, bits, not any(holds_shorter(ids, slots) for ids in rules))
+        return cls(_read_only(slots), _read_only(bits))
 
-    def write(self, path: Path, digest: str) -> None:
+    def infix_free(self, ids_by_order: dict[int, Ids]) -> bool:
+        """Return whether none of the rules lies inside another."""
+        return not any(holds_shorter(ids, self.slots) for ids in _rows(ids_by_order))
+
+    def write(self, path: Path, digest: str, ids_by_order: dict[int, Ids]) -> None:
         """Write the tables as an array file, with the SHA-256 of their rule set (hex)."""
         header = np.zeros(_HEADER, dtype=_DTYPE)
-        header[:3] = LAYOUT, len(self.slots), self.infix_free
+        header[:3] = LAYOUT, len(self.slots), self.infix_free(ids_by_order)
         header[_DIGEST] = _digest_words(digest)
         save_array(path, np.concatenate([header, self.slots, self.pairs]))
 
     @classmethod
-    def read(cls, path: Path, digest: str, num_rules: int) -> MatcherTables:
-        """Map the tables of ``num_rules`` rules with a SHA-256 (hex) from what :meth:`write` wrote.
+    def read(cls, path: Path, digest: str, ids_by_order: dict[int, Ids]) -> MatcherTables:
+        """Map the tables of rules [R_n, n] with a SHA-256 (hex) from what :meth:`write` wrote.
 
-        The bytes must have been checked against the manifest. Here it is checked, in one pass over
-        the slots, that the tables belong to these rules and that every search in them ends; no
-        content can lead a search out of them.
+        The bytes must have been checked against the manifest. Here every rule is looked up, so the
+        tables hold these rules, no others, and no state that no rule passes.
         """
         words = open_array(path)
         if words.dtype != _DTYPE or words.ndim != 1 or words.size < _HEADER + 2:
@@ -101,21 +110,34 @@ class MatcherTables:
                 layout,
                 "Use the version of umim that wrote it, or mine the rules again.",
             )
-        if not np.array_equal(words[_DIGEST], _digest_words(digest)):
+        slots, pairs = words[_HEADER : _HEADER + size], words[_HEADER + size :]
+        whole = 0 < len(slots) == size and len(pairs) > 0 and infix_free in (0, 1) and not reserved
+        own = whole and np.array_equal(words[_DIGEST], _digest_words(digest))
+        if not own or not _hold(slots, pairs, ids_by_order):
             raise ArtifactError(
                 f"{path} must be made of the rules in its folder", "other rules", "Mine them again."
             )
-        slots, pairs = words[_HEADER : _HEADER + size], words[_HEADER + size :]
-        used, rules, continued = survey(slots)
-        whole = 0 < len(slots) == size and used < size and len(pairs) > 0
-        sound = rules == num_rules and infix_free in (0, 1) and not (infix_free and continued)
-        if not whole or not sound or reserved:
-            raise ArtifactError(
-                f"{path} must hold {num_rules} rules and a free slot",
-                f"{rules} rules, {used} of {size} slots",
-                "Mine the rules again.",
-            )
-        return cls(slots, pairs, bool(infix_free))
+        return cls(slots, pairs)
+
+
+def _hold(slots: Words, pairs: Words, ids_by_order: dict[int, Ids]) -> bool:
+    """Return whether tables are those of the rules."""
+    flags, bits = np.zeros(len(slots), dtype=np.uint8), np.zeros(len(pairs), dtype=np.uint64)
+    return (
+        all(mark(ids, slots, flags, bits) for ids in _rows(ids_by_order))
+        and bool(holds_only(slots, flags))
+        and len(slots) == _size(np.count_nonzero(flags))
+        and np.array_equal(bits, pairs)
+    )
+
+
+def _rows(ids_by_order: dict[int, Ids]) -> list[Ids]:
+    return [_read_only(np.ascontiguousarray(ids_by_order[n]).view()) for n in ORDERS]
+
+
+def _size(nodes: int) -> int:
+    """Return the slots of a table; some stay free, which ends every search."""
+    return int(nodes / _LOAD) + 1
 
 
 def _prefixes(ids_by_order: dict[int, Ids], length: int) -> Ints:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +41,6 @@ Prices = NDArray[np.float32]
 def write_prices(directory: Path, prices: Prices) -> None:
     """Write the prices into a rule directory."""
     save_array(directory / _PRICES, prices)
-
-
-def read_prices(directory: Path) -> Prices | None:
-    """Read the prices of a rule directory into memory; None where it has none."""
-    path = directory / _PRICES
-    return np.array(open_array(path)) if path.exists() else None
 
 
 @dataclass(frozen=True)
@@ -157,7 +151,7 @@ class RuleSet:
     @property
     def infix_free(self) -> bool:
         """Whether no rule lies inside another: at most one rule starts or ends at a position."""
-        return self.tables.infix_free
+        return self.tables.infix_free(self.ids_by_order)
 
     @property
     def tables(self) -> MatcherTables:
@@ -233,7 +227,7 @@ class RuleSet:
         """Write the rule files into an existing, empty directory."""
         write_table(directory / "rules.parquet", self.ids_by_order, self.support_by_order)
         (directory / _TABLES).parent.mkdir()
-        self.tables.write(directory / _TABLES, self.digest)
+        self.tables.write(directory / _TABLES, self.digest, self.ids_by_order)
         if self.prices is not None:
             write_prices(directory, self.prices)
         body = self._description() | self.origin.recorded()
@@ -251,12 +245,16 @@ class RuleSet:
         matcher's tables are mapped, not read into memory, and must carry the digest of these rules.
         """
         path = Path(directory)
-        manifest = read_manifest(path, kind="rules", schema=RULES_SCHEMA)
+        manifest = read_manifest(
+            path, kind="rules", schema=RULES_SCHEMA, required=("rules.parquet",)
+        )
+        listed = cast("dict[str, object]", manifest["files"])
         ids, support = read_table(path / "rules.parquet")
         with described(f"{path}/manifest.json must describe its rules", "Mine them again."):
             origin = DescribedRules.model_validate(manifest)
         recorded = RuleOrigin(**origin.model_dump(exclude={"rules"}))
-        rules = cls(ids, support, recorded, read_prices(path))
+        prices = np.array(open_array(path / _PRICES)) if _PRICES in listed else None
+        rules = cls(ids, support, recorded, prices)
         content = rules._description()["rules"]
         if origin.rules not in (None, content):
             raise RuleSetError(
@@ -264,8 +262,8 @@ class RuleSet:
                 content,
                 "Mine them again.",
             )
-        if (path / _TABLES).exists():
-            tables = MatcherTables.read(path / _TABLES, rules.digest, len(rules))
+        if _TABLES in listed:
+            tables = MatcherTables.read(path / _TABLES, rules.digest, ids)
             rules._tables.append(tables)
         if tokenizer_fingerprint is not None:
             rules.check_tokenizer(tokenizer_fingerprint)

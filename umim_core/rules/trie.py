@@ -49,6 +49,7 @@ _WORD: Final = np.uint64(6)  # 2^6 bits in a word
 _BIT: Final = np.uint64(63)
 _AHEAD: Final = 16  # positions between fetching a slot and reading it
 _RING: Final = 2 * _AHEAD - 1  # mask of a ring of positions; longer than _AHEAD
+_SPARE: Final = 16  # slots that a search may look at in vain, on average; it is below one
 _njit = numba.njit(cache=True, nogil=True)
 
 
@@ -160,14 +161,42 @@ def insert(ids: Ids, slots: Words, pairs: Words) -> None:
 
 
 @_njit
-def survey(slots: Words) -> tuple[int, int, bool]:
-    """Return used slots, rules, and whether some rule continues to a longer one."""
-    used, rules, continued = 0, 0, False
-    for word in slots:
-        used += int(word != _EMPTY)
-        rules += int(word & _RULE)
-        continued |= (word & _RULE != _EMPTY) and (word & _CONTINUES != _EMPTY)
-    return used, rules, continued
+def mark(ids: Ids, slots: Words, flags: NDArray[np.uint8], bits: Words) -> bool:
+    """Look the rules ``ids`` [R, n] up: mark their nodes in ``flags`` [S], their pairs in ``bits``.
+
+    Returns:
+        Whether all of them are there, and are found as fast as in a table that ``insert`` filled.
+    """
+    spare = _SPARE * (ids.size + _SPARE)
+    for row in range(ids.shape[0]):
+        parent = int(ids[row, 0])
+        for column in range(1, ids.shape[1]):
+            key = _key(parent, ids[row, column])
+            hashed = _hash(key)
+            if column == 1:
+                bit = _pair_bit(hashed, bits)
+                bits[np.int64(bit >> _WORD)] |= _ONE << (bit & _BIT)
+            slot = _home(hashed, slots)
+            while slots[slot] >> _FLAGS != key:
+                spare -= 1
+                if slots[slot] == _EMPTY or spare < 0:
+                    return False
+                slot += 1
+                if slot == slots.size:
+                    slot = 0
+            flags[slot] |= np.uint8(_RULE if column + 1 == ids.shape[1] else _CONTINUES)
+            parent = _FIRST_NODE + slot
+    return True
+
+
+@_njit
+def holds_only(slots: Words, flags: NDArray[np.uint8]) -> bool:
+    """Return whether every node has the flags [S] of the rules that pass it, and no other is."""
+    for slot in range(slots.size):
+        word = slots[slot]
+        if word & (_RULE | _CONTINUES) != flags[slot] or (flags[slot] == 0 and word != _EMPTY):
+            return False
+    return True
 
 
 @_njit

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -91,8 +91,10 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> object:
-    """Read a JSON file."""
+    """Read a JSON file; a pipe, which would be waited for, is none."""
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(f"{path.name} is no regular file")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ArtifactError(
@@ -139,9 +141,13 @@ def _seal(record: Mapping[str, object]) -> str:
 
 
 def read_manifest(
-    directory: Path, *, kind: str, schema: int, verify: bool = True
+    directory: Path, *, kind: str, schema: int, verify: bool = True, required: Iterable[str] = ()
 ) -> dict[str, object]:
-    """Read and check a manifest; sizes are always checked, SHA-256 of files with ``verify``."""
+    """Read and check a manifest; sizes are always checked, SHA-256 of files with ``verify``.
+
+    It must list the ``required`` files. What is neither a file nor a folder is refused: a reader
+    would wait for a pipe.
+    """
     record = read_json(directory / MANIFEST)
     if not isinstance(record, dict) or record.get("kind") != kind:
         recorded = record.get("kind") if isinstance(record, dict) else type(record).__name__
@@ -171,12 +177,17 @@ def read_manifest(
         for name, path in payload_files(directory).items()
         if name in listed or not _UNLISTED.fullmatch(name)
     }
-    if set(files) != set(listed):
-        odd = sorted(set(files) ^ set(listed))
+    special = {
+        name
+        for path in directory.rglob("*")
+        if not (path.is_file() or path.is_dir())
+        and not _UNLISTED.fullmatch(name := path.relative_to(directory).as_posix())
+    }
+    if odd := sorted((set(files) ^ set(listed)) | (set(required) - set(listed)) | special):
         raise ArtifactError(
             f"{directory} must hold exactly the files its manifest lists",
             odd,
-            "Restore the missing files or build the artifact again.",
+            "Restore the missing files, remove others, or build the artifact again.",
         )
     sums: dict[str, str] = {}
     for name, path in files.items():

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from umim_core.encodable import encoding_error
 from umim_core.errors import GenerationError, require
+from umim_core.text.token_ids import encode, typed_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -274,9 +275,11 @@ def encode_parts(
     if not tokenizer.is_fast:
         if places:
             log_unmerged("the tokenizer does not say which characters its tokens are")
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return np.array(ids, dtype=np.int64), ()
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return np.array(encode(tokenizer, text), dtype=np.int64), ()
+    with typed_panics():
+        encoded = tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
     ranges = token_ranges(encoded["offset_mapping"], places)
     return np.array(encoded["input_ids"], dtype=np.int64), ranges
 

@@ -6,7 +6,8 @@ document 1   document 2    length 4
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, overload
 
@@ -170,7 +171,26 @@ def encode(
     """Tokenize a text; None adds special tokens, a BOS say, as the tokenizer does by default."""
     check_encodable(text)
     chosen = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-    return list(tokenizer(text, verbose=False, **chosen)["input_ids"])
+    with typed_panics():
+        return list(tokenizer(text, verbose=False, **chosen)["input_ids"])
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether an error is a panic of the library of tokenizers, which has no class in it."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def typed_panics() -> Iterator[None]:
+    """Raise a panic of a tokenizer, on a text that its regular expressions give up, as an error."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise CorpusError(
+            "a text must be one that the tokenizer can cut", str(error), "Take another tokenizer."
+        ) from error
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

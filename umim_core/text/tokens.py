@@ -17,7 +17,7 @@ from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.store.arrays import open_array
 from umim_core.text.readers import BadRows, Part, iter_parts, not_empty
 from umim_core.text.sources import Source, TokenIds
-from umim_core.text.token_ids import check_range
+from umim_core.text.token_ids import check_range, typed_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,9 +84,10 @@ def _border(text: str, tokenizer: PreTrainedTokenizerBase, begin: int, end: int)
         for _, match in zip(range(_BORDERS_TRIED), shape.finditer(text, begin, end), strict=False):
             at = match.start()
             left, right = text[max(0, at - _WINDOW_CHARS) : at], text[at : at + _WINDOW_CHARS]
-            whole, *parts = tokenizer(
-                [left + right, left, right], add_special_tokens=False, verbose=False
-            )["input_ids"]
+            with typed_panics():
+                whole, *parts = tokenizer(
+                    [left + right, left, right], add_special_tokens=False, verbose=False
+                )["input_ids"]
             if list(whole) == [*parts[0], *parts[1]]:
                 return at
     return None
@@ -106,15 +107,16 @@ def tokenize_parts(
     if batch_size < 1:
         raise ConfigError("batch_size must be at least 1", batch_size)
     for batch in _batches(cut_pieces(parts, tokenizer), batch_size):
-        encoded = tokenizer(
-            [text for text, _ in batch],
-            add_special_tokens=False,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,  # no warning about documents longer than the model
-        )["input_ids"]
+        with typed_panics():
+            encoded = tokenizer(
+                [text for text, _ in batch],
+                add_special_tokens=False,
+                padding=False,
+                truncation=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,  # no warning about documents longer than the model
+            )["input_ids"]
         for ids, (_, last) in zip(encoded, batch, strict=True):
             wide = np.asarray(ids, dtype=np.int64)
             check_range(wide, "tokenizer")

@@ -1,0 +1,201 @@
+"""Files of a backbone that lie: each ends in one typed error, soon, before memory is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.embedded.assets import embedded_path
+from umim_core.errors import BackboneError, CorpusError
+from umim_core.text.token_ids import encode
+
+pytestmark = pytest.mark.timeout(60)
+Document = dict[str, Any]
+SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    source = embedded_path("umim-docs-llama", "backbone")
+    assert source is not None
+    return Path(shutil.copytree(source, tmp_path / "model"))
+
+
+def edit(path: Path, change: Callable[[Document], object]) -> None:
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def split_by(pattern: str) -> Callable[[Document], object]:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    return lambda document: document.update(pre_tokenizer=split | {"invert": False})
+
+
+def normalised_by(*parts: Document) -> Callable[[Document], object]:
+    sequence = {"type": "Sequence", "normalizers": list(parts)}
+    return lambda document: document.update(normalizer=sequence)
+
+
+def added(**token: object) -> Callable[[Document], object]:
+    entry = SPECIAL | {"content": "<z>", "special": True} | token
+    return lambda document: document["added_tokens"].append(entry)
+
+
+@pytest.mark.parametrize("text", ["", "[" * 200_000, "[]", "{}", "5", "\xff", '{"\\ud800": 1}'])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_what_is_no_description_is_refused(model: Path, name: str, text: str) -> None:
+    (model / name).write_text(text, encoding="latin-1")
+    try:
+        load_backbone(str(model))
+    except BackboneError:
+        return
+    assert name == "tokenizer_config.json"  # the others say what the model is
+    assert text in ("{}", '{"\\ud800": 1}')
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (split_by("(a+)+$"), "retry-limit-in-match over"),
+        (split_by("(?:z|zz)+$"), "retry-limit-in-match over"),
+        (split_by("("), "unmatched parenthesis"),
+        (lambda document: document["model"]["vocab"].update(z9=1 << 31), "must be below 4,194,304"),
+        (lambda document: document["model"]["vocab"].update(z9="1"), "not supported between"),
+        (lambda document: document["model"]["vocab"].update(z9=-1), "expected u32"),
+        (lambda document: document["model"]["merges"].append(["q", "zzzq"]), "out of vocabulary"),
+        (lambda document: document["model"].pop("vocab"), "'vocab'"),
+        (added(id=1 << 31), "must be below 4,194,304"),
+        (normalised_by({"type": "Prepend", "prepend": "a" * 1000}), "makes 1,000 characters of"),
+        (
+            normalised_by(
+                *[{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"}] * 9
+            ),
+            "makes 1,000,000,000 characters of one",
+        ),
+        (
+            lambda document: document["post_processor"].update(
+                single=[{"SpecialToken": {"id": "z", "type_id": 0}}]
+            ),
+            "no entry found for key",
+        ),
+    ],
+)
+def test_a_tokenizer_that_takes_all_time_or_memory_is_refused(
+    model: Path, change: Callable[[Document], object], said: str
+) -> None:
+    edit(model / "tokenizer.json", change)
+    with pytest.raises(BackboneError) as error:
+        load_tokenizer(str(model))
+    assert said in str(error.value)
+
+
+def test_a_text_that_a_regular_expression_gives_up_is_named(model: Path) -> None:
+    edit(model / "tokenizer.json", split_by("(?:ab|a|b)+$"))
+    tokenizer = load_tokenizer(str(model))
+    assert encode(tokenizer, "abc")
+    with pytest.raises(CorpusError, match="the tokenizer can cut; got Onig"):
+        encode(tokenizer, "ab" * 40 + "x")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tokenizer_class": 5},
+        {"eos_token": 5},
+        {"eos_token": "\ud800"},
+        {"added_tokens_decoder": {"x": [1]}},
+        {"extra_special_tokens": 5},
+    ],
+)
+def test_settings_of_a_tokenizer_of_other_types_are_refused(
+    model: Path, settings: Document
+) -> None:
+    edit(model / "tokenizer_config.json", lambda document: document.update(settings))
+    with pytest.raises(BackboneError):
+        load_tokenizer(str(model))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": 0},
+        {"num_attention_heads": "4"},
+        {"hidden_size": -1},
+        {"hidden_size": 10**9},
+        {"vocab_size": 10**12},
+        {"num_hidden_layers": 10**8},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+        {"rope_parameters": 5},
+        {"hidden_act": "none"},
+        {"layer_types": ["none"]},
+        {"quantization_config": 5},
+        {"model_type": 5},
+        {"max_position_embeddings": 0},
+    ],
+    ids=str,
+)
+def test_a_configuration_of_no_model_is_refused(model: Path, changes: Document) -> None:
+    edit(model / "config.json", lambda document: document.update(changes))
+    with pytest.raises(BackboneError):
+        load_backbone(str(model))
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_weights_that_are_no_floating_point_numbers_are_refused(
+    model: Path, kind: torch.dtype
+) -> None:
+    weights: dict[str, Tensor] = load_file(model / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    path = str(model / "model.safetensors")
+    save_file(weights | {name: weights[name].to(kind)}, path, metadata={"format": "pt"})
+    with pytest.raises(BackboneError, match=f"must be floating point numbers, {name} is"):
+        load_backbone(str(model))
+
+
+def test_weights_of_other_sizes_are_named(model: Path) -> None:
+    edit(model / "config.json", lambda document: document.update(intermediate_size=64))
+    with pytest.raises(BackboneError, match="other sizes than its config"):
+        load_backbone(str(model))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_pipes_and_huge_files_are_not_read(model: Path, name: str) -> None:
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    with pytest.raises(BackboneError, match="no regular file"):
+        load_backbone(str(model))
+    (model / name).unlink()
+    with (model / name).open("wb") as stream:
+        stream.truncate(1 << 30)
+    with pytest.raises(BackboneError, match="1,073,741,824 bytes"):
+        load_backbone(str(model))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "https://user:PW@huggingface.co/a/b",
+        "user:PW@host/x",
+        "s3://KEY:PW@bucket/p",
+        "https://hf.co/a/b?token=PW",
+    ],
+)
+@pytest.mark.parametrize("load", [load_backbone, load_tokenizer])
+def test_names_with_credentials_are_refused_and_not_shown(
+    name: str, load: Callable[[str], object]
+) -> None:
+    with pytest.raises(BackboneError, match=r"Name no address, user or password\.$") as error:
+        load(name)
+    assert "PW" not in str(error.value)
