@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -118,6 +119,7 @@ def test_a_stop_string_ends_the_text_before_it(umim: UMIM, url: str, streamed: b
     wait_for(url, "umim_rows_running", 0)
 
 
+USER = {"role": "user", "content": "a private text"}
 BAD: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     (CHAT, {}, 400, "invalid_field", "messages"),
     (CHAT, {"messages": []}, 400, "invalid_field", "messages"),
@@ -134,12 +136,53 @@ BAD: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     (CHAT, {"max_tokens": 0}, 400, "invalid_field", "max_tokens"),
     (CHAT, {"max_tokens": 10**9}, 400, "invalid_field", "max_tokens"),
     (CHAT, {"n": 17}, 400, "invalid_field", "n"),
-    (CHAT, {"stop": [""]}, 400, "invalid_field", None),
+    (CHAT, {"stop": [""]}, 400, "invalid_field", "stop.0"),
+    (CHAT, {"stop": ""}, 400, "invalid_field", "stop"),
+    (CHAT, {"stop": ["a", 5]}, 400, "invalid_field", "stop.1"),
+    (
+        CHAT,
+        {"stream_options": {"include_usage": 1}},
+        400,
+        "invalid_field",
+        "stream_options.include_usage",
+    ),
+    (CHAT, {"stream_options": {"x": 1}}, 400, "unknown_field", "stream_options.x"),
+    *(
+        (CHAT, {"messages": [USER, {**USER, **fields}]}, 400, code, f"messages.1.{param}")
+        for fields, code, param in [
+            ({"tool_calls": [{"id": "1"}]}, "unknown_field", "tool_calls"),
+            ({"refusal": "a private no"}, "unknown_field", "refusal"),
+            ({"role": 5}, "invalid_field", "role"),
+            ({"content": 5}, "invalid_field", "content"),
+            ({"content": {"str": 5}}, "invalid_field", "content"),
+            ({"content": ["private"]}, "invalid_field", "content.0"),
+            (
+                {"content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+                "invalid_field",
+                "content.0.type",
+            ),
+            ({"content": [{"type": "text"}]}, "invalid_field", "content.0.text"),
+            (
+                {
+                    "content": [
+                        {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+                    ]
+                },
+                "unknown_field",
+                "content.0.cache_control",
+            ),
+        ]
+    ),
+    (CHAT, {"messages": [USER] * 4097}, 400, "invalid_field", "messages"),
+    (CHAT, {"messages": [{"content": ""}] * 4097}, 400, "invalid_field", "messages.0.role"),
     (CHAT, {"seed": -1}, 400, "invalid_request", None),
     (CHAT, {"model": "gpt-9"}, 404, "model_not_found", "model"),
     (COMPLETIONS, {"prompt": ["a", "b"]}, 400, "unsupported", "prompt"),
     (COMPLETIONS, {"prompt": [10**6]}, 400, "invalid_request", None),
-    (COMPLETIONS, {"prompt": []}, 400, "invalid_field", None),
+    (COMPLETIONS, {"prompt": []}, 400, "invalid_field", "prompt"),
+    (COMPLETIONS, {"prompt": 5}, 400, "invalid_field", "prompt"),
+    (COMPLETIONS, {"prompt": [5, True]}, 400, "invalid_field", "prompt.1"),
+    (COMPLETIONS, {"prompt": [5] * 40_000}, 400, "invalid_request", None),
     (COMPLETIONS, {"prompt": ""}, 400, "invalid_request", None),
     (COMPLETIONS, {"prompt": "a", "logprobs": 0}, 400, "unsupported", "logprobs"),
     (COMPLETIONS, {"prompt": [5] * 3000}, 400, "invalid_request", None),
@@ -154,13 +197,61 @@ def test_bad_requests_get_typed_errors(
 ) -> None:  # fmt: skip
     body = dict(fields)
     if path == CHAT and fields and "messages" not in fields:
-        body["messages"] = [{"role": "user", "content": "a private text"}]
+        body["messages"] = [USER]
     answer = post(url, path, **body, stream=streamed)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (status, code), error
     assert param is None or error["param"] == param
     assert set(error) == {"message", "type", "param", "code"}
     assert "private" not in error["message"]
+
+
+NOTHING: tuple[object, ...] = (None, [], {}, "")
+NEUTRAL = [
+    *({"messages": [{**USER, name: value}]} for value in NOTHING for name in (
+        "tool_calls", "function_call", "audio", "reasoning_content", "refusal", "tool_call_id")),
+    {"messages": [{"role": "assistant", "content": None, "tool_calls": []}, USER]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a private text",
+                                                "cache_control": None}], "name": None}]},
+    *({name: value} for value in NOTHING for name in ("tools", "audio", "logit_bias", "later")),
+    {"tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]},
+    {"stream_options": {"include_usage": None, "other": None}, "stop": None, "n": None},
+    {"stream_options": None, "stop": [], "logprobs": False, "top_logprobs": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", NEUTRAL)
+def test_what_asks_for_nothing_changes_nothing(url: str, fields: dict[str, Any]) -> None:
+    body = {"max_tokens": 2, "temperature": 0, "messages": [USER]}
+    answer = post(url, CHAT, **{**body, **fields})
+    assert answer.status_code == 200, answer.text
+    plain = [
+        {"role": m["role"], "content": m["content"] or ""} for m in fields.get("messages", [USER])
+    ]
+    assert (
+        answer.json()["choices"] == post(url, CHAT, **{**body, "messages": plain}).json()["choices"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/v1/models/tiny", 200, None),
+        ("/v1/models/%74iny", 200, None),
+        ("/v1/models/org%2Fother", 404, "model_not_found"),
+        ("/v1/models/org/other", 404, "model_not_found"),
+        ("/v1/nothing", 404, "unknown_path"),
+        (CHAT, 405, "method_not_allowed"),
+    ],
+)
+def test_models_and_paths_have_answers(url: str, path: str, status: int, code: str | None) -> None:
+    answer = get(url, path)
+    assert answer.status_code == status
+    if code is None:
+        assert answer.json() == get(url, "/v1/models").json()["data"][0]
+    else:
+        error = answer.json()["error"]
+        assert (error["code"], error["type"]) == (code, "invalid_request_error")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +274,37 @@ def test_large_messages_are_refused_by_name(umim: UMIM, url: str) -> None:
         parts = (b"x" * 1000 for _ in range(200))  # in chunks, without an announced length
         answer = httpx.post(small + CHAT, content=parts, timeout=240)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+
+
+def test_a_long_prompt_holds_nobody(umim: UMIM) -> None:
+    """It is read while others are answered, and their own long ones are refused unread."""
+    long = "word " * 30_000  # would take a second
+    with in_thread(server(umim).app(None)) as url:
+        answers: list[int] = []
+
+        def ask() -> None:
+            answers.append(post(url, COMPLETIONS, prompt=long, max_tokens=1).status_code)
+
+        asking = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in asking:
+            thread.start()
+        while any(thread.is_alive() for thread in asking):
+            began = time.monotonic()
+            assert post(url, COMPLETIONS, prompt="a", max_tokens=1).status_code == 200
+            assert time.monotonic() - began < 2
+        assert answers == [400] * 4
+
+
+def test_what_clients_share_is_told_if_the_operator_says_so(umim: UMIM) -> None:
+    for told in (False, True):
+        with in_thread(server(umim, report_cached=told).app(None)) as url:
+            counts = [
+                post(url, COMPLETIONS, prompt=PROMPT, max_tokens=1).json()["usage"]
+                for _ in range(2)
+            ]
+            cached = [count["prompt_tokens_details"]["cached_tokens"] for count in counts]
+            assert (cached[1] > 0) == told
+            assert metric(url, "umim_prompt_tokens_reused_total") == sum(cached)
 
 
 class Gate:
@@ -245,6 +367,33 @@ def test_too_many_requests_are_told_to_come_again(umim: UMIM) -> None:
         for thread in asking:
             thread.join(120)
     assert answers == [200, 200]
+
+
+def test_few_requests_pass_one_that_needs_more_rows(umim: UMIM) -> None:
+    held = server(umim, sizes=BatchSizes(max_rows=4, max_waiting=64))
+    order: list[str] = []
+
+    def ask(name: str, **body: Any) -> None:
+        post(url, COMPLETIONS, **{"prompt": PROMPT, "max_tokens": 1, **body})
+        order.append(name)
+
+    gate = Gate(held)
+    with in_thread(held.app(None)) as url:
+        threads = [threading.Thread(target=ask, args=("long",), kwargs={"max_tokens": 40})]
+        threads[0].start()
+        wait_for(url, "umim_rows_running", 1)
+        four = {"n": 4, "temperature": 1, "seed": 0}
+        threads.append(threading.Thread(target=ask, args=("four",), kwargs=four))
+        threads[-1].start()
+        wait_for(url, "umim_requests_waiting", 1)
+        for _ in range(30):
+            threads.append(threading.Thread(target=ask, args=("one",)))
+            threads[-1].start()
+        gate.open()
+        for thread in threads:
+            thread.join(120)
+        before = order[: order.index("four")]
+        assert 0 < before.count("one") <= 16 + 4
 
 
 def no_memory(kind: str) -> None:

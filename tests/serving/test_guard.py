@@ -1,29 +1,28 @@
-"""Readers that take nothing, against a real server on loopback."""
+"""Who is answered, and connections that say nothing or take nothing, at real servers."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from support.servers import in_thread, wait_for
+from umim_core.serving import connections
 from umim_core.serving.connections import Connection
-from umim_core.serving.guard import EventStream, Limits, ServerMetrics, deadline, guarded
+from umim_core.serving.guard import EventStream, Limits, ServerMetrics, deadline, guarded, read_body
 
-
-@asynccontextmanager
-async def nothing(app: Starlette) -> AsyncIterator[None]:
-    yield
+HEAD = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n"
 
 
 class Hasty(Connection):
@@ -31,9 +30,15 @@ class Hasty(Connection):
     write_seconds = 0.3
 
 
-def test_a_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    closed = threading.Event()
+@asynccontextmanager
+async def nothing(app: Starlette) -> AsyncIterator[None]:
+    yield
 
+
+closed = threading.Event()
+
+
+async def streamed(request: Request) -> Response:
     async def endless() -> AsyncGenerator[dict[str, str], None]:
         try:
             while True:
@@ -42,34 +47,147 @@ def test_a_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixtur
         finally:
             closed.set()
 
-    async def streamed(request: Request) -> Response:
-        return EventStream(endless(), deadline(Limits()))
+    return EventStream(endless(), deadline(Limits()))
 
-    app = guarded([Route("/endless", streamed)], None, ServerMetrics(), nothing)
-    with in_thread(app, connection=Hasty) as url:
-        address = urlsplit(url)
-        with socket.create_connection((address.hostname or "", address.port or 0)) as reader:
-            reader.sendall(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert closed.wait(60)
-            assert httpx.get(url + "/metrics", timeout=120).status_code == 200  # others are served
-            wait_for(url, "umim_requests_in_flight", 1)
+
+async def read(request: Request) -> Response:
+    return PlainTextResponse(str(len(await read_body(request, Limits()))))
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    routes = [Route("/endless", streamed), Route("/read", read, methods=["POST"])]
+    app = guarded(routes, None, ServerMetrics(), nothing)
+    with in_thread(app, connection=Hasty) as address:
+        yield address
+
+
+def connected(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname or "", address.port or 0), timeout=60)
+
+
+def ended(reader: socket.socket) -> bool:
+    """Whether the server closes a connection, whatever it has answered before."""
+    try:
+        while reader.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_reader_that_takes_nothing_is_given_up(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(url) as reader:
+        reader.sendall(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert closed.wait(60)
+        assert httpx.get(url + "/metrics", timeout=120).status_code == 200  # others are served
+        wait_for(url, "umim_requests_in_flight", 1)
     assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("host", "token", "status"),
+    "sent",
     [
-        ("evil.example:8000", None, 400),
-        ("evil.example:8000", "secret", 200),
-        ("localhost:8000", None, 200),
-        ("127.0.0.1", None, 200),
+        b"",
+        b"GET /met",
+        HEAD + b"x: y\r\n",
+        HEAD + b"\r\n" + HEAD,  # an answered request, and half of another
+        b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nx",
     ],
 )
-def test_without_a_token_only_names_of_this_machine_are_answered(
-    host: str, token: str | None, status: int
+def test_what_never_becomes_a_request_is_closed(url: str, sent: bytes) -> None:
+    with connected(url) as client:
+        client.sendall(sent)
+        for _ in range(30):  # a byte now and then does not help
+            time.sleep(0.05)
+            try:
+                client.sendall(b"x")
+            except OSError:
+                break
+        assert ended(client)
+
+
+def test_a_slow_body_has_its_own_time(url: str) -> None:
+    with connected(url) as client:
+        client.sendall(b"POST /read HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\nx")
+        time.sleep(1.0)  # more than a head has
+        client.sendall(b"x")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /met", b"POST /read HTTP/1.1\r\nhost: a\r\n"])
+def test_idle_connections_make_room_for_requests(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connections, "most_connections", lambda: 8)
+    app = guarded([Route("/endless", streamed)], None, ServerMetrics(), nothing)
+    with in_thread(app) as url:
+        idle, busy = [connected(url) for _ in range(50)], list[socket.socket]()
+        try:
+            for client in idle:
+                with suppress(OSError):  # closed already
+                    client.sendall(sent)
+            for _ in range(20):
+                assert httpx.get(url + "/metrics", timeout=5).status_code == 200
+            idle[0].settimeout(5)
+            assert ended(idle[0])
+            # Where all have a request, a new one is told so.
+            busy += [connected(url) for _ in range(8)]
+            for client in busy:
+                client.sendall(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert client.recv(100)
+            answer = httpx.get(url + "/metrics", timeout=5)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["code"] == "overloaded"
+        finally:
+            for client in [*idle, *busy]:
+                client.close()
+
+
+Fields = list[tuple[str, str | bytes]]
+EVIL = ("origin", "https://evil.example")
+
+
+@pytest.mark.parametrize(
+    ("token", "fields", "status"),
+    [
+        (None, [("host", "evil.example:8000")], 400),
+        (None, [("host", "localhost:8000")], 200),
+        (None, [("host", "127.0.0.1")], 200),
+        (None, [("host", "localhost"), EVIL], 403),
+        (None, [("host", "localhost"), ("origin", "null")], 403),
+        (None, [("host", "localhost"), ("origin", "http://[")], 403),
+        (None, [("host", "localhost:8000"), ("origin", "http://localhost:3000")], 403),
+        (None, [("host", "localhost:8000"), ("origin", "http://LOCALHOST:8000")], 200),
+        (None, [("host", "localhost"), ("origin", "http://localhost"), EVIL], 403),
+        (None, [("host", "localhost"), ("sec-fetch-site", "cross-site")], 403),
+        (None, [("host", "localhost"), ("sec-fetch-site", "Same-Site")], 403),
+        (None, [("host", "localhost"), ("sec-fetch-site", "same-origin")], 200),
+        (None, [("host", "localhost"), ("sec-fetch-site", "none")], 200),
+        ("secret", [], 401),
+        ("secret", [("authorization", "Bearer ")], 401),
+        ("secret", [("authorization", "secret")], 401),
+        ("secret", [("authorization", "Bearer wrong")], 401),
+        ("secret", [("authorization", "Basic secret")], 401),
+        ("secret", [("authorization", "Bearer secret"), ("authorization", "Bearer secret")], 401),
+        ("secret", [("authorization", "Bearer secret")], 200),
+        ("secret", [("authorization", "bEARER  secret")], 200),
+        ("secret", [("authorization", "Bearer secret"), EVIL, ("host", "evil.example")], 200),
+        ("Schlüssel", [("authorization", "Bearer Schlüssel".encode())], 200),
+        ("Schlüssel", [("authorization", "Bearer Schlüssel".encode("latin-1"))], 200),
+        ("Schlüssel", [("authorization", b"Bearer Schlssel")], 401),
+        ("ключ", [("authorization", "Bearer ключ".encode())], 200),
+        ("ключ", [("authorization", b"Bearer")], 401),
+    ],
+)
+def test_who_is_answered(token: str | None, fields: Fields, status: int) -> None:
     app = guarded([], token, ServerMetrics(), nothing)
-    headers = {"host": host, "authorization": "Bearer secret"}
+    headers = [(name.encode(), v if isinstance(v, bytes) else v.encode()) for name, v in fields]
 
     async def ask() -> int:
         transport = httpx.ASGITransport(app)

@@ -31,6 +31,30 @@ def test_any_ids_give_their_text(core: Tokenizer, ids: list[int]) -> None:
     assert run(core, ids) == (core.decode(ids, skip_special_tokens=True), False)
 
 
+@pytest.mark.parametrize(
+    ("stop", "shown", "stopped"),
+    [
+        ("<|im_start|>", "the ", True),
+        ("<|im_start|>user", "the ", True),
+        ("<|im_start|>use", "the ", True),
+        ("e <|im_start|>u", "th", True),
+        ("r<own>", "the use", True),
+        ("<own>", "the user", True),
+        ("<|endoftext|>", "the user<own>", True),
+        ("<|im_start|>system", "the user<own>", False),
+        ("the <|endoftext|>", "the user<own>", False),
+    ],
+)
+def test_stops_may_hold_special_tokens(
+    core: Tokenizer, stop: str, shown: str, stopped: bool
+) -> None:
+    wide = Tokenizer.from_str(core.to_str())
+    wide.add_special_tokens(["<|im_start|>"])
+    wide.add_tokens(["<own>"])  # shown, as it is not special
+    ids = wide.encode("the <|im_start|>user<own><|endoftext|>", add_special_tokens=False).ids
+    assert run(wide, ids, (stop, "never")) == (shown, stopped)
+
+
 @pytest.fixture(scope="module")
 def bytes_core() -> Tokenizer:
     """A token for each byte, as of byte fallback, and then 256: "x", 257: " y"."""

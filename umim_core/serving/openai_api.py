@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from umim_core.errors import NumericalError, UmimError
 
@@ -303,7 +303,7 @@ def _field_error(error: ValidationError, document: dict[str, Any]) -> ApiError:
     ``messages.0.content.0.type``, and wrong types of other branches say nothing.
     """
     found = error.errors(include_url=False, include_context=False)
-    places = [_place(one["loc"], one["type"] == "missing", document) for one in found]
+    places = [_place(one, document) for one in found]
     deepest = max(map(len, places))
     at = next(place for place in places if len(place) == deepest)
     here = [one for one, place in zip(found, places, strict=True) if place == at]
@@ -320,16 +320,19 @@ def _field_error(error: ValidationError, document: dict[str, Any]) -> ApiError:
     return ApiError(400, "invalid_field", rule, shown, remedy, param=param or None)
 
 
-def _place(location: Sequence[int | str], missing: bool, document: object) -> tuple[int | str, ...]:
+def _place(error: ErrorDetails, document: object) -> tuple[int | str, ...]:
     """Return the keys and places of an error's location, without names of branches."""
     place: list[int | str] = []
-    for number, step in enumerate(location):
+    missing = error["type"] == "missing"
+    for number, step in enumerate(error["loc"], 1):
+        if isinstance(document, dict | list) and document is error["input"] and not missing:
+            break  # the rest are branches
         inside = isinstance(document, dict) and step in document
         if isinstance(document, list) and isinstance(step, int) and step < len(document):
             inside = True
         if inside:
             document = document[step]  # type: ignore[index]  # checked
-        if inside or (missing and number == len(location) - 1):
+        if inside or (missing and number == len(error["loc"])):
             place.append(step)
     return tuple(place)
 
