@@ -7,9 +7,7 @@ the last checkpoint and backbone that it has opened.
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +18,13 @@ import numpy as np
 from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.config.table_recipe import TableSetting, TableText
 from umim_core.errors import BackboneError, CheckpointError, EvaluationError
-from umim_core.evaluation.tasks.question_records import QuestionSet, QuestionSource, ShardScores
+from umim_core.evaluation.questions import (
+    QuestionSet,
+    QuestionSource,
+    ShardScores,
+    mean_of,
+    reduction,
+)
 from umim_core.store.artifacts import directory_digest
 
 if TYPE_CHECKING:
@@ -89,31 +93,6 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
     }
 
 
-def totals(scores: ShardScores) -> dict[str, float]:
-    """Return means, standard errors and token reduction as flat figures."""
-    means = {name: mean_of(values) for name, values in scores.values.items()}
-    errors = {f"{name}_stderr": mean["stderr"] for name, mean in means.items()}
-    return {
-        **{name: float(mean["mean"] or 0.0) for name, mean in means.items()},
-        **{name: error for name, error in errors.items() if error is not None},
-        "questions": float(len(scores.prompts)),
-        "token_reduction": reduction(scores.inputs) or 0.0,
-    }
-
-
-def mean_of(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the mean and its standard error (``stderr``; None for a single value)."""
-    many = len(values) > 1
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if many else None
-    return {"mean": float(np.mean(values)), "stderr": error}
-
-
-def reduction(tally: Sequence[int]) -> float | None:
-    """Return (raw tokens - units) / raw tokens of such a pair; None where nothing was matched."""
-    raw, units = tally
-    return (raw - units) / raw if raw else None
-
-
 def missing(scores: ShardScores) -> float | None:
     """Return units over the budget / raw tokens of contexts; None without a baseline or context."""
     raw, _ = scores.contexts
@@ -147,7 +126,7 @@ class ModelPlace:
 def find_questions(source: QuestionSource) -> QuestionSet:
     """Return what a task's questions are; see ``question_set``."""
     _ask_no_network(source)
-    from umim_core.evaluation.tasks.question_shards import question_set
+    from umim_core.evaluation.questions import question_set
 
     return question_set(source)
 
@@ -165,7 +144,7 @@ def score_shard(
     _ask_no_network(source)
     from umim_core.evaluation.harness import UmimLM
     from umim_core.evaluation.method_scoring import named_method
-    from umim_core.evaluation.tasks.question_shards import score_questions
+    from umim_core.evaluation.questions import score_questions
 
     checkpoint, backbone = _opened(place)
     model = UmimLM(
@@ -196,7 +175,7 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     from umim_core.baselines.methods import BASELINES
     from umim_core.evaluation.alignment import evaluate_alignment
     from umim_core.evaluation.method_scoring import AnyScorer, method_scorer
-    from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
+    from umim_core.evaluation.perplexity import perplexity_figures, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
     from umim_core.model.umim import UMIM
     from umim_core.text.token_ids import cut_segments
@@ -209,9 +188,6 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     cut = cut_segments(np.concatenate(pieces), length)[0].reshape(-1, length)
     count = min(text.rows, len(cut))
     rows = [cut[index * len(cut) // count] for index in range(count)]
-    base = perplexity(rows, merged_model.base(), batch)
-    ours = perplexity(rows, merged_model, batch)
-    increase, error = ours.increase_over(base)
     halves: dict[str, float] = {}
     if text.methods:
         scorers: dict[str, AnyScorer] = {
@@ -227,11 +203,7 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     return halves | {
         **evaluate_alignment(rows, merged_model, batch).metrics(),
         "rows": float(count),
-        "ppl_base": base.ppl,
-        "ppl_umim": ours.ppl,
-        "ppl_token_reduction": ours.token_reduction,
-        "nats_increase": increase,
-        **({} if error is None else {"nats_increase_se": error}),
+        **perplexity_figures(rows, merged_model, batch),
     }
 
 

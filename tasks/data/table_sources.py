@@ -8,7 +8,7 @@ from pathlib import Path
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.evaluation.tasks.question_records import QuestionSource
+from umim_core.evaluation.questions import QuestionSource
 from umim_core.store.artifacts import directory_digest
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
 from umim_core.task_sets.spec import TASKS

@@ -27,7 +27,6 @@ from tasks.stages.train import cell_job, dtype_key, preference_job, question_dig
 from tasks.training.train_worker import launch
 from umim_core.adaptation.choices import encode_questions, split_questions
 from umim_core.adaptation.control import load_control
-from umim_core.adaptation.preference import ChoiceScores, score_choices
 from umim_core.adaptation.settings import WT, adaptation_steps
 from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -42,6 +41,7 @@ from umim_core.config.recipe import Cell
 from umim_core.embedded.documents import write_rows
 from umim_core.errors import ConfigError
 from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.evaluation.questions import ChoiceScores, score_choices
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import (
     canonical_json,
@@ -87,7 +87,7 @@ def _form_and_questions(
     """Return form and questions of the recipe's source."""
     source = recipe.questions
     if isinstance(source, HarnessQuestions):
-        from umim_core.evaluation.tasks.task_runs import harness_questions
+        from umim_core.evaluation.tasks.lm_eval_tasks import harness_questions
 
         form, questions = harness_questions(source.task, Path(source.hub) if source.hub else None)
         return QuestionForm(form.prompt, form.delimiter, recipe.part), questions

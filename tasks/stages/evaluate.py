@@ -30,9 +30,8 @@ from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, Segments
 from umim_core.config.form import Merge
 from umim_core.config.recipe import BackboneDtype, ClusterConfig, Device
 from umim_core.evaluation.alignment import evaluate_alignment
-from umim_core.evaluation.multiple_choice import evaluate_task
-from umim_core.evaluation.perplexity import perplexity
-from umim_core.merging.merged_model import MergedModel
+from umim_core.evaluation.perplexity import perplexity_figures
+from umim_core.evaluation.questions import evaluate_task
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import directory_digest
 from umim_core.store.locking import measuring
@@ -83,8 +82,7 @@ def measure_texts(
     """Return alignment in-domain, and perplexity of base and compressed in and out of domain.
 
     Of a mixture's parts both are measured; the names of those numbers end in ``_part_<name>``.
-    ``nats_increase`` is ln(PPL of UMIM / PPL of base). Standard errors (``_se``) are over rows, of
-    the increase over the differences row by row.
+    Standard errors (``_se``) are over rows.
     """
     merged_model = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device).merged_model
     own = splits_with(tokenized, PART)
@@ -97,7 +95,8 @@ def measure_texts(
     for split in ("test", *splits_with(tokenized, OOD), *own):
         part = rows_of(tokenized, split, segment_length, config.perplexity_rows, config.segments)
         suffix = "" if split == "test" else f"_{split}"
-        metrics |= _perplexities(part, merged_model, suffix, config.batch_size)
+        figures = perplexity_figures(part, merged_model, config.batch_size)
+        metrics |= {f"{name}{suffix}": value for name, value in figures.items()}
     return metrics
 
 
@@ -113,29 +112,6 @@ def rows_of(
     count = min(count, len(cut))
     step = len(cut) if segments == "spread" else count
     return [cut.row(index * step // count) for index in range(count)]
-
-
-def _perplexities(
-    rows: list[NDArray[np.int32]],
-    merged_model: MergedModel,
-    suffix: str,
-    batch_size: int,
-) -> Metrics:
-    base = perplexity(rows, merged_model.base(), batch_size)
-    ours = perplexity(rows, merged_model, batch_size)
-    increase, increase_error = ours.increase_over(base)
-    errors = {
-        "nats_base_se": base.nats_error,
-        "nats_umim_se": ours.nats_error,
-        "nats_increase_se": increase_error,
-    }
-    return {
-        f"ppl_base{suffix}": base.ppl,
-        f"ppl_umim{suffix}": ours.ppl,
-        f"ppl_token_reduction{suffix}": ours.token_reduction,
-        f"nats_increase{suffix}": increase,
-        **{f"{name}{suffix}": error for name, error in errors.items() if error is not None},
-    }
 
 
 def task_score_stage(
@@ -181,7 +157,7 @@ def task_score_stage(
             dtype=dtype,
             device=device,
         )
-        return call_on_worker(lease, asked).metrics()
+        return call_on_worker(lease, asked)
 
     return run_stage(root, spec, build)
 

@@ -30,7 +30,6 @@ from tasks.data.table_jobs import (
     read_shards,
     score_shard,
     table_row,
-    totals,
 )
 from tasks.data.table_sources import (
     data_digests,
@@ -49,7 +48,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import ConfigError, MissingExtraError
-from umim_core.evaluation.tasks.question_records import QuestionSet, ShardScores
+from umim_core.evaluation.questions import QuestionSet, ShardScores
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
@@ -170,7 +169,7 @@ def shards_stage(
                 asked = (data, question_set, first, last, own)
                 jobs[path] = partial(score_shard, place, setting, *asked)
         run_on_workers(lease, jobs, _keep_shard, recipe.cores)
-        return totals(read_shards(out))
+        return read_shards(out).figures()
 
     return run_stage(root, spec, build)
 

@@ -11,7 +11,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 from lm_eval.evaluator import evaluate
 
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.tasks.task_runs import load_tasks
+from umim_core.evaluation.tasks.lm_eval_tasks import load_tasks
 from umim_core.evaluation.text_metrics.code_tests import code_tests
 
 ROW = {

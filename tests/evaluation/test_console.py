@@ -13,7 +13,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import CheckpointError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.tasks.spec_task import SpecTask
+from umim_core.evaluation.tasks.lm_eval_tasks import SpecTask
 
 COMMANDS = ["/bin/lm_eval", "/bin/lm-eval", "C:/Scripts/lm_eval.exe", "/lib/lm_eval/__main__.py"]
 

@@ -17,7 +17,7 @@ from lm_eval.tasks import TaskManager
 from tests.evaluation.conftest import byte_tokenizer
 from umim_core.evaluation import tasks
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.tasks.spec_task import NOT_RUN, GenerationTask, generation_config
+from umim_core.evaluation.tasks.lm_eval_tasks import NOT_RUN, GenerationTask, generation_config
 from umim_core.task_sets.generation_spec import (
     GENERATION_TASKS,
     GenerationQuestion,

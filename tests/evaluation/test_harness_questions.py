@@ -15,8 +15,8 @@ from lm_eval.tasks import TaskManager
 
 from support.harness_files import write_data_set
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.evaluation.tasks import task_runs
-from umim_core.evaluation.tasks.task_runs import (
+from umim_core.evaluation.tasks import lm_eval_tasks
+from umim_core.evaluation.tasks.lm_eval_tasks import (
     harness_questions,
     knows_task,
     load_tasks,
@@ -75,7 +75,7 @@ def index(request: pytest.FixtureRequest) -> TaskManager | None:
 @pytest.fixture(autouse=True)
 def _index(index: TaskManager | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if index is not None:
-        monkeypatch.setattr(task_runs, "_shipped", lambda: index)
+        monkeypatch.setattr(lm_eval_tasks, "_shipped", lambda: index)
 
 
 @pytest.fixture

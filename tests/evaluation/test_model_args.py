@@ -89,10 +89,11 @@ def test_spans_with_a_protected_token_are_read_raw(checkpoint_path: Path, merge:
     }
     found = {}
     for name, model in models.items():
-        model.start_counting()
-        requests = [Instance(kind, {}, arguments, 0) for kind, arguments in asked.items()]
+        requests = [
+            Instance(kind, {}, arguments, i) for i, (kind, arguments) in enumerate(asked.items())
+        ]
         answers = [getattr(model, request.request_type)([request])[0] for request in requests]
-        found[name] = answers, [model.sizes_of(request) for request in requests]
+        found[name] = answers, [size for _, size in model._sizes.values()]
     assert 0 < len(left) < len(spans)
     assert found["protected"] == found["by hand"]
     (score, _), (matched, _) = (found[name][0][0] for name in ("free", "protected"))

@@ -1,4 +1,4 @@
-"""One lm-eval call with compare=base: both models, paired differences, sizes in logged samples."""
+"""One lm-eval call with compare=base: both models, paired differences, sizes of questions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lm_eval.loggers import EvaluationTracker
 from support.unit_counts import count_units, read_spans
 from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.tasks.task_runs import load_tasks
+from umim_core.evaluation.tasks.lm_eval_tasks import load_tasks
 
 WORDS = ["cat", "dog", "sea", "log", "old house", "mat", "the cat", "near"]
 Build = Callable[..., UmimLM]
@@ -138,42 +138,45 @@ def test_other_models_pass_through_unchanged(build: Build, alone: dict[str, Any]
     base = alone["none"]
     names = {key.partition(",")[0] for row in base["results"].values() for key in row}
     assert not [name for name in names if name.endswith(("_base", "_difference", "reduction"))]
-    assert "umim" not in base["samples"]["choices"][0]
+    assert "base" not in base["samples"]["choices"][0]
     assert "samples" not in evaluate(build("prompt"), [CHOICES], log_samples=False)
 
 
 @pytest.mark.parametrize("merge", ["prompt", "all"])
-def test_logged_sizes_equal_an_independent_count(
+def test_sizes_of_questions_equal_an_independent_count(
     build: Build, checkpoint_path: Path, merge: str
 ) -> None:
     model, spans = build(merge), read_spans(checkpoint_path / "rules")
     found = evaluate(model, [CHOICES])
     total = [0, 0]
     for sample in found["samples"]["choices"]:
-        for (context, ending), size in zip(sample["arguments"], sample["umim"], strict=True):
+        size, counted = model.question_sizes("choices")[sample["doc_id"]], [0, 0, 0, 0]
+        for context, ending in sample["arguments"]:
             ids, new = model._encode_pair(context, ending)
             units = count_units(ids, spans)
             whole = units + len(new) if merge == "prompt" else count_units([*ids, *new], spans)
-            assert (size["tokens"], size["units"]) == (len(ids) + len(new), whole)
-            alone = [len(ids), units, 1 - units / len(ids)] if merge == "prompt" else [0, 0, None]
-            keys = ("context_tokens", "context_units", "context_token_reduction")
-            assert [size[key] for key in keys] == pytest.approx(alone)
-            total = [total[0] + len(ids) + len(new), total[1] + whole]
+            alone = [len(ids), units] if merge == "prompt" else [0, 0]
+            counted = np.add(counted, [len(ids) + len(new), whole, *alone]).tolist()
+        assert [size.tokens, size.units, size.context_tokens, size.context_units] == counted
+        total = np.add(total, counted[:2]).tolist()
     reduction = 1 - total[1] / total[0]
-    assert found["results"]["choices"]["token_reduction,none"] == pytest.approx(reduction)
-    assert model.get_model_info()["umim"]["token_reduction"] == pytest.approx(reduction)
+    info = model.get_model_info()["umim"]
+    assert info["token_reduction"] == pytest.approx(reduction)
+    assert info["tasks"]["choices"]["token_reduction"] == pytest.approx(reduction)
+    assert (info["tasks"]["choices"]["context_token_reduction"] is None) == (merge == "all")
     assert reduction > 0
+    model.forget_sizes()
+    assert model.get_model_info()["umim"] == info | {"tasks": {}}
 
 
-def test_a_comparison_from_the_cache_is_the_same(
-    build: Build, compared: dict[str, Any], tmp_path: Path
-) -> None:
-    for _ in range(2):
-        model = CachingLM(build(compare="base"), str(tmp_path / "cache.db"))
-        found = evaluate(model)
-        model.dbdict.close()
-        assert found["results"] == compared["results"]
-    assert found["samples"]["choices"] == compared["samples"]["choices"]
+def test_lm_evals_cache_is_refused_where_something_merges(build: Build, tmp_path: Path) -> None:
+    for merge, options in (("prompt", {}), ("all", {}), ("prompt", {"compare": "base"})):
+        with pytest.raises(ConfigError, match=r"lm-eval's cache \(--use_cache\) keeps answers"):
+            CachingLM(build(merge, **options), str(tmp_path / "cache.db"))
+    cached = CachingLM(build("none"), str(tmp_path / "cache.db"))
+    first, again = evaluate(cached), evaluate(cached)
+    cached.dbdict.close()
+    assert first["results"] == again["results"]
 
 
 @pytest.mark.parametrize("form", ["of older releases", "positional"])
@@ -190,7 +193,7 @@ def test_every_form_of_a_call_is_compared(
     assert found["results"]["choices"] == compared["results"]["choices"]
 
 
-def test_saved_samples_hold_sizes_and_the_base_models_answers(
+def test_saved_samples_hold_the_base_models_answers(
     compared: dict[str, Any], tmp_path: Path
 ) -> None:
     tracker = EvaluationTracker(output_path=str(tmp_path))
@@ -198,7 +201,6 @@ def test_saved_samples_hold_sizes_and_the_base_models_answers(
     tracker.save_results_samples("choices", compared["samples"]["choices"])
     [path] = tmp_path.rglob("samples_choices_*.jsonl")
     first = json.loads(path.read_text("utf-8").splitlines()[0])
-    assert [size["context_units"] for size in first["umim"]] == [0, 0]
     assert {"filtered_resps", "acc", "acc_norm"} <= set(first["base"])
 
 

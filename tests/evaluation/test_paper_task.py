@@ -17,8 +17,14 @@ from support.harness_files import write_data_set
 from umim_core.evaluation import tasks
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.tasks.paper_task import PaperTask, contest_answer
-from umim_core.evaluation.tasks.task_runs import knows_task, load_tasks, own_config, run_task
+from umim_core.evaluation.tasks.lm_eval_tasks import (
+    PaperTask,
+    contest_answer,
+    knows_task,
+    load_tasks,
+    own_config,
+    run_task,
+)
 from umim_core.evaluation.text_metrics.bertscore import BERTSCORE
 from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
 from umim_core.task_sets.generation_spec import GENERATION_TASKS

@@ -13,8 +13,8 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 from datasets import Dataset, DatasetDict
 
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.tasks.question_shards import described, score_range, shard_seed
-from umim_core.evaluation.tasks.task_runs import load_tasks
+from umim_core.evaluation.questions import described, score_range, shard_seed
+from umim_core.evaluation.tasks.lm_eval_tasks import load_tasks
 
 WORDS = [f"w{number}" for number in range(1, 10)]
 
@@ -48,25 +48,25 @@ def model(tiny_checkpoint: Path) -> UmimLM:
 
 def test_examples_do_not_depend_on_what_was_scored_before(model: UmimLM) -> None:
     task = choices(num_fewshot=3)
-    fresh = score_range(model, task, 2, 4)
-    score_range(model, task, 0, 1)
-    assert score_range(model, task, 2, 4) == fresh
+    fresh = score_range(model, task, range(2, 4))[0]
+    score_range(model, task, range(1))
+    assert score_range(model, task, range(2, 4))[0] == fresh
     assert len(set(fresh.prompts)) == len(fresh.values["acc"]) == 2
 
 
 def test_a_task_with_several_filters_has_a_figure_of_each(model: UmimLM) -> None:
     first = {"filter": [{"function": "take_first"}]}
     task = choices(filter_list=[{"name": "strict", **first}, {"name": "loose", **first}])
-    found = score_range(model, task, 0, 2)
+    found, _ = score_range(model, task, range(2))
     assert found.values.keys() == {"acc,strict", "acc,loose"}
-    assert found.values["acc,strict"] == score_range(model, choices(), 0, 2).values["acc"]
+    assert found.values["acc,strict"] == score_range(model, choices(), range(2))[0].values["acc"]
     assert described(task, "digest").count == len(WORDS)
 
 
 def test_answers_of_any_generating_task_are_kept(model: UmimLM) -> None:
     own = {"doc_to_target": "w2", "generation_kwargs": {"until": [], "max_gen_toks": 3}}
     task = task_of("generate_until", "exact_match", **own)
-    found = score_range(model, task, 0, 2)
+    found, _ = score_range(model, task, range(2))
     assert [len(texts) for texts in found.answers] == [1, 1]
     assert found.values.keys() == {"exact_match"}
     assert described(task, "x").limits == {"new_tokens": 3, "answers": 1}

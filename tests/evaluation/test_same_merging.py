@@ -114,10 +114,9 @@ def test_chats_merge_what_users_say_alone(
     assert spans and text.count("the cat") > sum("cat" in span for span in spans)
     # likelihoods read the same units before the answer
     request = Instance("loglikelihood", {}, (text, " sat"), 0)
-    model.start_counting()
+    model.forget_sizes()
     [(score, _)] = model.loglikelihood([request])
-    sizes = model.sizes_of(request)
-    assert sizes is not None
+    sizes = model.question_sizes(None)[None]
     assert sizes.units - 1 == len(row.prompt_ids) - sum(n - 1 for _, n in row.prompt_spans)
     tail = model.merged_model.raw_tail
     by_hand = UMIM(model.backbone, made).generate(

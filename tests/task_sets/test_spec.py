@@ -16,7 +16,7 @@ from umim_core.adaptation.choices import encode_pair, task_sequences
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.evaluation import tasks
-from umim_core.evaluation.tasks.spec_task import lm_eval_config, load_splits
+from umim_core.evaluation.tasks.lm_eval_tasks import lm_eval_config, load_splits
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet, read_questions
 
 DOCSTRINGS = TASKS.find(DEFAULT_TASK)

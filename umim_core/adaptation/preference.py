@@ -15,7 +15,6 @@ Source: paper, "RL Adaptation", equation task_rl_objective.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -23,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from umim_core.adaptation.choices import EncodedQuestion
-from umim_core.errors import ConfigError, EvaluationError, NumericalError
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.merged_model import MergedModel
 
@@ -90,64 +89,3 @@ def choice_accuracy(scores: Sequence[Tensor], golds: Sequence[int]) -> float:
         raise EvaluationError("accuracy needs at least one question", 0, "Pass questions.")
     hits = [int(s.argmax()) == gold for s, gold in zip(scores, golds, strict=True)]
     return sum(hits) / len(hits)
-
-
-@dataclass(frozen=True)
-class ChoiceScores:
-    """Scores of a task's questions, in their order.
-
-    ``scores`` are mean token log-probabilities of every answer, per question (nats); ``contexts``
-    the raw tokens of all contexts, and units that they became; ``answers`` raw tokens of all
-    answers.
-    """
-
-    scores: list[list[float]]
-    golds: list[int]
-    contexts: tuple[int, int]
-    answers: int
-
-    def hits(self) -> list[float]:
-        """Return 1 per question whose right answer scores highest (ties: the first), else 0."""
-        pairs = zip(self.scores, self.golds, strict=True)
-        return [float(row.index(max(row)) == gold) for row, gold in pairs]
-
-    def margins(self) -> list[float]:
-        """Return by how much the right answer leads the best wrong one, per question (nats)."""
-        pairs = zip(self.scores, self.golds, strict=True)
-        return [row[gold] - max(row[:gold] + row[gold + 1 :]) for row, gold in pairs]
-
-    def token_reduction(self) -> float:
-        """Return the share of the contexts' tokens that merging saves."""
-        raw, units = self.contexts
-        return (raw - units) / raw
-
-    def input_reduction(self) -> float:
-        """Return the share of the tokens of contexts and answers that merging saves."""
-        raw, units = self.contexts
-        return (raw - units) / (raw + self.answers)
-
-
-@torch.no_grad()
-def score_choices(
-    questions: Sequence[EncodedQuestion], merged_model: MergedModel, batch_size: int
-) -> ChoiceScores:
-    """Score every answer of every question."""
-    if not questions:
-        raise EvaluationError("a task must have questions", "none", "Give some.")
-    order = sorted(range(len(questions)), key=lambda place: len(questions[place].context))
-    scores: list[list[float]] = [[] for _ in questions]
-    for start in range(0, len(order), batch_size):
-        places = order[start : start + batch_size]
-        batch_scores = ending_scores([questions[place] for place in places], merged_model)
-        for place, row in zip(places, batch_scores, strict=True):
-            if not bool(row.isfinite().all()):
-                raise NumericalError(
-                    "the score of every answer must be finite",
-                    f"{row.tolist()} in question {place}, counted from 0",
-                    "Score in float32, or train with a lower learning rate.",
-                )
-            scores[place] = row.tolist()
-    raw = sum(len(question.context) for question in questions)
-    units = sum(len(merged_model.segment_prompt(question.context)[0]) for question in questions)
-    answers = sum(len(ending) for question in questions for ending in question.endings)
-    return ChoiceScores(scores, [question.gold for question in questions], (raw, units), answers)

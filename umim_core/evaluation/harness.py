@@ -14,15 +14,16 @@ every mode.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
+from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import (
     Collator,
     handle_stop_sequences,
@@ -30,19 +31,27 @@ from lm_eval.models.utils import (
     postprocess_generated_text,
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, warning_once
+from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
+from transformers import PreTrainedTokenizerBase
 
-from umim_core import __version__
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import PUBLISHED
 from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.encodable import encoding_error
-from umim_core.errors import BackboneError, CorpusError, EvaluationError, require
+from umim_core.errors import BackboneError, ConfigError, CorpusError, EvaluationError, require
+from umim_core.evaluation.comparison import compare_in_evaluate
 from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
 from umim_core.evaluation.generated_rows import GeneratedText, RowWriter, Wanted, read_gen_kwargs
-from umim_core.evaluation.method_scoring import answer_identity, method_scorer, named_method
+from umim_core.evaluation.method_scoring import (
+    AnyScorer,
+    ReducedScorer,
+    answer_identity,
+    method_scorer,
+    named_method,
+)
 from umim_core.evaluation.model_args import (
     AUTO,
     AskedMerge,
@@ -51,61 +60,99 @@ from umim_core.evaluation.model_args import (
     recommended,
     target_of,
 )
-from umim_core.evaluation.scoring import Likelihood, Scorer, Sizes
-from umim_core.evaluation.tasks.evaluate_hook import extend_evaluate
-from umim_core.evaluation.tasks.sized_model import (
-    ChatContexts,
-    SizedModel,
-    TokenRequest,
-    use_own_table,
+from umim_core.evaluation.scoring import (
+    UNKNOWN,
+    Asked,
+    Likelihood,
+    Request,
+    Scorer,
+    Sizes,
+    counted_sizes,
 )
 from umim_core.inference.engine import decode_bound
-from umim_core.inference.request import Request
+from umim_core.inference.request import Request as EngineRequest
 from umim_core.inference.sampling import fresh_seed
 from umim_core.model.loading import LoadOptions
+from umim_core.rules.matcher import Parts
 from umim_core.rules.pruning import check_rule_choice
+from umim_core.task_sets.generation_spec import GENERATION_TASKS
+from umim_core.task_sets.spec import TASKS, cue_of
+from umim_core.text.chat_parts import Chat, content_places, encode_parts
 
-_log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
+_log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its is
+_OWN: Final = "umim_"
+# Column of the question, by the name of lm-eval's task; its cue stands behind it in the prompt.
+_COLUMNS: Final = {
+    "aime24": "Problem",
+    "amc23": "question",
+    "arc_challenge": "question",
+    "arc_easy": "question",
+    "gsm8k_cot_zeroshot": "question",
+    "hellaswag": "query",
+    "longbench_qmsum": "question",
+    "openbookqa": "question_stem",
+    "piqa": "goal",
+    "qmsum": "question",
+}
 
 
-class RollingTexts:
-    """Texts as windows to score, as lm-eval's ``hf`` cuts them.
+_CPU_TOKENS: Final = 2048  # of a forward for batch_size=auto; more are no faster
+TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 
-    Attributes:
-        windows: Context and continuation of every window, text by text.
-    """
 
-    def __init__(self, texts: Sequence[Sequence[int]], prefix: int, longest: int) -> None:
-        self.windows: list[TokenRequest] = []
-        self._owners: list[int] = []  # text of each window
-        self._scores: list[dict[int, Likelihood]] = [{} for _ in texts]  # by window
-        self._left: list[int] = []  # windows of each text without a score
-        for number, ids in enumerate(texts):
-            pairs = list(get_rolling_token_windows(ids, prefix, longest, 1))
-            self.windows += [(None, *make_disjoint_window(pair)) for pair in pairs]
-            self._owners += [number] * len(pairs)
-            self._left.append(len(pairs))
+class ChatContexts:
+    """Contexts by text."""
 
-    def add(self, done: Mapping[int, Likelihood]) -> Iterator[tuple[int, Likelihood]]:
-        """Take scores of windows; yield number and score of every text that they complete."""
-        for window, score in done.items():
-            number = self._owners[window]
-            self._scores[number][window] = score
-            self._left[number] -= 1
-            if self._left[number] == 0:
-                yield number, self.score(number)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.applied = False
+        self._tokenizer = tokenizer
+        self._places: dict[str, list[tuple[int, int]]] = {}
 
-    def score(self, number: int) -> Likelihood:
-        """Return the sum over the windows of a text, in their order whatever they came in."""
-        scores = [score for _, score in sorted(self._scores[number].items())]
-        return Likelihood(
-            sum(score.log_prob for score in scores),
-            all(score.greedy for score in scores),
-            sum((score.sizes for score in scores), Sizes()),
+    def note(self, chat: Chat, text: str, render: Callable[[Chat], str]) -> None:
+        """Note a chat, the text that the template made of it, and how it writes others."""
+        self._places[text] = content_places(chat, text, render)
+
+    def parts(self, text: str, ids: Sequence[int] | NDArray[np.int64]) -> Parts | None:
+        """Return the tokens of a context that may merge; None for all, where it is no chat."""
+        places = self._places.get(text)
+        if places is None:
+            if self.applied:
+                warning_once(
+                    _log,
+                    "umim: chats that lm-eval cached (--cache_requests) do not say what users "
+                    "said: nothing of them merges",
+                )
+            return () if self.applied else None
+        own, ranges = encode_parts(self._tokenizer, text, places)
+        end = max((end for _, end in ranges), default=0)
+        for front in (0, 1):  # a BOS
+            if list(ids[front : front + end]) == own[:end].tolist():
+                return tuple((first + front, last + front) for first, last in ranges)
+        return ()
+
+
+def asked_by(request: Instance) -> Asked:
+    """Return what a request asks; ``UNKNOWN`` of a task that neither we nor the paper have."""
+    name, row, context = request.task_name, request.doc, str(request.args[0])
+    if name in GENERATION_TASKS.names():
+        return Asked(
+            row["question"], row["answer_prefix"] or cue_of(GENERATION_TASKS.find(name).prompt)
         )
+    if name in TASKS.names():
+        return Asked(row["context"], TASKS.find(name).form.cue)
+    stock = str(name).removeprefix(_OWN)
+    if stock == "copa":  # the sentence that is to be continued
+        return Asked(context or row["premise"])
+    question = row.get(_COLUMNS.get(stock, ""))
+    if not isinstance(question, str) or (context and question not in context):
+        return UNKNOWN
+    return Asked(question, context.rpartition(question)[2])
 
 
-class UmimLM(SizedModel):
+RequestKey = tuple[str | None, int | None, int]  # task, question, place in the question
+
+
+class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     """An lm-eval model that reads compressed inputs.
 
     Args:
@@ -210,8 +257,12 @@ class UmimLM(SizedModel):
         self.merged_model, self.method, self.compare = merged_model, method, compare
         self.chats = ChatContexts(self.backbone.tokenizer)
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
+        self.scorer: AnyScorer | None = None  # for lm-eval's own ``hf`` scores
+        self.comparing = False  # within an evaluation that runs the base model, too
+        self._asked: Mapping[str, Asked] = {}  # by context, of the latest requests
+        self._sizes: dict[RequestKey, tuple[bool, Sizes]] = {}
         self._scored: list[Likelihood] = []  # the latest
-        extend_evaluate()
+        compare_in_evaluate(UmimLM)
         if make is not None:
             baseline = make(self.backbone, merged_model.require_matcher())
             self.method = named_method(method, baseline.model)
@@ -222,33 +273,72 @@ class UmimLM(SizedModel):
         _log.info("umim: backbone %s, %s, merge=%s, raw_tail=%d", *read)
 
     def get_model_info(self) -> dict[str, Any]:
-        """Add what was realised to lm-eval's result file (``config.umim``)."""
+        """Add what was realised to lm-eval's result file (``config.umim``), in all and by task."""
         bounds = [*self._decode_bounds]  # several where the kwargs of tasks differ
         info: dict[str, Any] = super().get_model_info()
         info["umim"] = {
             **answer_identity(self.merged_model, self.merge, self.method, self.target),
             "decode_max_damage": bounds if len(bounds) > 1 else next(iter(bounds), None),
             **self.realised,
+            "tasks": {
+                str(task): sum(self.question_sizes(task).values(), Sizes()).reductions()
+                for task in dict.fromkeys(task for task, _, _ in self._sizes)
+            },
         }
         return info
 
+    @one_line_errors()
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Let lm-eval's cache of responses know the answers of this very model only."""
-        identity = answer_identity(self.merged_model, self.merge, self.method, self.target)
-        reading = {
-            "decode_max_damage": self.merged_model.decode_max_damage,
-            "max_length": self.max_length,
-            "add_bos_token": self.add_bos_token,
-            "prefix_token_id": self.prefix_token_id,
-            "version": __version__,
-        }
-        use_own_table(cache_hook, {**identity, **reading}, self.counted)
+        """Refuse lm-eval's cache: it would give answers of other rules and other modules."""
+        require(
+            cache_hook.dbdict is None or self.merge == "none",
+            ConfigError,
+            "lm-eval's cache (--use_cache) keeps answers by their questions alone, whatever merged",
+            f"merge={self.merge}",
+            "Leave it out; --limit and --samples make runs short.",
+        )
         super().set_cache_hook(cache_hook)
 
-    def base_model(self) -> UmimLM | None:
-        """Return the base model on the same weights with ``compare=base``; else None."""
-        if self.compare is None:
-            return None
+    @property
+    def realised(self) -> dict[str, float | None]:
+        """Reductions over all inputs so far by name; None where nothing was counted."""
+        if self.scorer is None or self.merge == "none":
+            return {"token_reduction": 0.0, "context_token_reduction": 0.0}
+        found = self.scorer.total.reductions()
+        return found | ({} if self.scorer.total.tokens else {"token_reduction": None})
+
+    @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens over all inputs so far, continuations included."""
+        return self.realised["token_reduction"] or 0.0
+
+    @property
+    def context_token_reduction(self) -> float | None:
+        """The same over contexts and generation prompts alone; None if none was matched alone."""
+        return self.realised["context_token_reduction"]
+
+    def question_sizes(self, task: str | None) -> dict[int | None, Sizes]:
+        """Return the sizes of a task's questions since ``forget_sizes``, those that count."""
+        by_question: dict[int | None, list[tuple[bool, Sizes]]] = {}
+        for (name, question, _), size in self._sizes.items():
+            if name == task:
+                by_question.setdefault(question, []).append(size)
+        return {
+            question: sum(counted_sizes(sizes), Sizes()) for question, sizes in by_question.items()
+        }
+
+    def forget_sizes(self) -> None:
+        """Forget the sizes of questions; what was realised in all stays known."""
+        self._sizes = {}
+
+    def _count(self, request: Instance, size: Sizes) -> None:
+        """Remember a request's size, its repeats together."""
+        key = request.task_name, request.doc_id, request.idx
+        before = self._sizes[key][1] if key in self._sizes else Sizes()
+        self._sizes[key] = bool(request.args[0]), before + size
+
+    def base_model(self) -> UmimLM:
+        """Return the base model on the same weights, to compare with."""
         return UmimLM(
             merge="none",
             backbone=self.backbone,
@@ -258,6 +348,16 @@ class UmimLM(SizedModel):
             add_bos_token=self.add_bos_token,
             prefix_token_id=self.prefix_token_id,
         ).sharing_contexts()
+
+    def sharing_contexts(self) -> UmimLM:
+        """Score answers of one context in one forward, with ``merge=none``, too.
+
+        lm-eval's ``hf`` reads the context once for each answer; log-probabilities are the same but
+        for rounding.
+        """
+        if self.scorer is None:
+            self.scorer = Scorer(self.merged_model, "prompt", self.max_length)
+        return self
 
     def check_requests(self, requests: Sequence[Instance]) -> None:
         """Refuse texts that are none before the first forward, and a comparison that cannot be."""
@@ -273,16 +373,6 @@ class UmimLM(SizedModel):
                     f"{part[:80]!r} of {request.task_name or 'a task'}",
                     "Correct the task's data.",
                 )
-
-    def sharing_contexts(self) -> UmimLM:
-        """Score answers of one context in one forward, with ``merge=none``, too.
-
-        lm-eval's ``hf`` reads the context once for each answer; log-probabilities are the same but
-        for rounding.
-        """
-        if self.scorer is None:
-            self.scorer = Scorer(self.merged_model, "prompt", self.max_length)
-        return self
 
     @one_line_errors()
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
@@ -300,7 +390,8 @@ class UmimLM(SizedModel):
             )
         scores = self._loglikelihood_tokens(pairs, disable_tqdm or bars_are_hidden())
         if self.merge != "none":
-            self.count_requests(requests, [score.sizes for score in self._scored])
+            for request, score in zip(requests, self._scored, strict=True):
+                self._count(request, score.sizes)
         return scores
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -319,21 +410,31 @@ class UmimLM(SizedModel):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        """Score (strings, context ids, continuation ids); see ``scoring`` for the modes."""
+        """Score (texts, context ids, continuation ids); see ``scoring`` for the modes.
+
+        The context among the texts tells what a request asks.
+        """
         disable_tqdm = disable_tqdm or bars_are_hidden()  # lm-eval's rolling loop passes False
         if self.scorer is None:
             return cast(
                 "list[tuple[float, bool]]",
                 super()._loglikelihood_tokens(requests, disable_tqdm, override_bs),
             )
-
-        def keep(done: Mapping[int, Likelihood]) -> None:
-            for number, score in done.items():
-                if (texts := requests[number][0]) is not None:
-                    answer = score.log_prob, score.greedy
-                    self.keep_answer("loglikelihood", texts, answer, score.sizes)
-
-        self._scored = self.score_tokens(requests, keep, disable_tqdm, override_bs)
+        asked = [
+            Request(
+                np.asarray(context, np.int64),
+                np.asarray(continuation, np.int64),
+                UNKNOWN if texts is None else self.asked(texts[0]),
+                None if texts is None else self.chats.parts(texts[0], context),
+            )
+            for texts, context, continuation in requests
+        ]
+        rows = override_bs or self.rows_per_forward(
+            max((len(context) + len(ending) for _, context, ending in requests), default=1)
+        )
+        with tqdm(total=len(asked), disable=disable_tqdm, desc="Scoring") as bar:
+            self._scored = self.scorer.score(asked, rows, bar.update)
+        self.report()
         return [(score.log_prob, score.greedy) for score in self._scored]
 
     @one_line_errors()
@@ -347,18 +448,20 @@ class UmimLM(SizedModel):
         hidden = disable_tqdm or bars_are_hidden()
         if self.scorer is None:
             return cast("list[float]", super().loglikelihood_rolling(requests, hidden))
-        ids = [self.tok_encode(*request.args) for request in requests]
-        texts = RollingTexts(ids, self.prefix_token_id, self.max_length)
-
-        def keep(done: Mapping[int, Likelihood]) -> None:
-            for number, score in texts.add(done):
-                text = requests[number].args
-                self.keep_answer("loglikelihood_rolling", text, score.log_prob, score.sizes)
-
-        self.score_tokens(texts.windows, keep, hidden)
-        scores = [texts.score(number) for number in range(len(requests))]
-        self.count_requests(requests, [score.sizes for score in scores])
-        return [score.log_prob for score in scores]
+        windows: list[TokenRequest] = []  # as ``hf`` cuts them
+        owners: list[int] = []  # text of each window
+        for number, request in enumerate(requests):
+            ids = self.tok_encode(request.args[0])
+            cut = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
+            windows += [(None, *make_disjoint_window(pair)) for pair in cut]
+            owners += [number] * (len(windows) - len(owners))
+        self._loglikelihood_tokens(windows, hidden)
+        totals = [0.0] * len(requests)
+        for owner, score in zip(owners, self._scored, strict=True):
+            totals[owner] += score.log_prob
+            if self.merge != "none":
+                self._count(requests[owner], score.sizes)
+        return totals
 
     @one_line_errors()
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -391,25 +494,17 @@ class UmimLM(SizedModel):
                 for prompt, number, row in zip(prompts, numbers, rows, strict=True):
                     text = self.tok_decode(row.ids)
                     text = postprocess_generated_text(text, wanted.until, None)
-                    if self.merge == "none":
-                        texts.append(text)
-                        self.cache_hook.add_partial("generate_until", (prompt, options), text)
-                        continue
-                    tokens = row.sizes.context_tokens
-                    texts.append(GeneratedText.of_row(text, row.output, tokens))
-                    self.keep_answer("generate_until", (prompt, options), texts[-1], row.sizes)
-                    self.count_requests([requests[number]], [row.sizes])
+                    if self.merge != "none":
+                        self._count(requests[number], row.sizes)
+                        text = GeneratedText.of_row(text, row.output, row.sizes.context_tokens)
+                    self.cache_hook.add_partial("generate_until", (prompt, options), text)
+                    texts.append(text)
                 bar.update(len(prompts))
         if self.merge != "none":
             self.report()
         return cast("list[str]", ordered.get_original(texts))
 
-    def count_cached(self, request: Instance) -> None:
-        """Note the decode bound of a text that was generated before and came from the cache."""
-        if request.request_type == "generate_until":
-            self._note_bound(replace(self._wanted(request.args[1]).request, merge=self.merge))
-
-    def _note_bound(self, request: Request) -> None:
+    def _note_bound(self, request: EngineRequest) -> None:
         if isinstance(self.scorer, Scorer):
             self._decode_bounds[decode_bound(request, self.scorer.merged_model)] = None
 
@@ -422,3 +517,67 @@ class UmimLM(SizedModel):
     def _prompt(self, text: str) -> np.ndarray:
         ids = self.tok_batch_encode([text])[0][0].tolist() if text else []
         return np.asarray(ids or [self.prefix_token_id], dtype=np.int64)
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Write a chat by the template, and note where what users say stands in it."""
+
+        def render(chat: Chat) -> str:
+            history = [dict(message) for message in chat]
+            return str(super(UmimLM, self).apply_chat_template(history, add_generation_prompt))
+
+        text = render(chat_history)
+        if self.scorer is not None:
+            self.chats.note(chat_history, text, render)
+        return text
+
+    def note_questions(self, requests: Sequence[Instance]) -> None:
+        """Note what the contexts of requests ask, for token reducers."""
+        if not isinstance(self.scorer, ReducedScorer):
+            return
+        self._asked = {str(request.args[0]): asked_by(request) for request in requests}
+        if unknown := {str(r.task_name) for r in requests if self.asked(r.args[0]) == UNKNOWN}:
+            names = ", ".join(sorted(unknown))
+            _log.warning("umim: no question or cue of %s is known: none is protected", names)
+
+    def asked(self, context: str) -> Asked:
+        """Return what a context of the latest requests asks."""
+        return self._asked.get(context, UNKNOWN)
+
+    def check_comparison(self) -> None:
+        """Refuse requests of a comparing model that no comparison has begun for."""
+        require(
+            self.compare is None or self.comparing,
+            ConfigError,
+            f"compare={self.compare} needs evaluate() as it is after a UmimLM was made",
+            "a call of the function that was imported before",
+            "Use lm_eval.simple_evaluate, or call lm_eval.evaluator.evaluate by that name.",
+        )
+
+    def rows_per_forward(self, longest: int) -> int:
+        """Return the batch size; ``auto`` is what fits for inputs of ``longest`` raw tokens."""
+        if self.batch_size != "auto":
+            return int(self.batch_size)
+        return self._detect_batch_size([(None, [0] * longest, [0])])
+
+    def _detect_batch_size(
+        self, requests: Sequence[TokenRequest] | None = None, pos: int = 0
+    ) -> int:
+        """Return what ``auto`` is: tried on a GPU, counted on a CPU.
+
+        Without requests, as for rolling windows, inputs are as long as the model takes.
+        """
+        if self.device.type != "cpu":
+            return int(super()._detect_batch_size(requests, pos))
+        limit = int(self.max_length)
+        longest = min(sum(map(len, requests[pos][1:])), limit) if requests else limit
+        return max(1, min(int(self.max_batch_size), _CPU_TOKENS // longest))
+
+    def report(self) -> None:
+        """Log the token reduction so far."""
+        alone = self.context_token_reduction
+        part = "" if alone is None else f", of contexts alone {alone:.4f}"
+        if self.scorer is not None and self.scorer.total.columns is not None:
+            part += f", of the cache {self.scorer.total.cache_reduction or 0.0:.4f}"
+        _log.info("umim: merge=%s token_reduction=%.4f%s", self.merge, self.token_reduction, part)

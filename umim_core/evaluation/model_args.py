@@ -27,7 +27,7 @@ from umim_core.checkpoint.checkpoint_files import (
     resolve_checkpoint,
 )
 from umim_core.config.form import Merge, check_merge, check_raw_tail
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.loading import LoadOptions, find_backbone, find_checkpoint
@@ -51,42 +51,38 @@ def check_modes(
     """Refuse arguments of ``UmimLM`` that do not go together."""
     check_merge(merge)
     check_raw_tail(raw_tail, merge)
-    if method is not None and merge != "prompt":
-        raise ConfigError(
+    none, with_none = merge == "none", "with merge=none"
+    _refuse(
+        (compare not in (None, "base"), "compare must be base", f"compare={compare}"),
+        (
+            method is not None and merge != "prompt",
             "a baseline merges prompts only",
             f"method {method!r} with merge {merge!r}",
-            "Leave one of them out.",
-        )
-    if compare not in (None, "base"):
-        raise ConfigError("compare must be base", compare, "Leave it out, or use compare=base.")
-    if compare is not None and merge == "none":
-        raise ConfigError(
-            "compare=base needs a model that merges", "merge=none", "Use merge=prompt or merge=all."
-        )
-    if target_tr is not None and merge == "none":
-        raise ConfigError(
+        ),
+        (none and compare is not None, "compare=base needs a model that merges", "merge=none"),
+        (
+            none and target_tr is not None,
             "target_tr chooses rules, or is the budget of a baseline (method)",
-            f"target_tr={target_tr} with merge=none",
-            "Leave one of them out.",
-        )
-    if protect and merge == "none":
-        raise ConfigError(
-            "protect keeps tokens from being merged",
-            f"{protect!r} with merge=none",
-            "Leave it out.",
-        )
-    if protect and method is not None:
-        raise ConfigError(
+            f"target_tr={target_tr} {with_none}",
+        ),
+        (none and protect, "protect keeps tokens from being merged", f"{protect!r} {with_none}"),
+        (
+            method is not None and protect,
             "protect is of the checkpoint's own rules, and a baseline deletes tokens by its own",
             f"{protect!r} with method {method!r}",
-            "Leave one of them out.",
-        )
-    if allow_backbone_mismatch is not None and merge == "none":
-        raise ConfigError(
+        ),
+        (
+            none and allow_backbone_mismatch is not None,
             "allow_backbone_mismatch must not come with merge=none, which takes any backbone",
             allow_backbone_mismatch,
-            "Leave it out.",
-        )
+        ),
+    )
+
+
+def _refuse(*rules: tuple[object, str, str | None]) -> None:
+    """Refuse the first of (whether it is broken, rule, value)."""
+    for broken, rule, value in rules:
+        require(not broken, ConfigError, rule, value, "Leave one of them out.")
 
 
 def recommended(
@@ -116,33 +112,29 @@ def target_of(
     method: str | None, match: str | None, target_tr: float | None, raw_tail: int = 0
 ) -> TargetReduction | None:
     """Return the token reduction that a baseline is asked for; None for that of the rules."""
-    if match not in (None, "umim"):
-        raise ConfigError(
+    _refuse(
+        (
+            match not in (None, "umim"),
             "match must be umim, the token reduction of the rules",
             match,
-            "Leave it out, or name a reduction: target_tr=0.14.",
-        )
-    if match is not None and target_tr is not None:
-        raise ConfigError(
+        ),
+        (
+            match is not None and target_tr is not None,
             "a baseline has one budget: match=umim or target_tr",
             f"match={match}, target_tr={target_tr}",
-            "Leave one of them out.",
-        )
-    if method is None and match is not None:
-        raise ConfigError(
-            "match is the budget of a baseline",
+        ),
+        (
+            method is None and match is not None,
+            "match is the budget of a baseline, as method=truncation; `umim baselines` lists all",
             f"match={match} without method",
-            "Name one, as method=truncation; `umim baselines` lists all.",
-        )
-    if method is None or target_tr is None:
-        return None
-    if raw_tail and side_of(method) == "cache":
-        raise ConfigError(
+        ),
+        (
+            method and target_tr is not None and raw_tail and side_of(method) == "cache",
             "raw_tail changes nothing of a policy that reads contexts whole, at a target_tr",
             f"raw_tail={raw_tail}, target_tr={target_tr} with method {method!r}",
-            "Leave one of them out.",
-        )
-    return TargetReduction(target_tr)
+        ),
+    )
+    return None if method is None or target_tr is None else TargetReduction(target_tr)
 
 
 def open_model_args(

@@ -80,6 +80,31 @@ def perplexity(
     return _result(sums, targets, (raw - units) / raw if raw else 0.0)
 
 
+def perplexity_figures(
+    segments: Sequence[Ints], merged_model: MergedModel, batch_size: int = 8
+) -> dict[str, float]:
+    """Return perplexities of base model and compressed model on the same windows, by name.
+
+    ``nats_increase`` is ln(PPL of UMIM / PPL of base). Standard errors (``_se``) are over windows,
+    of the increase over the differences window by window; none of a single one.
+    """
+    base = perplexity(segments, merged_model.base(), batch_size)
+    ours = perplexity(segments, merged_model, batch_size)
+    increase, increase_error = ours.increase_over(base)
+    errors = {
+        "nats_base_se": base.nats_error,
+        "nats_umim_se": ours.nats_error,
+        "nats_increase_se": increase_error,
+    }
+    return {
+        "ppl_base": base.ppl,
+        "ppl_umim": ours.ppl,
+        "ppl_token_reduction": ours.token_reduction,
+        "nats_increase": increase,
+        **{name: error for name, error in errors.items() if error is not None},
+    }
+
+
 def second_half_perplexity(
     segments: Sequence[Ints], scorer: AnyScorer, batch_size: int = 8
 ) -> PerplexityResult:

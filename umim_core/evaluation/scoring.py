@@ -12,7 +12,7 @@ length of the continuation alone: were its tokens looked at, probabilities would
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -109,6 +109,18 @@ class Sizes:
             return self.context_token_reduction
         return (self.context_tokens - self.columns) / self.context_tokens
 
+    def reductions(self) -> dict[str, float | None]:
+        """Return the reductions by name, those of baselines where there are some."""
+        found = {
+            "token_reduction": self.token_reduction,
+            "context_token_reduction": self.context_token_reduction,
+        }
+        if self.shortfall:
+            found["shortfall"] = self.shortfall_share
+        if self.columns is not None:
+            found["cache_reduction"] = self.cache_reduction
+        return found
+
     @property
     def shortfall_share(self) -> float:
         """Token reduction that is missing to what was asked for; 0 of nothing."""
@@ -124,18 +136,12 @@ class Likelihood:
     sizes: Sizes
 
 
-Finished = Callable[[Mapping[int, Likelihood]], object]
-"""Takes the scores that a forward finished, by number of their request."""
+def counted_sizes(asked: Sequence[tuple[bool, Sizes]]) -> list[Sizes]:
+    """Return the sizes of a question's requests that count, given whether each has a context.
 
-
-def counted_sizes(asked: Sequence[tuple[str, Sizes | None]]) -> list[Sizes]:
-    """Return the sizes of a question's requests, each with its context, that count.
-
-    A text scored without context next to answers, as ``acc_seq`` needs it, has nothing to merge. A
-    size that is not known is None.
+    A text scored without context next to answers, as ``acc_seq`` needs it, has nothing to merge.
     """
-    counted = [size for context, size in asked if context] or [size for _, size in asked]
-    return [size for size in counted if size is not None]
+    return [size for context, size in asked if context] or [size for _, size in asked]
 
 
 @dataclass
@@ -149,15 +155,18 @@ class RequestScorer(ABC):
         self,
         requests: Sequence[Request],
         batch_size: int,
-        finished: Finished = lambda done: None,
+        progress: Callable[[int], object] = lambda done: None,
     ) -> list[Likelihood]:
-        """Score requests, in their order; results do not depend on ``batch_size``."""
+        """Score requests, in their order; results do not depend on ``batch_size``.
+
+        ``progress`` is called with the number of requests that each forward has scored.
+        """
         _check_requests(requests, batch_size)
         results: dict[int, Likelihood] = {}
         for done in self.forwards(requests, batch_size):
             self.total = sum((score.sizes for score in done.values()), self.total)
             results |= done
-            finished(done)
+            progress(len(done))
         return [results[number] for number in range(len(requests))]
 
     @abstractmethod

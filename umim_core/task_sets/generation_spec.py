@@ -1,7 +1,7 @@
 """Specification and registry of generation tasks, and their rows: prompts that fit a length.
 
 A file of this package adds its task by ``add_generation_task(GenerationSet(...))``; lm-eval's task
-is made of it (``umim_core.evaluation.tasks.spec_task``). A prompt, its answer prefix included, has
+is made of it (``evaluation.tasks.lm_eval_tasks``). A prompt, its answer prefix included, has
 room for length - answer - CHAT_ROOM tokens.
 """
 

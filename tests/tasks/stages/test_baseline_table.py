@@ -18,7 +18,7 @@ from tasks.data.table_jobs import ModelPlace, read_report, score_shard
 from tasks.stages.table import TABLE
 from umim_core.config.table_recipe import TableRecipe, TableSetting
 from umim_core.errors import BackboneError
-from umim_core.evaluation.tasks.question_records import QuestionSet, QuestionSource
+from umim_core.evaluation.questions import QuestionSet, QuestionSource
 from umim_core.store.artifacts import directory_digest
 
 SETTINGS: list[dict[str, Any]] = [

@@ -21,9 +21,8 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.tasks.paper_task import contest_answer
-from umim_core.evaluation.tasks.question_shards import shard_seed
-from umim_core.evaluation.tasks.task_runs import load_tasks, run_task
+from umim_core.evaluation.questions import shard_seed
+from umim_core.evaluation.tasks.lm_eval_tasks import contest_answer, load_tasks, run_task
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 
 
@@ -71,7 +70,7 @@ def test_a_shard_has_the_answers_and_figures_of_its_questions_run_alone(
     task.set_config("repeats", 2)
     with torch.random.fork_rng():
         torch.manual_seed(shard_seed(whole.recipe.seed, 0))
-        _, samples = run_task(UmimLM(tiny_checkpoint, merge, batch_size=4), task, 2)
+        _, samples = run_task(UmimLM(tiny_checkpoint, merge, batch_size=4), task, range(2))
     kept = read_shards(shards(whole)[number].path)
     assert kept.answers[:2] == [list(map(str, sample["resps"][0])) for sample in samples]
     names = {"pass@1", *(("prompt_tr", "gen_kv_tr", "cumulative_kv_tr") if number else ())}

@@ -1,9 +1,7 @@
-"""lm-eval's ``evaluate`` for our models: sizes of requests, and differences to the base model.
+"""lm-eval's ``evaluate`` for a model with ``compare=base``: both models, paired by question.
 
-    results of a task    acc, token_reduction, context_token_reduction
-                         with a base model: acc_base, acc_difference, each with its standard error
-    a logged sample      umim: tokens and units of every request
-                         with a base model, base: its responses and metrics of the same question
+    results of a task    acc, acc_base, acc_difference, each with its standard error
+    a logged sample      base: responses and metrics of the base model for the same question
 
 lm-eval 0.4.13 gives a model its requests, never its tasks, and offers no other place for this. The
 first model of ours puts a function in the place of ``lm_eval.evaluator.evaluate``; other models
@@ -16,14 +14,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import wraps
 from inspect import signature
-from typing import Any, Final, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, cast
 
 import numpy as np
 from lm_eval import evaluator
-from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.model import CachingLM
 from lm_eval.api.task import Task
@@ -35,8 +31,9 @@ from umim_core.evaluation.paired_differences import (
     bootstrap_difference_error,
     mean_difference_error,
 )
-from umim_core.evaluation.scoring import Sizes, counted_sizes
-from umim_core.evaluation.tasks.sized_model import SizedModel
+
+if TYPE_CHECKING:
+    from umim_core.evaluation.harness import UmimLM
 
 P = ParamSpec("P")
 Results = dict[str, Any]
@@ -44,46 +41,38 @@ _UNKNOWN: Final = "N/A"  # lm-eval's word for a standard error that there is not
 _EXTENDED: Final = "evaluate_of_umim_models"
 
 
-def extend_evaluate() -> None:
-    """Put the extension in the place of lm-eval's function, once a process."""
+def compare_in_evaluate(kind: type[UmimLM]) -> None:
+    """Put the extension for our class in the place of lm-eval's function, once a process."""
     if evaluator.evaluate.__name__ != _EXTENDED:
-        evaluator.evaluate = _extended(evaluator.evaluate)
+        evaluator.evaluate = _extended(evaluator.evaluate, kind)
 
 
-def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | None]:
+def _extended(
+    evaluate: Callable[P, Results | None], kind: type[UmimLM]
+) -> Callable[P, Results | None]:
     @wraps(evaluate)
     def evaluate_of_umim_models(*args: P.args, **kwargs: P.kwargs) -> Results | None:
         named = signature(evaluate).bind(*args, **kwargs).arguments
-        lm = named["lm"]
-        model = lm.lm if isinstance(lm, CachingLM) else lm
-        if not isinstance(model, SizedModel):
+        model = named["lm"].lm if isinstance(named["lm"], CachingLM) else named["lm"]
+        if isinstance(model, kind):
+            model.chats.applied = bool(named.get("apply_chat_template"))
+        if not isinstance(model, kind) or model.compare is None:
             return evaluate(*args, **kwargs)
-        model.chats.applied = bool(named.get("apply_chat_template"))
+        task_dict = named["task_dict"]  # in either of the forms that lm-eval takes
+        tasks: dict[str, Task] = task_dict.get("tasks") or _handle_back_comp(task_dict)[1]
         again = cast("Callable[..., Results | None]", evaluate)
-        logged = bool(named.get("log_samples", True))
-        asked = named["task_dict"]  # in either of the forms that lm-eval takes
-        tasks: dict[str, Task] = asked["tasks"] if "tasks" in asked else _handle_back_comp(asked)[1]
-        base, theirs = model.base_model(), None
-        if base is not None:
-            cached = CachingLM(base, lm.cache_db) if isinstance(lm, CachingLM) else base
-            drawn = [(generator, generator.getstate()) for generator in _generators(tasks)]
-            with _global_generators_kept(model):
-                theirs = again(**{**named, "lm": cached, "log_samples": True})
-            for generator, state in drawn:  # both models see the same examples in the prompt
-                generator.setstate(state)
-        model.start_counting()
+        with _generators_kept(tasks, model):
+            theirs = again(**{**named, "lm": model.base_model(), "log_samples": True})
+        model.comparing = True
         try:
             ours = again(**{**named, "log_samples": True})
-            if ours is None:  # a process that gathers no results
-                return None
-            chosen = cast("Mapping[str, list[int]]", named.get("samples") or {})
-            for name, task in tasks.items():
-                _add_sizes(ours, name, task, model, chosen.get(name))
-                if theirs is not None:
-                    _add_differences(ours, theirs, name, task)
         finally:
-            model.stop_counting()
-        if not logged:
+            model.comparing = False
+        if ours is None or theirs is None:  # a process that gathers no results
+            return None
+        for name, task in tasks.items():
+            _add_differences(ours, theirs, name, task)
+        if not named.get("log_samples", True):
             del ours["samples"]
         return ours
 
@@ -92,8 +81,13 @@ def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | No
 
 
 @contextmanager
-def _global_generators_kept(model: SizedModel) -> Iterator[None]:
-    """Put the global random generators back: what follows draws as if nothing had drawn."""
+def _generators_kept(tasks: Mapping[str, Task], model: UmimLM) -> Iterator[None]:
+    """Put random generators back: both models see the same examples in the prompt."""
+    holders = [vars(task) for task in tasks.values()]
+    holders += [vars(holder["sampler"]) for holder in holders if "sampler" in holder]
+    drawing = [value for holder in holders for value in holder.values()]
+    drawing = [value for value in drawing if isinstance(value, random.Random)]  # seeded once
+    states = [generator.getstate() for generator in drawing]
     plain, numbers = random.getstate(), np.random.get_state()
     try:
         with forked_generators(model.device):
@@ -101,48 +95,8 @@ def _global_generators_kept(model: SizedModel) -> Iterator[None]:
     finally:
         random.setstate(plain)
         np.random.set_state(numbers)
-
-
-def _generators(tasks: Mapping[str, Task]) -> list[random.Random]:
-    """Return the generators that draw the examples of prompts; lm-eval seeds them once."""
-    holders = [vars(task) for task in tasks.values()]
-    holders += [vars(held["sampler"]) for held in holders if "sampler" in held]
-    return [
-        value for held in holders for value in held.values() if isinstance(value, random.Random)
-    ]
-
-
-def _add_sizes(
-    results: Results, name: str, task: Task, model: SizedModel, chosen: Sequence[int] | None
-) -> None:
-    """Add the sizes of requests to a task's samples, and its token reduction to its results."""
-    asked: dict[int, list[tuple[Instance, Sizes | None]]] = {}
-    for request in sorted(task.instances, key=lambda request: int(request.idx)):
-        question = int(request.doc_id)
-        number = chosen[question] if chosen else question  # as lm-eval's samples count
-        asked.setdefault(number, []).append((request, model.sizes_of(request)))
-    known = [
-        size
-        for row in asked.values()
-        for size in counted_sizes([(str(request.args[0]), size) for request, size in row])
-    ]
-    if not known:
-        return
-    total = sum(known, Sizes())
-    row = results["results"][name]
-    row["token_reduction,none"] = 1 - total.units / total.tokens
-    if total.context_token_reduction is not None:
-        row["context_token_reduction,none"] = total.context_token_reduction
-    if total.columns is not None:
-        row["cache_reduction,none"] = 1 - total.columns / total.context_tokens
-    if total.shortfall:
-        row["shortfall,none"] = total.shortfall / total.context_tokens
-    for sample in results["samples"][name]:
-        sample["umim"] = [size and _described(size) for _, size in asked[sample["doc_id"]]]
-
-
-def _described(size: Sizes) -> dict[str, float | None]:
-    return {**asdict(size), "context_token_reduction": size.context_token_reduction}
+        for generator, state in zip(drawing, states, strict=True):
+            generator.setstate(state)
 
 
 def _add_differences(ours: Results, theirs: Results, name: str, task: Task) -> None:

@@ -1,0 +1,529 @@
+"""Tasks for lm-eval: the paper's on data of lm-eval's own, those of ``task_sets``; their runs.
+
+    lm_eval --model umim --tasks umim_ruler_4k --include_path "$(umim path --tasks)"
+
+The paper's have other metrics, longer or more answers.
+
+A YAML file of this folder names such a task. ``stock`` is the file of lm-eval's task under
+``lm_eval/tasks`` that it starts from, ``text_metrics`` names metrics of generated texts; all other
+fields are lm-eval's and win over those of the stock task::
+
+    task: umim_qmsum                            task: umim_piqa
+    class: !function umim_core...PaperTask      class: !function umim_core...SequenceTask
+    stock: longbench/qmsum                      stock: piqa/piqa
+    text_metrics: [rouge]
+
+A question of a ``SequenceTask`` (multiple choice) asks for one likelihood more than lm-eval's: that
+of its prompt alone. With K answers::
+
+    log p(answer_k | prompt)     n_k tokens, k = 1..K; acc and acc_norm are made of them
+    log p(prompt)                T tokens, after the backbone's prefix token, as lm-eval scores a
+                                 text without context
+    acc_seq                      answer of the least
+                                 -(log p(prompt) + log p(answer_k | prompt)) / (T + n_k)
+
+The first term is common to all answers; it weighs lengths. Both are scored as the model's mode
+merges: under ``merge=prompt`` the prompt that answers follow is compressed, while its own
+likelihood is that of raw tokens.
+
+A generation task of ``task_sets`` that is longer than the backbone was trained for asks the model
+nothing, and each of its figures is the text ``not run: context``.
+
+Source: paper, "Multiple-Choice QA": "concatenate the task prompt, question, and candidate into one
+sequence and compute its length-normalized negative log-likelihood".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final, cast
+
+import lm_eval.tasks
+from datasets import Dataset, DatasetDict
+from datasets import config as datasets_config
+from datasets.exceptions import DatasetsError
+from lm_eval import evaluator
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_metric
+from lm_eval.api.task import ConfigurableTask, Task
+from lm_eval.defaults import DEFAULT_OTHER_SEED
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
+from lm_eval.tasks.aime.utils import process_results
+from transformers import PreTrainedTokenizerBase
+
+from umim_core.adaptation.choices import encode_pair
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.errors import ConfigError, CorpusError, did_you_mean
+from umim_core.evaluation.console import one_line_errors
+from umim_core.evaluation.generated_rows import REDUCTIONS, GeneratedText
+from umim_core.evaluation.model_args import task_context, task_tokenizer
+from umim_core.evaluation.text_metrics.code_tests import PASS_FIGURES, pass_figures
+from umim_core.evaluation.text_metrics.text_metric import (
+    TEXT_METRICS,
+    TextMetric,
+    add_text_metric,
+    mean_figures,
+)
+from umim_core.store.artifacts import directory_digest
+from umim_core.task_sets.generation_spec import (
+    GENERATION_TASKS,
+    GenerationSet,
+    Row,
+    TaskOptions,
+    make_rows,
+    new_tokens,
+)
+from umim_core.task_sets.spec import (
+    TASKS,
+    Question,
+    QuestionForm,
+    TaskSet,
+    TaskSplit,
+    read_questions,
+)
+from umim_core.text.token_ids import encode
+
+FEATURES: Final = "task_features"  # in --metadata: model whose states BERTScore compares
+_OWN: Final = ("class", "stock", "text_metrics", "tag")
+
+
+class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
+    """A task whose answers our metrics judge."""
+
+    @one_line_errors()
+    def __init__(self, config: dict[str, Any]) -> None:
+        features = (config.get("metadata") or {}).get(FEATURES)
+        metrics = [TEXT_METRICS.find(name) for name in config["text_metrics"]]
+        if features is None:
+            metrics = [metric for metric in metrics if not metric.needs_features]
+        else:
+            load_tokenizer(features)  # a wrong name is an error before anything is generated
+        filled_in = with_stock(config)
+        references = filled_in["doc_to_target"]
+
+        def judge(row: Mapping[str, Any], answers: Sequence[Any]) -> dict[str, float]:
+            known = row[references]
+            texts = [str(text) for text in known] if isinstance(known, list) else [str(known)]
+            return judged(metrics, {**row, "references": texts, "features": features}, answers[0])
+
+        super().__init__(config=filled_in | figures_config(metrics) | {"process_results": judge})
+
+
+def with_stock(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task's configuration, what it leaves out filled in from its stock task."""
+    own = {name: value for name, value in config.items() if name not in _OWN}
+    if "stock" not in config:
+        return own
+    (folder,) = lm_eval.tasks.__path__
+    stock = load_yaml(Path(folder) / f"{config['stock']}.yaml")
+    metadata = (stock.get("metadata") or {}) | (own.get("metadata") or {})
+    return (
+        {name: value for name, value in stock.items() if name not in _OWN}
+        | own
+        | {"metadata": metadata}
+    )
+
+
+def figures_config(metrics: Sequence[TextMetric]) -> dict[str, Any]:
+    """Return lm-eval's configuration of the figures of some metrics, which see every answer."""
+    figures = [figure for metric in metrics for figure in metric.figures]
+    return {
+        "filter_list": [{"name": "none", "filter": []}],
+        "metric_list": [
+            {"metric": figure, "aggregation": "mean", "higher_is_better": True}
+            for figure in (*figures, *REDUCTIONS)
+        ],
+        "should_decontaminate": False,
+        "unsafe_code": any(metric.runs_code for metric in metrics),
+    }
+
+
+def judged(
+    metrics: Sequence[TextMetric], row: Mapping[str, Any], texts: Sequence[str]
+) -> dict[str, float]:
+    """Return the figures of all answers to a question, and what their requests saved."""
+    figures: dict[str, float] = {}
+    for metric in metrics:
+        figures |= metric.score(texts, row)
+    saved = [text.reductions for text in texts if isinstance(text, GeneratedText)]
+    return figures | (mean_figures(saved) if len(saved) == len(texts) else {})
+
+
+@add_text_metric("contest_answer", *PASS_FIGURES)
+def contest_answer(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
+    r"""Return pass@k of all answers to a problem, as lm-eval's AIME tasks judge each.
+
+    The answer is the last ``\boxed{...}``; it is a whole number, of which ``27.0`` is a spelling.
+    """
+    (reference,) = row["references"]
+    problem = {"answer": reference.removesuffix(".0")}
+    return pass_figures([process_results(problem, [text])["exact_match"] == 1 for text in texts])
+
+
+SEQUENCE_METRIC: Final = "acc_seq"
+Scored = tuple[float, bool, int]  # log-probability, whether greedy decoding gives it, tokens
+
+
+class SequenceTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
+    """A multiple-choice task that reports ``acc_seq`` beside lm-eval's accuracies.
+
+    Attributes:
+        tokenizer: Counts tokens; where it is None, that of the model which lm-eval's command names
+            is loaded.
+    """
+
+    @one_line_errors()
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        metrics = [{"metric": name} for name in (SEQUENCE_METRIC, "acc", "acc_norm")]
+        super().__init__(config=with_stock(config) | {"metric_list": metrics})
+
+    def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
+        """Return a request per answer, and one of the prompt alone."""
+        requests: list[Instance] = super().construct_requests(doc, ctx, **kwargs)
+        prompt = ("", ctx.rstrip())  # blanks at its end belong to the answers
+        alone = Instance("loglikelihood", doc, prompt, len(requests), kwargs["metadata"])
+        return [*requests, alone]
+
+    def apply_filters(self) -> list[Instance]:
+        """Filter the responses, then add to each the number of tokens that it scores."""
+        super().apply_filters()
+        requests: list[Instance] = self.instances
+        if self.tokenizer is None:
+            self.tokenizer = task_tokenizer(self.config.metadata)
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        prefix = eos if bos is None else bos
+        for request in requests:
+            context, text = request.args
+            scored = encode_pair(partial(encode, self.tokenizer), context, text)[1]
+            # A text that begins with the prefix token is scored behind it.
+            tokens = len(scored) - (not context and scored[0] == prefix)
+            for name, response in request.filtered_resps.items():
+                request.filtered_resps[name] = (*response, tokens)
+        return requests
+
+    def process_results(self, doc: dict[str, Any], results: Sequence[Scored]) -> dict[str, float]:
+        """Return the metrics of a question."""
+        *answers, (prompt, _, tokens) = results
+        figures: dict[str, float] = super().process_results(doc, [answer[:2] for answer in answers])
+        means = [(prompt + score) / (tokens + length) for score, _, length in answers]
+        gold = self.doc_to_target(doc)
+        if isinstance(gold, str):  # the answer's text
+            gold = self.doc_to_choice(doc).index(gold)
+        figures[SEQUENCE_METRIC] = float(means.index(max(means)) == gold)
+        return figures
+
+
+@register_metric(  # type: ignore[untyped-decorator]  # lm-eval ships no types
+    metric=SEQUENCE_METRIC, higher_is_better=True, aggregation="mean"
+)
+def _hit(items: float) -> float:
+    """Let lm-eval know the name; `SequenceTask.process_results` computes the metric."""
+    return items
+
+
+COLUMNS: Final = ("context", "choices", "gold")
+NOT_RUN: Final = "not run: context"
+_VERSION: Final = 1.0
+
+
+class SpecTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
+    """A task that a YAML file names, for lm-eval's own command; all else is in its ``TaskSet``."""
+
+    @one_line_errors()
+    def __init__(self, config: dict[str, Any]) -> None:
+        filled_in = lm_eval_config(TASKS.find(config["task"]))
+        super().__init__(
+            config=filled_in | {"metadata": filled_in["metadata"] | config["metadata"]}
+        )
+
+
+def lm_eval_config(task: TaskSet) -> dict[str, Any]:
+    """Return a task as lm-eval's configuration."""
+    return {
+        "task": task.name,
+        "custom_dataset": partial(load_splits, task),
+        "training_split": "train" if "train" in task.splits else None,
+        "validation_split": "valid" if "valid" in task.splits else None,
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": task.form.prompt.replace("{context}", "{{context}}"),
+        "doc_to_target": "gold",
+        "doc_to_choice": "choices",
+        "target_delimiter": task.form.delimiter,
+        "should_decontaminate": False,
+        "metric_list": [
+            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+            for metric in ("acc", "acc_norm")
+        ],
+        "metadata": {"version": 1.0},
+    }
+
+
+def load_splits(
+    task: TaskSet,
+    task_data: str | None = None,
+    **metadata: object,
+) -> DatasetDict:
+    """Load a task's splits, with the columns context, choices and gold, for lm-eval.
+
+    ``task_data`` is a folder with a file per split; by default one that is written once from the
+    task's own source. lm-eval passes the task's metadata and the model's arguments, too.
+    """
+    folder = Path(task_data) if task_data else task.built()
+    if not folder.is_dir():
+        raise CorpusError(
+            "task_data must name a folder with a .jsonl file of each split",
+            str(folder),
+            f"Correct it, or leave it out. The splits are {', '.join(task.splits)}.",
+        )
+    files = {split: folder / f"{split}.jsonl" for split in task.splits}
+    return DatasetDict(
+        {
+            split: Dataset.from_list(
+                [{name: getattr(question, name) for name in COLUMNS} for question in questions]
+            )
+            for split, questions in ((split, read_questions(file)) for split, file in files.items())
+        }
+    )
+
+
+class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
+    """A generation task; all but its name is in its ``GenerationSet``."""
+
+    @one_line_errors()
+    def __init__(self, config: dict[str, Any]) -> None:
+        task = GENERATION_TASKS.find(config["task"])
+        super().__init__(config=generation_config(task, config.get("metadata") or {}))
+
+
+def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[str, object]:
+    """Return a task with its questions as lm-eval's configuration."""
+    options, context = TaskOptions.read(metadata), task_context(metadata)
+    metrics = [TEXT_METRICS.find(name) for name in task.metrics]
+    runs = context is None or task.length <= context
+    rows = make_rows(task, options, task_tokenizer(metadata)) if runs else [_NOTHING]
+    figures = [figure for metric in metrics for figure in metric.figures]
+    lengths = [row["prompt_tokens"] for row in rows]
+    common = figures_config(metrics)
+    unrun = [metric | {"aggregation": _same} for metric in common["metric_list"]]
+    return common | {
+        "task": task.name,
+        "custom_dataset": lambda **_: DatasetDict({"test": Dataset.from_list(rows)}),
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "prompt",
+        "doc_to_target": "references",
+        "gen_prefix": "answer_prefix" if task.answer_prefix else None,
+        "generation_kwargs": {
+            "until": list(task.until),
+            "max_gen_toks": new_tokens(task, options),
+            "do_sample": False,
+        },
+        "repeats": 1 if runs else 0,  # no request reaches the model
+        "process_results": (
+            (lambda row, answers: judged(metrics, row, answers[0]))
+            if runs
+            else (lambda row, answers: dict.fromkeys(figures, NOT_RUN))
+        ),
+        **({} if runs else {"metric_list": unrun}),
+        "metadata": {
+            **metadata,
+            "version": _VERSION,
+            **task.key(),
+            "context": context,
+            "prompt_tokens": [min(lengths), max(lengths)] if runs else None,
+            "not_run": None if runs else NOT_RUN,
+        },
+    }
+
+
+_NOTHING: Final[Row] = {
+    "id": "none",
+    "prompt": NOT_RUN,
+    "question": "",
+    "answer_prefix": "",
+    "references": [NOT_RUN],
+    "prompt_tokens": 0,
+}
+
+
+def _same(values: Sequence[str]) -> str:
+    """Return the text that stands for every figure of a task that is not run."""
+    return values[0]
+
+
+Metrics = dict[str, Any]
+Samples = list[dict[str, Any]]
+
+
+@cache
+def _shipped() -> TaskManager:
+    """Return the index of lm-eval's own tasks; it takes seconds to build."""
+    return TaskManager(metadata={})
+
+
+def own_config(name: str) -> dict[str, Any] | None:
+    """Return the configuration of a task that a YAML file of this package names; None without."""
+    path = Path(__file__).parent / f"{name}.yaml"
+    return load_yaml(path) if name.isidentifier() and path.is_file() else None
+
+
+def knows_task(name: str) -> bool:
+    """Return whether this package or lm-eval has a task of this name; tags and groups are none."""
+    return own_config(name) is not None or name in _shipped().all_subtasks
+
+
+def _config(name: str) -> str | dict[str, Any]:
+    """Return what lm-eval loads a task by: a configuration, or the name of one of its own."""
+    if name in TASKS.names():
+        return lm_eval_config(TASKS.find(name))
+    if not knows_task(name):
+        raise ConfigError(
+            f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships",
+            name,
+            did_you_mean(name, TASKS.names()) or "`lm-eval ls subtasks` lists lm-eval's.",
+        )
+    return own_config(name) or name
+
+
+def runs_programs(name: str) -> bool:
+    """Return whether lm-eval's task of this name runs programs that a model wrote."""
+    entry = _shipped().task_index.get(name)
+    if entry is None or entry.yaml_path is None:
+        return False
+    return bool(load_yaml(entry.yaml_path, resolve_func=False).get("unsafe_code"))
+
+
+def load_tasks(
+    tasks: Sequence[str | dict[str, object]], options: dict[str, Any] | None = None
+) -> dict[str, Task]:
+    """Load tasks, with the examples in the prompt that they ask for, else none, by name."""
+    wanted = [_config(task) if isinstance(task, str) else task for task in tasks]
+    named = any(isinstance(task, str) for task in wanted)
+    manager = (
+        _shipped()
+        if named and not options
+        else TaskManager(include_defaults=named, metadata=options or {})
+    )
+    loaded = manager.load(wanted)
+    for task in loaded["tasks"].values():
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)  # as lm-eval's own command
+    return cast("dict[str, Task]", loaded["tasks"])
+
+
+def run_task(
+    model: LM, task: Task, questions: range | None = None, *, confirm_run_unsafe_code: bool = False
+) -> tuple[Metrics, Samples]:
+    """Run one task, all questions or some: lm-eval's metrics and logged samples.
+
+    No global seed is set, no environment is collected.
+    """
+    name = task.task_name
+    results = evaluator.evaluate(
+        lm=model,
+        task_dict={"tasks": {name: task}, "groups": {}, "group_map": {}},
+        samples=None if questions is None else {name: list(questions)},
+        bootstrap_iters=0,
+        confirm_run_unsafe_code=confirm_run_unsafe_code,
+    )
+    return results["results"][name], results["samples"][name]
+
+
+@contextmanager
+def standing_for_the_hub(hub: str | None, digest: str) -> Iterator[None]:
+    """Let a folder stand for the hub while tasks load their data; None asks the hub, or its cache.
+
+    Each content of the folder, by its digest, has a cache of its own.
+    """
+    if hub is None:
+        yield
+        return
+    before = datasets_config.HF_DATASETS_CACHE
+    datasets_config.HF_DATASETS_CACHE = Path(before) / f"umim-{digest[:16]}"
+    try:
+        with chdir(hub):  # copies are found by paths that equal the hub's names
+            yield
+    finally:
+        datasets_config.HF_DATASETS_CACHE = before
+
+
+def harness_questions(
+    name: str, hub: Path | None = None
+) -> tuple[QuestionForm, dict[TaskSplit, list[Question]]]:
+    """Return how lm-eval asks a task's questions, and the questions of every split that it has.
+
+    The context is the whole prompt. Where the data set has no test split, lm-eval scores the
+    validation split: it is the test split here, and there is no ``valid``. ``hub`` is a folder that
+    stands for the hub in the task's data.
+    """
+    if not knows_task(name):
+        raise ConfigError(
+            "questions of lm-eval are those of one task that it ships",
+            name,
+            "`lm-eval ls subtasks` lists them; tags and groups name several.",
+        )
+    if hub is not None and not hub.is_dir():
+        raise CorpusError(
+            "a folder that stands for the hub must exist",
+            str(hub),
+            "Correct hub of the questions, or leave it out.",
+        )
+    digest = "" if hub is None else directory_digest(hub)
+    with standing_for_the_hub(None if hub is None else str(hub.resolve()), digest):
+        try:
+            task = load_tasks([name])[name]
+            splits = _splits(task)
+        except (OSError, ValueError, RuntimeError, KeyError, DatasetsError) as error:
+            raise CorpusError(
+                f"the data of lm-eval's task {name} must be at hand, with all its splits",
+                f"{type(error).__name__}: {error}",
+                "Name a folder that stands for the hub.",
+            ) from error
+    if task.OUTPUT_TYPE != "multiple_choice":
+        raise ConfigError(
+            "a task to adapt to must be multiple choice",
+            f"{name} of lm-eval is {task.OUTPUT_TYPE}",
+            "Name a task of questions with choices.",
+        )
+    if "train" not in splits:
+        raise CorpusError(
+            "a task to adapt to must have training questions",
+            f"{name} of lm-eval has none",
+            "Give files of questions (kind: files).",
+        )
+    form = QuestionForm("{context}", task.get_config("target_delimiter"), "context")
+    return form, {split: _questions(task, docs) for split, docs in splits.items()}
+
+
+def _splits(task: Task) -> dict[TaskSplit, Any]:
+    splits: dict[TaskSplit, Any] = {"test": task.eval_docs}
+    if task.has_training_docs():
+        splits["train"] = task.training_docs()
+    if task.has_test_docs() and task.has_validation_docs():
+        splits["valid"] = task.validation_docs()
+    return splits
+
+
+def _questions(task: Task, docs: Iterable[dict[str, Any]]) -> list[Question]:
+    questions = []
+    for number, doc in enumerate(docs):
+        text, choices = task.doc_to_text(doc), task.doc_to_choice(doc)
+        gold = task.doc_to_target(doc)
+        if isinstance(gold, str) and gold in choices:
+            gold = choices.index(gold)
+        if not isinstance(text, str) or not isinstance(gold, int):
+            raise CorpusError(
+                f"question {number} of lm-eval's {task.task_name} must have a text and one answer",
+                {"text": text, "answer": gold},
+                "Name a task of questions with choices.",
+            )
+        questions.append(Question(text, tuple(choices), gold, str(doc.get("id", ""))))
+    return questions
