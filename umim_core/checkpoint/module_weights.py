@@ -26,6 +26,7 @@ _TABLE: Final = "rows.table"
 _ADAPTERS: Final = "adapters."
 _DOWN: Final = "adapters.down."
 _UP: Final = "adapters.up."
+_FLOATS: Final = ("F16", "BF16", "F32", "F64")
 _WIDEST: Final = 1 << 20  # inputs or outputs of a linear map
 
 
@@ -75,7 +76,9 @@ def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeMo
 
 def _adapter_shapes(path: Path, rank: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the adapters in a file, which the backbone's layers decide."""
-    adapters = {name: shape for name, shape in _shapes(path).items() if name.startswith(_ADAPTERS)}
+    adapters = {
+        name: shape for name, (shape, _) in _declared(path).items() if name.startswith(_ADAPTERS)
+    }
     down = {n.removeprefix(_DOWN): shape for n, shape in adapters.items() if n.startswith(_DOWN)}
     up = {n.removeprefix(_UP): shape for n, shape in adapters.items() if n.startswith(_UP)}
     layers = {shape[0] for shape in adapters.values() if len(shape) == 3}
@@ -103,11 +106,15 @@ def _adapters(weights: Mapping[str, torch.Tensor]) -> SpanAdapters:
         return SpanAdapters(sizes, first.shape[0], first.shape[2])
 
 
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that a file declares."""
+def _declared(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return the shapes and types that a file declares."""
     try:
         with safe_open(path, framework="pt") as stream:
-            return {key: tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
+            slices = {key: stream.get_slice(key) for key in stream.keys()}  # noqa: SIM118
+            return {
+                key: (tuple(part.get_shape()), str(part.get_dtype()))
+                for key, part in slices.items()
+            }
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error
 
@@ -143,9 +150,22 @@ def read_weights(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str,
             f"{path.stat().st_size} bytes",
             "These are other weights; name another directory.",
         )
-    if (shapes := _shapes(path)) != wanted:
+    declared = _declared(path)
+    if (shapes := {name: shape for name, (shape, _) in declared.items()}) != wanted:
         raise CheckpointError(
             f"{path} must hold the tensors {sorted(wanted)}", shapes, "Train it again."
+        )
+    types = {name: kind for name, (_, kind) in declared.items()}
+    odd_types = {
+        name: kind
+        for name, kind in types.items()
+        if kind not in (("I32",) if name == _SPANS else _FLOATS)
+    }
+    if odd_types:
+        raise CheckpointError(
+            f"{path} must hold floating-point weights of 16 bits or more, and spans of int32",
+            odd_types,
+            "Train it again.",
         )
     try:
         with safe_open(path, framework="pt") as stream:

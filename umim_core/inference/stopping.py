@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import GenerationError
+from umim_core.encodable import encoding_error
+from umim_core.errors import GenerationError, require
 
 _FIRST_CAPACITY: Final = 64
 
@@ -112,6 +113,14 @@ def stop_texts(option: object) -> list[str]:
     if not all(isinstance(text, str) and text for text in texts):
         raise GenerationError(
             "stop_strings must be texts of at least one character", texts, "Leave others out."
+        )
+    for text in cast("list[str]", texts):
+        require(
+            encoding_error(text) is None,
+            GenerationError,
+            "stop_strings must hold no lone surrogates",
+            texts,
+            "Leave such a text out.",
         )
     return cast("list[str]", texts)
 

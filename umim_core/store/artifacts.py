@@ -95,12 +95,14 @@ def read_json(path: Path) -> object:
     try:
         if path.exists() and not path.is_file():
             raise OSError(f"{path.name} is no regular file")
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # no lone surrogates
+        return value
     except FileNotFoundError as error:
         raise ArtifactError(
             f"{path.name} must exist", str(path), "Build the artifact again."
         ) from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # thousands of digits or brackets, too
         raise ArtifactError(
             f"{path} must be readable JSON", str(error), "Build the artifact again."
         ) from error
