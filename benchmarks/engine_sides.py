@@ -10,16 +10,16 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import timed
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_files import DTYPES
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward
 from umim_core.inference.prompts import read_prompts
-from umim_core.inference.request import Request
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import fill_units
@@ -152,10 +152,10 @@ def generation_sides(backbone: Backbone, prompts: Ids, new_tokens: int) -> dict[
     Prompts are raw ids [B, L].
     """
     engine = Engine(MergedModel.without_merging(backbone))
-    config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
+    options = GenerateOptions(max_new_tokens=new_tokens)
 
     def ours() -> list[list[int]]:
-        return [list(row.ids) for row in engine.generate(list(prompts), config).rows]
+        return [list(row.ids) for row in engine.generate(list(prompts), options).rows]
 
     def theirs(cache: str) -> Side:
         return lambda: (
@@ -219,9 +219,8 @@ def logits_error(subject: Subject, prompts: Ids, new_tokens: int) -> float:
         seen.append(forward.logits.clone())
 
     empty = Matcher(RuleSet.from_spans([]))
-    config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
     ours = Engine(subject.merged_model.merging_by(empty)).generate(
-        list(prompts), config, Request(observer=keep)
+        list(prompts), GenerateOptions(max_new_tokens=new_tokens, observer=keep)
     )
     theirs = _generate(subject.backbone, prompts, new_tokens, "dynamic")
     same = [list(row.ids) for row in ours.rows] == theirs.sequences[:, prompts.shape[1] :].tolist()

@@ -25,7 +25,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import GenerationConfig
 
 from benchmarks.common import Benchmark, Report, named, save
 from benchmarks.corpus import CACHE, docstrings
@@ -36,8 +35,8 @@ from umim_core.evaluation.generation_quality import GenerationQuality, generatio
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.text_metrics.bertscore import TextFeatures, features_of
 from umim_core.evaluation.text_metrics.reference_similarity import References, require_libraries
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import RowOutput
-from umim_core.inference.request import Request
 from umim_core.inference.stopping import end_ids
 from umim_core.store.artifacts import finite_or_none
 from umim_core.text.tokens import tokenize_documents
@@ -73,18 +72,20 @@ class Subject:
 
     def generate(self, decoding: str, merge: Merge, seed: int) -> list[RowOutput]:
         """Generate from every prompt, in batches; the seed differs from batch to batch."""
-        config = GenerationConfig(
-            max_new_tokens=self.new_tokens,
-            eos_token_id=end_ids(self.umim.backbone) or None,
-            **DECODINGS[decoding],
-        )
         bound = self.max_damage if merge == "all" else math.inf
         rows: list[RowOutput] = []
         for first in range(0, len(self.prompts), self.batch_size):
             batch = self.prompts[first : first + self.batch_size]
             drawn = seed * len(self.prompts) + first
-            request = Request(merge=merge, seed=drawn, decode_max_damage=bound)
-            rows += self.umim.engine.generate(batch, config, request).rows
+            options = GenerateOptions(
+                max_new_tokens=self.new_tokens,
+                eos_token_id=end_ids(self.umim.backbone) or None,
+                merge=merge,
+                seed=drawn,
+                decode_max_damage=bound,
+                **DECODINGS[decoding],
+            )
+            rows += self.umim.engine.generate(batch, options).rows
         return rows
 
     def measure(self, decoding: str, merge: Merge, seeds: int) -> Report:

@@ -40,10 +40,9 @@ from umim_core.baselines.methods import (
     reduce_tokens,
 )
 from umim_core.errors import ConfigError
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prompts import PromptIds
-from umim_core.inference.request import Request
 from umim_core.model.inputs import encode_prompts
-from umim_core.model.options import GenerateOptions, generation_config
 
 HERE: Final = Path(__file__).parent
 LISTS: Final = ("chats", "documents")
@@ -131,18 +130,17 @@ def answer_shortened(
     method: Method, prompt: Prompt, saving: float, umim: UMIM, new_tokens: int
 ) -> tuple[str, float]:
     """Return the greedy answer of the base model under a method, and the realised saving."""
-    greedy: GenerateOptions = {"max_new_tokens": new_tokens, "do_sample": False}
+    greedy = GenerateOptions(max_new_tokens=new_tokens, do_sample=False, merge="none")
     gone = round(saving * len(prompt.ids))
     stays = len(prompt.ids) - gone
     if isinstance(method, ReducedTokens):
         left = shortened(method, prompt, saving)
-        out = umim.generate(left, merge="none", **greedy)
+        out = umim.generate(left, greedy)
         return out.text[0], 1 - len(left) / len(prompt.ids)
     if isinstance(method, EvictedColumns):
         row = generate_evicted(
             [prompt.ids],
-            generation_config(greedy, umim.backbone),
-            Request(merge="none"),
+            greedy.of_model(umim.backbone),
             umim.backbone,
             method.new_policy,
             lambda ids, generated: stays + generated,

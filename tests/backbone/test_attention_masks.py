@@ -14,7 +14,6 @@ from umim_core.backbone.attention_masks import attention_switched
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
-from umim_core.inference.request import Request
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
@@ -54,14 +53,19 @@ def test_one_row_goes_beyond_the_window_exactly(family: str) -> None:
         lengths.append(units)
 
     dense = settings(
-        8, do_sample=True, temperature=3.0, suppress_tokens=list(range(RULE_IDS, VOCAB))
+        8,
+        observer=compare,
+        seed=1,
+        do_sample=True,
+        temperature=3.0,
+        suppress_tokens=list(range(RULE_IDS, VOCAB)),
     )
-    first = engine.generate([PROMPT], dense, Request(observer=compare, seed=1))
+    first = engine.generate([PROMPT], dense)
     assert first.rows[0].prompt_spans
     assert first.rows[0].gen_kv_reduction > 0
     # The next turn is read in one piece on top of the cache.
     parts += [first.rows[0].ids[:-1], first.rows[0].ids[-1:], PROMPT[:9].tolist()]
-    engine.generate([PROMPT[:9]], dense, Request(observer=compare, seed=1), past=first.state)
+    engine.generate([PROMPT[:9]], dense, past=first.state)
     assert max(errors) < 1e-5
     assert min(lengths) > WINDOW
 

@@ -27,7 +27,6 @@ from umim_core.config.form import UnitPositions
 from umim_core.errors import BackboneError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
-from umim_core.inference.request import Request
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
@@ -77,11 +76,13 @@ def test_generation_equals_a_forward_from_scratch(
             errors.append(float((forward.logits[b] - expected).abs().max()))
 
     dense = settings(  # every few ids that the rules know complete one
-        6, do_sample=True, temperature=3.0, suppress_tokens=list(range(RULE_IDS, VOCAB))
+        6,
+        observer=compare,
+        do_sample=True,
+        temperature=3.0,
+        suppress_tokens=list(range(RULE_IDS, VOCAB)),
     )
-    output = Engine(MergedModel(backbone, module, matcher, positions)).generate(
-        prompts, dense, Request(observer=compare)
-    )
+    output = Engine(MergedModel(backbone, module, matcher, positions)).generate(prompts, dense)
     assert max(errors) < TOLERANCE
     assert any(row.prompt_spans for row in output.rows)
     assert any(row.gen_kv_reduction > 0 for row in output.rows)

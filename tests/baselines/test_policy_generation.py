@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig
 
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
@@ -18,15 +17,15 @@ from umim_core.baselines.methods import BASELINES, EvictedColumns, Ints
 from umim_core.baselines.streaming_llm import SinksAndNewest
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import RowOutput
-from umim_core.inference.request import Request
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 PROMPTS = [np.array(ids, dtype=np.int64) for ids in ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1])]
 NEW = 8
-PLAIN = Request(merge="none", logprobs=0)
+PLAIN = GenerateOptions(max_new_tokens=NEW, merge="none", logprobs=0)
 CASES = (
     ("full-cache", "llama"),
     ("h2o", "llama"),
@@ -44,15 +43,13 @@ class Case:
     backbone: Backbone
     method: EvictedColumns
 
-    def rows(self, share: float, request: Request = PLAIN, **settings: object) -> list[RowOutput]:
+    def rows(self, share: float, options: GenerateOptions = PLAIN) -> list[RowOutput]:
         """Rows under a budget of a share of all tokens, rounded up."""
 
         def budget(prompt: Ints, generated: int) -> int:
             return int(np.ceil(share * (len(prompt) + generated)))
 
-        config = GenerationConfig(max_new_tokens=NEW, **settings)
-        new_policy = self.method.new_policy
-        return generate_evicted(PROMPTS, config, request, self.backbone, new_policy, budget)
+        return generate_evicted(PROMPTS, options, self.backbone, self.method.new_policy, budget)
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -64,15 +61,14 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(name, backbone, method)
 
 
-@pytest.mark.parametrize("settings", [{}, {"do_sample": True, "num_return_sequences": 2}])
+@pytest.mark.parametrize("settings", [{}, {"do_sample": True, "n": 2}])
 def test_a_budget_of_all_tokens_generates_as_the_engine_does(
     case: Case, settings: dict[str, object]
 ) -> None:
-    request = Request(merge="none", logprobs=0, seed=7)
-    found = case.rows(1.0, request, **settings)
-    config = GenerationConfig(max_new_tokens=NEW, **settings)
+    options = replace(PLAIN, seed=7, **settings)
+    found = case.rows(1.0, options)
     base = Engine(MergedModel(case.backbone, None, None, "compact"))
-    for row, plain in zip(found, base.generate(PROMPTS, config, request).rows, strict=True):
+    for row, plain in zip(found, base.generate(PROMPTS, options).rows, strict=True):
         assert (row.ids, row.cache_lengths) == (plain.ids, plain.cache_lengths)
         assert (row.prompt_ids, row.prompt_units) == (plain.prompt_ids, plain.prompt_units)
         assert row.stop_reason == plain.stop_reason == "length"
@@ -106,9 +102,8 @@ def masked_log_probs(backbone: Backbone, ids: list[int], prompt: int, budget: in
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_columns_that_went_are_those_that_a_mask_hides_step_by_step(family: str) -> None:
     backbone = random_backbone(family, torch.float64)
-    config = GenerationConfig(max_new_tokens=NEW)  # type: ignore[no-untyped-call]
     rows = generate_evicted(
-        PROMPTS, config, PLAIN, backbone, lambda ids: SinksAndNewest(None), lambda *_: 6
+        PROMPTS, PLAIN, backbone, lambda ids: SinksAndNewest(None), lambda *_: 6
     )
     assert [row.cache_lengths[-1] for row in rows] == [6, 6]
     for row in rows:
@@ -119,12 +114,12 @@ def test_columns_that_went_are_those_that_a_mask_hides_step_by_step(family: str)
 @pytest.mark.parametrize("kept_positions", [False, True])
 def test_text_goes_on_beyond_the_positions_where_they_restart(kept_positions: bool) -> None:
     """12 columns of a backbone of 64 positions: 100 tokens are read, and none of them further."""
-    backbone, config = random_backbone("llama"), GenerationConfig(max_new_tokens=100)
+    backbone, options = random_backbone("llama"), replace(PLAIN, max_new_tokens=100)
     rotation = None if kept_positions else key_rotation(backbone)
     places: list[int] = []
 
     def write(budget: int) -> list[RowOutput]:
-        given = PROMPTS, config, PLAIN, backbone, lambda ids: SinksAndNewest(rotation)
+        given = PROMPTS, options, backbone, lambda ids: SinksAndNewest(rotation)
         return generate_evicted(*given, lambda *_: budget)
 
     def note(module: nn.Module, args: tuple[object, ...], given: dict[str, Tensor]) -> None:

@@ -90,7 +90,7 @@ ERRORS = {
     "generate: empty": (("generate", "", *CHECKPOINT), "at least one token id"),
     "generate: seed": (
         ("generate", "w1", *CHECKPOINT, "--sample", "--seed", "-1"),
-        "a seed must not be negative; got -1",
+        "a seed must be an integer of at least 0; got -1",
     ),
     "generate: top-p": (("generate", "w1", *CHECKPOINT, "--sample", "--top-p", "2"), "top_p"),
     "generate: device": (

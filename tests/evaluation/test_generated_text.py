@@ -4,26 +4,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import GenerationConfig
 
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import RowOutput
-from umim_core.inference.request import Request
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 PROMPTS = ("the cat sat on the mat and the dog", "by the sea the old cat house near")
-CONFIG = GenerationConfig(max_new_tokens=16, do_sample=False)  # type: ignore[no-untyped-call]
 
 
 def generate(merged_model: MergedModel, merge: Merge) -> tuple[RowOutput, ...]:
     rows = [np.asarray(merged_model.backbone.encode(text)) for text in PROMPTS]
-    return Engine(merged_model).generate(rows, CONFIG, Request(merge=merge)).rows
+    return Engine(merged_model).generate(rows, GenerateOptions(max_new_tokens=16, merge=merge)).rows
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
-from transformers import GenerationConfig
 
 from support.merged_models import fresh_model
 from umim_core.backbone.backbone import Backbone
@@ -23,7 +22,7 @@ from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
 from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.inference.engine import Engine
-from umim_core.inference.request import Request as EngineRequest
+from umim_core.inference.options import GenerateOptions
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -197,9 +196,8 @@ def test_span_eviction_generates_as_the_engine_does(checkpoint_path: Path) -> No
     model = UmimLM(checkpoint_path, method="span-eviction-0", dtype="float32")
     context = np.array(model.backbone.encode(PROMPT))
     [text] = model.generate_until([Instance("generate_until", {}, (PROMPT, GREEDY), 0)])
-    config = GenerationConfig(max_new_tokens=5, do_sample=False)  # type: ignore[no-untyped-call]
-    asked = EngineRequest(merge="none", span_eviction=0)
-    [row] = Engine(model.merged_model).generate([context], config, asked).rows
+    options = GenerateOptions(max_new_tokens=5, merge="none", span_eviction=0)
+    [row] = Engine(model.merged_model).generate([context], options).rows
     assert text == model.backbone.decode(list(row.ids))
     found = model.realised
     assert found["cache_reduction"] == pytest.approx(1 - row.cache_lengths[0] / len(context))

@@ -14,7 +14,7 @@ from lm_eval.api.instance import Instance
 
 from support.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models
 from umim_core.errors import GenerationError
-from umim_core.inference.request import DEFAULT_TOP_K
+from umim_core.inference.options import DEFAULT_TOP_K
 from umim_core.inference.sampling import TokenChooser
 
 SAMPLED = {

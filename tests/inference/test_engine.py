@@ -11,25 +11,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-)
 
+from support.engine_matrix import settings
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
-from umim_core.inference.prompts import PromptIds
-from umim_core.inference.request import Request
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-
-
-def settings(max_new_tokens: int, **options: object) -> GenerationConfig:
-    return GenerationConfig(max_new_tokens=max_new_tokens, **options)
 
 
 class LastToken:
@@ -92,16 +84,6 @@ def test_rules_never_cross_from_the_prompt_into_generated_tokens(chain: Backbone
     assert row.cache_lengths == (2, 3, 4)
 
 
-def test_an_open_border_keeps_a_template_apart(chain: Backbone) -> None:
-    matcher = Matcher(RuleSet.from_spans([(1, 2), (9, 1, 2)]))
-    engine = Engine(MergedModel(chain, LastToken(), matcher, "compact"))
-    parts = [((0, 2),), ((0, 1), (3, 4)), ()]  # the template is the end, in front, everything
-    prompts = [PromptIds(np.array([5, 6, 9, 1]), own) for own in parts]
-    rows = engine.generate(prompts, settings(3), Request(match_border=True)).rows
-    assert [row.generated_spans for row in rows] == [(), ((-1, 2),), ()]
-    assert [row.cache_lengths for row in rows] == [(4, 5, 6), (4, 4, 5), (4, 5, 6)]
-
-
 def test_prompt_spans_shorten_the_prefill(chain: Backbone) -> None:
     row = follow(chain, [(0, 1), (4, 5, 6)], [0, 1, 9, 4, 5, 6], 2)
     assert row.prompt_spans == ((0, 2), (3, 3))
@@ -126,7 +108,7 @@ def test_what_is_merged_is_what_was_asked_for(
     engine = Engine(
         MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (2, 3)])), "compact")
     )
-    output = engine.generate([[0, 1]], settings(3), Request(merge=merge))
+    output = engine.generate([[0, 1]], settings(3, merge=merge))
     assert output.rows[0].cache_lengths == lengths
     assert output.rows[0].ids == (2, 3, 4)
 
@@ -145,8 +127,9 @@ def test_a_row_that_has_ended_gains_nothing(chain: Backbone) -> None:
     lengths: list[list[int]] = []
     Engine(MergedModel.without_merging(chain)).generate(
         [[0], [5]],
-        settings(5, eos_token_id=2),
-        Request(observer=lambda forward: lengths.append(forward.lengths.tolist())),
+        settings(
+            5, eos_token_id=2, observer=lambda forward: lengths.append(forward.lengths.tolist())
+        ),
     )
     # row 0 chooses 1 and 2 (the end); row 1 goes on alone
     assert lengths == [[1, 1], [2, 2], [2, 3], [2, 4], [2, 5]]

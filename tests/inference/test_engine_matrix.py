@@ -26,7 +26,6 @@ from support.merge_modules import give_rows
 from support.pairwise import pairwise
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
-from umim_core.inference.request import Request
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -84,8 +83,8 @@ def test_every_step_equals_a_forward_from_scratch(
 
     output = Engine(MergedModel(backbone, module, matcher, "compact")).generate(
         prompts,
-        settings(**SAMPLED),
-        Request(
+        settings(
+            **SAMPLED,
             seed=0,
             raw_tail=raw_tail,
             decode_max_damage=damage,
@@ -104,7 +103,7 @@ def test_decode_spans_are_the_segmentation_of_the_generated_ids_alone(
     backbone, seed = build(name), 1
     matcher = random_rules(seed, infix_free)
     output = merging_engine(backbone, matcher).generate(
-        random_prompts(seed, 4), settings(**SAMPLED), Request(seed=seed)
+        random_prompts(seed, 4), settings(**SAMPLED, seed=seed)
     )
     for row in output.rows:
         starts, lengths = matcher.segment(np.array(row.ids[:-1]))
@@ -138,8 +137,7 @@ def test_empty_rules_give_the_base_models_bits_at_batch_one(name: str, attention
         ours: list[Tensor] = []
         output = engine.generate(
             [prompt],
-            settings(),
-            Request(observer=lambda forward, ours=ours: ours.append(forward.logits)),
+            settings(observer=lambda forward, ours=ours: ours.append(forward.logits)),
         )
         theirs = backbone.model.generate(
             torch.tensor(prompt)[None],
@@ -181,7 +179,7 @@ def test_merging_never_alters_the_ids_that_were_chosen(name: str) -> None:
     prompts = random_prompts(4, 8)
     rows = (
         merging_engine(backbone, random_rules(4, infix_free=False))
-        .generate(prompts, settings(), Request(observer=note))
+        .generate(prompts, settings(observer=note))
         .rows
     )
     assert any(row.generated_spans for row in rows)

@@ -15,7 +15,6 @@ from transformers.generation.streamers import BaseStreamer
 from support.engine_matrix import VOCAB, build, module_for, random_prompts, random_rules, settings
 from umim_core.errors import NumericalError
 from umim_core.inference.engine import Engine
-from umim_core.inference.request import Request
 from umim_core.merging.merged_model import MergedModel
 
 
@@ -69,7 +68,7 @@ def test_a_processor_sees_each_rows_raw_ids() -> None:
         MergedModel(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
     )
     rows = engine.generate(
-        [[3], [7, 8, 9]], settings(4), Request(logits_processor=LogitsProcessorList([processor]))
+        [[3], [7, 8, 9]], settings(4, logits_processor=LogitsProcessorList([processor]))
     ).rows
     assert [row.ids for row in rows] == [(4, 5, 6, 7), (10, 0, 1, 2)]
     assert processor.seen[-2:] == [[3, 4, 5, 6], [7, 8, 9, 10, 0, 1]]
@@ -86,8 +85,8 @@ class _WithoutEven(LogitsProcessor):
 def test_a_processor_that_writes_in_place_changes_no_log_probability() -> None:
     engine = Engine(MergedModel.without_merging(build("gpt2", torch.float32)))
     options = {"logits_processor": LogitsProcessorList([_WithoutEven()]), "logprobs": VOCAB}
-    [row] = engine.generate([[3]], settings(1), Request(**options)).rows
-    [plain] = engine.generate([[3]], settings(1), Request(logprobs=VOCAB)).rows
+    [row] = engine.generate([[3]], settings(1, **options)).rows
+    [plain] = engine.generate([[3]], settings(1, logprobs=VOCAB)).rows
     assert row.ids[0] % 2 == 1
     assert row.top_logprobs == plain.top_logprobs
 
@@ -109,8 +108,7 @@ def test_a_criterion_ends_each_row_by_its_raw_ids() -> None:
     )
     rows = engine.generate(
         [[1], [1, 2, 3, 4]],
-        settings(20),
-        Request(stopping_criteria=StoppingCriteriaList([_LongerThan()])),
+        settings(20, stopping_criteria=StoppingCriteriaList([_LongerThan()])),
     ).rows
     assert [(len(row.ids), row.stop_reason) for row in rows] == [(6, "criteria"), (3, "criteria")]
 
@@ -140,9 +138,7 @@ class _Record(BaseStreamer):
 
 def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None:
     backbone, ours, theirs = build("gpt2"), _Record(), _Record()
-    Engine(MergedModel.without_merging(backbone)).generate(
-        [[1, 2, 3]], settings(5), Request(streamer=ours)
-    )
+    Engine(MergedModel.without_merging(backbone)).generate([[1, 2, 3]], settings(5, streamer=ours))
     backbone.model.generate(
         torch.tensor([[1, 2, 3]]),
         attention_mask=torch.ones(1, 3, dtype=torch.int64),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,6 @@ from support.engine_matrix import (
     CHEAP,
     CONFIGS,
     SAMPLED,
-    VOCAB,
     build,
     cheap_rules,
     from_scratch,
@@ -28,10 +29,8 @@ from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import EngineOutput, Forward
-from umim_core.inference.request import Request
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 
 POLICIES = ("compact", "preserved")
 
@@ -92,8 +91,9 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
             by[b] += [matcher] * (len(parts[b]) - len(by[b]))
         output = engine.generate(
             prompts,
-            settings(6, **SAMPLED),
-            Request(
+            settings(
+                6,
+                **SAMPLED,
                 seed=seed,
                 raw_tail=raw_tail,
                 decode_max_damage=damage,
@@ -164,11 +164,9 @@ def test_samples_of_a_prompt_equal_rows_of_their_own(name: str) -> None:
     prompts = random_prompts(3, 3)
     seen: list[int] = []
     handle = widths_of(backbone, seen)
-    shared = engine.generate(prompts, settings(**SAMPLED, num_return_sequences=4), Request(seed=0))
+    shared = engine.generate(prompts, settings(**SAMPLED, num_return_sequences=4, seed=0))
     handle.remove()
-    apart = engine.generate(
-        [p for p in prompts for _ in range(4)], settings(**SAMPLED), Request(seed=0)
-    )
+    apart = engine.generate([p for p in prompts for _ in range(4)], settings(**SAMPLED, seed=0))
     assert shared.rows == apart.rows
     assert len({row.ids for row in shared.rows}) > 3
     assert len(seen) == 16  # one prefill, then one forward per token but the last
@@ -176,9 +174,7 @@ def test_samples_of_a_prompt_equal_rows_of_their_own(name: str) -> None:
 
 def test_samples_can_be_continued_each_on_its_own() -> None:
     engine = Engine(MergedModel.without_merging(build("llama")))
-    first = engine.generate(
-        [[1, 2]], settings(3, **SAMPLED, num_return_sequences=2), Request(seed=0)
-    )
+    first = engine.generate([[1, 2]], settings(3, **SAMPLED, num_return_sequences=2, seed=0))
     second = engine.generate([[4], [5, 6]], settings(3), past=first.state)
     for b, extra in enumerate(([4], [5, 6])):
         whole = [1, 2, *first.rows[b].ids, *extra]
@@ -202,25 +198,16 @@ def test_rows_of_very_different_lengths_are_continued_together(
         assert engine.generate([prompts[1]], ends, past=alone.state).rows[0] == second.rows[b]
 
 
-def test_with_an_open_border_a_rule_may_begin_with_the_unfed_token() -> None:
-    backbone = build("gpt2")
-    matcher = Matcher(RuleSet.from_spans([(a, 6) for a in range(VOCAB)]))
-    engine = merging_engine(backbone, matcher)
-    closed = engine.generate([[1, 2]], settings(3)).state
-    opened = engine.generate([[1, 2]], settings(3)).state
-    assert engine.generate([[6]], settings(2), past=closed).rows[0].prompt_spans == ()
-    [row] = engine.generate([[6]], settings(2), Request(match_border=True), past=opened).rows
-    assert row.prompt_spans == ((0, 2),)
-
-
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
     backbone = build("llama")
     engine = merging_engine(backbone, random_rules(2, infix_free=False))
     first = engine.generate([[1, 2, 3]], settings(4))
-    config = settings(8, **SAMPLED, num_return_sequences=samples)
+    config = settings(8, **SAMPLED, num_return_sequences=samples, seed=0)
     expected = engine.generate(
-        [[4, 5]], config, Request(seed=0), past=engine.generate([[1, 2, 3]], settings(4)).state
+        [[4, 5]],
+        config,
+        past=engine.generate([[1, 2, 3]], settings(4)).state,
     )
 
     def fail(forward: Forward) -> None:
@@ -228,14 +215,12 @@ def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
             raise RuntimeError("an observer's own")
 
     with pytest.raises(RuntimeError, match="own"):
-        engine.generate([[4, 5]], config, Request(observer=fail), past=first.state)
-    steps = engine.steps([[4, 5]], config, Request(), first.state)
+        engine.generate([[4, 5]], replace(config, observer=fail), past=first.state)
+    steps = engine.steps([[4, 5]], config, first.state)
     for _ in range(4):
         next(steps)
     steps.close()
-    assert (
-        engine.generate([[4, 5]], config, Request(seed=0), past=first.state).rows == expected.rows
-    )
+    assert engine.generate([[4, 5]], config, past=first.state).rows == expected.rows
 
 
 def test_a_state_belongs_to_its_backbone_and_unit_positions() -> None:

@@ -48,29 +48,3 @@ def test_units_after_every_token_are_the_segmentation_of_the_generated_ids(
             starts, lengths = matcher.segment(np.array(row[: step + 1], dtype=np.int64))
             found = zip(starts.tolist(), lengths.tolist(), strict=True)
             assert units.spans(b) == tuple((s, n) for s, n in found if n > 1)
-
-
-@given(
-    rules=RULES,
-    prompt=st.lists(TOKEN, min_size=1, max_size=8),
-    tokens=st.lists(TOKEN, min_size=1, max_size=12),
-)
-def test_with_an_open_border_prompt_and_tokens_are_cut_as_one_text(
-    rules: set[tuple[int, ...]], prompt: list[int], tokens: list[int]
-) -> None:
-    matcher = Matcher(RuleSet.from_spans(rules))
-    units = GeneratedUnits(matcher, 1)
-    given_ids = np.array(prompt, dtype=np.int64)
-    cut = matcher.segment(given_ids)
-    units.open_border([(given_ids, cut)])
-    for step, token in enumerate(tokens, start=1):
-        push(units, token)
-        whole = matcher.segment(np.array(prompt + tokens[:step], dtype=np.int64))
-        found = [(int(s) - len(prompt), int(n)) for s, n in zip(*whole, strict=True)]
-        behind = [(start, length) for start, length in found if start + length > 0]
-        assert units.spans(0) == tuple((start, length) for start, length in behind if length > 1)
-        kept = len(cut[0]) - units.taken_from_prompt(0)
-        assert kept == len(found) - len(behind)
-        assert [(int(s) - len(prompt), int(n)) for s, n in zip(*cut, strict=True)][:kept] == (
-            found[:kept]
-        )

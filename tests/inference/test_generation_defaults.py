@@ -13,8 +13,7 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
-from umim_core.inference.request import DEFAULT_TOP_K
-from umim_core.model.options import GenerateOptions, check_options, generation_config
+from umim_core.inference.options import DEFAULT_TOP_K, GenerateOptions
 
 PROMPT = "w1 w2 w3 w4 w5"
 IDS = [1, 2, 3, 4, 5]
@@ -43,7 +42,9 @@ def theirs(umim: UMIM, **options: object) -> list[int]:
 
 
 def settings(umim: UMIM, **options: object) -> GenerationConfig:
-    return generation_config(check_options(GenerateOptions(**options)), umim.backbone)
+    config = GenerateOptions(**options).of_model(umim.backbone).config
+    assert config is not None
+    return config
 
 
 def test_greedy_calls_leave_torchs_generator_alone(umim: UMIM) -> None:

@@ -35,7 +35,7 @@ def with_rules(backbone: Backbone, positions: UnitPositions = "compact") -> UMIM
 
 
 def test_an_overlong_prompt_is_refused_with_what_to_do(tiny_backbone: Backbone) -> None:
-    with pytest.raises(GenerationError, match="overlong='truncate' or 'extend'"):
+    with pytest.raises(GenerationError, match="overlong='truncate'"):
         with_rules(tiny_backbone).generate(ids_of(ROOM + 1), merge="none", max_new_tokens=NEW)
 
 
@@ -77,20 +77,6 @@ def test_a_bos_in_front_stays(
     assert list(output.prompt_ids[0]) == [BOS, *ids[-ROOM + 1 :]]
 
 
-def test_learned_positions_do_not_go_on(tiny_backbone: Backbone) -> None:
-    if tiny_backbone.name != "tiny-gpt2":
-        pytest.skip("rotary positions go on")
-    with pytest.raises(GenerationError, match="only rotary positions go on"):
-        with_rules(tiny_backbone).generate(
-            ids_of(80), merge="none", max_new_tokens=NEW, overlong="extend"
-        )
-
-
 def test_new_tokens_that_leave_no_room_are_refused(tiny_llama: Backbone) -> None:
     with pytest.raises(GenerationError, match="64 positions"):
         with_rules(tiny_llama).generate([1, 2], max_new_tokens=CONTEXT + 1, overlong="truncate")
-
-
-def test_an_unknown_way_is_refused(tiny_llama: Backbone) -> None:
-    with pytest.raises(GenerationError, match="overlong must be one of"):
-        with_rules(tiny_llama).generate([1], overlong="left")

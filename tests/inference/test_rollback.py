@@ -26,7 +26,6 @@ from support.pairwise import pairwise
 from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import EngineOutput, Forward
-from umim_core.inference.request import Request
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -66,7 +65,6 @@ class Case:
         prompt: Raw prompt.
         chosen: What the model is made to choose; the last token is never fed.
         lengths: Units in the cache after the prompt and after every fed token.
-        border: Whether rules may reach into the prompt.
         end: The token that ends the row, if any.
     """
 
@@ -74,7 +72,6 @@ class Case:
     prompt: tuple[int, ...]
     chosen: tuple[int, ...]
     lengths: tuple[int, ...]
-    border: bool = False
     end: int | None = field(default=None)
 
 
@@ -89,15 +86,6 @@ CASES = {
     "two merges side by side": Case(((1, 2), (3, 4)), (9,), (1, 2, 3, 4, 5), (1, 2, 2, 3, 3)),
     "a merge right after the prompt": Case(((1, 2),), (9, 8, 7), (1, 2, 5), (3, 4, 4)),
     "a prompt that ends in the rule's first token": Case(((1, 2),), (9, 1), (2, 5, 6), (2, 3, 4)),
-    "the span is the whole cache, of one token": Case(
-        ((1, 2),), (1,), (2, 5, 6), (1, 1, 2), border=True
-    ),
-    "the span is the whole cache, of three tokens": Case(
-        ((1, 2, 3, 4),), (1, 2, 3), (4, 5, 6), (3, 1, 2), border=True
-    ),
-    "the span is the whole cache, of a merged prompt": Case(
-        NESTED, (1, 2), (3, 4, 5, 6), (1, 1, 1, 2), border=True
-    ),
     "an end that completes a rule": Case(((1, 2),), (9,), (7, 1, 2), (1, 2, 3), end=2),
 }
 
@@ -111,7 +99,6 @@ def compared(
 ) -> EngineOutput:
     """Generate what the cases (of one rule set) plan, and compare every step of every row."""
     [rules] = {case.rules for case in cases}
-    [border] = {case.border for case in cases}
     [end] = {case.end for case in cases}
     backbone = build(name, dtype)
     module, matcher = module_for(backbone), Matcher(RuleSet.from_spans(rules))
@@ -123,7 +110,7 @@ def compared(
             if not forward.running[b]:
                 continue
             made = forward.generated[b]
-            parts = [[*case.prompt, *made]] if border else [case.prompt, made]
+            parts = [case.prompt, made]
             expected, units = from_scratch(backbone, module, matcher, parts, unit_positions)
             assert int(forward.lengths[b]) == units == case.lengths[len(made)]
             assert float((forward.logits[b] - expected).abs().max()) <= tolerance, made
@@ -131,9 +118,9 @@ def compared(
 
     output = Engine(MergedModel(backbone, module, matcher, unit_positions)).generate(
         [case.prompt for case in cases],
-        settings(max(len(case.chosen) for case in cases), eos_token_id=end),
-        Request(
-            match_border=border,
+        settings(
+            max(len(case.chosen) for case in cases),
+            eos_token_id=end,
             logits_processor=LogitsProcessorList([Forced({c.prompt: c.chosen for c in cases})]),
             observer=compare,
         ),
@@ -183,8 +170,7 @@ def test_the_unmerged_end_of_a_turn_is_the_first_unit_of_the_next() -> None:
     seen: list[Tensor] = []
     engine.generate(
         [(5, 1, 2)],
-        settings(1),
-        Request(observer=lambda f: seen.append(f.logits[0])),
+        settings(1, observer=lambda f: seen.append(f.logits[0])),
         past=first.state,
     )
     parts = [case.prompt, case.chosen[:-1], case.chosen[-1:], (5, 1, 2)]

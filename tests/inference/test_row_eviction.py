@@ -11,10 +11,9 @@ from support.merged_models import random_merged_model
 from support.pairwise import pairwise
 from umim_core import UMIM
 from umim_core.config.form import Merge
-from umim_core.errors import ConfigError, GenerationError
+from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
-from umim_core.inference.request import Request
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 
@@ -67,8 +66,7 @@ def test_every_step_equals_a_masked_forward(
 
     output = Engine(MergedModel(backbone, module_for(backbone), matcher, "compact")).generate(
         prompts,
-        settings(12, **SAMPLED),
-        Request(merge="none", span_eviction=age, seed=0, observer=compare),
+        settings(12, **SAMPLED, merge="none", span_eviction=age, seed=0, observer=compare),
     )
     assert everything > 0
     assert all(row.token_reduction == 0 and not row.generated_spans for row in output.rows)
@@ -81,17 +79,16 @@ def test_a_row_that_ended_leaves_the_others_as_they_are() -> None:
         random_prompts(5, 4),
         Engine(MergedModel(backbone, module_for(backbone), matcher, "compact")),
     )
-    request = Request(merge="none", span_eviction=0, seed=0)
-    whole = engine.generate(prompts, settings(12, do_sample=False), request).rows
+    options = settings(12, merge="none", span_eviction=0, seed=0)
+    whole = engine.generate(prompts, options).rows
     ends = int(whole[0].ids[2])
-    found = engine.generate(prompts, settings(12, do_sample=False, eos_token_id=ends), request).rows
+    ended = settings(12, merge="none", span_eviction=0, seed=0, eos_token_id=ends)
+    found = engine.generate(prompts, ended).rows
     sizes = []
     for row, prompt, free in zip(found, prompts, whole, strict=True):
         size = next((n for n, x in enumerate(free.ids, 1) if x == ends), len(free.ids))
         assert list(row.ids) == list(free.ids[:size])
-        (alone,) = engine.generate(
-            [prompt], settings(12, do_sample=False, eos_token_id=ends), request
-        ).rows
+        (alone,) = engine.generate([prompt], ended).rows
         assert row.cache_lengths == alone.cache_lengths
         sizes.append(size)
     assert min(sizes) < max(sizes)
@@ -116,7 +113,7 @@ def test_samples_of_a_prompt_lose_their_own_columns(tiny_umim: UMIM) -> None:
 def test_below_the_merge_depth_dropped_columns_are_those_of_raw_tokens(merge: Merge) -> None:
     matcher, prompts = random_rules(1, True), random_prompts(3, 2)
     engine = Engine(random_merged_model(build("llama"), matcher, 1, 0))
-    out = engine.generate(prompts, settings(12), Request(merge=merge, span_eviction=0))
+    out = engine.generate(prompts, settings(12, merge=merge, span_eviction=0))
     gone = [
         hidden_columns(prompt, list(row.ids), len(prompt) + 11, 0, matcher)
         for prompt, row in zip(prompts, out.rows, strict=True)
@@ -133,8 +130,3 @@ def test_an_evicted_state_is_not_continued(tiny_umim: UMIM) -> None:
     with pytest.raises(GenerationError, match="span eviction needs a cache of its own"):
         tiny_umim.generate("w5", merge="none", span_eviction=0, max_new_tokens=3, past=plain.state)
     assert tiny_umim.generate("w5", merge="none", max_new_tokens=3, past=plain.state).ids
-
-
-def test_an_age_that_is_none_is_refused(tiny_umim: UMIM) -> None:
-    with pytest.raises(ConfigError, match="integer of at least 0; got -1"):
-        tiny_umim.generate("w1 w2", span_eviction=-1, merge="none")

@@ -8,7 +8,6 @@ from transformers import GenerationConfig
 
 from support.tiny_models import letter_tokenizer
 from umim_core.errors import GenerationError
-from umim_core.inference.request import check_generation_config
 from umim_core.inference.sampling import TokenChooser
 from umim_core.inference.stopping import Stopper
 
@@ -84,38 +83,6 @@ def test_a_stop_string_that_begins_in_the_prompt_ends_nothing() -> None:
     assert stopper.reason([0, 0, 1, 2, 1, 2], 3) == "stop_string"
 
 
-def test_stop_strings_that_are_no_text_are_refused() -> None:
-    config = GenerationConfig(max_new_tokens=9, stop_strings=5)
-    with pytest.raises(GenerationError, match=r"texts of at least one character; got \[5\]"):
-        Stopper(config, letter_tokenizer("abc"))
-
-
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(GenerationError, match="stop strings need a tokenizer"):
         Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["x"]), None)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"num_beams": 4}, "num_beams"),
-        ({"num_return_sequences": 2}, "num_return_sequences"),
-        ({"diversity_penalty": 1.0, "num_beams": 2}, "diversity_penalty"),
-        ({"max_length": 20}, "max_length"),
-    ],
-)
-def test_settings_that_would_be_ignored_are_refused(options: dict[str, int], named: str) -> None:
-    config = GenerationConfig(max_new_tokens=2)
-    for name, value in options.items():  # set afterwards: transformers checks its constructor
-        setattr(config, name, value)
-    with pytest.raises(GenerationError, match=named):
-        check_generation_config(config)
-
-
-@pytest.mark.parametrize("options", [{"temperature": -1.0}, {"top_p": 1.5}, {"top_k": -2}])
-def test_sampling_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
-    config = GenerationConfig(max_new_tokens=1, do_sample=True)
-    for name, value in options.items():  # set afterwards: transformers checks its constructor
-        setattr(config, name, value)
-    with pytest.raises(GenerationError, match="out of range"):
-        TokenChooser(config, [1], 0)

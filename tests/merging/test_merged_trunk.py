@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig
 
 from support.engine_matrix import build, random_prompts, random_rules, settings
 from support.family_configs import EXACT
@@ -22,7 +21,6 @@ from umim_core.config.form import ModuleForm
 from umim_core.errors import BackboneError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
-from umim_core.inference.request import Request
 from umim_core.merging.adapters import SpanAdapters, adapted, linear_maps, merged_rows
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import score_rows, token_log_probs
@@ -72,7 +70,7 @@ def test_decoding_equals_a_forward_from_scratch_after_every_step(
     backbone, matcher = build(family), random_rules(3, infix_free)
     model = random_merged_model(backbone, matcher, 1, rank, rows=20)
     prompts, seen = random_prompts(7, 3), Recorder()
-    output = Engine(model).generate(prompts, settings(14), Request(observer=seen))
+    output = Engine(model).generate(prompts, settings(14, observer=seen))
     merged = 0
     for row, (prompt, out) in enumerate(zip(prompts, output.rows, strict=True)):
         merged += len(out.generated_spans)
@@ -97,8 +95,8 @@ def test_a_row_alone_equals_the_row_in_a_batch(depth: int, rank: int) -> None:
 @pytest.mark.parametrize(("depth", "rank"), FORMS)
 def test_a_sampled_batch_follows_its_streams(depth: int, rank: int) -> None:
     model = random_merged_model(build("llama"), random_rules(1, False), depth, rank)
-    config = GenerationConfig(max_new_tokens=8, do_sample=True, num_return_sequences=3)
-    first, again = (Engine(model).generate([[1, 2, 3]], config, Request(seed=4)) for _ in range(2))
+    config = settings(8, do_sample=True, num_return_sequences=3, seed=4)
+    first, again = (Engine(model).generate([[1, 2, 3]], config) for _ in range(2))
     assert first.rows == again.rows
     assert len({row.ids for row in first.rows}) > 1
 
@@ -110,7 +108,7 @@ def test_a_chat_of_two_turns_equals_one_forward_of_each_state(depth: int, rank: 
     model = random_merged_model(backbone, matcher, depth, rank)
     engine, seen = Engine(model), Recorder()
     first = engine.generate([[1, 2, 3, 4]], settings(6))
-    second = engine.generate([[5, 6, 7]], settings(4), Request(observer=seen), past=first.state)
+    second = engine.generate([[5, 6, 7]], settings(4, observer=seen), past=first.state)
     prompt, turn = [1, 2, 3, 4], list(first.rows[0].ids)
     units = units_of(matcher, [*prompt, *turn[:-1]], len(prompt))
     base = len(prompt) + len(turn) - 1
@@ -130,7 +128,7 @@ def test_a_failed_turn_gives_columns_and_recent_states_back() -> None:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        engine.generate([[5, 6]], settings(4), Request(observer=fail), past=state)
+        engine.generate([[5, 6]], settings(4, observer=fail), past=state)
     again = engine.generate([[5, 6]], settings(4), past=state)
     assert again.rows == engine.generate([[5, 6]], settings(4), past=other).rows
 
@@ -139,14 +137,14 @@ def test_columns_below_the_depth_age_out_by_span_eviction_alone() -> None:
     model = random_merged_model(build("llama"), random_rules(1, True), 1, 0)
     prompt = random_prompts(3, 1)[0].tolist() * 2
     kept = Engine(model).generate([prompt], settings(12))
-    aged = Engine(model).generate([prompt], settings(12), Request(span_eviction=0))
+    aged = Engine(model).generate([prompt], settings(12, span_eviction=0))
     cache, old = aged.state, kept.state._cache
     assert old is not None and old.raw is not None and int(old.raw.lengths) == len(prompt) + 11
     assert aged.rows[0].cache_lengths[0] == kept.rows[0].cache_lengths[0]
     assert cache.cache_lengths == ()  # which columns are left is not known: it is not continued
     with pytest.raises(GenerationError, match="reads prompt and generated tokens raw"):
         Engine(random_merged_model(build("llama"), random_rules(1, True), 0, 3)).generate(
-            [prompt], settings(2), Request(span_eviction=0)
+            [prompt], settings(2, span_eviction=0)
         )
 
 

@@ -33,25 +33,6 @@ def test_padding_without_a_mask_is_warned_of(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"config": {"max_new_tokens": 3}}, "a GenerationConfig of transformers; got dict"),
-        ({"stop_strings": 5}, r"texts of at least one character; got \[5\]"),
-        ({"eos_token_id": 1.5}, "one id or several; got 1.5"),
-        (
-            {"min_p": "0.9", "do_sample": True},
-            "sampling setting min_p is out of range: .* got .0.9.",
-        ),
-    ],
-)
-def test_options_of_another_type_are_refused(
-    tiny_umim: UMIM, options: dict[str, object], message: str
-) -> None:
-    with pytest.raises(GenerationError, match=message):
-        tiny_umim.generate(TEXT, **options)
-
-
-@pytest.mark.parametrize(
     ("option", "value", "code", "message"),
     [
         ("--dtype", "float8", 1, "dtype must be one of auto, published, bfloat16"),

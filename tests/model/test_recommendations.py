@@ -104,9 +104,7 @@ def umim(advised: Checkpoint, tiny_umim: UMIM, tmp_path: Path) -> UMIM:
         ({"raw_tail": 0}, "prompt", 0),
         ({"merge": "none"}, "none", 0),
         ({"decode_max_damage": math.inf}, "all", 2),
-        ({"match_border": True}, "all", 0),
         ({"merge": "all", "raw_tail": 0}, "all", 0),
-        ({"match_border": False}, "prompt", 2),
     ],
 )
 def test_a_recommendation_is_taken_where_the_caller_says_nothing(

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.tiny_models import random_backbone
 from umim_core import UMIM
-from umim_core.errors import EvaluationError, GenerationError
+from umim_core.errors import EvaluationError
 from umim_core.model.generation_output import TextPieces
 from umim_core.text.chat_parts import write_chat
 
@@ -224,27 +224,6 @@ def test_scores_without_tokens_are_refused(
 ) -> None:
     with pytest.raises(EvaluationError):
         umim.score(contexts, endings)
-
-
-def test_an_unknown_option_is_refused_with_the_known_ones(umim: UMIM) -> None:
-    with pytest.raises(TypeError, match=r"unknown options \['max_tokens'\].*max_new_tokens"):
-        umim.generate(PROMPT, max_tokens=3)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": 0.5}, "need do_sample"),
-        ({"n": "2"}, "n must be an integer"),
-        ({"stop_strings": [""]}, "at least one character"),
-        ({"past": "state"}, "past must be a state"),
-    ],
-)
-def test_options_that_cannot_be_meant_are_refused(
-    umim: UMIM, options: dict[str, object], message: str
-) -> None:
-    with pytest.raises(GenerationError, match=message):
-        umim.generate(PROMPT, **options)
 
 
 def test_models_of_one_checkpoint_share_no_module(umim: UMIM) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,7 @@ from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
@@ -103,8 +104,11 @@ def random_prompts(seed: int, rows: int) -> list[np.ndarray]:
     return [rng.integers(0, VOCAB, rng.integers(1, 14)) for _ in range(rows)]
 
 
-def settings(max_new_tokens: int = 16, **options: object) -> GenerationConfig:
-    return GenerationConfig(max_new_tokens=max_new_tokens, **options)
+def settings(max_new_tokens: int = 16, **options: object) -> GenerateOptions:
+    """Options of the engine, with any setting of transformers."""
+    engine = {field.name for field in fields(GenerateOptions)} - set(vars(GenerationConfig()))
+    own = {name: options.pop(name) for name in engine - {"n"} & options.keys()}
+    return GenerateOptions(config=GenerationConfig(max_new_tokens=max_new_tokens, **options), **own)
 
 
 SAMPLED = {"do_sample": True, "temperature": 1.5}

@@ -37,13 +37,14 @@ from umim_core.backbone.attention_masks import check_attention_window, eager_att
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns, Ints
 from umim_core.errors import EvaluationError, GenerationError
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.prompts import check_room
-from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
 from umim_core.inference.rows import GeneratedUnits, Row, choose_tokens, record_forward
 from umim_core.inference.sampling import TokenChooser, fresh_seed
 from umim_core.inference.stopping import Stopper
 from umim_core.merging.likelihood import TokenScores, target_scores
+from umim_core.merging.merged_model import MergedModel
 
 WEIGHED_TOKENS: Final = 128  # 30 layers of 9 heads: 0.28 GB of float32 weights at 2,048 columns
 
@@ -230,31 +231,29 @@ Budget = Callable[[Ints, int], int]
 @torch.no_grad()
 def generate_evicted(
     prompts: Sequence[Ints],
-    config: GenerationConfig,
-    request: Request,
+    options: GenerateOptions,
     backbone: Backbone,
     new_policy: Callable[[Ints], CachePolicy],
     budget: Budget,
 ) -> list[RowOutput]:
     """Generate a text after each prompt of raw ids [T_b], at least one each.
 
-    ``config`` and ``request`` are as for the engine; nothing is merged or streamed. The budget is
+    ``options`` are as for the engine; nothing is merged or streamed. The budget is
     asked after the prompt, and after each token that was read. Samples of a prompt lie side by
     side; ``cache_lengths`` has the columns after every forward.
     """
-    check_generation_config(config)
-    samples, new = samples_per_prompt(config), config.max_new_tokens or 0
-    request.check(backbone.vocab_size, len(prompts) * samples)
-    _check_plain(request)
+    config = options.check(MergedModel.without_merging(backbone), len(prompts))
+    samples, new = options.samples, config.max_new_tokens or 0
+    _check_plain(options)
     policies = [(ids, new_policy(ids)) for ids in prompts for _ in range(samples)]
     longest = max((_positions(ids, new, one, budget) for ids, one in policies), default=0)
-    check_room(backbone, longest, new, request.overlong)
+    check_room(backbone, longest, new)
     check_attention_window(backbone.model.config, longest)
-    if config.do_sample and request.seed is None:
-        request = replace(request, seed=fresh_seed())  # one for all rows, as in a batch
-    streams = range(len(prompts) * samples) if request.streams is None else request.streams
+    if config.do_sample and options.seed is None:
+        options = replace(options, seed=fresh_seed())  # one for all rows, as in a batch
+    streams = range(len(prompts) * samples) if options.streams is None else options.streams
     return [
-        _row(ids, stream, config, request, PolicyCache(backbone, policy), budget)
+        _row(ids, stream, config, options, PolicyCache(backbone, policy), budget)
         for (ids, policy), stream in zip(policies, streams, strict=True)
     ]
 
@@ -272,7 +271,7 @@ def _row(
     ids: Ints,
     stream: int,
     config: GenerationConfig,
-    request: Request,
+    options: GenerateOptions,
     cache: PolicyCache,
     budget: Budget,
 ) -> RowOutput:
@@ -282,30 +281,30 @@ def _row(
     chooser = TokenChooser(
         config,
         [len(ids)],
-        request.seed,
-        request.logits_processor,
+        options.seed,
+        options.logits_processor,
         streams=[stream],
         device=backbone.device,
     )
-    stopper = Stopper(config, backbone.tokenizer, request.stopping_criteria)
+    stopper = Stopper(config, backbone.tokenizer, options.stopping_criteria)
     tokens = ids
     while True:
         allowed = budget(ids, len(row.ids))
         hidden = cache.read(torch.from_numpy(tokens).to(backbone.device), allowed)
         logits = backbone.head(hidden[-1:])
-        record_forward([row], logits, torch.tensor([cache.columns]), request.observer)
-        tokens = choose_tokens([row], logits, chooser, stopper, request.logprobs)
+        record_forward([row], logits, torch.tensor([cache.columns]), options.observer)
+        tokens = choose_tokens([row], logits, chooser, stopper, options.logprobs)
         if row.stop_reason is not None:
-            return row.output(GeneratedUnits(None, 1), 0, request.logprobs is not None)
+            return row.output(GeneratedUnits(None, 1), 0, options.logprobs is not None)
 
 
-def _check_plain(request: Request) -> None:
+def _check_plain(options: GenerateOptions) -> None:
     """Refuse options of the engine that a policy's rows do not have."""
     asked = {
-        "merge": request.merge != "none",
-        "span_eviction": request.span_eviction is not None,
-        "streamer": request.streamer is not None,
-        "overlong='truncate'": request.overlong == "truncate",
+        "merge": options.merge != "none",
+        "span_eviction": options.span_eviction is not None,
+        "streamer": options.streamer is not None,
+        "overlong='truncate'": options.overlong == "truncate",
     }
     if refused := [name for name, is_set in asked.items() if is_set]:
         raise GenerationError(

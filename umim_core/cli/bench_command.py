@@ -93,23 +93,24 @@ def bench(
     umim = shared.load_umim(name, dtype, place, budget, target_tr)
     if lengths is None:
         config = _fitting(config, umim.backbone.max_positions)
-    chosen = umim.checkpoint.config.recommended(merge, raw_tail)
-    request = replace(EVERYWHERE, merge=chosen[0], raw_tail=chosen[1])
+    merge, raw_tail = umim.checkpoint.config.recommended(merge, raw_tail)
+    options = replace(EVERYWHERE, merge=merge, raw_tail=raw_tail)
     ids = _ids(umim, text, config)
     with measuring():
         log_lines("umim.progress")
         progress = log_progress("measuring, settings")
         rows = measure_throughput(
-            umim.merged_model, ids, config, request=request, progress=progress
+            umim.merged_model, ids, config, options=options, progress=progress
         )
-    said = f"{_number(umim.backbone.dtype)}, {request.reading}. {verdict(rows)}"
+    reading = f"merge {merge}" + (f", raw tail {raw_tail}" if raw_tail else "")
+    said = f"{_number(umim.backbone.dtype)}, {reading}. {verdict(rows)}"
     if as_json:
         document: dict[str, object] = {
             "checkpoint": name,
             "device": place,
             "dtype": _number(umim.backbone.dtype),
-            "merge": request.merge,
-            "raw_tail": request.raw_tail,
+            "merge": merge,
+            "raw_tail": raw_tail,
             "rows": [asdict(row) for row in rows],
             "break_even": [asdict(crossing) for crossing in break_even(rows)],
             "verdict": said,

@@ -221,8 +221,10 @@ def _answer(
     prompt: PromptInput = _prompt(umim, document + asked) if chat else f"{asked}\n"
     sides: list[GenerationOutput] = []
     for prefix, wanted in zip(prefixes, ("none", merge), strict=True):
-        options = {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "merge": wanted}
-        sides.append(umim.generate(prompt, past=prefix, **options))  # type: ignore[arg-type]
+        side = umim.generate(
+            prompt, past=prefix, max_new_tokens=_NEW_TOKENS, do_sample=False, merge=wanted
+        )
+        sides.append(side)
     base, ours = (" ".join(side.text[0].split()) for side in sides)
     times = [side.timings.first_token for side in sides]
     return Answer(question, base, ours, _verdict(base, ours, key), times[0], times[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, cast
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,7 +16,6 @@ from umim_core.errors import ConfigError
 if TYPE_CHECKING:
     from umim_core.model.generation_output import GenerationOutput
     from umim_core.model.inputs import PromptInput
-    from umim_core.model.options import GenerateOptions
 
 _TEXT_TOKENS: Final = 64
 _REPLY_TOKENS: Final = 256
@@ -127,32 +126,30 @@ def generate(
         show = chat and not stream and not as_json
     if max_new_tokens is None:
         max_new_tokens = _REPLY_TOKENS if chat else _TEXT_TOKENS
-    asked = {
-        "max_new_tokens": max_new_tokens,
-        "do_sample": do_sample,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "repetition_penalty": repetition_penalty,
-        "stop_strings": stop,
-        "n": samples,
-        "seed": seed,
-        "merge": merge,
-        "raw_tail": raw_tail,
-        "decode_max_damage": decode_max_damage,
-        "span_eviction": span_eviction,
-        "logprobs": logprobs,
-        "add_special_tokens": special_tokens,
-    }
-    options = cast(
-        "GenerateOptions", {name: value for name, value in asked.items() if value is not None}
+    from umim_core.inference.options import GenerateOptions
+
+    options = GenerateOptions(
+        max_new_tokens=max_new_tokens,
+        do_sample=do_sample,
+        temperature=temperature,
+        top_k="model" if top_k is None else top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        stop_strings=stop,
+        n=samples,
+        seed=seed,
+        merge=merge,
+        raw_tail=raw_tail,
+        decode_max_damage=decode_max_damage,
+        span_eviction=span_eviction,
+        logprobs=logprobs,
     )
     umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr)
     alone = samples == 1 and not as_json and not show
     if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):
-        out = _streamed(umim.stream(prompt_input, **options))
+        out = _streamed(umim.stream(prompt_input, options, add_special_tokens=special_tokens))
     else:
-        out = umim.generate(prompt_input, **options)
+        out = umim.generate(prompt_input, options, add_special_tokens=special_tokens)
         if not show:
             emit(_document(out), _lines(out.text), as_json)
     if show:

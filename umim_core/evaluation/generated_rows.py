@@ -28,15 +28,15 @@ from umim_core.evaluation.method_scoring import (
 )
 from umim_core.evaluation.scoring import UNKNOWN, Asked, Ints, Scorer, Sizes
 from umim_core.inference.engine import Engine
+from umim_core.inference.options import HONOURED, IGNORED, GenerateOptions
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.prompts import PromptIds
-from umim_core.inference.request import HONOURED, IGNORED, Request, with_defaults
 from umim_core.inference.stopping import eos_ids
 from umim_core.rules.matcher import Parts, parts_behind
 
 # lm-eval says ``until`` for stop strings, and repeats requests for several texts.
 _ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_beams"}
-# Of ``Request``, by the same names.
+# Of ``GenerateOptions``, by the same names.
 _OWN: Final = frozenset({"decode_max_damage"})
 
 
@@ -45,18 +45,22 @@ class Wanted:
     """Generation settings of a group of requests.
 
     Attributes:
-        config: Settings of the engine, but for ``max_new_tokens``.
+        options: What the kwargs ask of the engine, but for ``max_new_tokens``.
         until: Texts to cut the generated text at, the end of a text included.
         new_tokens: Tokens that a prompt leaves room for.
         max_length: Most tokens of prompt and text together; None bounds the text alone.
-        request: The engine's own options among the kwargs; the others have their defaults.
     """
 
-    config: GenerationConfig
+    options: GenerateOptions
     until: list[str]
     new_tokens: int
     max_length: int | None
-    request: Request
+
+    @property
+    def config(self) -> GenerationConfig:
+        """Transformers' settings."""
+        assert self.options.config is not None  # noqa: S101  read_gen_kwargs
+        return self.options.config
 
     def room(self, max_units: int) -> int:
         """Return how many units a prompt may have, as many as hf leaves it tokens."""
@@ -114,16 +118,17 @@ def read_gen_kwargs(
         )
     settings["stop_strings"] = [text for text in until if text and text != end[1]] or None
     try:
-        own_config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
-        config = with_defaults(own_config, backbone)
+        config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
+        options = GenerateOptions(config=config, **own).of_model(backbone)
     except ValueError as error:
         raise GenerationError(
             "a generation kwarg is out of range",
             str(error),
             "Correct it in the task's generation_kwargs or in --gen_kwargs.",
         ) from error
-    config.eos_token_id = sorted({*eos_ids(config.eos_token_id), end[0]})
-    return Wanted(config, until, new_tokens, max_length, Request(**own))
+    wanted = Wanted(options, until, new_tokens, max_length)
+    wanted.config.eos_token_id = sorted({*eos_ids(wanted.config.eos_token_id), end[0]})
+    return wanted
 
 
 REDUCTIONS: Final = ("prompt_tr", "gen_kv_tr", "cumulative_kv_tr")
@@ -191,14 +196,14 @@ class RowWriter:
         self,
         prompts: Sequence[Ints],
         wanted: Wanted,
-        request: Request,
+        options: GenerateOptions,
         asked: Sequence[Asked] | None = None,
         parts: Sequence[Parts | None] | None = None,
     ) -> list[GeneratedRow]:
         """Generate a text after each prompt of raw ids [T_b], in one batch.
 
         ``asked`` is what each prompt asks, for token reducers, ``parts`` its tokens that may merge,
-        None for all. The ``merge`` of the engine's own options is replaced.
+        None for all. The ``merge`` of the options is replaced.
         """
         room = wanted.room(self.scorer.max_units)
         none = [None] * len(prompts)
@@ -208,25 +213,26 @@ class RowWriter:
         tail = 0 if self.merge == "none" else self.scorer.merged_model.raw_tail
         config = copy(wanted.config)
         config.max_new_tokens = max(limits)
-        own = replace(request, merge=self.merge, raw_tail=tail, span_eviction=self.age)
-        rows = self._rows([prompt for prompt, _ in read], config, own)
+        options = replace(
+            options, config=config, merge=self.merge, raw_tail=tail, span_eviction=self.age
+        )
+        rows = self._rows([prompt for prompt, _ in read], options)
         return [
             GeneratedRow(row, row.ids[:limit], self._counted(row, prompt, size))
             for row, limit, (prompt, size) in zip(rows, limits, read, strict=True)
         ]
 
     def _rows(
-        self, prompts: Sequence[Ints | PromptIds], config: GenerationConfig, request: Request
+        self, prompts: Sequence[Ints | PromptIds], options: GenerateOptions
     ) -> Sequence[RowOutput]:
         """Generate rows: under a cache policy one by one, otherwise by the engine."""
         if not isinstance(self.scorer, EvictedScorer) or self.age is not None:
-            return self.engine.generate(prompts, config, request).rows
+            return self.engine.generate(prompts, options).rows
         parts = {_ids(prompt).tobytes(): _parts(prompt) for prompt in prompts}
         scorer = self.scorer
         return generate_evicted(
             [_ids(prompt) for prompt in prompts],
-            config,
-            request,
+            options,
             scorer.merged_model.backbone,
             scorer.new_policy,
             lambda ids, generated: scorer.budget(ids, generated, parts[ids.tobytes()]),

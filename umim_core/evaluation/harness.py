@@ -69,8 +69,7 @@ from umim_core.evaluation.scoring import (
     Sizes,
     counted_sizes,
 )
-from umim_core.inference.engine import decode_bound
-from umim_core.inference.request import Request as EngineRequest
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.sampling import fresh_seed
 from umim_core.model.loading import LoadOptions
 from umim_core.rules.matcher import Parts
@@ -485,12 +484,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 prompts, (options, *_), numbers = zip(*chunk, strict=True)
                 wanted = self._wanted(options)
                 seed = fresh_seed() if wanted.config.do_sample and seed is None else seed
-                request = replace(wanted.request, merge=self.merge, seed=seed, streams=numbers)
-                self._note_bound(request)
+                chosen = replace(wanted.options, merge=self.merge, seed=seed, streams=numbers)
+                self._note_bound(chosen)
                 ids = [self._prompt(text) for text in prompts]
                 asked = [self.asked(text) for text in prompts]
                 parts = [self.chats.parts(*pair) for pair in zip(prompts, ids, strict=True)]
-                rows = writer.write(ids, wanted, request, asked, parts)
+                rows = writer.write(ids, wanted, chosen, asked, parts)
                 for prompt, number, row in zip(prompts, numbers, rows, strict=True):
                     text = self.tok_decode(row.ids)
                     text = postprocess_generated_text(text, wanted.until, None)
@@ -504,9 +503,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             self.report()
         return cast("list[str]", ordered.get_original(texts))
 
-    def _note_bound(self, request: EngineRequest) -> None:
+    def _note_bound(self, options: GenerateOptions) -> None:
         if isinstance(self.scorer, Scorer):
-            self._decode_bounds[decode_bound(request, self.scorer.merged_model)] = None
+            self._decode_bounds[options.decode_bound(self.scorer.merged_model)] = None
 
     def _wanted(self, options: dict[str, Any]) -> Wanted:
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)

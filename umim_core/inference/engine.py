@@ -28,26 +28,23 @@ Source: paper, "Inference with UMIM".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
-from typing import Final
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import GenerationConfig
 
 from umim_core.backbone.attention_masks import check_attention_window
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock, Prefix, Timings
 from umim_core.inference.prompts import Prompts, TokenPrompt, check_room, cut_left, read_prompts
-from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
 from umim_core.inference.row_eviction import row_eviction
 from umim_core.inference.rows import (
     GeneratedUnits,
     choose_tokens,
     new_rows,
-    open_ends,
     record_forward,
 )
 from umim_core.inference.sampling import TokenChooser
@@ -58,21 +55,7 @@ from umim_core.rules.incremental_matcher import Advance
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.pruning import rules_under
 
-_PLAIN: Final = Request()
 Steps = Generator[NDArray[np.int64], None, EngineOutput]
-
-
-def decode_bound(request: Request, merged_model: MergedModel) -> float | None:
-    """Return the most price of the rules that a request's generated tokens merge by.
-
-    The request's bound counts; without one, the model's own. None where all rules count, or
-    generated tokens stay raw.
-    """
-    if request.merge != "all" or merged_model.matcher is None:
-        return None
-    asked = request.decode_max_damage
-    bound = merged_model.decode_max_damage if asked is None else asked
-    return None if bound == math.inf else bound
 
 
 class DecodeRules:
@@ -82,12 +65,12 @@ class DecodeRules:
         self._merged_model = merged_model
         self._latest: tuple[float, Matcher] | None = None
 
-    def matcher(self, request: Request) -> Matcher | None:
-        """Return the matcher of a request's generated tokens; None where they stay raw."""
-        if request.merge != "all" or self._merged_model.matcher is None:
+    def matcher(self, options: GenerateOptions) -> Matcher | None:
+        """Return the matcher of generated tokens; None where they stay raw."""
+        if options.merge not in (None, "all") or self._merged_model.matcher is None:
             return None
         whole = self._merged_model.require_matcher()
-        bound = decode_bound(request, self._merged_model)
+        bound = options.decode_bound(self._merged_model)
         if bound is None:
             return whole
         latest = self._latest  # another thread may replace it
@@ -118,19 +101,17 @@ class Engine:
     def generate(
         self,
         prompts: Sequence[TokenPrompt],
-        config: GenerationConfig,
-        request: Request = _PLAIN,
+        options: GenerateOptions,
         past: GenerationState | Prefix | None = None,
     ) -> EngineOutput:
         """Generate a continuation of every prompt: all of its ``steps``."""
-        return exhaust(self.steps(prompts, config, request, past))
+        return exhaust(self.steps(prompts, options, past))
 
     @torch.no_grad()
     def steps(
         self,
         prompts: Sequence[TokenPrompt],
-        config: GenerationConfig,
-        request: Request,
+        options: GenerateOptions,
         past: GenerationState | Prefix | None = None,
     ) -> Steps:
         """Generate token by token.
@@ -139,8 +120,7 @@ class Engine:
             prompts: Raw ids per row [T_b], of any lengths, at least one token each, with the parts
                 that may merge where that is not all (``PromptIds``). With ``past`` only what is
                 added to it.
-            config: ``max_new_tokens`` and the settings named in ``sampling``; others are refused.
-            request: Everything else.
+            options: Settings are taken as they are given; none comes from the model.
             past: The state of an earlier output, or a prefix of all prompts; it is not read again.
 
         Yields:
@@ -150,39 +130,33 @@ class Engine:
             Raw ids, spans and cache lengths per row.
         """
         clock = LapClock()
-        check_generation_config(config)
         if isinstance(past, Prefix):
             past = past.fork(len(prompts))
         if past is not None:
             past.check(len(prompts), self.merged_model)
-        samples = samples_per_prompt(config)
-        rows_asked = len(prompts) * samples
-        request.check(self.backbone.vocab_size, rows_asked, self.merged_model.merge_depth)
+        config, samples = options.check(self.merged_model, len(prompts)), options.samples
         read = read_prompts(
             prompts,
             None if past is None else past.unfed,
-            self.merged_model.reading(request.merge, request.raw_tail),
-            across_turns=request.match_border,
+            options.reading(self.merged_model),
         )
-        if request.overlong == "truncate" and past is None:
+        if options.overlong == "truncate" and past is None:
             read = cut_left(read, config.max_new_tokens or 0, self.merged_model)
         rows = new_rows(read, past, samples)
-        eviction = row_eviction(request, self.merged_model, rows, past)
+        eviction = row_eviction(options, self.merged_model, rows, past)
         chooser = TokenChooser(
             config,
             [len(row.raw) for row in rows],
-            request.seed,
-            request.logits_processor,
+            options.seed,
+            options.logits_processor,
             past_lengths=[row.past for row in rows],
-            streams=request.streams,
+            streams=options.streams,
             device=self.backbone.device,
         )
-        stopper = Stopper(config, self.backbone.tokenizer, request.stopping_criteria)
-        units = GeneratedUnits(self.decode_rules.matcher(request), len(rows))
-        if request.match_border:
-            units.open_border(open_ends(prompts, rows))
-        first_cache = self.room(read, past, config, request)
-        streamer, complete = request.streamer, False
+        stopper = Stopper(config, self.backbone.tokenizer, options.stopping_criteria)
+        units = GeneratedUnits(self.decode_rules.matcher(options), len(rows))
+        first_cache = self.room(read, past, config.max_new_tokens or 0, options)
+        streamer, complete = options.streamer, False
         try:
             if streamer is not None:
                 streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
@@ -192,8 +166,8 @@ class Engine:
             while True:
                 if eviction is not None:
                     eviction.drop(cache.evictable)
-                record_forward(rows, logits, cache.lengths, request.observer)
-                tokens = choose_tokens(rows, logits, chooser, stopper, request.logprobs)
+                record_forward(rows, logits, cache.lengths, options.observer)
+                tokens = choose_tokens(rows, logits, chooser, stopper, options.logprobs)
                 if streamer is not None:
                     streamer.put(torch.from_numpy(tokens))  # type: ignore[no-untyped-call]
                 clock.stop()
@@ -218,23 +192,22 @@ class Engine:
         if eviction is not None:  # its positions are not known without the columns that went
             state.release()
         return EngineOutput(
-            tuple(row.output(units, b, request.logprobs is not None) for b, row in enumerate(rows)),
+            tuple(row.output(units, b, options.logprobs is not None) for b, row in enumerate(rows)),
             Timings(clock.laps[0], sum(clock.laps[1:])),
             state,
-            request.merge,
-            request.raw_tail,
-            request.span_eviction,
+            options.merge or "all",
+            options.raw_tail or 0,
+            options.span_eviction,
             () if eviction is None else eviction.dropped,
         )
 
     @torch.no_grad()
-    def prefix(self, prompt: TokenPrompt, request: Request) -> Prefix:
+    def prefix(self, prompt: TokenPrompt, options: GenerateOptions) -> Prefix:
         """Read a text like a prompt of ``steps``, into a cache that many requests continue."""
-        request.check(self.backbone.vocab_size, 1, self.merged_model.merge_depth)
-        model = self.merged_model.reading(request.merge, request.raw_tail)
-        read = read_prompts([prompt], None, model)
-        config = GenerationConfig(max_new_tokens=1)  # type: ignore[no-untyped-call]  # theirs
-        cache = self.room(read, None, config, request)
+        options = replace(options, max_new_tokens=1)
+        options.check(self.merged_model, 1)
+        read = read_prompts([prompt], None, options.reading(self.merged_model))
+        cache = self.room(read, None, 1, options)
         self.prefill(read, cache, [0])
         [(starts, lengths)] = read.cuts
         spans = zip(starts.tolist(), lengths.tolist(), strict=True)
@@ -245,11 +218,10 @@ class Engine:
         self,
         prompts: Prompts,
         past: GenerationState | None,
-        config: GenerationConfig,
-        request: Request,
+        new: int,
+        options: GenerateOptions,
     ) -> UnitCache:
-        """Return a cache with room for the request: a new one, or that of ``past``."""
-        new = config.max_new_tokens or 0
+        """Return a cache with room for so many new tokens: a new one, or that of ``past``."""
         units = prompts.packed.unit_counts.cpu()
         raw = prompts.packed.raw_counts.cpu()
         if past is not None:
@@ -258,9 +230,9 @@ class Engine:
         # The last token chosen is never fed.
         limit, most_raw = int(units.max()) + new - 1, int(raw.max()) + new - 1
         highest = most_raw if self.preserved else limit
-        check_room(self.backbone, highest, new, request.overlong)
-        rows = len(units) * samples_per_prompt(config)
-        evicts = request.span_eviction is not None
+        check_room(self.backbone, highest, new)
+        rows = len(units) * options.samples
+        evicts = options.span_eviction is not None
         if rows > 1 or self.preserved or evicts:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +14,6 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
 from umim_core.rules.matcher import Parts
 
-Overlong = Literal["refuse", "truncate", "extend"]
-_log: Final = logging.getLogger(__name__)
 Ids = NDArray[np.int64]
 
 
@@ -49,59 +45,23 @@ def read_prompts(
     prompts: Sequence[TokenPrompt],
     unfed: Sequence[int] | None,
     merged_model: MergedModel,
-    *,
-    across_turns: bool = False,
 ) -> Prompts:
     """Check prompts and cut them into units.
 
-    What an earlier turn chose last and never fed comes first, one id per row; with ``across_turns``
-    a rule may begin with it.
+    What an earlier turn chose last and never fed comes first, one id per row; no rule begins with
+    it.
     """
     if len(prompts) == 0:
         raise GenerationError("there must be at least one prompt", 0, "Pass one.")
     vocabulary = merged_model.backbone.vocab_size
     plain = [prompt.ids if isinstance(prompt, PromptIds) else prompt for prompt in prompts]
     new = [_checked(b, ids, vocabulary, unfed) for b, ids in enumerate(plain)]
-    if any(isinstance(prompt, PromptIds) for prompt in prompts):
-        across_turns = False  # what a template writes stands between turns
-    if unfed is None:
-        rows = new
-        cuts = [_cut(*pair, merged_model) for pair in zip(prompts, new, strict=True)]
-    else:
-        rows = [np.concatenate([[last], ids]) for last, ids in zip(unfed, new, strict=True)]
-        cuts = [
-            merged_model.segment_prompt(ids)
-            if across_turns
-            else _behind_one(_cut(prompt, rest, merged_model))
-            for prompt, ids, rest in zip(prompts, rows, new, strict=True)
-        ]
-    return Prompts(rows, cuts, pack_rows(rows, cuts, device=merged_model.backbone.device))
-
-
-def _cut(prompt: TokenPrompt, ids: Ids, merged_model: MergedModel) -> Segmentation:
-    """Cut a prompt into units; of one with parts, each on its own and all others raw."""
-    parts = prompt.parts if isinstance(prompt, PromptIds) else None
-    return merged_model.segment_prompt(ids, parts)
-
-
-def open_end(prompt: TokenPrompt, ids: Ids, cut: Segmentation) -> tuple[Ids, Segmentation]:
-    """Return the end of a prompt, read as ids [T] and units, that generated tokens may merge with.
-
-    It is the whole prompt; of one with parts the last part, or nothing where a template ends it.
-    """
-    if not isinstance(prompt, PromptIds):
-        return ids, cut
-    start, end = prompt.parts[-1] if len(prompt.parts) else (0, 0)
-    first = max(0, len(ids) - (end - start)) if end == len(prompt.ids) else len(ids)
-    starts, lengths = cut
-    inside = starts >= first
-    return ids[first:], (starts[inside] - first, lengths[inside])
-
-
-def _behind_one(cut: Segmentation) -> Segmentation:
-    """Put a unit of one token before the units of a text."""
-    starts, lengths = cut
-    return np.append(np.int64(0), starts + 1), np.append(np.int64(1), lengths)
+    parts = [prompt.parts if isinstance(prompt, PromptIds) else None for prompt in prompts]
+    cuts = [merged_model.segment_prompt(*pair) for pair in zip(new, parts, strict=True)]
+    if unfed is not None:
+        new = [np.concatenate([[last], ids]) for last, ids in zip(unfed, new, strict=True)]
+        cuts = [(np.append(0, starts + 1), np.append(1, lengths)) for starts, lengths in cuts]
+    return Prompts(new, cuts, pack_rows(new, cuts, device=merged_model.backbone.device))
 
 
 def _checked(
@@ -168,27 +128,12 @@ def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Pr
     return Prompts(rows, cuts, pack_rows(rows, cuts, device=backbone.device))
 
 
-def check_room(backbone: Backbone, positions: int, new_tokens: int, overlong: Overlong) -> None:
-    """Refuse a request that the backbone has no room for."""
+def check_room(backbone: Backbone, positions: int, new_tokens: int) -> None:
+    """Refuse what the backbone has no room for."""
     most = backbone.max_positions
     if most is not None and positions > most:
-        rotary = bool(backbone.model.config.to_dict().get("rope_parameters"))
-        if overlong == "extend" and rotary:
-            _log.warning(
-                "%d positions exceed the %d that %s was made for: its text may degrade",
-                positions,
-                most,
-                backbone.name,
-            )
-        elif overlong == "extend":
-            raise GenerationError(
-                "only rotary positions go on beyond those that a backbone was made for",
-                f"{positions} positions, {backbone.name} has {most}",
-                "Shorten the prompt, or use overlong='truncate'.",
-            )
-        else:
-            raise GenerationError(
-                f"prompt and new tokens must fit the backbone's {most} positions",
-                f"{positions - new_tokens + 1} prompt positions + {new_tokens} new tokens",
-                "Shorten the prompt, lower max_new_tokens, or use overlong='truncate' or 'extend'.",
-            )
+        raise GenerationError(
+            f"prompt and new tokens must fit the backbone's {most} positions",
+            f"{positions - new_tokens + 1} prompt positions + {new_tokens} new tokens",
+            "Shorten the prompt, lower max_new_tokens, or use overlong='truncate'.",
+        )

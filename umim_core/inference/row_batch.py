@@ -20,14 +20,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from umim_core.backbone.attention_masks import attention_window, check_attention_window
 from umim_core.errors import GenerationError, NumericalError
 from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prefix_store import Ints, PrefixStore, SharedPrefix
 from umim_core.inference.prompts import Prompts, TokenPrompt, read_prompts
-from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
 from umim_core.inference.rows import GeneratedUnits, Row, choose_tokens, new_rows
 from umim_core.inference.sampling import TokenChooser, fresh_seed
 from umim_core.inference.stopping import Stopper
@@ -95,12 +94,10 @@ class RowBatch:
         self._engine, self._store = engine, store
         self.rows: list[LiveRow] = []
 
-    def room(self, prompt: TokenPrompt, request: Request) -> int:
+    def room(self, prompt: TokenPrompt, options: GenerateOptions) -> int:
         """Return how many tokens the backbone has room for behind a prompt; below 1 for none."""
         merged_model, backbone = self._engine.merged_model, self._engine.backbone
-        prompts = read_prompts(
-            [prompt], None, merged_model.reading(request.merge, request.raw_tail)
-        )
+        prompts = read_prompts([prompt], None, options.reading(merged_model))
         packed = prompts.packed
         held = packed.raw_counts if self._engine.preserved else packed.unit_counts
         limits = (backbone.max_positions, attention_window(backbone.model.config))
@@ -108,26 +105,20 @@ class RowBatch:
         return most - int(held[0]) + 1  # the last token is never fed
 
     @torch.no_grad()
-    def join(
-        self, prompt: TokenPrompt, config: GenerationConfig, request: Request
-    ) -> list[LiveRow]:
+    def join(self, prompt: TokenPrompt, options: GenerateOptions) -> list[LiveRow]:
         """Read a prompt and add its rows, one per sample; settings are those of ``Engine.steps``.
 
-        Of the request its ``merge``, ``raw_tail``, ``decode_max_damage`` and ``seed`` count.
+        Of the others ``merge``, ``raw_tail``, ``decode_max_damage`` and ``seed`` count.
         """
         engine = self._engine
         merged_model, backbone = engine.merged_model, engine.backbone
-        check_generation_config(config)
-        samples = samples_per_prompt(config)
-        request.check(backbone.vocab_size, samples, merged_model.merge_depth)
-        prompts = read_prompts(
-            [prompt], None, merged_model.reading(request.merge, request.raw_tail)
-        )
-        cache = engine.room(prompts, None, config, request)
+        config, samples = options.check(merged_model, 1), options.samples
+        prompts = read_prompts([prompt], None, options.reading(merged_model))
+        cache = engine.room(prompts, None, config.max_new_tokens or 0, options)
         check_attention_window(backbone.model.config, cache.units.max_length)
         shared = self._store.find(prompts.ids[0], prompts.cuts[0][0])
         rows = new_rows(prompts, None, samples)
-        seed = fresh_seed() if request.seed is None else request.seed
+        seed = fresh_seed() if options.seed is None else options.seed
         choosers = [
             TokenChooser(config, [row.prompt], seed, streams=[number], device=backbone.device)
             for number, row in enumerate(rows)
@@ -140,7 +131,7 @@ class RowBatch:
             _behind(prompts, shared), cache, [0 if shared is None else shared.tokens]
         )
         cache = cache.repeated(samples)
-        matcher = engine.decode_rules.matcher(request)
+        matcher = engine.decode_rules.matcher(options)
         live = [
             LiveRow(
                 row,

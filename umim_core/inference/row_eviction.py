@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from umim_core.backbone.row_cache import RowCache
 from umim_core.errors import GenerationError
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import GenerationState
-from umim_core.inference.request import Request
 from umim_core.inference.rows import Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.span_eviction import CERTAIN, SINKS
@@ -93,10 +93,13 @@ class RowEviction:
 
 
 def row_eviction(
-    request: Request, merged_model: MergedModel, rows: Sequence[Row], past: GenerationState | None
+    options: GenerateOptions,
+    merged_model: MergedModel,
+    rows: Sequence[Row],
+    past: GenerationState | None,
 ) -> RowEviction | None:
-    """Return the eviction that a request asks for; None without."""
-    if request.span_eviction is None:
+    """Return the eviction that options ask for; None without."""
+    if options.span_eviction is None:
         return None
     if past is not None:
         raise GenerationError(
@@ -105,4 +108,4 @@ def row_eviction(
             "Pass the whole text as the prompt, or leave span_eviction out.",
         )
     prompts = [row.prompt_ids for row in rows]
-    return RowEviction(merged_model.require_matcher(), request.span_eviction, prompts)
+    return RowEviction(merged_model.require_matcher(), options.span_eviction, prompts)

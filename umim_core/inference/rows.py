@@ -1,14 +1,7 @@
 """Rows in progress: their generated tokens, cut into units token by token, and their record.
 
-The rules see generated tokens only, unless the border to the prompt is opened; the token that ends
-a row is never fed. What merges is decided by ``incremental_matcher``; here it is noted::
-
-    rule (p2, g1)   prompt p1 p2, border open, then g1 g2 are fed
-
-    column    0   1   2    3   4          _REACH = 3 columns in front for the prompt's last units
-    before    -   p1  p2                  lowest 3, count 3
-    g1 fed    -   p1  p2g1                p2 is taken back: lowest 2; the span starts at -1
-    g2 fed    -   p1  p2g1 g2
+The rules see generated tokens only; the token that ends a row is never fed. What merges is decided
+by ``incremental_matcher``; here it is noted.
 """
 
 from __future__ import annotations
@@ -23,16 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.inference.outputs import Forward, GenerationState, Observer, RowOutput, TopTokens
-from umim_core.inference.prompts import Prompts, TokenPrompt, open_end
+from umim_core.inference.prompts import Prompts
 from umim_core.inference.sampling import TokenChooser, log_probs
 from umim_core.inference.stopping import Stopper, StopReason
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.incremental_matcher import Advance, SuffixMatcher
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.trie import LONGEST, Ints
+from umim_core.rules.trie import Ints
 
 _FIRST_CAPACITY: Final = 64
-_REACH: Final = LONGEST - 1  # units of the prompt that a rule may take back
 _NO_RULES: Final = np.zeros(1, dtype=np.uint64)
 
 
@@ -44,19 +36,8 @@ class GeneratedUnits:
             SuffixMatcher(_NO_RULES, rows) if matcher is None else matcher.suffixes(rows)
         )
         self._rows = np.arange(rows)
-        self._fed = np.zeros(rows, dtype=np.int64)
-        self._width = _REACH
-        # The last units of the prompt stand in front, of length 0 where rules must not reach them.
-        self._counts = np.full(rows, _REACH, dtype=np.int64)
-        self._lowest = self._counts.copy()
+        self._counts = np.zeros(rows, dtype=np.int64)
         self._lengths = np.zeros((rows, _FIRST_CAPACITY), dtype=np.int8)
-
-    def open_border(self, prompts: Sequence[tuple[Ints, Segmentation]]) -> None:
-        """Let rules reach back into ends of prompts, as ids [T_b] and units; before ``push``."""
-        for row, (ids, (starts, lengths)) in enumerate(prompts):
-            self._suffixes.resume(row, ids, starts)
-            last = lengths[-_REACH:]
-            self._lengths[row, _REACH - len(last) : _REACH] = last
 
     def push(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
         """Add the ids just chosen [B] that will be fed to the model, those of ``running`` rows [B].
@@ -65,29 +46,18 @@ class GeneratedUnits:
             How many units each row rolls back and which span it is fed.
         """
         step = self._suffixes.advance(tokens, running)
-        if self._width == self._lengths.shape[1]:
-            self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)], axis=1)
-        self._width += 1
         self._counts -= step.rollback
-        np.minimum(self._lowest, self._counts, out=self._lowest)
+        if int(self._counts.max()) == self._lengths.shape[1]:
+            self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)], axis=1)
         self._lengths[self._rows, self._counts] = step.lengths  # 0 behind the end of an ended row
         self._counts += running
-        self._fed += running
         return step
 
     def spans(self, row: int) -> tuple[tuple[int, int], ...]:
-        """Return a row's merged units as (start, length) in generated tokens, in order.
-
-        With an open border the first may start at -1 to -3, in the prompt.
-        """
-        lengths = self._lengths[row, self._lowest[row] : self._counts[row]].astype(np.int64)
-        starts = np.cumsum(lengths) - lengths + (self._fed[row] - lengths.sum())
-        merged = lengths > 1
+        """Return a row's merged units as (start, length) in generated tokens, in order."""
+        lengths = self._lengths[row, : self._counts[row]].astype(np.int64)
+        starts, merged = np.cumsum(lengths) - lengths, lengths > 1
         return tuple(zip(starts[merged].tolist(), lengths[merged].tolist(), strict=True))
-
-    def taken_from_prompt(self, row: int) -> int:
-        """Return how many units of its prompt a row took back."""
-        return _REACH - int(self._lowest[row])
 
 
 @dataclass
@@ -127,8 +97,7 @@ class Row:
         """Hand the record over; ``row`` is this row's number in ``units``."""
         assert self.stop_reason is not None  # noqa: S101  a request ends when all rows have
         starts, lengths = self.cut
-        whole = len(starts) - units.taken_from_prompt(row)
-        spans = zip(starts[:whole].tolist(), lengths[:whole].tolist(), strict=True)
+        spans = zip(starts.tolist(), lengths.tolist(), strict=True)
         return RowOutput(
             ids=self.ids,
             prompt_ids=self.prompt_ids,
@@ -149,17 +118,6 @@ def new_rows(prompts: Prompts, past: GenerationState | None, samples: int) -> li
         Row([*fed, *ids.tolist()], len(fed), len(ids), cut)
         for fed, ids, cut in zip(before, prompts.ids, prompts.cuts, strict=True)
         for _ in range(samples)
-    ]
-
-
-def open_ends(
-    prompts: Sequence[TokenPrompt], rows: Sequence[Row]
-) -> list[tuple[Ints, Segmentation]]:
-    """Return what each row's generated tokens may merge with; see ``open_end``."""
-    samples = len(rows) // len(prompts)
-    return [
-        open_end(prompts[b // samples], np.array(row.prompt_ids), row.cut)
-        for b, row in enumerate(rows)
     ]
 
 

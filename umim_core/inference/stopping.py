@@ -56,7 +56,12 @@ def eos_ids(eos: int | Sequence[int] | None) -> list[int]:
     """Return the ids of an ``eos_token_id`` setting, which may be one, several or none."""
     if eos is None:
         return []
-    return [int(eos)] if isinstance(eos, int | np.integer) else [int(i) for i in eos]
+    try:
+        return [int(eos)] if isinstance(eos, int | np.integer) else [int(i) for i in eos]
+    except (TypeError, ValueError) as error:
+        raise GenerationError(
+            "eos_token_id must be one id or several", eos, "Give whole numbers, or None."
+        ) from error
 
 
 def end_ids(backbone: Backbone) -> list[int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
 import numpy as np
 import torch
@@ -16,10 +17,10 @@ from transformers import PreTrainedTokenizerBase
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge, check_merge
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, GenerationError, require
 from umim_core.inference.engine import Engine, Steps, exhaust
-from umim_core.inference.outputs import Prefix
-from umim_core.inference.request import Request
+from umim_core.inference.options import GenerateOptions
+from umim_core.inference.outputs import GenerationState, Prefix
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import finite_sum, token_log_probs
 from umim_core.merging.merged_model import MergedModel
@@ -28,6 +29,7 @@ from umim_core.model.compression import Compression
 from umim_core.model.generation_output import GenerationOutput, TextPieces
 from umim_core.model.hub import upload_checkpoint
 from umim_core.model.inputs import (
+    Mask,
     PromptInput,
     encode_prefix,
     encode_prompts,
@@ -35,13 +37,6 @@ from umim_core.model.inputs import (
     warn_of_padding,
 )
 from umim_core.model.loading import LoadOptions, check_load_options, find_both
-from umim_core.model.options import (
-    GenerateOptions,
-    check_options,
-    generation_config,
-    request,
-    with_recommended,
-)
 from umim_core.rules.leaks import LeakPolicy, check_export
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -143,20 +138,34 @@ class UMIM:
         return cls(backbone, checkpoint, allow_backbone_mismatch=reason)
 
     def generate(
-        self, prompts: PromptInput | None = None, **options: Unpack[GenerateOptions]
+        self,
+        prompts: PromptInput | None = None,
+        options: GenerateOptions | None = None,
+        *,
+        past: GenerationState | Prefix | None = None,
+        input_ids: PromptInput | None = None,
+        attention_mask: Mask | None = None,
+        add_special_tokens: bool | None = None,
+        **changes: Any,
     ) -> GenerationOutput:
         """Generate a continuation of each prompt.
 
         The options that are used most: ``max_new_tokens`` (64), ``do_sample``, ``temperature``,
         ``top_p``, ``seed``, ``stop_strings``; ``merge`` (``prompt``, ``all`` or ``none``) and
-        ``raw_tail``, by default as the checkpoint recommends; ``past``, an earlier output's state
-        or a prefix, to go on from.
+        ``raw_tail``, by default as the checkpoint recommends.
 
         Args:
             prompts: One text, chat (messages of role and content) or sequence of ids, or several; a
                 tensor of ids; a tokenizer's output. With ``past`` only what is added; but a chat is
                 the whole conversation.
-            **options: All of them: ``help(umim_core.model.options.GenerateOptions)``.
+            options: All of them: ``help(umim_core.inference.options.GenerateOptions)``.
+            past: State of an earlier output, or what ``prefix`` returns, to go on from.
+            input_ids: transformers' name of the prompts: ``generate(**tokenizer(text))``.
+            attention_mask: 1 where the ids of prompts count, 0 at padding (all count).
+            add_special_tokens: Whether texts get special tokens, a BOS say (as the tokenizer does
+                by default, and none behind ``past``). Chats never get any: their template writes
+                them.
+            **changes: Options by name.
 
         Returns:
             One entry per prompt and sample in every field; one text counts as a batch of one.
@@ -165,14 +174,24 @@ class UMIM:
             GenerationError: If a prompt has no token, an option is out of range, or the backbone's
                 positions do not suffice.
         """
-        return GenerationOutput.of(exhaust(self._steps(prompts, options)), self.backbone)
+        chosen = GenerateOptions.of(options, changes)
+        inputs = (prompts, input_ids, attention_mask, add_special_tokens)
+        return GenerationOutput.of(exhaust(self._steps(*inputs, past, chosen)), self.backbone)
 
     def stream(
-        self, prompt: PromptInput | None = None, **options: Unpack[GenerateOptions]
+        self,
+        prompt: PromptInput | None = None,
+        options: GenerateOptions | None = None,
+        *,
+        past: GenerationState | Prefix | None = None,
+        input_ids: PromptInput | None = None,
+        attention_mask: Mask | None = None,
+        add_special_tokens: bool | None = None,
+        **changes: Any,
     ) -> Generator[str, None, GenerationOutput]:
         """Generate a continuation of one text, chat or ids and yield its text as it comes.
 
-        The options are those of ``generate``: see ``GenerateOptions``.
+        Everything else is as in ``generate``.
 
         Yields:
             Whole words and lines; together they are the generated text.
@@ -183,8 +202,16 @@ class UMIM:
         Raises:
             GenerationError: As ``generate``, or if there is more than one row.
         """
-        pieces = TextPieces(self.backbone)
-        steps = self._steps(prompt, options, pieces)
+        chosen, pieces = GenerateOptions.of(options, changes), TextPieces(self.backbone)
+        require(
+            chosen.streamer is None,
+            GenerationError,
+            "stream yields the text itself",
+            "streamer",
+            "Pass a streamer to generate.",
+        )
+        inputs = (prompt, input_ids, attention_mask, add_special_tokens)
+        steps = self._steps(*inputs, past, replace(chosen, streamer=pieces))
         while True:
             try:
                 next(steps)
@@ -219,24 +246,37 @@ class UMIM:
         """
         chosen, _ = self.checkpoint.config.recommended(merge)
         ids = encode_prefix(text, self.backbone, add_special_tokens)
-        return self.engine.prefix(ids, Request(merge=chosen, raw_tail=raw_tail))
+        return self.engine.prefix(ids, GenerateOptions(merge=chosen, raw_tail=raw_tail))
 
     def _steps(
         self,
         prompts: PromptInput | None,
+        input_ids: PromptInput | None,
+        mask: Mask | None,
+        add_special_tokens: bool | None,
+        past: GenerationState | Prefix | None,
         options: GenerateOptions,
-        streamer: TextPieces | None = None,
     ) -> Steps:
-        options = with_recommended(check_options(options), self.checkpoint.config)
-        past = options.get("past")
-        mask = options.get("attention_mask")
-        items = prompt_items(prompts, options.get("input_ids"), mask)
+        """Return the steps of a generation that merges as the checkpoint recommends.
+
+        A bound on prices while decoding implies ``merge="all"``.
+        """
+        require(
+            past is None or isinstance(past, GenerationState | Prefix),
+            GenerationError,
+            "past must be a state or a prefix",
+            type(past).__name__,
+            "Pass output.state, or what umim.prefix returned.",
+        )
+        merge, raw_tail = self.checkpoint.config.recommended(options.merge, options.raw_tail)
+        if options.merge is None and options.decode_max_damage is not None:
+            merge = "all"
+        items = prompt_items(prompts, input_ids, mask)
         if mask is None and not isinstance(prompts, Mapping):
             warn_of_padding(items, self.backbone)
         return self.engine.steps(
-            encode_prompts(items, self.backbone, past, options.get("add_special_tokens")),
-            generation_config(options, self.backbone),
-            request(options, streamer),
+            encode_prompts(items, self.backbone, past, add_special_tokens),
+            replace(options.of_model(self.backbone), merge=merge, raw_tail=raw_tail),
             past,
         )
 

@@ -22,13 +22,12 @@ from typing import Final
 
 import torch
 from tokenizers import Tokenizer
-from transformers import GenerationConfig
 
 from umim_core.errors import UmimError
 from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import PromptIds, TokenPrompt
-from umim_core.inference.request import Request, samples_per_prompt
 from umim_core.inference.row_batch import LiveRow, RowBatch
 from umim_core.serving.guard import ServerMetrics
 from umim_core.serving.openai_api import ApiError, bad_field, try_later
@@ -74,8 +73,7 @@ class Job:
 
     Attributes:
         prompt: Raw ids, or with the parts that may merge.
-        config: Settings; ``max_new_tokens`` is the most that may be generated.
-        request: What is merged, and the seed.
+        options: What ``GenerateOptions.of_model`` returns.
         shorten: Whether fewer tokens will do where the context has no room for as many.
         deliver: Called in the worker's thread with the events of a forward.
         cancelled: Set by whoever no longer wants the answer.
@@ -83,8 +81,7 @@ class Job:
     """
 
     prompt: TokenPrompt
-    config: GenerationConfig
-    request: Request
+    options: GenerateOptions
     shorten: bool
     stops: tuple[str, ...]
     deliver: Callable[[list[Event]], None]
@@ -95,7 +92,7 @@ class Job:
     @property
     def samples(self) -> int:
         """Rows that it needs."""
-        return samples_per_prompt(self.config)
+        return self.options.samples
 
 
 @dataclass(frozen=True)
@@ -219,10 +216,11 @@ class EngineWorker:
     def _join(self, job: Job) -> int:
         """Read a prompt; return how many tokens it had."""
         try:
-            if job.shorten:
-                room = self._batch.room(job.prompt, job.request)
-                job.config.max_new_tokens = max(1, min(job.config.max_new_tokens or 1, room))
-            rows = self._batch.join(job.prompt, job.config, job.request)
+            config = job.options.config
+            if job.shorten and config is not None:
+                room = self._batch.room(job.prompt, job.options)
+                config.max_new_tokens = max(1, min(config.max_new_tokens or 1, room))
+            rows = self._batch.join(job.prompt, job.options)
         except UmimError as error:
             return self._refuse(job, error)
         except (MemoryError, RuntimeError) as error:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
@@ -17,10 +17,9 @@ from umim_core.checkpoint.checkpoint_files import default_checkpoint
 from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, UmimError
 from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prompts import PromptIds, TokenPrompt
 from umim_core.merging.merged_model import MergedModel
-from umim_core.model import options as generate_options
-from umim_core.model.options import GenerateOptions
 from umim_core.model.umim import UMIM
 from umim_core.serving.engine_worker import BatchSizes, EngineWorker, Event, Failed, Job, Piece
 from umim_core.serving.guard import ServerMetrics
@@ -152,31 +151,30 @@ class LocalEngine:
         deliver: Callable[[list[Event]], None],
     ) -> Job:
         """Translate a body for the worker."""
-        options = self._options(body, merging, new_tokens)
         return Job(
             prompt,
-            generate_options.generation_config(options, self._served.backbone),
-            generate_options.request(options),
+            self._options(body, merging, new_tokens),
             body.new_tokens is None,
             body.stops,
             deliver,
         )
 
     def _options(self, body: AnyBody, merging: bool, new_tokens: int) -> GenerateOptions:
-        options: dict[str, Any] = {"max_new_tokens": body.new_tokens or new_tokens}
-        if body.temperature == 0:
-            options["do_sample"] = False
-        else:  # as OpenAI's, whatever the model's own generation_config says
-            options |= {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-            sampling = {"temperature": body.temperature, "top_p": body.top_p}
-            options |= {key: value for key, value in sampling.items() if value is not None}
-        if body.n not in (None, 1):
-            options["n"] = body.n
-        if body.seed is not None:
-            options["seed"] = body.seed
+        """Sample as OpenAI's, whatever the model's own generation_config says."""
+        sampling: dict[str, Any] = {"do_sample": False}
+        if body.temperature != 0:
+            temperature = 1.0 if body.temperature is None else body.temperature
+            top_p = 1.0 if body.top_p is None else body.top_p
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
         merge = self._served.merge if merging else "none"
-        options |= {"merge": merge, "raw_tail": 0 if merge == "none" else self._served.raw_tail}
-        return cast("GenerateOptions", options)
+        return GenerateOptions(
+            max_new_tokens=body.new_tokens or new_tokens,
+            n=body.n,
+            seed=body.seed,
+            merge=merge,
+            raw_tail=0 if merge == "none" else self._served.raw_tail,
+            **sampling,
+        ).of_model(self._served.backbone)
 
     async def _prompt(self, body: AnyBody, merging: bool) -> TokenPrompt:
         merged = merging and self._served.merge != "none"

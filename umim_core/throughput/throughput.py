@@ -24,13 +24,13 @@ from typing import Final, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.evaluate import BenchmarkConfig, RuleKind
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.inference.engine import Engine
-from umim_core.inference.request import Request
+from umim_core.inference.options import GenerateOptions
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.incremental_matcher import Advance, SuffixMatcher
 from umim_core.rules.matcher import Matcher
@@ -42,7 +42,7 @@ from umim_core.throughput.roofline import ModelShape, Roofline, measure_peak, sy
 Ints = NDArray[np.int64]
 Continuation = Literal["greedy", "text"]
 # All rules merge prompts and generated tokens, whatever a checkpoint's own bound of decoding is.
-EVERYWHERE: Final = Request(decode_max_damage=math.inf)
+EVERYWHERE: Final = GenerateOptions(decode_max_damage=math.inf)
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,13 @@ def cut_prompts(
 
 
 def time_run(
-    engine: Engine, prompts: Prompts, new_tokens: int, request: Request = EVERYWHERE
+    engine: Engine, prompts: Prompts, new_tokens: int, options: GenerateOptions = EVERYWHERE
 ) -> Timing:
-    """Time one greedy generation that never ends early; ``request`` says what merges."""
-    config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
-        max_new_tokens=new_tokens, do_sample=False
-    )
+    """Time one greedy generation that never ends early; ``options`` say what merges."""
     forced = None if prompts.text is None else LogitsProcessorList([_Text(prompts.text)])
     synchronize(engine.backbone.device)
-    asked = replace(request, logits_processor=forced)
-    output = engine.generate(list(prompts.ids), config, asked)
+    timed = replace(options, max_new_tokens=new_tokens, do_sample=False, logits_processor=forced)
+    output = engine.generate(list(prompts.ids), timed)
     lengths = np.array([row.cache_lengths for row in output.rows], dtype=np.int64)
     return Timing(output.timings.first_token, output.timings.decode, lengths)
 
@@ -135,7 +132,7 @@ def alternate(
     sizes: tuple[int, int, int],
     config: BenchmarkConfig,
     continuation: Continuation,
-    request: Request = EVERYWHERE,
+    options: GenerateOptions = EVERYWHERE,
 ) -> Measured:
     """Time alternating pairs; the order flips from pair to pair.
 
@@ -144,7 +141,7 @@ def alternate(
     """
     new = sizes[2]
     base_run, umim_run = (
-        partial(time_run, engine, new_tokens=new, request=request) for engine in (base, umim)
+        partial(time_run, engine, new_tokens=new, options=options) for engine in (base, umim)
     )
     for run in range(config.warmup):
         prompts = cut_prompts(ids, sizes, -1 - run, continuation)
@@ -297,7 +294,7 @@ def measure_throughput(
     *,
     continuation: Continuation = "greedy",
     roofline: Roofline | None = None,
-    request: Request = EVERYWHERE,
+    options: GenerateOptions = EVERYWHERE,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[ThroughputRow]:
     """Measure every batch size, prompt length and kind of rules: a row for each of the phases.
@@ -309,7 +306,7 @@ def measure_throughput(
         continuation: What the rows generate: what the model chooses, or the text that follows each
             prompt. The latter makes natural rules merge as in text where a model would loop.
         roofline: The device's ceiling; measured before and after if None.
-        request: What merges: everything by all rules, unless it says otherwise.
+        options: What merges: everything by all rules, unless it says otherwise.
         progress: Called with the settings measured so far and in all.
     """
     backbone = merged_model.backbone
@@ -325,7 +322,7 @@ def measure_throughput(
     for done, (sizes, kind, umim) in enumerate(wanted):
         if progress is not None:
             progress(done, len(wanted))
-        pairs = alternate(base, umim, ids, sizes, config, continuation, request)
+        pairs = alternate(base, umim, ids, sizes, config, continuation, options)
         measured.append((sizes, kind, pairs))
     if roofline is None:  # a busy moment may have hidden the peak the first time
         again = measure_peak(backbone.device, backbone.dtype)

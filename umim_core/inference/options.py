@@ -1,0 +1,408 @@
+"""Options of a generation: one value that the library, the commands, the server and lm-eval fill.
+
+What is wrong with an option alone is refused when the value is made, what a model cannot do by
+``check``. Settings of transformers that are not given come from the model's own generation_config,
+then from transformers' defaults, as in ``transformers.generate`` (``of_model``); a test holds the
+table of settings against transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, get_args
+
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import Merge, check_merge
+from umim_core.errors import GenerationError, did_you_mean, require
+from umim_core.inference.outputs import Observer
+from umim_core.inference.sampling import ON_IDS, PLAIN, WARPERS
+from umim_core.inference.stopping import end_ids, eos_ids, stop_texts
+from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.span_eviction import check_age
+
+Overlong = Literal["refuse", "truncate"]
+NEW_TOKENS: Final = 64
+DEFAULT_TOP_K: Final = 50  # transformers' own, where a model's file names none
+HONOURED: Final = frozenset({
+    *ON_IDS, *PLAIN, *WARPERS, "bad_words_ids", "do_sample", "eos_token_id", "max_new_tokens",
+    "max_time", "min_length", "min_new_tokens", "num_return_sequences", "stop_strings",
+})  # fmt: skip
+# Settings that say how transformers runs or reports, and that change no token.
+_WITHOUT_EFFECT: Final = frozenset(
+    {"bos_token_id", "pad_token_id", "use_cache", "transformers_version", "return_dict_in_generate"}
+)
+# More of them, with those of beam search and of assistants: refused where a caller gives them to
+# ``generate``, left out with a warning in an evaluation, never taken over from a model's file.
+IGNORED: Final = _WITHOUT_EFFECT | {
+    "assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind",
+    "cache_config", "cache_implementation", "compile_config", "decoder_start_token_id",
+    "disable_compile", "diversity_penalty", "early_stopping", "is_assistant", "length_penalty",
+    "low_memory", "max_cache_len", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "num_beam_groups", "output_attentions", "output_hidden_states", "output_logits",
+    "output_scores", "prefill_chunk_size", "renormalize_logits", "target_lookbehind",
+}  # fmt: skip
+_NEUTRAL: Final[dict[str, object]] = {
+    "num_beams": 1,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "guidance_scale": 1.0,
+}
+_BEAMS: Final = frozenset(
+    {"num_beams", "num_beam_groups", "early_stopping", "length_penalty", "diversity_penalty"}
+)
+# What transformers calls otherwise.
+_ALIASES: Final = {"generation_config": "config", "num_return_sequences": "n"}
+# What a GenerationConfig says itself, and the value of each that says nothing.
+_SETTINGS: Final[dict[str, Any]] = {
+    "max_new_tokens": None, "min_new_tokens": None, "do_sample": None, "temperature": None,
+    "top_k": "model", "top_p": None, "min_p": None, "repetition_penalty": None,
+    "no_repeat_ngram_size": None, "stop_strings": None, "eos_token_id": "model", "n": None,
+}  # fmt: skip
+_INTEGERS: Final = ("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size", "n")
+_SAMPLING: Final = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None}  # no effect
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """Options of a generation; all of them may be left out.
+
+    A setting down to ``n`` that is left out (None or ``"model"``) is that of the model's own
+    generation_config, then transformers' default; but ``max_new_tokens`` is 64.
+
+    Attributes:
+        config: transformers' own settings, in place of those down to ``n``.
+        max_new_tokens: Most tokens to generate per prompt (64).
+        min_new_tokens: Fewest tokens before an end-of-sequence token may come (0).
+        do_sample: Sample; otherwise take the most probable token (False).
+        temperature: Divides the logits when sampling (1).
+        top_k: Keep the k most probable tokens when sampling (50); 0 or None keeps all.
+        top_p: Keep the smallest set of tokens with this probability when sampling (1).
+        min_p: Keep tokens of at least this share of the most probable one's probability when
+            sampling (None: all).
+        repetition_penalty: Above 1 makes tokens of prompt and output less likely (1).
+        no_repeat_ngram_size: No n-gram of this size occurs twice (0: any may).
+        stop_strings: End a row when its generated text ends with this, or one of these (none).
+        eos_token_id: One or several ids that end a row (the model's, else the tokenizer's); None
+            lets no id end it.
+        n: Samples per prompt, which share its prefill (1).
+        seed: For sampling; equal seeds give equal draws, and equal texts in an equal batch: in
+            another one products may round otherwise, which float32 hardly ever shows and bfloat16
+            often. None draws one from torch's global generator, so that every call samples anew
+            and ``torch.manual_seed`` repeats them all.
+        streams: Number of each row's random stream; by default the row's own number.
+        merge: ``all`` (prompt and generated tokens), ``prompt``, or ``none`` (the base model); by
+            default what the checkpoint recommends, else ``all``.
+        raw_tail: Last tokens of each prompt that stay raw (what the checkpoint recommends, else
+            0); of a turn that continues another, of what is added.
+        decode_max_damage: Merge generated spans only by rules whose price is at most this, in nats
+            per saved token, as ``umim prune`` measured it; ``math.inf`` for all rules (the
+            checkpoint's own bound, if it has one). Prompts merge by all rules.
+        span_eviction: Read everything raw (``merge="none"``), and keep of a rule's span only the
+            last column of the cache once it is so many tokens old (None: keep all); above a merge
+            depth of 0 the layers below it may evict what others merge. Not with ``past``, and the
+            output's state cannot be continued.
+        overlong: What becomes of a prompt that does not fit the context with its new tokens:
+            ``refuse``, or ``truncate`` (leading units are dropped, a BOS stays; not where a turn
+            is continued).
+        logprobs: How many of the most probable ids to report per step, with the log-probability
+            of the chosen one; None reports neither.
+        logits_processor: Further processors, called per row with its raw ids [1, T].
+        stopping_criteria: Further criteria, called per row with its raw ids [1, T].
+        streamer: transformers' streamer; one row only.
+        observer: Called after every forward (``outputs.Forward``).
+    """
+
+    config: GenerationConfig | None = None
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | Literal["model"] | None = "model"
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    stop_strings: str | Sequence[str] | None = None
+    eos_token_id: int | Sequence[int] | Literal["model"] | None = "model"  # noqa: S105  no secret
+    n: int | None = None
+    seed: int | None = None
+    streams: Sequence[int] | None = None
+    merge: Merge | None = None
+    raw_tail: int | None = None
+    decode_max_damage: float | None = None
+    span_eviction: int | None = None
+    overlong: Overlong = "refuse"
+    logprobs: int | None = None
+    logits_processor: LogitsProcessorList | None = None
+    stopping_criteria: StoppingCriteriaList | None = None
+    streamer: BaseStreamer | None = None
+    observer: Observer | None = None
+
+    @classmethod
+    def of(cls, options: GenerateOptions | None, changes: Mapping[str, Any]) -> GenerateOptions:
+        """Return options with changes by name; transformers' names are understood, too."""
+        beams = sorted(_BEAMS & changes.keys())
+        require(
+            not beams,
+            GenerationError,
+            "beam search is not supported",
+            ", ".join(beams),
+            "Leave it out; n with do_sample gives several texts.",
+        )
+        for alias, name in _ALIASES.items():
+            require(
+                not {alias, name} <= changes.keys(),
+                GenerationError,
+                "an option must be given once",
+                f"{alias} and {name}",
+                "Leave one of them out.",
+            )
+        named = {_ALIASES.get(name, name): value for name, value in changes.items()}
+        known = sorted(field.name for field in fields(cls))
+        for name in named:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise TypeError(f"unknown option {name!r}; known are {', '.join(known)}. {hint}")
+        return replace(options or cls(), **named)
+
+    def __post_init__(self) -> None:
+        """Refuse what no model could do."""
+        given: object = self.config
+        require(
+            given is None or isinstance(given, GenerationConfig),
+            GenerationError,
+            "config must be a GenerationConfig of transformers",
+            type(given).__name__,
+            "Make one, or give its settings as options.",
+        )
+        require(
+            given is None or not self._given,
+            GenerationError,
+            "settings must be given in config or as options, not both",
+            list(self._given),
+            "Put them into config.",
+        )
+        if given is None:
+            self._built()
+            self._check_sampling(self.do_sample is not False)
+        for name in ("logits_processor", "stopping_criteria"):
+            value: object = getattr(self, name)
+            require(
+                value is None or isinstance(value, list),
+                GenerationError,
+                f"{name} must be a list",
+                type(value).__name__,
+                "Put it into a list.",
+            )
+        require(
+            self.overlong in get_args(Overlong),
+            GenerationError,
+            f"overlong must be one of {get_args(Overlong)}",
+            self.overlong,
+            "Choose one.",
+        )
+        require(
+            self.seed is None or (_whole(self.seed) and self.seed >= 0),
+            GenerationError,
+            "a seed must be an integer of at least 0",
+            self.seed,
+            "Leave it out, or use 0.",
+        )
+        require(
+            self.logprobs is None or (_whole(self.logprobs) and self.logprobs >= 0),
+            GenerationError,
+            "logprobs must be an integer of at least 0",
+            self.logprobs,
+            "Leave it out, or use 0.",
+        )
+        self._check_merging()
+
+    def _check_merging(self) -> None:
+        if self.merge is not None:
+            check_merge(self.merge)
+        most: object = self.decode_max_damage
+        number = isinstance(most, int | float) and not isinstance(most, bool)
+        require(
+            most is None or (number and not math.isnan(self.decode_max_damage or 0)),
+            GenerationError,
+            "decode_max_damage must be a number of nats per saved token",
+            most,
+            "Give 0.2 for example, or inf to merge by all rules.",
+        )
+        require(
+            most in (None, math.inf) or self.merge in (None, "all"),
+            GenerationError,
+            "decode_max_damage needs merging in the prompt and while decoding",
+            f"merge {self.merge!r}",
+            "Merge all, or leave it out.",
+        )
+        if self.span_eviction is not None:
+            check_age(self.span_eviction)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """Settings that are given as options."""
+        values = {name: getattr(self, name) for name in _SETTINGS}
+        unset = {name for name, value in values.items() if value is _SETTINGS[name]}
+        unset |= {
+            name for name, value in values.items() if isinstance(value, str) and value == "model"
+        }
+        return {name: value for name, value in values.items() if name not in unset}
+
+    def _check_sampling(self, sampled: bool) -> None:
+        """Refuse settings of sampling where nothing is drawn."""
+        given = self._given
+        idle = [name for name, same in _SAMPLING.items() if given.get(name) not in (None, same)]
+        require(
+            sampled or not idle,
+            GenerationError,
+            f"{', '.join(_SAMPLING)} need do_sample",
+            idle,
+            "Sample, or leave them out.",
+        )
+
+    def _built(self) -> GenerationConfig:
+        """Return the settings that were given, all others None."""
+        if self.config is not None:
+            return self.config
+        settings = self._given
+        for name in _INTEGERS:
+            require(
+                _whole(settings.get(name, 0)),
+                GenerationError,
+                f"{name} must be an integer",
+                settings.get(name),
+                "Give a whole number.",
+            )
+        if "n" in settings:
+            settings["num_return_sequences"] = settings.pop("n")
+        if "stop_strings" in settings:
+            settings["stop_strings"] = stop_texts(settings["stop_strings"] or ()) or None
+        if "top_k" in settings:  # None stands for what was not given
+            settings["top_k"] = settings["top_k"] or 0
+        if "eos_token_id" in settings:
+            settings["eos_token_id"] = eos_ids(settings["eos_token_id"])
+        return _checked(settings)
+
+    def of_model(self, backbone: Backbone) -> GenerateOptions:
+        """Return options in which settings not given are filled as transformers fills them.
+
+        A length is not taken over (``max_length`` counts the prompt), nor is what changes no token.
+        The text's end falls back to the tokenizer's.
+        """
+        config = _checked(self._built().to_dict())
+        values = vars(config)
+        for name, value in backbone.model.generation_config.to_dict().items():
+            inherited = name not in IGNORED and name != "max_length" and _NEUTRAL.get(name) != value
+            said = value is not None and value is not False  # 0 is said: a top_k of 0 keeps all
+            if inherited and said and values.get(name, False) is None:
+                values[name] = value
+        if config.eos_token_id is None:
+            config.eos_token_id = end_ids(backbone) or None
+        if config.do_sample and config.top_k is None:
+            config.top_k = DEFAULT_TOP_K
+        if config.max_new_tokens is None:
+            config.max_new_tokens = NEW_TOKENS
+        self._check_sampling(bool(config.do_sample))
+        return replace(self, config=config, **_SETTINGS)
+
+    @property
+    def samples(self) -> int:
+        """Rows that each prompt gets."""
+        number = self.n if self.config is None else self.config.num_return_sequences
+        return 1 if number is None else int(number)
+
+    def check(self, merged_model: MergedModel, prompts: int) -> GenerationConfig:
+        """Return transformers' settings; refuse what a model cannot do for so many prompts."""
+        config = self._built()
+        new: object = config.max_new_tokens
+        require(
+            _whole(new) and config.max_new_tokens >= 1,
+            GenerationError,
+            "max_new_tokens must be an integer of at least 1",
+            new,
+            "Ask for one token or more.",
+        )
+        allowed = HONOURED | _WITHOUT_EFFECT
+        unknown = {
+            name: value
+            for name, value in config.to_diff_dict().items()
+            if value is not None and not name.startswith("_") and _NEUTRAL.get(name) != value
+            if name not in allowed
+        }
+        require(
+            not unknown,
+            GenerationError,
+            f"generation settings must be among {sorted(HONOURED)}",
+            unknown,
+            "Leave the others out (beam search is not supported); where the model's own "
+            "generation_config names them, give others in `config`.",
+        )
+        require(
+            self.samples == 1 or (self.samples > 1 and bool(config.do_sample)),
+            GenerationError,
+            "num_return_sequences must be 1, or more with do_sample",
+            self.samples,
+            "Sample, or ask for one.",
+        )
+        rows = prompts * self.samples
+        require(
+            self.streamer is None or rows == 1,
+            GenerationError,
+            "a streamer takes one row",
+            f"{rows} rows",
+            "Stream one prompt and one sample.",
+        )
+        ids = merged_model.backbone.vocab_size
+        require(
+            (self.logprobs or 0) <= ids,
+            GenerationError,
+            f"logprobs must lie between 0 and {ids}",
+            self.logprobs,
+            "Ask for fewer.",
+        )
+        require(
+            self.span_eviction is None or self.merge == "none" or merged_model.merge_depth > 0,
+            GenerationError,
+            "span_eviction reads prompt and generated tokens raw",
+            f"merge {self.merge or 'all'!r}",
+            "Merge none, or leave it out.",
+        )
+        return config
+
+    def reading(self, merged_model: MergedModel) -> MergedModel:
+        """Return the model that reads prompts as the options say."""
+        return merged_model.reading(self.merge or "all", self.raw_tail or 0)
+
+    def decode_bound(self, merged_model: MergedModel) -> float | None:
+        """Return the most price of the rules that generated tokens merge by.
+
+        The options' bound counts; without one, the model's own. None where all rules count, or
+        generated tokens stay raw.
+        """
+        if self.merge not in (None, "all") or merged_model.matcher is None:
+            return None
+        own = merged_model.decode_max_damage
+        bound = own if self.decode_max_damage is None else self.decode_max_damage
+        return None if bound == math.inf else bound
+
+
+def _checked(settings: Mapping[str, Any]) -> GenerationConfig:
+    """Return settings that transformers accepts."""
+    try:
+        return GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
+    except (TypeError, ValueError) as error:
+        raise GenerationError(
+            "a generation option is out of range",
+            str(error).rstrip("."),
+            "Correct it, or leave it out.",
+        ) from error
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
