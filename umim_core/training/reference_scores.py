@@ -11,7 +11,6 @@ kill. Of scores that are found some are computed again, because no key covers th
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -26,8 +25,8 @@ from umim_core.errors import ArtifactError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.store.arrays import open_array, save_array
-from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes, write_manifest
-from umim_core.store.publication import publish_directory
+from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.publication import build_once
 from umim_core.training.train_ranks import (
     from_first_rank,
     rank_and_world,
@@ -36,8 +35,6 @@ from umim_core.training.train_ranks import (
 )
 
 logger = logging.getLogger("umim.train")
-SCHEMA: Final = 1
-_KIND: Final = "reference-scores"
 _SCORES: Final = "scores.npy"
 _CHECKED: Final = 100  # one question in so many is scored again
 _TOLERANCE: Final = 1e-4  # nats per token, float32: other questions in a batch change the last bits
@@ -57,30 +54,38 @@ def reference_scores(
     Per question it is the mean token log-probability of each answer [C] (nats per token).
     """
     rank, world = rank_and_world()
-    sizes = [len(question.endings) for question in questions]
     key = _key(questions, merged_model, trained, batch_size)
-    stored = _read(folder, key) if rank == 0 else None
-    known = bool(from_first_rank(int(stored is not None)))
-    if known:
-        own = [0.0] * sum(sizes) if stored is None else stored
-    else:
-        own = []
+    backbone, sizes = merged_model.backbone, [len(question.endings) for question in questions]
+    scores, is_new = np.zeros(sum(sizes)), 0
+
+    def score() -> list[float]:
+        share: list[float] = []
         for number, batch in enumerate(_batches(questions, batch_size)):
             if number % world == rank:
-                own += torch.cat(ending_scores(batch, merged_model)).tolist()
+                share += torch.cat(ending_scores(batch, merged_model)).tolist()
             else:
-                own += [0.0] * sum(len(question.endings) for question in batch)
-    scores = torch.tensor(
-        sum_over_ranks(own),
-        dtype=torch.promote_types(merged_model.backbone.dtype, torch.float32),
-        device=merged_model.backbone.device,
+                share += [0.0] * sum(len(question.endings) for question in batch)
+        return sum_over_ranks(share)
+
+    def build(out: Path) -> None:
+        from_first_rank(1)  # the others score their share
+        save_array(out / _SCORES, np.array(score()))
+
+    if rank == 0:
+        built = build_once(folder, key, build, kind="reference-scores", schema=1, rebuild=True)
+        is_new = int(built.executed) or from_first_rank(0)
+        scores = open_array(folder / _SCORES)
+    elif is_new := from_first_rank(0):
+        score()
+    everywhere = torch.tensor(
+        sum_over_ranks(scores.tolist()),
+        dtype=torch.promote_types(backbone.dtype, torch.float32),
+        device=backbone.device,
     )
-    reference = list(torch.split(scores, sizes))
-    if known:
+    reference = list(torch.split(everywhere, sizes))
+    if not is_new:
         logger.info("reference scores of the start: found")
         _check(questions, reference, merged_model, batch_size, folder)
-    elif rank == 0:
-        _write(folder, key, scores)
     return reference
 
 
@@ -116,28 +121,6 @@ def _key(
 def _digest(value: Tensor) -> str:
     raw = value.detach().cpu().flatten().view(torch.uint8).numpy()
     return sha256_bytes(f"{value.dtype} {tuple(value.shape)}\n".encode() + raw.tobytes())
-
-
-def _read(folder: Path, key: str) -> list[float] | None:
-    """Return the scores of a folder, or None if it is torn, of another key or not there."""
-    if not folder.exists():
-        return None
-    try:
-        manifest = read_manifest(folder, kind=_KIND, schema=SCHEMA)
-        scores: list[float] = open_array(folder / _SCORES).tolist()
-    except ArtifactError as error:
-        logger.warning("reference scores are torn and computed anew: %s", error)
-        return None
-    return scores if manifest.get("key") == key else None
-
-
-def _write(folder: Path, key: str, scores: Tensor) -> None:
-    def build(out: Path) -> None:
-        save_array(out / _SCORES, scores.cpu().numpy().astype(np.float64))
-        write_manifest(out, kind=_KIND, schema=SCHEMA, body={"key": key})
-
-    shutil.rmtree(folder, ignore_errors=True)
-    publish_directory(folder, build)
 
 
 def _check(
