@@ -14,10 +14,9 @@ from umim_core.errors import ArtifactError
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.inspection import collision_rate
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.arrays import save_array
+from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import read_json, read_manifest, write_json, write_manifest
 from umim_core.store.publication import STATE, publish_directory
-from umim_core.training.token_rows import load_array
 
 _SCHEMA: Final = 1
 _CORPUS: Final = "corpus.json"
@@ -72,7 +71,7 @@ def save_orders(folder: Path, **arrays: ByOrder) -> None:
 
 def load_orders(folder: Path, name: str) -> dict[int, np.ndarray]:
     """Read the arrays of one name."""
-    return {order: load_array(folder / f"{name}_{order}.npy") for order in ORDERS}
+    return {order: np.array(open_array(folder / f"{name}_{order}.npy")) for order in ORDERS}
 
 
 def write_corpus_digest(folder: Path, digest: str) -> None:

@@ -59,10 +59,9 @@ from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.arrays import save_array
+from umim_core.store.arrays import open_array, save_array
 from umim_core.store.publication import STATE
 from umim_core.text.token_ids import UniformOffsets
-from umim_core.training.token_rows import load_array
 
 logger = logging.getLogger("umim.count")
 _confidence_logger = logging.getLogger("umim.confidence")
@@ -200,7 +199,7 @@ def _load_order(state: Path, order: int) -> tuple[NDArray[np.int64], NDArray[np.
     folder = state / f"order-{order}"
     if not has_part(folder, "order", {"order": order}, logger):
         return None
-    return load_array(folder / "keys.npy"), load_array(folder / "support.npy")
+    return np.array(open_array(folder / "keys.npy")), np.array(open_array(folder / "support.npy"))
 
 
 def _save_order(

@@ -48,15 +48,12 @@ The backbone is a twin that they may change; its weights, which it shares, they 
 
 @dataclass(frozen=True)
 class Control:
-    """A control and its weights."""
-
     kind: str
     module: nn.Module = field(repr=False)
     merged_model: MergedModel
 
     @property
     def size(self) -> int:
-        """Number of trained parameters."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
 
@@ -114,7 +111,6 @@ class ControlRecord(BaseModel):
 def write_control(
     control: Control, training: Mapping[str, str | int | float | None], directory: Path
 ) -> None:
-    """Write a control's files into an existing, empty directory."""
     backbone = control.merged_model.backbone
     record = ControlRecord(
         kind=control.kind,
@@ -144,7 +140,6 @@ def load_control(directory: Path, backbone: Backbone) -> MergedModel:
 
 
 def read_record(directory: Path) -> ControlRecord:
-    """Read what a control's directory says about itself."""
     rule = f"{directory / _CONFIG} must describe a control"
     with described(rule, "Train it again with this version.", CheckpointError):
         return ControlRecord.model_validate(read_json(directory / _CONFIG))

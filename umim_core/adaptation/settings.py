@@ -67,12 +67,10 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 def setting_names() -> list[str]:
-    """Return the names of all settings, in the order in which they are shown."""
     return [row.name for row in SETTINGS]
 
 
 def find_setting(name: str) -> Setting:
-    """Return the row of a setting."""
     for row in SETTINGS:
         if row.name == name:
             return row
@@ -80,7 +78,6 @@ def find_setting(name: str) -> Setting:
 
 
 def measures(name: str, measure: Measure) -> bool:
-    """Return whether something is measured under a setting."""
     return measure in find_setting(name).measured
 
 

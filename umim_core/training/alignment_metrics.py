@@ -40,7 +40,6 @@ class AlignmentSums:
         self.rows += len(values[METRICS[0]])
 
     def means(self) -> dict[str, float]:
-        """Return each metric's mean over the rows; NaN without rows."""
         return {
             name: total / self.rows if self.rows else float("nan")
             for name, total in self.sums.items()
@@ -102,7 +101,6 @@ def _row_sums(teacher: Tensor, student: Tensor, room: Tensor) -> _RowSums:
 
 
 def _block_metrics(teacher: Tensor, student: Tensor, sums: _RowSums) -> dict[str, Tensor]:
-    """Return every metric of a block of logits [C, V]."""
     first_t, first_s = _leading(teacher, 10), _leading(student, 10)
     nucleus_t, size_t = _nucleus(teacher, sums.log_sum_t, TOP_P)
     nucleus_s, size_s = _nucleus(student, sums.log_sum_s, TOP_P)

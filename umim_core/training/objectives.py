@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -78,37 +78,47 @@ class BatchLoss(NamedTuple):
     kl: Tensor
 
 
-class Objective(Protocol):
-    """Interface of a training objective to the training loop."""
-
-    num_items: int
-    weight_name: str  # of the unit that a batch's sums are divided by
-
-    @property
-    def module(self) -> nn.Module:
-        """The module being trained."""
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """Names of the sums of a validation."""
-
-    def forward(self, indices: Sequence[int]) -> BatchLoss:
-        """Return the loss sums of a batch."""
-
-    def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
-        """Return [weight, *sums in the order of ``metric_names``] over this rank's share."""
-
-    def score(self, metrics: dict[str, float]) -> float:
-        """Return the score that selects the best checkpoint; lower is better."""
-
-
 def spread_rows(rows: int, limit: int) -> list[int]:
     """Return at most ``limit`` rows, evenly spread: neighbours come from the same document."""
     count = min(rows, limit)
     return [index * rows // count for index in range(count)]
 
 
-class DistillObjective(nn.Module):
+class Objective(nn.Module):
+    """What is trained, on what; calling it with training items gives a :class:`BatchLoss`.
+
+    Attributes:
+        module: What is trained.
+        num_items: Training items; ``num_valid`` those of the validation.
+        batch_size: Items that are measured at once.
+    """
+
+    metric_names: tuple[str, ...]  # of the sums of a validation
+    weight_name: str  # of the unit that a batch's sums are divided by
+    module: nn.Module
+    num_items: int
+    num_valid: int
+    batch_size: int
+
+    def measured(self, indices: Sequence[int]) -> tuple[float, ...]:
+        """Return weight and sums, in the order of ``metric_names``, of some validation items."""
+        raise NotImplementedError
+
+    def score(self, metrics: dict[str, float]) -> float:
+        """Return the score that selects the best checkpoint; lower is better."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
+        """Return what ``measured`` gives of this rank's share of at most ``limit`` items."""
+        sums = np.zeros(1 + len(self.metric_names))
+        mine = spread_rows(self.num_valid, limit)[rank::world]
+        for start in range(0, len(mine), self.batch_size):
+            sums += self.measured(mine[start : start + self.batch_size])
+        return [float(value) for value in sums]
+
+
+class DistillObjective(Objective):
     """Predictive distillation over token rows."""
 
     metric_names = ("cross_entropy", "kl")
@@ -131,16 +141,13 @@ class DistillObjective(nn.Module):
         self._model = DistillModel(merged_model, autocast=bf16, micro_batch=micro_batch)
         self._matcher = merged_model.require_matcher()
         self._train, self._valid = train, valid
-        self._batch_size = batch_size
-        self.num_items = len(train)
+        self.batch_size, self.num_items, self.num_valid = batch_size, len(train), len(valid)
 
     @property
-    def module(self) -> MergeModule:
-        """The merge module being trained."""
+    def module(self) -> MergeModule:  # type: ignore[override]  # registered once, by the model
         return self._model.module
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
-        """Return the loss sums over the aligned rows of these training rows."""
         loss = self._loss(self._train, indices, self._kinds)
         return BatchLoss(loss.total, float(loss.rows), loss.kl)
 
@@ -153,24 +160,15 @@ class DistillObjective(nn.Module):
         )
         return loss
 
-    @torch.no_grad()
-    def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
-        """Return [rows, cross-entropy sum, KL sum] over this rank's rows."""
-        sums = [0.0] * (1 + len(self.metric_names))
-        mine = spread_rows(len(self._valid), limit)[rank::world]
-        for start in range(0, len(mine), self._batch_size):
-            loss = self._loss(self._valid, mine[start : start + self._batch_size])
-            sums[0] += loss.rows
-            for slot, value in enumerate((loss.total, loss.kl), 1):
-                sums[slot] += float(value)
-        return sums
+    def measured(self, indices: Sequence[int]) -> tuple[float, ...]:
+        loss = self._loss(self._valid, indices)
+        return float(loss.rows), float(loss.total), float(loss.kl)
 
     def score(self, metrics: dict[str, float]) -> float:
-        """Select by validation cross-entropy."""
         return metrics["cross_entropy"]
 
 
-class PreferenceObjective(nn.Module):
+class PreferenceObjective(Objective):
     """Preference (DPO) over multiple-choice questions; the reference is the model at the start.
 
     Trained is ``module``, the merge module or the weights of a control, which ``merged_model``
@@ -202,21 +200,20 @@ class PreferenceObjective(nn.Module):
         self._merged_model = merged_model
         self._questions: dict[Split, list[EncodedQuestion]] = {"train": train, "valid": valid}
         self._beta, self._micro_batch = beta, micro_batch
-        self._batch_size = min(batch_size, micro_batch or batch_size)
-        self.num_items = len(train)
+        self.batch_size = min(batch_size, micro_batch or batch_size)
+        self.num_items, self.num_valid = len(train), len(valid)
         every = {split: range(len(questions)) for split, questions in self._questions.items()}
         places = [(split, index) for split, of in (asked or every).items() for index in of]
         scores = reference_scores(
             [self._questions[split][index] for split, index in places],
             merged_model,
             self.module,
-            batch_size=self._batch_size,
+            batch_size=self.batch_size,
             folder=reference,
         )
         self._reference = dict(zip(places, scores, strict=True))
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
-        """Return the loss sum over these training questions."""
         if self._micro_batch is None:
             total = self._total(indices)
         else:
@@ -240,20 +237,11 @@ class PreferenceObjective(nn.Module):
         golds = [question.gold for question in questions]
         return preference_loss(scores, reference, golds, beta=self._beta), scores
 
-    @torch.no_grad()
-    def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
-        """Return [questions, loss sum, correct answers] over this rank's validation questions."""
-        sums, valid = [0.0, 0.0, 0.0], self._questions["valid"]
-        mine = spread_rows(len(valid), limit)[rank::world]
-        for start in range(0, len(mine), self._batch_size):
-            indices = mine[start : start + self._batch_size]
-            loss, scores = self._loss("valid", indices)
-            golds = [valid[index].gold for index in indices]
-            sums[0] += len(indices)
-            sums[1] += float(loss) * len(indices)
-            sums[2] += choice_accuracy(scores, golds) * len(indices)
-        return sums
+    def measured(self, indices: Sequence[int]) -> tuple[float, ...]:
+        loss, scores = self._loss("valid", indices)
+        golds = [self._questions["valid"][index].gold for index in indices]
+        hits = choice_accuracy(scores, golds) * len(indices)
+        return float(len(indices)), float(loss) * len(indices), hits
 
     def score(self, metrics: dict[str, float]) -> float:
-        """Select by validation accuracy, ties by loss."""
-        return -metrics["accuracy"] + 1e-6 * metrics["loss"]
+        return -metrics["accuracy"] + 1e-6 * metrics["loss"]  # ties by loss

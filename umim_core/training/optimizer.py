@@ -90,11 +90,9 @@ class RowAdamW:
         self._table[rows] -= learning_rate * (mean / scale)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return moments and steps under the names of a resume state."""
         return {f"optimizer.rows.{name}": value for name, value in self._state.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what :meth:`tensors` returned."""
         for name, value in self._state.items():
             tensor = tensors.get(f"optimizer.rows.{name}")
             if tensor is None or tensor.shape != value.shape:
@@ -118,11 +116,9 @@ class Strategy(Protocol):
         A norm that is not finite is returned, and nothing is changed.
         """
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the optimiser state of this rank."""
+    def tensors(self) -> dict[str, Tensor]: ...
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what :meth:`tensors` returned."""
+    def load(self, tensors: dict[str, Tensor]) -> None: ...
 
 
 def adamw(objective: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
@@ -143,12 +139,10 @@ def adamw(objective: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return what an optimiser moves, group after group."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
 
@@ -171,12 +165,10 @@ class AdamWStrategy:
         self._row_rate = config.row_rate if isinstance(config, DistillConfig) else 1.0
 
     def loss(self, indices: Sequence[int]) -> BatchLoss:
-        """Run the objective."""
         loss: BatchLoss = self._model(indices)
         return loss
 
     def update(self, scaled: Tensor, learning_rate: float) -> float:
-        """Back-propagate, clip, step."""
         set_rate(self._optimizer, learning_rate)
         scaled.backward()  # type: ignore[no-untyped-call]  # theirs
         clipped = list(self._parameters)
@@ -198,19 +190,16 @@ class AdamWStrategy:
         return rows, gradient
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return AdamW's moments and step counts."""
         rows = {} if self._rows is None else self._rows.tensors()
         return optimizer_tensors(self._optimizer) | rows
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore AdamW's moments and step counts."""
         load_optimizer_tensors(self._optimizer, tensors)
         if self._rows is not None:
             self._rows.load(tensors)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return an AdamW's state as named tensors."""
     tensors: dict[str, Tensor] = {}
     for index, parameter in enumerate(parameters(optimizer)):
         for name in _MOMENTS if parameter in optimizer.state else ():
@@ -220,7 +209,6 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore an AdamW's state."""
     for index, parameter in enumerate(parameters(optimizer)):
         moments = {name: tensors.get(f"optimizer.{index}.{name}") for name in _MOMENTS}
         if all(value is None for value in moments.values()):

@@ -136,7 +136,6 @@ class DistillModel(nn.Module):
 
     @property
     def backbone(self) -> Backbone:
-        """The frozen backbone."""
         return self._frozen[0]
 
     def forward(
@@ -195,7 +194,6 @@ class DistillModel(nn.Module):
         return [weight for weight in weights if weight.requires_grad]
 
     def surrogates(self, packed: PackedUnits) -> Tensor:
-        """Return the surrogates of a batch's different spans [M, d]."""
         device = self.backbone.device
         spans, lengths = packed.span_ids.to(device), packed.span_lengths.to(device)
         with self._precision():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +42,6 @@ class TokenRows:
 
     @classmethod
     def of_rows(cls, rows: list[list[int]], merge_until: list[int]) -> TokenRows:
-        """Join ragged rows."""
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
         flat = np.array([token for row in rows for token in row], dtype=np.int32)
         return cls(flat, offsets, np.array(merge_until, dtype=np.int64))
@@ -52,13 +50,7 @@ class TokenRows:
         return len(self.offsets) - 1
 
     def row(self, index: int) -> NDArray[np.int32]:
-        """Return the ids of one row."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
-
-    def take(self, count: int) -> TokenRows:
-        """Return the first ``count`` rows (all of them if there are fewer)."""
-        count = min(count, len(self))
-        return TokenRows(self.ids, self.offsets[: count + 1], self.merge_until[:count])
 
     def segment(self, index: int, matcher: Matcher) -> Segmentation:
         """Cut one row into units; tokens from ``merge_until`` on stay raw."""
@@ -82,13 +74,6 @@ class TokenRows:
         if (directory / _SHARDS).exists():
             ids = TokenShards.open(Path(str(read_json(directory / _SHARDS))))
         else:
-            ids = load_array(directory / "ids.npy", mmap=True)
-        return cls(
-            ids, load_array(directory / "offsets.npy"), load_array(directory / "merge_until.npy")
-        )
-
-
-def load_array(path: Path, *, mmap: bool = False) -> NDArray[Any]:
-    """Read an ``.npy`` file without pickle."""
-    array: NDArray[Any] = open_array(path)
-    return array if mmap else np.array(array)
+            ids = open_array(directory / "ids.npy")
+        borders = (open_array(directory / f"{name}.npy") for name in ("offsets", "merge_until"))
+        return cls(ids, *borders)

@@ -102,11 +102,9 @@ class TrainJob:
 
     @property
     def device(self) -> Device:
-        """Where the model runs."""
         return "cuda" if self.use_gpu else "cpu"
 
     def optimisation(self) -> DistillConfig | PreferenceConfig:
-        """Return how the job optimises."""
         if self.objective == "preference":
             return PreferenceConfig.model_validate(self.config)
         return DistillConfig.model_validate(self.config)
@@ -346,13 +344,11 @@ def _summary(progress: Progress) -> dict[str, str | int | float | None]:
 
 
 def read_curve(out: Path) -> list[dict[str, float]]:
-    """Return the rows of the training curve that a job left in its directory."""
     lines = (out / CURVE).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def read_summary(out: Path) -> dict[str, float]:
-    """Return the numbers of the summary that a job left in its directory."""
     summary = read_json(out / _SUMMARY)
     if not isinstance(summary, dict):
         raise ArtifactError(f"{out}/{_SUMMARY} must be a mapping", summary, "Train it again.")

@@ -125,8 +125,6 @@ def _read(target: Path, rank: int, world: int) -> tuple[dict[str, Tensor], Progr
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Result of a training run."""
-
     weights: dict[str, Tensor]
     progress: Progress
 
@@ -280,7 +278,6 @@ def _skip(config: TrainConfig, progress: Progress) -> None:
 
 
 def _finite(row: Row) -> Row:
-    """Leave out what JSON has no number for."""
     return {name: value for name, value in row.items() if math.isfinite(value)}
 
 

@@ -82,12 +82,10 @@ def load_parameters(module: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def state_path(directory: Path, step: int) -> Path:
-    """Return where the state after a step is."""
     return directory / f"step-{step:08d}"
 
 
 def step_of(target: Path) -> int:
-    """Return the step after which a state was written."""
     return int(target.name.removeprefix("step-"))
 
 
@@ -104,7 +102,6 @@ def begin_state(target: Path) -> None:
 
 
 def write_rank(target: Path, rank: int, tensors: dict[str, Tensor], progress: Progress) -> None:
-    """Write one rank's part."""
     packed = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     packed["rng.torch"] = torch.get_rng_state()
     save_tensors(packed, target / f"rank-{rank}.safetensors")
@@ -141,7 +138,6 @@ def drop_states(directory: Path) -> None:
 
 
 def check_state(target: Path, world: int) -> None:
-    """Refuse a state that is not whole."""
     manifest = read_manifest(target, kind="train-state", schema=STATE_SCHEMA)
     if manifest.get("world") != world:
         raise ArtifactError(
@@ -167,7 +163,6 @@ def newest_state(directory: Path, world: int) -> Path | None:
 
 
 def read_rank(target: Path, rank: int) -> tuple[dict[str, Tensor], Progress]:
-    """Read one rank's part and restore the torch RNG."""
     tensors = load_file(target / f"rank-{rank}.safetensors")
     torch.set_rng_state(tensors.pop("rng.torch"))
     record = read_json(target / f"rank-{rank}.json")

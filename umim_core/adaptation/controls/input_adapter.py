@@ -46,7 +46,6 @@ class _AdaptedEmbedding(nn.Module):
         self.weight = embedding.get_parameter("weight")
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the embeddings [..., d] of ids [...], in the layer's data type."""
         plain: Tensor = self.embedding(ids)
         change: Tensor = self.adapter(plain)
         return plain + change.to(plain.dtype)
