@@ -1,0 +1,114 @@
+"""Examples of the documents: Python runs, command lines have options that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.core import TyperGroup
+
+from flows.cli import app as flows_app
+from support.source_tree import ROOT
+from umim_core.cli.app import app as umim_app
+from umim_core.embedded.assets import embedded_path
+from umim_core.rules.ruleset import RuleSet
+from umim_core.serving.span_files import SpanTable
+
+DOCUMENTS = {
+    path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+COMMANDS = {"umim": umim_app, "python -m flows": flows_app}
+# What a document's Python has from the text around it.
+GIVEN = {
+    "evaluate.md": {},
+    "generate.md": {
+        "prompt": "Return the sum of the elements",
+        "document": "Return a new array with the same shape as a given array.",
+        "question": " It is",
+        "other": " Its type is",
+    },
+    "engines.md": {"ids": list(range(300))},
+}
+LEFT_OUT = {
+    "README.md": "tests/test_readme.py runs it",
+    "quickstart.md": "a chat of the default checkpoint, as README's",
+    "serve.md": "needs openai's client and a server: tests/serving asks its own",
+}
+
+
+def blocks(name: str, *languages: str) -> list[str]:
+    text = DOCUMENTS[name].read_text("utf-8")
+    return [
+        code
+        for kind, code in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+        if kind in languages
+    ]
+
+
+def test_every_document_with_python_is_run_or_says_why_not() -> None:
+    assert {name for name in DOCUMENTS if blocks(name, "python")} == {*GIVEN, *LEFT_OUT}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_the_python_of_a_document_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the embedded model, in place of those that would be fetched."""
+    monkeypatch.chdir(tmp_path)
+    rules = embedded_path("umim-docs-llama", "checkpoint")
+    assert rules is not None
+    (tmp_path / "served").mkdir()
+    SpanTable(RuleSet.load(rules / "rules"), 8192, 16).write(tmp_path / "served")
+    code = re.sub(r'"umim-smollm2-[\w-]+"', '"umim-docs-llama"', "\n".join(blocks(name, "python")))
+    exec(compile(code, name, "exec"), dict(GIVEN[name]))  # noqa: S102  # our own documents
+
+
+def command_lines(text: str) -> list[str]:
+    """Return the command lines of a block: those with a $, or all; quotes may span lines."""
+    lines, prompts = [], "$ " in text
+    rest = iter(text.splitlines())
+    for line in rest:
+        command = line.removeprefix("$ ") if line.startswith("$ ") or not prompts else ""
+        while command and not whole(command):
+            command = command.removesuffix("\\") + "\n" + next(rest)
+        lines.append(command)
+    return lines
+
+
+def whole(command: str) -> bool:
+    try:
+        shlex.split(command, comments=True)
+    except ValueError:  # an open quote
+        return False
+    return not command.endswith("\\")
+
+
+EXAMPLES = [
+    (name, program, line)
+    for name in DOCUMENTS
+    for text in blocks(name, "console", "bash")
+    for line in command_lines(text)
+    for program in COMMANDS
+    if line.startswith(f"{program} ")
+]
+
+
+@pytest.mark.parametrize(("name", "program", "line"), EXAMPLES)
+def test_a_command_line_of_a_document_can_be_given(name: str, program: str, line: str) -> None:
+    arguments = shlex.split(line, comments=True)[len(program.split()) :]
+    for end in ("&&", "|", "&", ";"):
+        arguments = arguments[: arguments.index(end)] if end in arguments else arguments
+    command, context = typer.main.get_command(COMMANDS[program]), None
+    while isinstance(command, TyperGroup):
+        context = command.make_context(program, [arguments[0]], parent=context)
+        found = command.get_command(context, arguments[0])
+        assert found is not None, f"{name}: {line}"
+        command, arguments = found, arguments[1:]
+    command.make_context(str(command.name), arguments, parent=context)
+
+
+def test_the_documents_have_command_lines() -> None:
+    assert len(EXAMPLES) > 40
