@@ -25,7 +25,8 @@ import torch
 from benchmarks.answers.__main__ import RAW_TAIL, SUBJECT, Prompt, Question, load, shortened
 from benchmarks.common import Benchmark, Report
 from umim_core import UMIM
-from umim_core.baselines.methods import BASELINES, ReducedTokens
+from umim_core.baselines.methods import ReducedTokens
+from umim_core.baselines.registry import find_baseline
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.text_metrics.code_tests import code_tests
 from umim_core.model.inputs import encode_prompts
@@ -124,7 +125,7 @@ def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
         prompt = Prompt(ids, protected, ids[-RAW_TAIL:])
     else:
         prompt = Prompt.of(Question("", asked[0]["content"], ()), umim.backbone)
-    truncation = BASELINES.find("truncation")(umim.backbone, umim.matcher)
+    truncation = find_baseline("truncation").make(umim.backbone, umim.matcher)
     assert isinstance(truncation, ReducedTokens)
     return shortened(truncation, prompt, saving)
 

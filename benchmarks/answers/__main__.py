@@ -32,13 +32,13 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.eviction import generate_evicted
 from umim_core.baselines.methods import (
-    BASELINES,
     EvictedColumns,
     Method,
     ReducedTokens,
     Text,
     reduce_tokens,
 )
+from umim_core.baselines.registry import find_baseline
 from umim_core.errors import ConfigError
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prompts import PromptIds
@@ -177,7 +177,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
         "lists": {},
     }
 
-    methods = {name: BASELINES.find(name)(umim.backbone, umim.matcher) for name in options.methods}
+    methods = {
+        name: find_baseline(name).make(umim.backbone, umim.matcher) for name in options.methods
+    }
 
     def answer(prompt: object, **asked: object) -> tuple[str, float]:
         out = umim.generate(prompt, max_new_tokens=options.new_tokens, do_sample=False, **asked)

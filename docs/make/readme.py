@@ -12,7 +12,7 @@ from docs.make.results import adaptation_summary
 from tasks.report.comparison_table import comparison
 from tasks.report.render import DASH, Report, Table, table_markdown
 from tasks.report.report_data import ReportData
-from umim_core.baselines.methods import side_of
+from umim_core.baselines.registry import find_baseline
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.model.compression import compress_text
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
@@ -75,9 +75,11 @@ def _answers(model: str, asked: str, sides: Report) -> tuple[str, ...]:
     merged = {name for name in answers if name.startswith("umim")}
     others = {name: answers[name] for name in answers.keys() - merged - {"base", "truncation"}}
     best = max(  # of equal ones one that shortens the prompt, too
-        sorted(others), key=lambda name: (others[name], side_of(name) != "cache"), default=None
+        sorted(others),
+        key=lambda name: (others[name], find_baseline(name).side != "cache"),
+        default=None,
     )
-    place = " (cache alone)" if best is not None and side_of(best) == "cache" else ""
+    place = " (cache alone)" if best is not None and find_baseline(best).side == "cache" else ""
     return (
         f"{model}: answers kept, {asked}",
         str(answers["base"]),

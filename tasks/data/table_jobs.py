@@ -172,7 +172,7 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     With baselines also the perplexity of raw second halves, behind first halves that base,
     checkpoint and every baseline read: ``ppl_half_NAME``, and the reduction ``tr_half_NAME``.
     """
-    from umim_core.baselines.methods import BASELINES
+    from umim_core.baselines.registry import find_baseline
     from umim_core.evaluation.alignment import evaluate_alignment
     from umim_core.evaluation.method_scoring import AnyScorer, method_scorer
     from umim_core.evaluation.perplexity import perplexity_figures, second_half_perplexity
@@ -195,7 +195,7 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
             "umim": Scorer(merged_model, "prompt", length),
         }
         for name in text.methods:
-            method = BASELINES.find(name)(backbone, merged_model.require_matcher())
+            method = find_baseline(name).make(backbone, merged_model.require_matcher())
             scorers[name] = method_scorer(method, merged_model, length)
         for name, scorer in scorers.items():
             halves[f"ppl_half_{name}"] = second_half_perplexity(rows, scorer, batch).ppl

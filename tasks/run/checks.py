@@ -17,7 +17,7 @@ from umim_core.backbone.tokenizer_files import (
     may_be_repository,
     resolve_backbone,
 )
-from umim_core.baselines.methods import BASELINES
+from umim_core.baselines.registry import find_baseline
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe, QuestionFiles
 from umim_core.config.corpus import GeneratedCorpus
@@ -75,10 +75,10 @@ def check_settings(recipe: TableRecipe) -> None:
     """Refuse baselines of a table that do not exist, or budgets that are none of theirs."""
     for text in recipe.texts.values():
         for name in text.methods:
-            BASELINES.find(name)
+            find_baseline(name)
     for setting in recipe.settings:
         if setting.method is not None:
-            BASELINES.find(setting.method)
+            find_baseline(setting.method)
             target_of(setting.method, None, setting.target_tr, setting.raw_tail)
 
 

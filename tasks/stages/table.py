@@ -43,7 +43,7 @@ from tasks.stages.corpus import changed_files
 from umim_core.adaptation.choices import TaskSequence, mining_segments
 from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.baselines.methods import own_model
+from umim_core.baselines.registry import own_model
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText

@@ -16,7 +16,8 @@ from torch.nn.functional import cosine_similarity
 from support.merged_models import fresh_model
 from support.reduced_texts import FAMILIES, word_backbone
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import BASELINES, Ints, MergedSpans
+from umim_core.baselines.methods import Ints, MergedSpans
+from umim_core.baselines.registry import find_baseline
 from umim_core.evaluation.method_scoring import method_scorer
 from umim_core.evaluation.scoring import Request
 from umim_core.merging.merged_model import MergedModel
@@ -49,7 +50,7 @@ class Case:
 def case(request: pytest.FixtureRequest) -> Case:
     name, family = request.param
     backbone = word_backbone(family)
-    method = BASELINES.find(name)(backbone, RULES)
+    method = find_baseline(name).make(backbone, RULES)
     assert isinstance(method, MergedSpans)
     return Case(name, fresh_model(backbone, RULES.rules), method)
 
@@ -169,7 +170,7 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", POOLS)
 def test_pooled_spans_equal_an_independent_computation(name: str, tiny_backbone: Backbone) -> None:
-    method = BASELINES.find(name)(tiny_backbone, Matcher(RuleSet.from_spans([(1, 2)])))
+    method = find_baseline(name).make(tiny_backbone, Matcher(RuleSet.from_spans([(1, 2)])))
     assert isinstance(method, MergedSpans)
     ids, lengths = torch.tensor([[3, 4, 5, 6], [7, 7, 9, 9], [1, 2, 0, 0]]), [4, 3, 2]
     found = method.merger(tiny_backbone.embed(ids), torch.tensor(lengths))
@@ -179,6 +180,6 @@ def test_pooled_spans_equal_an_independent_computation(name: str, tiny_backbone:
 
 def test_the_rules_of_the_cell_cut_the_text(tiny_backbone: Backbone) -> None:
     matcher = Matcher(RuleSet.from_spans([(1, 2)]))
-    method = BASELINES.find("mean-embedding")(tiny_backbone, matcher)
+    method = find_baseline("mean-embedding").make(tiny_backbone, matcher)
     assert isinstance(method, MergedSpans)
     assert method.segmenter is matcher

@@ -1,3 +1,5 @@
+"""Baselines by name: their side and their model are those of the method that they make."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -5,32 +7,22 @@ from pathlib import Path
 import pytest
 
 from support.reduced_texts import word_backbone
-from umim_core.baselines.methods import BASELINES, OWN_MODELS, ReducedTokens
-from umim_core.baselines.truncation import Truncation
+from umim_core.baselines.registry import BASELINES, find_baseline
+from umim_core.errors import ConfigError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 
-def in_one_registry_alone() -> set[str]:
-    """Names whose method has a model that nothing names, and names of models of no baseline."""
-    backbone, rules = word_backbone("llama"), Matcher(RuleSet.from_spans([(1, 2)]))
-    methods, models = set(BASELINES.names()), set(OWN_MODELS.names())
-    made = {name: BASELINES.find(name)(backbone, rules) for name in methods - models}
-    return {name for name, method in made.items() if method.model is not None} | (models - methods)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [name for name in BASELINES if BASELINES[name].own_model is None])
+def test_a_method_has_the_side_and_the_model_that_its_entry_names(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # of evaluator heads
+    rules = Matcher(RuleSet.from_spans([(1, 2)]))
+    method = find_baseline(name).make(word_backbone("llama"), rules)
+    assert (method.side, method.model) == (BASELINES[name].side, None)
 
 
-def test_every_model_of_a_baselines_own_is_in_both_registries() -> None:
-    assert "llmlingua2" in OWN_MODELS.names()
-    assert in_one_registry_alone() == set()
-
-
-def test_a_name_in_one_registry_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = ReducedTokens(Truncation(), "owner/name@commit")
-    monkeypatch.setitem(BASELINES._found, "not-named", lambda *_: method)
-    monkeypatch.setitem(OWN_MODELS._found, "of-no-baseline", lambda: "owner/name@commit")
-    assert in_one_registry_alone() == {"not-named", "of-no-baseline"}
+def test_an_unknown_name_lists_all() -> None:
+    with pytest.raises(ConfigError, match=r"must be one of cpc, ehpc.*mean 'truncation'"):
+        find_baseline("truncations")

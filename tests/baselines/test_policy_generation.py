@@ -13,7 +13,8 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import key_rotation
 from umim_core.baselines.eviction import generate_evicted
-from umim_core.baselines.methods import BASELINES, EvictedColumns, Ints
+from umim_core.baselines.methods import EvictedColumns, Ints
+from umim_core.baselines.registry import find_baseline
 from umim_core.baselines.streaming_llm import SinksAndNewest
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
@@ -56,7 +57,7 @@ class Case:
 def case(request: pytest.FixtureRequest) -> Case:
     name, family = request.param
     backbone = random_backbone(family, torch.float64)
-    method = BASELINES.find(name)(backbone, Matcher(RuleSet.from_spans([(1, 2)])))
+    method = find_baseline(name).make(backbone, Matcher(RuleSet.from_spans([(1, 2)])))
     assert isinstance(method, EvictedColumns)
     return Case(name, backbone, method)
 

@@ -10,7 +10,8 @@ import torch
 
 from support.reduced_texts import given, ids_of, word_encoder
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import BASELINES, Ints, own_model, reduce_tokens
+from umim_core.baselines.methods import Ints, reduce_tokens
+from umim_core.baselines.registry import find_baseline, own_model
 from umim_core.baselines.sentence_cosine import BackboneEncoder, SentenceCosine, TextEncoder
 from umim_core.errors import BackboneError
 from umim_core.rules.matcher import Matcher
@@ -64,7 +65,7 @@ def test_cpc_runs_only_where_its_encoder_is_named(
 ) -> None:
     rules = Matcher(RuleSet.from_spans([(1, 2)]))
     monkeypatch.delenv("UMIM_CPC_ENCODER", raising=False)
-    for ask in (lambda: own_model("cpc"), lambda: BASELINES.find("cpc")(backbone, rules)):
+    for ask in (lambda: own_model("cpc"), lambda: find_baseline("cpc").make(backbone, rules)):
         with pytest.raises(BackboneError, match="UMIM_CPC_ENCODER names none"):
             ask()
     encoder = word_encoder(backbone.require_tokenizer())
@@ -72,7 +73,7 @@ def test_cpc_runs_only_where_its_encoder_is_named(
     encoder.model.save_pretrained(place)
     encoder.tokenizer.save_pretrained(place)
     monkeypatch.setenv("UMIM_CPC_ENCODER", str(place))
-    method = BASELINES.find("cpc")(backbone, rules)
+    method = find_baseline("cpc").make(backbone, rules)
     assert method.model == own_model("cpc") and method.model.startswith("encoder@")
     assert isinstance(method.reducer.encoder, TextEncoder)
     assert len(reduce_tokens(method.reducer, given(ids_of(TEXT), question=QUESTION), 8).kept) == 8

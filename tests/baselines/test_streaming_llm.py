@@ -9,7 +9,8 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import key_rotation
 from umim_core.baselines.eviction import PolicyCache
-from umim_core.baselines.methods import BASELINES, HeldColumns
+from umim_core.baselines.methods import HeldColumns
+from umim_core.baselines.registry import find_baseline
 from umim_core.baselines.streaming_llm import SinksAndNewest
 from umim_core.errors import BackboneError
 from umim_core.rules.matcher import Matcher
@@ -82,5 +83,5 @@ def test_what_stays_has_the_keys_of_its_positions_after_every_step(
 def test_learned_positions_cannot_be_moved_and_may_be_kept() -> None:
     gpt2, matcher = random_backbone("gpt2"), Matcher(RuleSet.from_spans([(1, 2)]))
     with pytest.raises(BackboneError, match="leaves columns at their positions"):
-        BASELINES.find("streaming-llm")(gpt2, matcher)
-    assert BASELINES.find("streaming-llm-kept-positions")(gpt2, matcher).side == "cache"
+        find_baseline("streaming-llm").make(gpt2, matcher)
+    assert find_baseline("streaming-llm-kept-positions").make(gpt2, matcher).side == "cache"

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.answers.__main__ import Prompt, answer_shortened
 from umim_core import UMIM
-from umim_core.baselines.methods import BASELINES
+from umim_core.baselines.registry import find_baseline
 from umim_core.errors import ConfigError
 
 SAVING = 0.25
@@ -25,19 +25,19 @@ def prompt(tiny_umim: UMIM) -> Prompt:
 
 @pytest.mark.parametrize("name", ["truncation", "selective-context", "h2o", "streaming-llm"])
 def test_every_method_realises_the_saving(tiny_umim: UMIM, prompt: Prompt, name: str) -> None:
-    method = BASELINES.find(name)(tiny_umim.backbone, tiny_umim.matcher)
+    method = find_baseline(name).make(tiny_umim.backbone, tiny_umim.matcher)
     _, saving = answer_shortened(method, prompt, SAVING, tiny_umim, new_tokens=3)
     assert saving == pytest.approx(SAVING)
 
 
 def test_truncation_answers_what_is_left(tiny_umim: UMIM, prompt: Prompt) -> None:
-    method = BASELINES.find("truncation")(tiny_umim.backbone, tiny_umim.matcher)
+    method = find_baseline("truncation").make(tiny_umim.backbone, tiny_umim.matcher)
     text, _ = answer_shortened(method, prompt, SAVING, tiny_umim, new_tokens=3)
     left = np.concatenate([prompt.ids[:4], prompt.ids[10:]])
     assert text == tiny_umim.generate(left, max_new_tokens=3, do_sample=False, merge="none").text[0]
 
 
 def test_methods_that_merge_spans_are_refused(tiny_umim: UMIM, prompt: Prompt) -> None:
-    method = BASELINES.find("random-spans")(tiny_umim.backbone, tiny_umim.matcher)
+    method = find_baseline("random-spans").make(tiny_umim.backbone, tiny_umim.matcher)
     with pytest.raises(ConfigError, match="drop tokens"):
         answer_shortened(method, prompt, SAVING, tiny_umim, new_tokens=3)

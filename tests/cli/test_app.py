@@ -6,7 +6,7 @@ import pytest
 
 from support.command_line import Umim, document
 from umim_core import UMIM
-from umim_core.baselines.methods import BASELINES
+from umim_core.baselines.registry import BASELINES
 from umim_core.embedded.assets import embedded_names, embedded_path
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
@@ -76,7 +76,7 @@ def test_path_prints_the_folder_of_tasks(umim: Umim) -> None:
 
 def test_all_baselines_are_listed_with_what_they_save(umim: Umim) -> None:
     found = document(umim("baselines", "--json"))["baselines"]
-    assert sorted(one["name"] for one in found) == list(BASELINES.names())
+    assert [one["name"] for one in found] == list(BASELINES)
     sides = {one["name"]: one["side"] for one in found}
     assert (sides["truncation"], sides["full-cache"]) == ("prompt", "cache")
     lines = umim("baselines").out.splitlines()

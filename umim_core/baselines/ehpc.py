@@ -33,9 +33,8 @@ from transformers.cache_utils import DynamicCache
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_range
-from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text, highest
+from umim_core.baselines.methods import Ints, Text, highest
 from umim_core.errors import BackboneError, ConfigError
-from umim_core.rules.matcher import Matcher
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.user_records import remembered
 from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sentences
@@ -253,9 +252,3 @@ def pool(scores: NDArray[np.float64], kernel: int) -> NDArray[np.float64]:
     row = torch.from_numpy(scores)[None]
     pooled = avg_pool1d(row, kernel, stride=1, padding=kernel // 2)[0, : len(scores)]
     return pooled.numpy()
-
-
-@BASELINES.add("ehpc")
-def ehpc(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
-    """Delete the tokens that a few probed heads of an early layer look at the least."""
-    return ReducedTokens(EHPC(backbone, known_evaluator_heads(backbone)))

@@ -6,18 +6,15 @@ enough as many columns stay as merging would have left units. See ``merging.span
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import BASELINES, EvictedColumns, HeldColumns, Ints
+from umim_core.baselines.methods import EvictedColumns, HeldColumns, Ints
 from umim_core.merging.span_eviction import check_age, last_queries
 from umim_core.rules.matcher import Matcher
-
-AGES: Final = (0, 16, 64)
 
 
 class OldSpansGone:
@@ -43,14 +40,3 @@ def evicted_spans(matcher: Matcher, age: int) -> EvictedColumns:
         return OldSpansGone(np.flatnonzero(last >= len(ids)))
 
     return EvictedColumns(policy, age)
-
-
-def _add(age: int) -> None:
-    @BASELINES.add(f"span-eviction-{age}")
-    def make(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
-        """Drop the columns of spans that are old enough, but for their last ones."""
-        return evicted_spans(matcher, age)
-
-
-for _age in AGES:
-    _add(_age)

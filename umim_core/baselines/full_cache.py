@@ -10,9 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import BASELINES, EvictedColumns, HeldColumns
-from umim_core.rules.matcher import Matcher
+from umim_core.baselines.methods import HeldColumns
 
 
 class FullCache:
@@ -25,9 +23,3 @@ class FullCache:
         """Return all columns [H, L]; see ``CachePolicy``."""
         columns = torch.arange(held.keys.shape[1], device=held.keys.device)
         return columns.expand(held.keys.shape[0], -1)
-
-
-@BASELINES.add("full-cache")
-def full_cache(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
-    """Keep every column of the KV cache: the base model itself."""
-    return EvictedColumns(lambda ids: FullCache())

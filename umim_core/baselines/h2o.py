@@ -45,10 +45,9 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from umim_core.backbone.attention_masks import attention_switched, check_attention_window
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import BASELINES, EvictedColumns, HeldColumns, Ints
+from umim_core.baselines.methods import HeldColumns, Ints
 from umim_core.errors import EvaluationError
 from umim_core.merging.likelihood import TokenScores, target_scores
-from umim_core.rules.matcher import Matcher
 
 _MASKED_NAME: Final = "umim_h2o_masked"
 _half: ContextVar[float | None] = ContextVar("_half", default=None)  # share of the hitters
@@ -94,12 +93,6 @@ def _heaviest_and_newest(scores: Tensor, budget: int) -> Tensor:
     heaviest = older.sort(dim=1, descending=True, stable=True).indices[:, :heavy]
     newest = torch.arange(older.shape[1], columns, device=scores.device).expand(heads, -1)
     return torch.cat([heaviest.sort(dim=1).values, newest], dim=1)
-
-
-@BASELINES.add("h2o")
-def h2o(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
-    """Drop the columns that queries attended to the least, but for the newest ones."""
-    return EvictedColumns(lambda ids: HeavyHitters())
 
 
 @torch.no_grad()
@@ -180,9 +173,3 @@ def _attention(
 
 AttentionInterface.register(_MASKED_NAME, _attention)
 AttentionMaskInterface.register(_MASKED_NAME, sdpa_mask)
-
-
-@BASELINES.add("h2o-masked-prompt")
-def h2o_masked_prompt(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
-    """Drop columns as h2o, in likelihoods while the prompt is read, as its code for lm-eval."""
-    return EvictedColumns(lambda ids: HeavyHitters(), score=score_masked)

@@ -30,11 +30,10 @@ from transformers.cache_utils import DynamicCache
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import passages, token_texts
-from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text, highest
+from umim_core.baselines.methods import Ints, Text, highest
 from umim_core.baselines.selective_context import check_vocabulary, self_information
 from umim_core.errors import ConfigError
 from umim_core.merging.likelihood import target_scores
-from umim_core.rules.matcher import Matcher
 
 
 class CompressedPrefix:
@@ -222,15 +221,3 @@ class LLMLingua:
                 break
             left |= numbers == number
         return left
-
-
-@BASELINES.add("llmlingua")
-def llmlingua(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
-    """Delete passages, then tokens, that the backbone finds unsurprising after what was kept."""
-    return ReducedTokens(LLMLingua(backbone))
-
-
-@BASELINES.add("llmlingua-published")
-def llmlingua_published(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
-    """Delete tokens as package llmlingua does, about as many as the budget asks for."""
-    return ReducedTokens(LLMLingua(backbone, form="published"))

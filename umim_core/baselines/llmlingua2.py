@@ -35,10 +35,9 @@ from transformers import AutoModelForTokenClassification, PreTrainedTokenizerBas
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import token_texts
-from umim_core.baselines.methods import BASELINES, OWN_MODELS, Ints, ReducedTokens, Text, highest
+from umim_core.baselines.methods import Ints, ReducedTokens, Text, highest
 from umim_core.baselines.own_models import OwnModel, hub_commit, load_own_model
 from umim_core.errors import BackboneError
-from umim_core.rules.matcher import Matcher
 
 PUBLISHED: Final = "microsoft/llmlingua-2-bert-base-multilingual-cased-meetingbank"
 CHUNK: Final = 512  # tokens, special ones included
@@ -194,7 +193,6 @@ def token_ranks(texts: list[str], words: Words) -> NDArray[np.float64]:
     return ranks
 
 
-@OWN_MODELS.add("llmlingua2")
 def published_classifier() -> str:
     """Return the published token classifier as name@commit."""
     commit = hub_commit(PUBLISHED)
@@ -207,8 +205,7 @@ def published_classifier() -> str:
     return f"{PUBLISHED}@{commit}"
 
 
-@BASELINES.add("llmlingua2")
-def llmlingua2(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
+def llmlingua2(backbone: Backbone) -> ReducedTokens:
     """Delete the words that the published token classifier would not preserve."""
     classifier = load_token_classifier(PUBLISHED)
     reducer = LLMLingua2(classifier, backbone.require_tokenizer())

@@ -10,10 +10,7 @@ a method is          it decides                 what it saves
                      cache survive a forward
 ===================  =========================  =================================================
 
-A file of this package adds its method by ``@BASELINES.add(name)`` over a function that makes it for
-a backbone and a matcher: recipes and lm-eval find it by the name, and ``umim baselines`` shows the
-first line of the function's docstring. A method that chooses by a model of its own adds, by
-``@OWN_MODELS.add`` under the same name, a function that names the model, for the keys of results.
+Baselines by name stand in ``registry``.
 
 How many tokens or columns stay is not the method's choice. Its budget is the number of units that
 the merge rules leave of the same text, so all methods of a table have the same token reduction,
@@ -33,8 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from inspect import getdoc
-from typing import ClassVar, Final, Literal, Protocol, get_type_hints
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +41,6 @@ from umim_core.backbone.key_rotation import KeyRotation
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.merging.likelihood import TokenScores
 from umim_core.merging.packing import Segmenter, SpanMerger
-from umim_core.registry import Registry
-from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.int64]
 ScoreEndings = Callable[[Ints, Sequence[Ints], Backbone, int], list[TokenScores]]
@@ -172,45 +166,6 @@ class EvictedColumns:
 
 
 Method = ReducedTokens | MergedSpans | EvictedColumns
-MakeMethod = Callable[[Backbone, Matcher], Method]
-BASELINES: Final = Registry[MakeMethod](__package__, "baseline")
-OWN_MODELS: Final = Registry[Callable[[], str]](__package__, "baseline with a model of its own")
-"""By name of a baseline: returns the model of its own, as name@commit, and loads nothing."""
-
-
-def own_model(name: str) -> str | None:
-    """Return the model of its own that a baseline would choose by now, as name@commit.
-
-    None for a baseline that chooses by the backbone. Nothing is loaded; the hub is asked.
-    """
-    return OWN_MODELS.find(name)() if name in OWN_MODELS.names() else None
-
-
-@dataclass(frozen=True)
-class ListedBaseline:
-    """A registered baseline, with the first line of its function's docstring.
-
-    The side ``prompt`` saves prefill and KV cache, ``cache`` saves KV cache alone.
-    """
-
-    name: str
-    side: Side
-    line: str
-
-
-def side_of(name: str) -> Side:
-    """Return the side of a baseline; loads no model."""
-    side: Side = get_type_hints(BASELINES.find(name))["return"].side
-    return side
-
-
-def listed_baselines() -> list[ListedBaseline]:
-    """Return all baselines, those of the prompt first, each side by name; loads no model."""
-    listed = []
-    for name in BASELINES.names():
-        line = (getdoc(BASELINES.find(name)) or "").partition("\n")[0]
-        listed.append(ListedBaseline(name, side_of(name), line))
-    return sorted(listed, key=lambda one: (one.side != "prompt", one.name))
 
 
 @dataclass(frozen=True)

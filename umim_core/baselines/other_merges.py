@@ -33,8 +33,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import BASELINES, Ints, MergedSpans
-from umim_core.merging.forms.span_ops import inside_spans, last_embedding
+from umim_core.baselines.methods import Ints
+from umim_core.merging.forms.span_ops import inside_spans
 from umim_core.merging.module import MAX_SPAN
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
@@ -97,12 +97,6 @@ class RandomSpans(WholeTextSegmenter):
         return np.random.default_rng(list(seed)).permutation(of_rules)
 
 
-@BASELINES.add("random-spans")
-def random_spans(backbone: Backbone, matcher: Matcher) -> MergedSpans:
-    """Merge random spans, as many and as long as those of the rules, by the checkpoint's module."""
-    return MergedSpans(RandomSpans(backbone, matcher), None)
-
-
 _DIGITS: Final = 9  # of a cosine: the same pair has the same one at every place
 
 
@@ -115,24 +109,6 @@ def sum_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
 def mean_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
     """Average the embeddings of spans [M, N, d] with lengths [M]: [M, d]."""
     return sum_embedding(spans, lengths) / lengths[:, None]
-
-
-@BASELINES.add("mean-embedding")
-def mean(backbone: Backbone, matcher: Matcher) -> MergedSpans:
-    """Replace each span that the rules match by the mean of its token embeddings."""
-    return MergedSpans(matcher, mean_embedding)
-
-
-@BASELINES.add("last-embedding")
-def last(backbone: Backbone, matcher: Matcher) -> MergedSpans:
-    """Replace each span that the rules match by its last token embedding."""
-    return MergedSpans(matcher, last_embedding)
-
-
-@BASELINES.add("sum-embedding")
-def total(backbone: Backbone, matcher: Matcher) -> MergedSpans:
-    """Replace each span that the rules match by the sum of its token embeddings."""
-    return MergedSpans(matcher, sum_embedding)
 
 
 class SimilarNeighbours(WholeTextSegmenter):
@@ -162,9 +138,3 @@ class SimilarNeighbours(WholeTextSegmenter):
         tokens = self.backbone.embed(torch.from_numpy(ids).to(self.backbone.device)).cpu().double()
         cosines = cosine_similarity(tokens[:-1], tokens[1:], dim=-1).numpy()
         return cosines.round(_DIGITS)
-
-
-@BASELINES.add("similar-neighbours")
-def similar_neighbours(backbone: Backbone, matcher: Matcher) -> MergedSpans:
-    """Replace neighbouring tokens of the most similar embeddings by their mean."""
-    return MergedSpans(SimilarNeighbours(backbone, matcher), mean_embedding)

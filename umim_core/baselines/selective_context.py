@@ -26,11 +26,10 @@ import torch
 from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.lexical_units import phrases, sentences, token_texts
-from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text, highest
+from umim_core.baselines.lexical_units import token_texts
+from umim_core.baselines.methods import Ints, Text, highest
 from umim_core.errors import EvaluationError
 from umim_core.merging.likelihood import target_scores
-from umim_core.rules.matcher import Matcher
 
 
 @torch.no_grad()
@@ -80,21 +79,3 @@ class SelectiveContext:
         sums = np.zeros(int(unit_of[-1]) + 1)
         np.add.at(sums, unit_of, self_information(text.ids, self.scorer))
         return highest(sums[unit_of], text.protected, budget)
-
-
-@BASELINES.add("selective-context")
-def tokens(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
-    """Delete the tokens with the least self-information under the backbone."""
-    return ReducedTokens(SelectiveContext(backbone))
-
-
-@BASELINES.add("selective-context-phrase")
-def phrase_units(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
-    """Delete the phrases with the least self-information under the backbone."""
-    return ReducedTokens(SelectiveContext(backbone, phrases))
-
-
-@BASELINES.add("selective-context-sentence")
-def sentence_units(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
-    """Delete the sentences with the least self-information under the backbone."""
-    return ReducedTokens(SelectiveContext(backbone, sentences))

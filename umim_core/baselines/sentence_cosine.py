@@ -31,10 +31,9 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import sentences, token_texts
-from umim_core.baselines.methods import BASELINES, OWN_MODELS, Ints, ReducedTokens, Text, highest
+from umim_core.baselines.methods import Ints, ReducedTokens, Text, highest
 from umim_core.baselines.own_models import hub_commit, load_own_model
 from umim_core.errors import BackboneError
-from umim_core.rules.matcher import Matcher
 from umim_core.store.artifacts import directory_digest
 
 ENCODER_VARIABLE: Final = "UMIM_CPC_ENCODER"
@@ -141,8 +140,7 @@ class SentenceCosine:
         return torch.cosine_similarity(sums, target).cpu().numpy()
 
 
-@BASELINES.add("sentence-cosine")
-def sentence_cosine(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
+def sentence_cosine(backbone: Backbone) -> ReducedTokens:
     """Delete the sentences whose embeddings by the backbone are the least like the question's."""
     reducer = SentenceCosine(BackboneEncoder(backbone), backbone.require_tokenizer())
     return ReducedTokens(reducer)
@@ -159,7 +157,6 @@ def _named_encoder() -> str:
     return name
 
 
-@OWN_MODELS.add("cpc")
 def trained_encoder() -> str:
     """Return the encoder as name@commit, or directory name@digest."""
     name = _named_encoder()
@@ -168,8 +165,7 @@ def trained_encoder() -> str:
     return f"{name}@{hub_commit(name) or 'unknown'}"
 
 
-@BASELINES.add("cpc")
-def cpc(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
+def cpc(backbone: Backbone) -> ReducedTokens:
     """Delete the sentences least like the question by the encoder UMIM_CPC_ENCODER names."""
     tokenizer = backbone.require_tokenizer()
     encoder = load_own_model(_WHAT, _named_encoder(), AutoModel, _TRAINED)

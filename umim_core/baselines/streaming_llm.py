@@ -24,8 +24,7 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation, key_rotation
-from umim_core.baselines.methods import BASELINES, EvictedColumns, HeldColumns
-from umim_core.rules.matcher import Matcher
+from umim_core.baselines.methods import EvictedColumns, HeldColumns
 
 SINKS: Final = 4
 
@@ -51,14 +50,7 @@ class SinksAndNewest:
         return places.expand(heads, -1)
 
 
-@BASELINES.add("streaming-llm")
-def streaming_llm(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
-    """Keep four attention sinks and the newest columns, turned to positions inside the cache."""
-    rotation = key_rotation(backbone)
+def streaming_llm(backbone: Backbone, *, restart: bool) -> EvictedColumns:
+    """Return the method; positions restart inside the cache, or stay those of the tokens."""
+    rotation = key_rotation(backbone) if restart else None
     return EvictedColumns(lambda ids: SinksAndNewest(rotation))
-
-
-@BASELINES.add("streaming-llm-kept-positions")
-def streaming_llm_kept_positions(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
-    """Keep four attention sinks and the newest columns at the positions of their tokens."""
-    return EvictedColumns(lambda ids: SinksAndNewest(None))

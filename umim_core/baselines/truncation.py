@@ -12,9 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
-from umim_core.rules.matcher import Matcher
+from umim_core.baselines.methods import Ints, Text
 
 
 class Truncation:
@@ -27,9 +25,3 @@ class Truncation:
         free = np.flatnonzero(~text.protected)
         dropped = free[: len(text.ids) - budget]
         return np.setdiff1d(np.arange(len(text.ids)), dropped)
-
-
-@BASELINES.add("truncation")
-def truncation(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
-    """Keep the end of the text and what is protected; asks neither backbone nor rules."""
-    return ReducedTokens(Truncation())

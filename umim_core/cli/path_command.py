@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -96,12 +95,12 @@ def baselines(as_json: JsonFlag = False) -> None:
 
     Methods of the prompt save prefill and KV cache, those of the cache save KV cache alone.
     """
-    from umim_core.baselines.methods import listed_baselines
+    from umim_core.baselines.registry import BASELINES
 
-    listed = listed_baselines()
-    width = max(len(one.name) for one in listed)
-    lines = [f"{one.name:<{width}}  {one.side:<6}  {one.line}" for one in listed]
-    emit({"baselines": [asdict(one) for one in listed]}, lines, as_json)
+    width = max(map(len, BASELINES))
+    lines = [f"{name:<{width}}  {one.side:<6}  {one.line}" for name, one in BASELINES.items()]
+    listed = [{"name": name, "side": one.side, "line": one.line} for name, one in BASELINES.items()]
+    emit({"baselines": listed}, lines, as_json)
 
 
 def task_text(

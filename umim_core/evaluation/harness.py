@@ -37,7 +37,7 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import PUBLISHED
-from umim_core.baselines.methods import BASELINES
+from umim_core.baselines.registry import find_baseline
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.encodable import encoding_error
@@ -222,7 +222,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         check = partial(check_modes, method, allow_backbone_mismatch, compare, protect, rules_tr)
         check("prompt" if asked == AUTO else asked, raw_tail or 0)  # before anything is read
         self.target = target_of(method, match, target_tr, raw_tail or 0)
-        make = None if method is None else BASELINES.find(method)
+        baseline = None if method is None else find_baseline(method)
         checkpoint, self.merge, raw_tail = recommended(
             checkpoint, asked, raw_tail, method, self.target
         )
@@ -262,10 +262,10 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         self._sizes: dict[RequestKey, tuple[bool, Sizes]] = {}
         self._scored: list[Likelihood] = []  # the latest
         compare_in_evaluate(UmimLM)
-        if make is not None:
-            baseline = make(self.backbone, merged_model.require_matcher())
-            self.method = named_method(method, baseline.model)
-            self.scorer = method_scorer(baseline, merged_model, self.max_length, self.target)
+        if baseline is not None:
+            made = baseline.make(self.backbone, merged_model.require_matcher())
+            self.method = named_method(method, made.model)
+            self.scorer = method_scorer(made, merged_model, self.max_length, self.target)
         elif self.merge != "none":
             self.scorer = Scorer(merged_model, self.merge, self.max_length)
         read = self.backbone.name, self.backbone.dtype, self.merge, raw_tail

@@ -18,7 +18,8 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device, has_device
 from umim_core.backbone.shape import trained_context
 from umim_core.backbone.tokenizer_files import load_tokenizer, quantisation_note
-from umim_core.baselines.methods import TargetReduction, side_of
+from umim_core.baselines.methods import TargetReduction
+from umim_core.baselines.registry import find_baseline
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
     CheckpointConfig,
@@ -99,7 +100,9 @@ def recommended(
     policies of the cache take no raw tail.
     """
     known: AskedMerge = "prompt" if method is not None and merge == AUTO else merge
-    if raw_tail is None and (known == "none" or (target and method and side_of(method) == "cache")):
+    if raw_tail is None and (
+        known == "none" or (target and method and find_baseline(method).side == "cache")
+    ):
         raw_tail = 0
     if known != AUTO and raw_tail is not None:
         return checkpoint, known, raw_tail
@@ -129,7 +132,7 @@ def target_of(
             f"match={match} without method",
         ),
         (
-            method and target_tr is not None and raw_tail and side_of(method) == "cache",
+            method and target_tr is not None and raw_tail and find_baseline(method).side == "cache",
             "raw_tail changes nothing of a policy that reads contexts whole, at a target_tr",
             f"raw_tail={raw_tail}, target_tr={target_tr} with method {method!r}",
         ),

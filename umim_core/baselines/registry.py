@@ -1,0 +1,197 @@
+"""All baselines by name: what each saves, a line for people, and how it is made.
+
+A new one is a file of this package with a reducer, a segmenter or a policy, and an entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.ehpc import EHPC, known_evaluator_heads
+from umim_core.baselines.evicted_spans import evicted_spans
+from umim_core.baselines.full_cache import FullCache
+from umim_core.baselines.h2o import HeavyHitters, score_masked
+from umim_core.baselines.lexical_units import phrases, sentences
+from umim_core.baselines.llmlingua import LLMLingua
+from umim_core.baselines.llmlingua2 import llmlingua2, published_classifier
+from umim_core.baselines.methods import (
+    EvictedColumns,
+    MergedSpans,
+    Method,
+    ReducedTokens,
+    Side,
+)
+from umim_core.baselines.other_merges import (
+    RandomSpans,
+    SimilarNeighbours,
+    mean_embedding,
+    sum_embedding,
+)
+from umim_core.baselines.selective_context import SelectiveContext
+from umim_core.baselines.sentence_cosine import cpc, sentence_cosine, trained_encoder
+from umim_core.baselines.streaming_llm import streaming_llm
+from umim_core.baselines.truncation import Truncation
+from umim_core.errors import ConfigError, did_you_mean
+from umim_core.merging.forms.span_ops import last_embedding
+from umim_core.rules.matcher import Matcher
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline.
+
+    Attributes:
+        side: ``prompt`` saves prefill and KV cache, ``cache`` the KV cache alone.
+        line: What it does.
+        make: Makes the method for a backbone and a matcher.
+        own_model: Names the model of its own that it would choose by now, as name@commit, and loads
+            nothing; None of a baseline that chooses by the backbone.
+    """
+
+    side: Side
+    line: str
+    make: Callable[[Backbone, Matcher], Method]
+    own_model: Callable[[], str] | None = None
+
+
+def _streaming(backbone: Backbone, matcher: Matcher, *, restart: bool) -> Method:
+    return streaming_llm(backbone, restart=restart)
+
+
+def _old_spans(backbone: Backbone, matcher: Matcher, *, age: int) -> Method:
+    return evicted_spans(matcher, age)
+
+
+BASELINES: Final[dict[str, Baseline]] = {
+    "cpc": Baseline(
+        "prompt",
+        "Delete the sentences least like the question by the encoder UMIM_CPC_ENCODER names.",
+        lambda backbone, matcher: cpc(backbone),
+        trained_encoder,
+    ),
+    "ehpc": Baseline(
+        "prompt",
+        "Delete the tokens that a few probed heads of an early layer look at the least.",
+        lambda backbone, matcher: ReducedTokens(EHPC(backbone, known_evaluator_heads(backbone))),
+    ),
+    "last-embedding": Baseline(
+        "prompt",
+        "Replace each span that the rules match by its last token embedding.",
+        lambda backbone, matcher: MergedSpans(matcher, last_embedding),
+    ),
+    "llmlingua": Baseline(
+        "prompt",
+        "Delete passages, then tokens, that the backbone finds unsurprising after what was kept.",
+        lambda backbone, matcher: ReducedTokens(LLMLingua(backbone)),
+    ),
+    "llmlingua-published": Baseline(
+        "prompt",
+        "Delete tokens as package llmlingua does, about as many as the budget asks for.",
+        lambda backbone, matcher: ReducedTokens(LLMLingua(backbone, form="published")),
+    ),
+    "llmlingua2": Baseline(
+        "prompt",
+        "Delete the words that the published token classifier would not preserve.",
+        lambda backbone, matcher: llmlingua2(backbone),
+        published_classifier,
+    ),
+    "mean-embedding": Baseline(
+        "prompt",
+        "Replace each span that the rules match by the mean of its token embeddings.",
+        lambda backbone, matcher: MergedSpans(matcher, mean_embedding),
+    ),
+    "random-spans": Baseline(
+        "prompt",
+        "Merge random spans, as many and as long as the rules' own, by the checkpoint's module.",
+        lambda backbone, matcher: MergedSpans(RandomSpans(backbone, matcher), None),
+    ),
+    "selective-context": Baseline(
+        "prompt",
+        "Delete the tokens with the least self-information under the backbone.",
+        lambda backbone, matcher: ReducedTokens(SelectiveContext(backbone)),
+    ),
+    "selective-context-phrase": Baseline(
+        "prompt",
+        "Delete the phrases with the least self-information under the backbone.",
+        lambda backbone, matcher: ReducedTokens(SelectiveContext(backbone, phrases)),
+    ),
+    "selective-context-sentence": Baseline(
+        "prompt",
+        "Delete the sentences with the least self-information under the backbone.",
+        lambda backbone, matcher: ReducedTokens(SelectiveContext(backbone, sentences)),
+    ),
+    "sentence-cosine": Baseline(
+        "prompt",
+        "Delete the sentences whose embeddings by the backbone are the least like the question's.",
+        lambda backbone, matcher: sentence_cosine(backbone),
+    ),
+    "similar-neighbours": Baseline(
+        "prompt",
+        "Replace neighbouring tokens of the most similar embeddings by their mean.",
+        lambda backbone, matcher: MergedSpans(SimilarNeighbours(backbone, matcher), mean_embedding),
+    ),
+    "sum-embedding": Baseline(
+        "prompt",
+        "Replace each span that the rules match by the sum of its token embeddings.",
+        lambda backbone, matcher: MergedSpans(matcher, sum_embedding),
+    ),
+    "truncation": Baseline(
+        "prompt",
+        "Keep the end of the text and what is protected; asks neither backbone nor rules.",
+        lambda backbone, matcher: ReducedTokens(Truncation()),
+    ),
+    "full-cache": Baseline(
+        "cache",
+        "Keep every column of the KV cache: the base model itself.",
+        lambda backbone, matcher: EvictedColumns(lambda ids: FullCache()),
+    ),
+    "h2o": Baseline(
+        "cache",
+        "Drop the columns that queries attended to the least, but for the newest ones.",
+        lambda backbone, matcher: EvictedColumns(lambda ids: HeavyHitters()),
+    ),
+    "h2o-masked-prompt": Baseline(
+        "cache",
+        "Drop columns as h2o, in likelihoods while the prompt is read, as its code for lm-eval.",
+        lambda backbone, matcher: EvictedColumns(lambda ids: HeavyHitters(), score=score_masked),
+    ),
+    **{
+        f"span-eviction-{age}": Baseline(
+            "cache",
+            "Drop the columns of spans that are old enough, but for their last ones.",
+            partial(_old_spans, age=age),
+        )
+        for age in (0, 16, 64)
+    },
+    "streaming-llm": Baseline(
+        "cache",
+        "Keep four attention sinks and the newest columns, turned to positions inside the cache.",
+        partial(_streaming, restart=True),
+    ),
+    "streaming-llm-kept-positions": Baseline(
+        "cache",
+        "Keep four attention sinks and the newest columns at the positions of their tokens.",
+        partial(_streaming, restart=False),
+    ),
+}
+
+
+def find_baseline(name: str) -> Baseline:
+    """Return the baseline of a name; an unknown one lists them."""
+    if name not in BASELINES:
+        raise ConfigError(
+            f"a baseline must be one of {', '.join(BASELINES)}",
+            name,
+            did_you_mean(name, BASELINES) or "A new one is an entry of umim_core/baselines.",
+        )
+    return BASELINES[name]
+
+
+def own_model(name: str) -> str | None:
+    """Return the model of its own that a baseline would choose by now; the hub is asked."""
+    ask = find_baseline(name).own_model
+    return None if ask is None else ask()
