@@ -169,7 +169,7 @@ def task_rules_stage(
         mined = mine_task_rules(
             read_questions(task.path / "train.jsonl"),
             partial(encode, tokenizer),
-            (rules.tau,),
+            rules.tau,
             form_of(task),
             budget=rules.rule_budget,
             max_length=max_tokens,
@@ -177,7 +177,7 @@ def task_rules_stage(
             overlap=rules.overlap,
             containment=rules.containment,
             tokenizer_fingerprint=fingerprint,
-        )[rules.tau]
+        )
         (out / "rules").mkdir()
         mined.write(out / "rules")
         return {f"rules_{n}": float(count) for n, count in mined.counts_by_order.items()}

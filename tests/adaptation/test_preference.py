@@ -11,7 +11,7 @@ import torch
 from support.merge_modules import give_rows
 from support.tiny_models import random_backbone
 from umim_core.adaptation.choices import EncodedQuestion
-from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
+from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
 from umim_core.merging.merged_model import MergedModel
@@ -174,7 +174,3 @@ def test_unusable_questions_are_refused(
 ) -> None:
     with pytest.raises(EvaluationError, match=message):
         preference_loss(scores, scores, golds)
-
-
-def test_accuracy_counts_the_best_scored_answers() -> None:
-    assert choice_accuracy([torch.tensor([0.0, 2.0]), torch.tensor([3.0, 1.0, 2.0])], [1, 2]) == 0.5

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from umim_core.adaptation.choices import mine_task_rules
 from umim_core.config.evaluate import MergedPart
-from umim_core.errors import ConfigError, RuleSetError
+from umim_core.errors import RuleSetError
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import Question, QuestionForm, read_questions
@@ -78,50 +78,41 @@ def test_every_threshold_gives_the_bigrams_of_a_counter(
         answers = [encode(f"{context}{blanks} {c}")[len(alone) :] for c in question.choices]
         kept = alone[-(LENGTH - max(map(len, answers))) :]
         counts.update(pairwise(kept if part == "context" else kept + answers[question.gold]))
-    mined = mine_task_rules(
-        questions, encode, TAUS, QuestionForm(part=part), excluded=[END_OF_TEXT]
-    )
-    assert list(mined) == list(TAUS)
-    for tau, rules in mined.items():
+    for tau in TAUS:
+        form = QuestionForm(part=part)
+        rules = mine_task_rules(questions, encode, tau, form, excluded=[END_OF_TEXT])
+        origin = rules.origin
         assert rules_of(rules) == {g: n for g, n in counts.items() if n >= tau}
-        assert (rules.origin.tau, rules.origin.overlap, rules.origin.containment) == (
-            tau,
-            "none",
-            "keep",
-        )
-    sizes = [len(rules) for rules in mined.values()]
-    assert 0 < sizes[1] < sizes[2] < sizes[3] < sizes[4]
+        assert (origin.tau, origin.overlap, origin.containment) == (tau, "none", "keep")
+    assert len({sum(n >= tau for n in counts.values()) for tau in TAUS[1:]}) == 4
 
 
 def test_no_bigram_joins_two_questions_or_reaches_over_the_cut() -> None:
     questions = [Question("ab", ("x", "y"), 0), Question("cd", ("x", "y"), 0)]
-    rules = mine_task_rules(questions, characters, [1], QuestionForm(), max_length=3)[1]
+    rules = mine_task_rules(questions, characters, 1, QuestionForm(), max_length=3)
     assert set(rules_of(rules)) == {pairs("b "), pairs("d "), pairs(" x")}
 
 
 def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:
     questions = [Question("abcabcab", ("x", "y"), 0)]  # (a,b):3 (b,c):2 (c,a):2
-    mined = mine_task_rules(questions, characters, [1, 3], CONTEXT, budget=2)
-    found = {tau: rules_of(rules) for tau, rules in mined.items()}
-    assert found == {1: {pairs("ab"): 3}, 3: {pairs("ab"): 3}}
-    assert [rules.origin.tau for rules in mined.values()] == [3, 3]
-    free = mine_task_rules(questions, characters, [1], CONTEXT, budget=3)[1]
+    for tau in (1, 3):
+        rules = mine_task_rules(questions, characters, tau, CONTEXT, budget=2)
+        assert (rules_of(rules), rules.origin.tau) == ({pairs("ab"): 3}, 3)
+    free = mine_task_rules(questions, characters, 1, CONTEXT, budget=3)
     assert (len(free), free.origin.tau) == (3, 1)
 
 
 def test_the_corpus_digest_tells_what_was_counted() -> None:
     question = Question("abc", ("x", "y"), 0)
+    forms = [QuestionForm(part="sequence"), CONTEXT]
     digests = {
-        mine_task_rules([question], characters, [1, 2], QuestionForm(part=part))[
-            tau
-        ].origin.corpus_digest
-        for part in ("sequence", "context")
+        mine_task_rules([question], characters, tau, form).origin.corpus_digest
+        for form in forms
         for tau in (1, 2)
     }
     assert len(digests) == 2
 
 
-@pytest.mark.parametrize(("taus", "error"), [([], ConfigError), ([5, 0], RuleSetError)])
-def test_bad_thresholds_are_refused(taus: list[int], error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"at least (one|1)"):
-        mine_task_rules([Question("abc", ("x", "y"), 0)], characters, taus, QuestionForm())
+def test_a_bad_threshold_is_refused() -> None:
+    with pytest.raises(RuleSetError, match="at least 1"):
+        mine_task_rules([Question("abc", ("x", "y"), 0)], characters, 0, QuestionForm())

@@ -18,11 +18,11 @@ from umim_core.config.form import UnitPositions
 from umim_core.errors import NumericalError
 from umim_core.evaluation import alignment
 from umim_core.evaluation.alignment import evaluate_alignment
+from umim_core.evaluation.alignment_metrics import METRICS, row_metrics
 from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.training.alignment_metrics import METRICS, row_metrics
 
 VOCAB = 12
 NESTED = [(1, 2), (1, 2, 3, 4), (5, 6, 7), (5, 6), (8, 9, 10), (9, 10)]

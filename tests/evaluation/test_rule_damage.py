@@ -11,12 +11,12 @@ import torch
 from support.engine_matrix import build, from_scratch, module_for
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation import alignment
+from umim_core.evaluation.alignment_metrics import row_metrics
 from umim_core.evaluation.rule_damage import measure_damage
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.training.alignment_metrics import row_metrics
 
 NESTED = [(1, 2), (1, 2, 3, 4), (5, 6, 7), (5, 6), (8, 9, 10), (9, 10), (2, 2)]
 FLAT = [(1, 2, 3, 4), (5, 6, 7), (8, 9)]

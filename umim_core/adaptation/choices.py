@@ -7,8 +7,7 @@ One character per token, prompt ``{context}?``, delimiter " "::
     encoded question  context a b ?    endings (_ x) (_ y z)    gold 1
 
 Task rules are bigrams of training questions, kept by a threshold or within a budget. There is one
-ragged segment per question, so that no bigram joins two questions; one counting pass serves every
-threshold. With the prompt ``{context}``::
+ragged segment per question, so that no bigram joins two questions. With the prompt ``{context}``::
 
     Question("ab", ("ab", "x"), gold=0)    sequence  a b _ a b     (a,b):2 (b,_):1 (_,a):1
                                            context   a b           (a,b):1
@@ -179,7 +178,7 @@ def _place(question: Question) -> tuple[bytes, str]:
 def mine_task_rules(
     questions: Sequence[Question],
     encode: Encode,
-    taus: Sequence[int],
+    tau: int,
     form: QuestionForm,
     *,
     budget: int | None = None,
@@ -188,40 +187,30 @@ def mine_task_rules(
     overlap: Overlap = "none",
     containment: Containment = "keep",
     tokenizer_fingerprint: str | None = None,
-) -> dict[int, RuleSet]:
-    """Mine the bigrams of a task once and keep rules for each threshold.
+) -> RuleSet:
+    """Mine the bigrams of a task.
 
     Args:
         questions: Training questions.
         encode: Text to token ids, without special tokens.
-        taus: Least counts; the paper takes 2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC.
+        tau: Least count; the paper takes 2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC.
         form: Prompt, delimiter and merged part; bigrams of what may merge are counted.
-        budget: Most rules; where a threshold leaves more, it is raised until they fit.
+        budget: Most rules; where ``tau`` leaves more, it is raised until they fit.
         max_length: Most tokens of a question and one answer; longer ones lose their beginning.
         excluded: Ids that take part in no rule.
         overlap: ``none`` as in the paper, or ``greedy``.
         containment: Of no effect among bigrams; recorded.
         tokenizer_fingerprint: Recorded, as is the digest of the counted ids.
     """
-    if not taus:
-        raise ConfigError("task rules need at least one threshold", "none", "The paper takes 5.")
-    for tau in taus:
-        check_tau(tau)
     ids, offsets = mining_segments(task_sequences(questions, encode, form, max_length))
-    counts = count_ngrams(ids, offsets, min(taus), excluded, max_order=TASK_ORDER)
-    digest = sha256_bytes(np.ascontiguousarray(ids, np.int32).tobytes())
-    return {
-        tau: RuleSet.from_counts(
-            counts,
-            RuleOrigin(
-                tau=tau
-                if budget is None
-                else tau_for_budget(select(counts, tau), budget, overlap, containment),
-                overlap=overlap,
-                containment=containment,
-                tokenizer_fingerprint=tokenizer_fingerprint,
-                corpus_digest=digest,
-            ),
-        )
-        for tau in taus
-    }
+    counts = count_ngrams(ids, offsets, check_tau(tau), excluded, max_order=TASK_ORDER)
+    if budget is not None:
+        tau = tau_for_budget(select(counts, tau), budget, overlap, containment)
+    origin = RuleOrigin(
+        tau=tau,
+        overlap=overlap,
+        containment=containment,
+        tokenizer_fingerprint=tokenizer_fingerprint,
+        corpus_digest=sha256_bytes(np.ascontiguousarray(ids, np.int32).tobytes()),
+    )
+    return RuleSet.from_counts(counts, origin)

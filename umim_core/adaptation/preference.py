@@ -81,11 +81,3 @@ def preference_loss(
         wrong = torch.arange(len(gain), device=gain.device) != gold
         losses.append(F.softplus(-beta * (gain[gold] - gain[wrong])).mean())
     return torch.stack(losses).mean()
-
-
-def choice_accuracy(scores: Sequence[Tensor], golds: Sequence[int]) -> float:
-    """Return the share of questions whose correct answer scores highest (ties: the first)."""
-    if not scores:
-        raise EvaluationError("accuracy needs at least one question", 0, "Pass questions.")
-    hits = [int(s.argmax()) == gold for s, gold in zip(scores, golds, strict=True)]
-    return sum(hits) / len(hits)

@@ -29,12 +29,12 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
+from umim_core.evaluation.alignment_metrics import METRICS, AlignmentSums, row_metrics
 from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.likelihood import state_hidden
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits
-from umim_core.training.alignment_metrics import METRICS, AlignmentSums, row_metrics
 
 # Rows whose logits are held at once. Their memory is kept: mapped anew, a CPU clears all of it.
 _HEAD_ROWS: Final = {"cpu": 128, "gpu": 512}

@@ -29,13 +29,13 @@ from torch import Tensor
 
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.alignment import logit_pairs
+from umim_core.evaluation.alignment_metrics import row_divergence
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.damage_table import DamageOrigin, DamageTable
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes
-from umim_core.training.alignment_metrics import row_divergence
 
 WINDOW: Final = 4  # states: a merge's own, and three raw tokens after it
 

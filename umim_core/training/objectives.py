@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
-from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
+from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
@@ -240,8 +240,8 @@ class PreferenceObjective(Objective):
     def measured(self, indices: Sequence[int]) -> tuple[float, ...]:
         loss, scores = self._loss("valid", indices)
         golds = [self._questions["valid"][index].gold for index in indices]
-        hits = choice_accuracy(scores, golds) * len(indices)
-        return float(len(indices)), float(loss) * len(indices), hits
+        hits = sum(int(row.argmax()) == gold for row, gold in zip(scores, golds, strict=True))
+        return float(len(indices)), float(loss) * len(indices), float(hits)
 
     def score(self, metrics: dict[str, float]) -> float:
         return -metrics["accuracy"] + 1e-6 * metrics["loss"]  # ties by loss

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from umim_core.training import alignment_metrics
-from umim_core.training.alignment_metrics import (
+from umim_core.evaluation import alignment_metrics
+from umim_core.evaluation.alignment_metrics import (
     METRICS,
     AlignmentSums,
     row_divergence,
