@@ -52,8 +52,7 @@ from umim_core.config.recipe import DEFAULT_TASK, Recipe
 from umim_core.errors import ConfigError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.model.umim import UMIM
-from umim_core.rules.rules_table import read_table, write_table
-from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet, write_prices
+from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet, read_table, write_prices, write_table
 from umim_core.store.artifacts import (
     canonical_json,
     directory_digest,

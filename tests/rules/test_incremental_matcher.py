@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from support.unit_counts import units_of
 from umim_core.errors import ConfigError
-from umim_core.rules.incremental_matcher import SuffixMatcher
-from umim_core.rules.matcher import Matcher
+from umim_core.rules.matcher import Matcher, SuffixMatcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.unit_counts import units_of
-from umim_core.rules.inspection import Rule, coverage, thresholds, top_rules, visible
+from umim_core.rules.inspection import Rule, coverage, coverage_curve, top_rules, visible
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
@@ -52,16 +52,18 @@ def test_coverage_counts_tokens_segments_and_spans_of_each_order(
     assert sum(found.shares.values()) == pytest.approx(float(any(found.spans.values())))
 
 
-@given(COUNTED, st.integers(1, 12))
-def test_thresholds_are_counts_of_the_set_from_the_least_upwards(
-    counted: dict[Span, int], points: int
+@given(st.dictionaries(SPANS, st.integers(1, 99), max_size=20), ROWS)
+def test_a_curve_has_the_reduction_by_the_rules_of_some_counts_upwards(
+    counted: dict[Span, int], rows: list[list[int]]
 ) -> None:
-    found = thresholds(ruleset(counted), points)
-    assert found[:1] == sorted(counted.values())[:1]
+    points = coverage_curve(ruleset(counted), *flat(rows))
+    found = [point.tau for point in points]
+    assert len(found) <= 8
     assert found == sorted({*found} & {*counted.values()})
-    assert len(found) <= points
-    if points > 1 and counted:
-        assert found[-1] == max(counted.values())
+    assert found[:1] + found[-1:] == sorted(counted.values())[:1] + sorted(counted.values())[-1:]
+    for point in points:
+        part = [span for span, count in counted.items() if count >= point.tau]
+        assert (point.rules, point.token_reduction) == (len(part), reduction(rows, part))
 
 
 @given(COUNTED, st.integers(0, 14))

@@ -231,9 +231,3 @@ def test_the_verdict_infix_free_is_that_of_all_pairs_of_rules(spans: set[tuple[i
         for start in range(len(long) - len(short) + 1)
     )
     assert RuleSet.from_spans(spans).infix_free is not inside
-
-
-@pytest.mark.parametrize("spans", [[(1, 2), (3, 4)], [(1, 2), (0, 1, 2)]])
-def test_the_verdict_survives_the_round_trip(spans: list[tuple[int, ...]], tmp_path: Path) -> None:
-    RuleSet.from_spans(spans).save(tmp_path / "rules")
-    assert RuleSet.load(tmp_path / "rules").infix_free is (spans[1] == (3, 4))

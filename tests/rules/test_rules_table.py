@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from umim_core.errors import ArtifactError, RuleSetError
-from umim_core.rules.rules_table import TABLE_SCHEMA
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import TABLE_SCHEMA, RuleSet
 from umim_core.store.artifacts import write_manifest
 from umim_core.text.token_ids import MAX_TOKEN_ID
 

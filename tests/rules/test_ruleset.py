@@ -166,21 +166,6 @@ def test_a_threshold_below_the_one_counted_is_refused() -> None:
         RuleSet.from_counts(counts, RuleOrigin(tau=2))
 
 
-@pytest.mark.parametrize(
-    ("spans", "free"),
-    [
-        ([(1, 2), (2, 3)], True),
-        ([(1, 2), (0, 1, 2)], False),
-        ([(1, 2), (1, 2, 0)], False),
-        ([(1, 2), (0, 1, 2, 0)], False),
-        ([(0, 1, 2), (0, 1, 2, 0)], False),
-        ([(1, 2), (1, 0, 2), (1, 0, 0, 2)], True),
-    ],
-)
-def test_infix_free_is_found_out(spans: list[tuple[int, ...]], free: bool) -> None:
-    assert RuleSet.from_spans(spans).infix_free is free
-
-
 def test_the_digest_tells_rules_counts_and_origin_apart() -> None:
     base = RuleSet.from_spans([(1, 2)])
     others = [

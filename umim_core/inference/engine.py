@@ -51,8 +51,7 @@ from umim_core.inference.sampling import TokenChooser
 from umim_core.inference.stopping import Stopper
 from umim_core.inference.unit_cache import UnitCache, UnitInputs, new_cache, run_layers
 from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.incremental_matcher import Advance
-from umim_core.rules.matcher import Matcher
+from umim_core.rules.matcher import Advance, Matcher
 from umim_core.rules.pruning import rules_under
 
 Steps = Generator[NDArray[np.int64], None, EngineOutput]

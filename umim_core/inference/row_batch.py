@@ -32,7 +32,7 @@ from umim_core.inference.sampling import TokenChooser, fresh_seed
 from umim_core.inference.stopping import Stopper
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.packing import pack_rows
-from umim_core.rules.incremental_matcher import Advance
+from umim_core.rules.matcher import Advance
 
 
 @dataclass(eq=False)

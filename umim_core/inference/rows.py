@@ -20,8 +20,7 @@ from umim_core.inference.prompts import Prompts
 from umim_core.inference.sampling import TokenChooser, log_probs
 from umim_core.inference.stopping import Stopper, StopReason
 from umim_core.merging.packing import Segmentation
-from umim_core.rules.incremental_matcher import Advance, SuffixMatcher
-from umim_core.rules.matcher import Matcher
+from umim_core.rules.matcher import Advance, Matcher, SuffixMatcher
 from umim_core.rules.trie import Ints
 
 _FIRST_CAPACITY: Final = 64

@@ -32,7 +32,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits, fill_units
 from umim_core.merging.span_cache import SpanCache
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.incremental_matcher import Advance
+from umim_core.rules.matcher import Advance
 
 REACH: Final = ORDERS[-1] - 1  # tokens before the newest that its unit may hold
 

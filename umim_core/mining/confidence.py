@@ -27,12 +27,10 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.filters import Counts, Ids
 from umim_core.rules.grams import ORDERS
-from umim_core.text.token_ids import Offsets, Tokens, check_offsets, read_ids
+from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, check_offsets, read_ids
 
-Ints = NDArray[np.int64]
-SpanCounts = tuple[dict[int, Ids], dict[int, Counts]]
+SpanCounts = tuple[dict[int, Ids], dict[int, Ints]]
 DEFAULT_PROBABILITY: Final = 0.5  # paper
 
 
@@ -129,7 +127,7 @@ def _log_probs(backbone: Backbone, tokens: Ids, borders: Ints) -> NDArray[np.flo
     return out
 
 
-def _count_rows(rows: Ids, weights: Counts) -> tuple[Ids, Counts]:
+def _count_rows(rows: Ids, weights: Ints) -> tuple[Ids, Ints]:
     """Return the different rows, ascending, and the sum of each one's weights."""
     order = np.lexsort(rows.T[::-1])
     ordered = rows[order]

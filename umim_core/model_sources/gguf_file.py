@@ -191,7 +191,7 @@ class _Reader:
 
     def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
         self.path, self.data, self.at = path, data, len(MAGIC)
-        self.header, self.values = memoryview(data), 0  # slices of numpy take five times as long
+        self.header, self.values = data.data, 0  # slices of numpy take five times as long
 
     def read(self) -> GgufFile:
         version = self.scalar("I")

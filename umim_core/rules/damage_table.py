@@ -21,18 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from umim_core.errors import ArtifactError
+from umim_core.errors import ArtifactError, require
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import described, read_manifest, write_manifest
 from umim_core.store.publication import publish_directory
+from umim_core.text.token_ids import Ints
 
 DAMAGE_KIND: Final = "damage"
 DAMAGE_SCHEMA: Final = 1
 PRIOR_OCCURRENCES: Final = 4.0
 _ARRAYS: Final[dict[str, Any]] = {"occurrences": np.int64, "merges": np.int64, "kl": np.float64}
-Ints = NDArray[np.int64]
+
 Floats = NDArray[np.float64]
 
 
@@ -73,30 +74,27 @@ class DamageTable:
     def __post_init__(self) -> None:
         for name, kind in _ARRAYS.items():
             column = getattr(self, name)
-            if column.shape != (len(self.rules),) or column.dtype != kind:
-                raise ArtifactError(
-                    f"{name} of a damage table must be {len(self.rules)} numbers, one a rule",
-                    f"shape {column.shape}, {column.dtype}",
-                    "Measure the rules again.",
-                )
-        possible = (self.merges >= 0) & (self.merges <= self.occurrences) & np.isfinite(self.kl)
-        if not possible.all():
-            at = int(np.flatnonzero(~possible)[0])
-            raise ArtifactError(
-                "a rule of a damage table must have 0 <= merges <= occurrences and a finite KL",
-                f"{self.merges[at]}, {self.occurrences[at]}, {self.kl[at]}",
+            require(
+                column.shape == (len(self.rules),) and column.dtype == kind,
+                ArtifactError,
+                f"{name} of a damage table must be {len(self.rules)} numbers, one a rule",
+                f"shape {column.shape}, {column.dtype}",
                 "Measure the rules again.",
             )
-
-    @property
-    def sizes(self) -> Ints:
-        """Tokens of each rule [R]."""
-        return np.repeat(np.array(ORDERS), list(self.rules.counts_by_order.values()))
+        possible = (self.merges >= 0) & (self.merges <= self.occurrences) & np.isfinite(self.kl)
+        at = int(possible.argmin()) if len(self.rules) else 0
+        require(
+            bool(possible.all()),
+            ArtifactError,
+            "a rule of a damage table must have 0 <= merges <= occurrences and a finite KL",
+            [column[at : at + 1].tolist() for column in (self.merges, self.occurrences, self.kl)],
+            "Measure the rules again.",
+        )
 
     @property
     def saved_tokens(self) -> Ints:
         """Tokens that each rule saved on the text [R]: those of its units, less one a unit."""
-        return self.merges * (self.sizes - 1)
+        return self.merges * (self.rules.sizes - 1)
 
     def mean_kl(self) -> Floats:
         """Return the divergence of one occurrence of each rule [R], estimated, in nats.
@@ -117,9 +115,9 @@ class DamageTable:
         overall = float(self.kl.sum()) / seen if seen else 0.0
         means = np.empty(len(self.rules))
         for n in ORDERS:
-            own = self.sizes == n
-            prior = float(_shrunk(self.kl[own].sum(), self.occurrences[own].sum(), overall))
-            means[own] = _shrunk(self.kl[own], self.occurrences[own], prior)
+            rows = self.rules.sizes == n
+            prior = float(_shrunk(self.kl[rows].sum(), self.occurrences[rows].sum(), overall))
+            means[rows] = _shrunk(self.kl[rows], self.occurrences[rows], prior)
         return means
 
     def write(self, directory: Path) -> None:
@@ -149,5 +147,4 @@ class DamageTable:
 
 
 def _shrunk(kl: Floats, occurrences: Ints, prior: float) -> Floats:
-    """Return means that count a prior as so many occurrences more."""
     return np.asarray((kl + PRIOR_OCCURRENCES * prior) / (occurrences + PRIOR_OCCURRENCES))

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from umim_core.errors import RuleSetError
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.origin import Containment, Overlap
-from umim_core.text.token_ids import TOKEN_BITS
+from umim_core.text.token_ids import TOKEN_BITS, Ids, Ints
 
-Ids = NDArray[np.int32]
-Counts = NDArray[np.int64]
 _LEAST_PROGRESS: Final = 16  # a round pays when it decides this fraction of what is undecided
 
 
@@ -79,7 +77,7 @@ def _greedy_rounds(
     return stays, rounds + (1 if left else 0)
 
 
-def _by_rank(support: Counts) -> NDArray[np.int64]:
+def _by_rank(support: Ints) -> NDArray[np.int64]:
     """Return rows [R] by descending count, ties in the order in which they are."""
     bits = int(support.size).bit_length()
     falling = int(support.max()) - support
@@ -90,7 +88,7 @@ def _by_rank(support: Counts) -> NDArray[np.int64]:
     return ranked & ((1 << bits) - 1)
 
 
-def greedy_overlap(ids: Ids, support: Counts) -> tuple[NDArray[np.bool_], int]:
+def greedy_overlap(ids: Ids, support: Ints) -> tuple[NDArray[np.bool_], int]:
     """Apply the greedy overlap filter in rounds to different rules [R, n] with counts [R].
 
     A round keeps every undecided rule that is better (larger count, ties: smaller ids) than all
@@ -123,7 +121,7 @@ def greedy_overlap(ids: Ids, support: Counts) -> tuple[NDArray[np.bool_], int]:
     return mask, int(rounds)
 
 
-def overlap_mask(ids: Ids, support: Counts, policy: Overlap) -> NDArray[np.bool_]:
+def overlap_mask(ids: Ids, support: Ints, policy: Overlap) -> NDArray[np.bool_]:
     """Return which of different rules [R, n] of one order survive the overlap filter: a mask [R].
 
     Two rules compete when the (n-1)-suffix of one is the (n-1)-prefix of the other; a rule never
@@ -153,7 +151,7 @@ def _contained(ids: Ids, longer: Ids) -> tuple[NDArray[np.int64], NDArray[np.int
 
 def filter_rules(
     ids_by_order: dict[int, Ids],
-    support_by_order: dict[int, Counts],
+    support_by_order: dict[int, Ints],
     overlap: Overlap,
     containment: Containment,
 ) -> tuple[dict[int, NDArray[np.bool_]], dict[int, NDArray[np.bool_]]]:
@@ -209,7 +207,7 @@ def tau_for_budget(
     if budget < 1:
         raise RuleSetError("a rule budget must be at least 1", budget, "Raise it, or give a tau.")
     firsts, lasts = [], []
-    longer: list[tuple[Ids, Counts]] = []
+    longer: list[tuple[Ids, Ints]] = []
     for n in reversed(ORDERS):
         # Raising tau cuts off the worst rules, and greedy decides the better ones without them.
         passed = overlap_mask(counts.ids(n), counts.support[n], overlap)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import RuleSetError
+from umim_core.errors import RuleSetError, require
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, Ints
 
 ORDERS: Final = (2, 3, 4)
@@ -44,6 +44,11 @@ class NgramCounts:
     def __len__(self) -> int:
         return sum(len(keys) for keys in self.keys.values())
 
+    def check_reached(self, tau: int) -> None:
+        """Refuse a threshold below the one that was counted with."""
+        rule = f"tau must be at least {self.tau}, the threshold of the counts"
+        require(tau >= self.tau, RuleSetError, rule, tau, "Count again with a smaller tau.")
+
     def ids(self, order: int) -> NDArray[np.int32]:
         """Return the token ids [R_n, n] (int32) of one order, rows ascending."""
         columns = [self.keys[order] & _TOKEN_MASK]
@@ -62,18 +67,14 @@ def select(counts: NgramCounts, tau: int, min_documents: int = 1) -> NgramCounts
     The prefix of a gram occurs wherever the gram does, and in the same documents (those of the
     first token), so every prefix that is needed is kept.
     """
-    if tau < counts.tau:
-        raise RuleSetError(
-            f"tau must be at least {counts.tau}, the threshold of the counts",
-            tau,
-            "Count again with a smaller tau.",
-        )
-    if min_documents < 1 or (min_documents > 1 and counts.documents is None):
-        raise RuleSetError(
-            "min_documents must be 1, or above where documents were counted",
-            min_documents,
-            "Count documents too.",
-        )
+    counts.check_reached(tau)
+    require(
+        min_documents == 1 or (min_documents > 1 and counts.documents is not None),
+        RuleSetError,
+        "min_documents must be 1, or above where documents were counted",
+        min_documents,
+        "Count documents too.",
+    )
     keys, support, documents = {}, {}, {}
     ranks: Ints | None = None  # new rank of every gram of the order below
     for n in ORDERS:
@@ -94,8 +95,7 @@ _MOST: Final = 2**63 - 1
 
 def check_tau(tau: int) -> int:
     """Return ``tau`` if it is a usable threshold."""
-    if tau < 1:
-        raise RuleSetError("tau must be at least 1", tau, "Choose the least count of a rule.")
-    if tau > _MOST:
-        raise RuleSetError(f"tau must be at most {_MOST}", tau, "No count is larger.")
+    remedy = "Choose the least count of a rule."
+    require(tau >= 1, RuleSetError, "tau must be at least 1", tau, remedy)
+    require(tau <= _MOST, RuleSetError, f"tau must be at most {_MOST}", tau, "No count is larger.")
     return tau

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import CorpusError
+from umim_core.errors import CorpusError, require
 from umim_core.rules.filters import pack_spans
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import Ints
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Ints = NDArray[np.int64]
 _REPEATED: Final = math.lcm(*ORDERS)
 _PER_KEY: Final = 3  # tokens that fit into one int64
 _POINTS: Final = 8  # of a curve of coverage
@@ -31,22 +31,25 @@ def collision_rate(rules: RuleSet) -> float:
     return float(sizes[sizes > 1].sum() / len(rules)) if len(rules) else 0.0
 
 
-def collision_groups(rules: RuleSet, most: int) -> list[NDArray[np.int64]]:
+def collision_groups(rules: RuleSet, most: int) -> list[Ints]:
     """Return rules that share a surrogate, the groups with the highest counts first.
 
     Per group it is the places [>= 2] of its rules in the rule set (sorted by n, then ids).
     """
     order, sizes = _surrogates(rules)
     ends = np.cumsum(sizes)
-    support = np.concatenate([rules.support_by_order[n] for n in ORDERS])[order]
-    total = np.diff(np.concatenate([[0], np.cumsum(support)[ends - 1]])) if len(rules) else sizes
+    total = np.add.reduceat(rules.support[order], ends - sizes) if len(rules) else sizes
     shared = np.flatnonzero(sizes > 1)
     first = shared[np.argsort(-total[shared], kind="stable")][:most]
     return [np.sort(order[ends[i] - sizes[i] : ends[i]]) for i in first]
 
 
-def _surrogates(rules: RuleSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the places of the rules, equal surrogates together, and the size of each group."""
+def _surrogates(rules: RuleSet) -> tuple[Ints, Ints]:
+    """Return the places of the rules, equal surrogates together, and the size of each group.
+
+    Without positions a module sees how often each token is in a span, of the span's length: spans
+    whose tokens, sorted and repeated to a common length, are equal have one surrogate.
+    """
     tokens = np.concatenate(
         [np.sort(np.repeat(rules.ids_by_order[n], _REPEATED // n, axis=1)) for n in ORDERS]
     )
@@ -56,13 +59,12 @@ def _surrogates(rules: RuleSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     unequal[:1] = True
     for column in columns:
         unequal[1:] |= np.diff(column[order]) != 0
-    borders = np.append(np.flatnonzero(unequal), len(order))
-    return order, np.diff(borders)
+    return order, np.diff(np.append(np.flatnonzero(unequal), len(order)))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: its 2 to 4 token ids, and its count in the corpus it was mined from."""
+    """One rule: its token ids, and its count in the corpus it was mined from."""
 
     ids: tuple[int, ...]
     count: int
@@ -70,7 +72,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class CoveragePoint:
-    """A part of a rule set and the token reduction it gives."""
+    """Part of a rule set, the rules with a count of at least tau, and its token reduction."""
 
     tau: int
     rules: int
@@ -82,10 +84,8 @@ class Coverage:
     """Effect of a rule set on held-out text.
 
     Attributes:
-        tokens: Raw tokens.
-        segments: Number of segments.
         token_reduction: (raw tokens - units) / raw tokens.
-        spans: Merged spans of each order n = 2, 3, 4.
+        spans: Merged spans of each order n.
     """
 
     tokens: int
@@ -101,9 +101,7 @@ class Coverage:
 
 
 def token_reduction(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> float:
-    """Return the realised token reduction, (raw tokens - units) / raw tokens, of a text.
-
-    Arguments and errors are those of :func:`coverage`.
+    """Return (raw tokens - units) / raw tokens of a text as :func:`coverage` takes it.
 
     Source: the paper, "token reduction".
     """
@@ -111,12 +109,14 @@ def token_reduction(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -
 
 
 def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Coverage:
-    """Segment held-out text, ids [T] and borders [num_segments + 1], and count what was merged.
-
-    No unit crosses a border.
-    """
-    if not len(ids):
-        raise CorpusError("held-out text must hold at least one token", 0, "Give more text.")
+    """Segment held-out text, ids [T] and borders [num_segments + 1], and count what was merged."""
+    require(
+        len(ids) > 0,
+        CorpusError,
+        "held-out text must hold at least one token",
+        0,
+        "Give more text.",
+    )
     _, lengths, _ = matcher.segment_many(ids, offsets)
     return Coverage(
         tokens=len(ids),
@@ -129,45 +129,28 @@ def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Cover
 def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> list[CoveragePoint]:
     """Measure token reduction with ever fewer of the rules: those with a count of at least tau'.
 
-    The text is ids [T] and segment borders [num_segments + 1], as of :func:`coverage`.
-
     These are the rules of this set. Mining again at tau' gives other rules wherever a filter looks
     at what competes: a 2-gram dropped for a rare 4-gram around it is not in this set, but would be
-    in that one.
-
-    Counts fall off so steeply that matching every part anew costs about twice the whole set.
+    in that one. Counts fall off so steeply that matching every part costs about twice the set.
 
     Returns:
-        One point per threshold, ascending, of at most eight; none without rules.
+        One point per threshold, ascending, of at most eight about log-spaced counts of the set.
     """
-    return [
-        CoveragePoint(tau, len(part), token_reduction(ids, offsets, Matcher(part)))
-        for tau in thresholds(rules, _POINTS)
-        for part in [rules_from(rules, tau)]
-    ]
-
-
-def thresholds(rules: RuleSet, points: int) -> list[int]:
-    """Return counts that occur in the set, ascending: all, or ``points`` about log-spaced ones."""
-    counts = np.unique(np.concatenate([rules.support_by_order[n] for n in ORDERS]))
-    if len(counts) <= points:
-        return [int(tau) for tau in counts]
-    wanted = np.geomspace(counts[0], counts[-1], points)
-    places = np.searchsorted(counts, wanted)
-    return [int(tau) for tau in counts[np.unique(np.minimum(places, len(counts) - 1))]]
-
-
-def rules_from(rules: RuleSet, tau: int) -> RuleSet:
-    """Return the rules of a set that have a count of at least ``tau``."""
-    support = np.concatenate([rules.support_by_order[n] for n in ORDERS])
-    origin = rules.origin.model_copy(update={"tau": tau})
-    return replace(rules.take(support >= tau), origin=origin)
+    counts = np.unique(rules.support)
+    if len(counts) > _POINTS:
+        places = np.searchsorted(counts, np.geomspace(counts[0], counts[-1], _POINTS))
+        counts = counts[np.unique(np.minimum(places, len(counts) - 1))]
+    points = []
+    for tau in counts.tolist():
+        origin = rules.origin.model_copy(update={"tau": tau})
+        part = replace(rules.take(rules.support >= tau), origin=origin)
+        points.append(CoveragePoint(tau, len(part), token_reduction(ids, offsets, Matcher(part))))
+    return points
 
 
 def top_rules(rules: RuleSet, most: int) -> list[Rule]:
     """Return the rules with the highest counts, ties by order, then ids."""
-    support = np.concatenate([rules.support_by_order[n] for n in ORDERS])
-    return _rules_at(rules, np.argsort(-support, kind="stable")[:most])
+    return _rules_at(rules, np.argsort(-rules.support, kind="stable")[:most])
 
 
 def collision_examples(rules: RuleSet, most: int) -> list[list[Rule]]:
@@ -176,15 +159,12 @@ def collision_examples(rules: RuleSet, most: int) -> list[list[Rule]]:
 
 
 def _rules_at(rules: RuleSet, places: Ints) -> list[Rule]:
-    """Return rules by their places in the set, which is sorted by n, then ids."""
     listed = []
     for place in places.tolist():
-        for n in ORDERS:
-            if place < rules.counts_by_order[n]:
-                row = tuple(rules.ids_by_order[n][place].tolist())
-                listed.append(Rule(row, int(rules.support_by_order[n][place])))
-                break
-            place -= rules.counts_by_order[n]
+        n = int(rules.sizes[place])
+        shorter = sum(count for order, count in rules.counts_by_order.items() if order < n)
+        ids = tuple(rules.ids_by_order[n][place - shorter].tolist())
+        listed.append(Rule(ids, int(rules.support[place])))
     return listed
 
 

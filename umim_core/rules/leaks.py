@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal
 
 import numpy as np
@@ -25,9 +26,7 @@ from umim_core.errors import LeakError
 from umim_core.rules.filters import pack_spans
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
-
-Ids = NDArray[np.int32]
-Ints = NDArray[np.int64]
+from umim_core.text.token_ids import Ints
 
 Kind = Literal["e-mail address", "API key", "private key", "URL with password", "long number"]
 LeakPolicy = Literal["refuse", "allow"]
@@ -37,19 +36,15 @@ _STEPS: Final = 8  # rules that may be added to one
 _SHOWN: Final = 5  # leaks named in an error
 _VISIBLE: Final = 4  # characters of a leak shown in an error
 
-_EMAIL: Final = re.compile(r"\w@(?P<domain>\w[\w-]*(?:\.\w[\w-]*)*\.[A-Za-z]{2,})")
-# Reserved for documentation (RFC 2606), and the account of code hosts that nobody owns.
+# The account of code hosts that nobody owns is none, nor are domains for documentation (RFC 2606).
+_EMAIL: Final = re.compile(r"\w(?<!\bgit)@(?P<domain>\w[\w-]*(?:\.\w[\w-]*)*\.[A-Za-z]{2,})")
 _NO_MAILBOX: Final = re.compile(
     r"(?:^|\.)(?:example|foo|bar|baz)\.(?:com|org|net|edu)$|\.(?:test|invalid|example|local)$"
 )
-_CODE_HOST: Final = re.compile(r"(?<!\w)git@$")
 _KEY: Final = re.compile(
-    r"(?<![A-Za-z0-9])(?:"
-    r"(?:AKIA|ASIA|xox[abprs]-)(?P<plain>[A-Z0-9]+)"
-    r"|(?:gh[pousr]_|github_pat_|glpat-|sk-(?:proj-|ant-|live-)?|[sr]k_live_|AIza|hf_"
-    r"|npm_|pypi-)(?P<tail>[A-Za-z0-9]+)"
-    r"|eyJ(?P<jwt>[A-Za-z0-9_-]+)"  # what a JSON object, {"..., is in base64
-    r")"
+    r"(?<![A-Za-z0-9])(?:(?:AKIA|ASIA|xox[abprs]-)(?P<plain>[A-Z0-9]{4,})"
+    r"|(?:gh[pousr]_|github_pat_|glpat-|sk-(?:proj-|ant-|live-)?|[sr]k_live_|AIza|hf_|npm_|pypi-)"
+    r"(?P<tail>[A-Za-z0-9]{4,})|eyJ(?P<jwt>[A-Za-z0-9_-]{4,}))"  # {"..., in base64
 )
 _PRIVATE_KEY: Final = re.compile(r"BEGIN (?:[A-Z]+ )*PRIVATE|PRIVATE KEY(?: BLOCK)?-")
 _URL: Final = re.compile(
@@ -81,81 +76,47 @@ class Leak:
 
 def leak_kind(text: str) -> Kind | None:
     """Return what private text a span's text gives away, or None."""
-    for kind, gives_away in _CHECKS.items():
-        if gives_away(text):
+    for kind, (pattern, is_private) in _CHECKS.items():
+        searched = _DATE.sub(" ", text) if kind == "long number" else text
+        if any(map(is_private, pattern.finditer(searched))):
             return kind
     return None
 
 
-def _is_email(text: str) -> bool:
-    for match in _EMAIL.finditer(text):
-        account = text[: match.start("domain")]
-        if not _NO_MAILBOX.search(match["domain"]) and not _CODE_HOST.search(account):
-            return True
-    return False
-
-
-def _is_key(text: str) -> bool:
-    for match in _KEY.finditer(text):
-        if match["plain"] is not None:
-            if len(match["plain"]) >= 4 and any(c.isdigit() for c in match["plain"]):
-                return True
-        elif _looks_random(match["jwt"] or match["tail"]):
-            return True
-    return False
-
-
-def _looks_random(tail: str) -> bool:
+def _looks_random(match: re.Match[str]) -> bool:
     """Return whether the kind of character changes as often as in random text, unlike in names."""
+    if match["plain"]:
+        return any(c.isdigit() for c in match["plain"])
+    tail = match["jwt"] or match["tail"]
     kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in tail]
-    changes = sum(a != b for a, b in zip(kinds[1:], kinds[:-1], strict=True))
-    return len(tail) >= 4 and changes >= 2 and 2.5 * changes >= len(tail) - 1
+    changes = sum(a != b for a, b in pairwise(kinds))
+    return changes >= 2 and 2.5 * changes >= len(tail) - 1
 
 
-def _is_url_with_password(text: str) -> bool:
-    return any(
-        not _PLACEHOLDER.search(match["password"]) and not _PLACEHOLDER.search(match["user"])
-        for match in _URL.finditer(text)
-    )
+def _is_someones_number(match: re.Match[str]) -> bool:
+    digits = "".join(c for c in match["digits"] if c.isdigit())
+    marks = set(match[0]) - set(digits)
+    if len(set(digits)) < 4 or digits in _COUNTING or digits in _COUNTING[::-1]:
+        return False
+    if not marks:  # no limit of an integer type, no seconds or milliseconds since 1970
+        limit = any(n & (n - 1) == 0 for n in (int(digits) - 1, int(digits), int(digits) + 1))
+        time = digits.startswith("1") and len(digits) in (10, 13)
+        return len(digits) >= 9 and not limit and not time
+    if marks == {" "}:  # rows of figures have blanks too: only cards count (ISO/IEC 7812-1)
+        doubled = [sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2]]
+        return len(digits) >= 13 and (sum(doubled) + sum(map(int, digits[::-2]))) % 10 == 0
+    return not digits.startswith(("978", "979"))  # ISBN
 
 
-def _is_long_number(text: str) -> bool:
-    for match in _NUMBER.finditer(_DATE.sub(" ", text)):
-        digits = "".join(c for c in match["digits"] if c.isdigit())
-        marks = set(match[0]) - set(digits)
-        if len(set(digits)) < 4 or digits in _COUNTING or digits in _COUNTING[::-1]:
-            continue
-        if not marks and len(digits) >= 9 and not _is_machine_number(digits):
-            return True
-        # Rows of figures have blanks too: without a mark of a phone number, only cards count.
-        if marks == {" "} and 13 <= len(digits) <= 19 and _passes_luhn(digits):
-            return True
-        if marks - {" "} and not digits.startswith(("978", "979")):  # ISBN
-            return True
-    return False
-
-
-def _passes_luhn(digits: str) -> bool:
-    """Return whether the last digit checks the others, as on payment cards (ISO/IEC 7812-1)."""
-    doubled = [sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2]]
-    return (sum(doubled) + sum(int(digit) for digit in digits[::-2])) % 10 == 0
-
-
-def _is_machine_number(digits: str) -> bool:
-    """Return whether digits are the limit of an integer type, or seconds or ms since 1970."""
-    value = int(digits)
-    powers = (value - 1, value, value + 1)
-    if any(power and power & (power - 1) == 0 for power in powers):
-        return True
-    return digits.startswith("1") and len(digits) in (10, 13)
-
-
-_CHECKS: Final[dict[Kind, Callable[[str], bool]]] = {
-    "URL with password": _is_url_with_password,
-    "e-mail address": _is_email,
-    "API key": _is_key,
-    "private key": lambda text: _PRIVATE_KEY.search(text) is not None,
-    "long number": _is_long_number,
+_CHECKS: Final[dict[Kind, tuple[re.Pattern[str], Callable[[re.Match[str]], bool]]]] = {
+    "URL with password": (
+        _URL,
+        lambda match: not any(map(_PLACEHOLDER.search, match.group("user", "password"))),
+    ),
+    "e-mail address": (_EMAIL, lambda match: not _NO_MAILBOX.search(match["domain"])),
+    "API key": (_KEY, _looks_random),
+    "private key": (_PRIVATE_KEY, bool),
+    "long number": (_NUMBER, _is_someones_number),
 }
 
 
@@ -178,7 +139,7 @@ def scan_rules(rules: RuleSet, tokenizer: PreTrainedTokenizerBase) -> list[Leak]
     return leaks
 
 
-def _following(ids: Ids) -> tuple[Ints, Ints]:
+def _following(ids: NDArray[np.int32]) -> tuple[Ints, Ints]:
     """Return for each 4-gram [R, 4] the only one that can follow it, or -1, and what that adds.
 
     The follower begins with the last three tokens of the rule, or, where none does, with its last
@@ -196,7 +157,7 @@ def _following(ids: Ids) -> tuple[Ints, Ints]:
     return follower, adds
 
 
-def _extended(ids: Ids, rows: Ints, following: tuple[Ints, Ints]) -> list[list[int]]:
+def _extended(ids: NDArray[np.int32], rows: Ints, following: tuple[Ints, Ints]) -> list[list[int]]:
     """Return the tokens of some 4-grams, each with those of up to ``_STEPS`` followers."""
     columns, at = [ids[rows]], rows
     for _ in range(_STEPS):

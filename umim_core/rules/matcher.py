@@ -2,25 +2,89 @@
 
 The rules form a trie in one hash table (see ``trie``). A position costs one look into a bit set
 that fits the cache, and at most three lookups where a rule may begin.
+
+``SuffixMatcher`` merges the end of texts that grow, many rows at once. A row's state is its last
+four raw tokens and which of them begin a unit. With the rule (b, c) and the tokens a b c::
+
+    added    units before    taken back    new unit    units after
+    a        -               0             a           a
+    b        a               0             b           a b
+    c        a b             1             (b, c)      a (b, c)
+
+The leftmost unit boundary among the last three raw tokens from which a rule ends exactly at the new
+token wins. Longest-first, left-to-right matching of the whole text would cut the same units:
+growing a text by one token changes its segmentation only from the first boundary on whose longest
+rule now ends there. A token costs at most six lookups, however long the text is.
+
+A row can be cut: what follows is a text of its own, which no rule enters from before the cut. With
+the rules (a, b) and (b, c), a cut before b leaves a raw, and c completes (b, c).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import ConfigError
-from umim_core.rules.grams import ORDERS
-from umim_core.rules.incremental_matcher import SuffixMatcher
+from umim_core.errors import ConfigError, require
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.trie import is_rule, segment
-from umim_core.text.token_ids import MAX_TOKEN_ID, check_offsets, read_ids
+from umim_core.rules.trie import LONGEST, Words, advance, is_rule, segment
+from umim_core.text.token_ids import MAX_TOKEN_ID, Ints, check_offsets, read_ids
 
-Ints = NDArray[np.int64]
+
+@dataclass(frozen=True)
+class Advance:
+    """Change of each row [B] by a new token; zeros for rows that got none.
+
+    Attributes:
+        rollback: Units to take back first [B] (0 .. 3).
+        spans: Raw ids of the one new unit [B, 4]: the token alone, or a rule that ends with it;
+            zeros behind its end.
+        lengths: Ids of that unit [B] (1 .. 4).
+    """
+
+    rollback: Ints
+    spans: Ints
+    lengths: Ints
+
+
+class SuffixMatcher:
+    """Follow B texts that grow by one token at a time, all of them empty at first."""
+
+    def __init__(self, slots: Words, rows: int) -> None:
+        self._slots = slots
+        self._recent = np.full((rows, LONGEST), -1, dtype=np.int32)
+        self._borders = np.zeros(rows, dtype=np.int64)
+
+    def resume(self, row: int, ids: Ints, starts: Ints) -> None:
+        """Let a row go on from a text of ids [T] that was segmented as a whole by the same rules.
+
+        Its units start at ``starts`` [S].
+        """
+        last = ids[-LONGEST:]
+        self._recent[row] = -1
+        self._recent[row, LONGEST - len(last) :] = last
+        places = len(ids) - 1 - starts[-LONGEST:]
+        self._borders[row] = sum(1 << int(k) for k in places if k < LONGEST - 1)
+
+    def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
+        """Add one token [B] to every row that is running [B]; those of other rows are ignored.
+
+        Returns:
+            How many units each row takes back and which unit it gets.
+        """
+        # The compiled loop would write beyond the rows.
+        if not tokens.shape == running.shape == self._borders.shape:
+            raise ConfigError(
+                f"tokens and running must have {self._borders.size} rows",
+                f"shapes {tokens.shape} and {running.shape}",
+                "Give one token and one flag per row.",
+            )
+        return Advance(*advance(tokens, running, self._recent, self._borders, self._slots))
 
 
 class Matcher:
@@ -58,8 +122,8 @@ class Matcher:
         Returns:
             Starts [S] (positions in the flat array), lengths [S], and unit borders [B + 1].
         """
-        if threads < 1:
-            raise ConfigError("threads must be at least 1", threads, "Use 1 for this thread alone.")
+        rule, remedy = "threads must be at least 1", "Use 1 for this thread alone."
+        require(threads >= 1, ConfigError, rule, threads, remedy)
         tokens = read_ids(ids, 0, len(ids))
         borders = np.array(check_offsets(offsets, len(ids)), dtype=np.int64)
         goals = np.linspace(0, len(tokens), threads + 1)[1:-1]
@@ -77,8 +141,9 @@ class Matcher:
     ) -> tuple[Ints, Ints, Ints]:
         """Cut the sequences ``low`` .. ``high``; return starts, lengths and units per sequence."""
         first, last = borders[low], borders[high]
-        own = borders[low : high + 1] - first
-        starts, lengths, unit_borders = self._cut(tokens[first:last], own)
+        starts, lengths, unit_borders = self._cut(
+            tokens[first:last], borders[low : high + 1] - first
+        )
         starts += first
         return starts, lengths, np.diff(unit_borders)
 
@@ -90,7 +155,7 @@ class Matcher:
 
     def contains(self, span: Sequence[int]) -> bool:
         """Return whether these 2 to 4 ids are exactly one rule."""
-        if not 2 <= len(span) <= ORDERS[-1] or not 0 <= min(span) <= max(span) <= MAX_TOKEN_ID:
+        if not 2 <= len(span) <= LONGEST or not 0 <= min(span) <= max(span) <= MAX_TOKEN_ID:
             return False
         return bool(is_rule(np.array(span, np.int32), 0, len(span), self._tables.slots))
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.fingerprint import special_ids
-from umim_core.errors import ConfigError, RuleSetError, TokenizerMismatchError
+from umim_core.errors import ConfigError, RuleSetError, TokenizerMismatchError, require
 from umim_core.rules.ruleset import RuleSet
 
 NAMED_PATTERNS: Final = {"digits": r"\d", "capitals": r"^\s*[A-Z]", "newlines": r"[\n\r]"}
@@ -35,12 +35,13 @@ def protected_ids(
     protected = set(special)
     for pattern, expression in compiled:
         matching = {i for i, text in zip(plain, texts, strict=True) if expression.search(text)}
-        if len(matching) == len(plain):
-            raise ConfigError(
-                "a protected pattern must leave tokens that rules can use",
-                f"{pattern!r}, which matches all {len(plain)}",
-                "Give a narrower one.",
-            )
+        require(
+            len(matching) < len(plain),
+            ConfigError,
+            "a protected pattern must leave tokens that rules can use",
+            f"{pattern!r}, which matches all {len(plain)}",
+            "Give a narrower one.",
+        )
         protected |= matching
     return np.array(sorted(protected), dtype=np.int64)
 
@@ -65,21 +66,16 @@ def check_for_module(
     """
     rules.check_tokenizer(fingerprint)
     check_vocabulary(rules, vocabulary, special)
-    if not len(rules):
-        raise RuleSetError(
-            "a checkpoint must hold rules", "none", "Mine them again with a smaller --tau."
-        )
+    remedy = "Mine them again with a smaller --tau."
+    require(len(rules) > 0, RuleSetError, "a checkpoint must hold rules", "none", remedy)
 
 
 def check_vocabulary(rules: RuleSet, size: int, special: Collection[int]) -> None:
     """Refuse rules with ids that the vocabulary does not have, or with special ones."""
     top = max((int(ids.max()) for ids in rules.ids_by_order.values() if len(ids)), default=0)
-    if top >= size:
-        raise TokenizerMismatchError(
-            f"rule ids must lie in 0..{size - 1}, the tokenizer's vocabulary",
-            top,
-            "Name the tokenizer that the rules were mined with.",
-        )
+    rule = f"rule ids must lie in 0..{size - 1}, the tokenizer's vocabulary"
+    remedy = "Name the tokenizer that the rules were mined with."
+    require(top < size, TokenizerMismatchError, rule, top, remedy)
     marks = np.array(sorted(special), dtype=np.int64)
     for ids in rules.ids_by_order.values():
         rows = np.isin(ids, marks).any(axis=1)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import ConfigError, RuleSetError
+from umim_core.errors import ConfigError, RuleSetError, require
 from umim_core.rules.damage_table import DamageTable, Floats
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.inspection import token_reduction
@@ -28,11 +28,12 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import protected_ids
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import Ints
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Ints = NDArray[np.int64]
+
 Text = tuple[NDArray[np.integer], Ints]  # ids of all segments, flat, and segment borders
 _STEPS: Final = 32  # recorded prices
 _MOST_REDUCTION: Final = (ORDERS[-1] - 1) / ORDERS[-1]
@@ -65,21 +66,21 @@ def prices(table: DamageTable) -> Floats:
     The second part is what the rule adds to those inside it. The first is the larger one where they
     are dearer than it is: then they go before it. Where no rule lies inside another, it is d / s.
     """
-    means, saved = table.mean_kl(), table.sizes - 1
+    rules, sizes, means = table.rules, table.rules.sizes, table.mean_kl()
     within, within_saved = np.zeros(len(means)), np.zeros(len(means), dtype=np.int64)
     for n in ORDERS[1:]:
-        shorter = table.rules.take(table.sizes < n)
-        spans = np.flatnonzero(table.sizes == n)
+        shorter, spans = rules.take(sizes < n), np.flatnonzero(sizes == n)
         if not len(shorter) or not len(spans):
             continue
-        ids = table.rules.ids_by_order[n].reshape(-1)
+        ids = rules.ids_by_order[n].reshape(-1)
         borders = np.arange(len(spans) + 1, dtype=np.int64) * n
         starts, lengths, _ = Matcher(shorter).segment_many(ids, borders)
         for size in ORDERS[: ORDERS.index(n)]:
             at = starts[lengths == size]
-            inner = table.rules.places(ids[at[:, None] + np.arange(size)])
+            inner = rules.places(ids[at[:, None] + np.arange(size)])
             np.add.at(within, spans[at // n], means[inner])
             np.add.at(within_saved, spans[at // n], size - 1)
+    saved = sizes - 1
     return np.maximum(means / saved, (means - within) / (saved - within_saved))
 
 
@@ -139,11 +140,8 @@ def recording_reductions(rules: RuleSet, text: Text) -> RuleSet:
     shares = np.arange(1, _STEPS + 1) / _STEPS
     steps = np.unique(np.quantile(rules.require_prices(), shares, method="higher"))
     reductions = [token_reduction(*text, Matcher(rules_under(rules, step))) for step in steps]
-    origin_changes = {
-        "price_steps": tuple(map(float, steps)),
-        "price_reductions": tuple(reductions),
-    }
-    return replace(rules, origin=rules.origin.model_copy(update=origin_changes))
+    record = {"price_steps": tuple(map(float, steps)), "price_reductions": tuple(reductions)}
+    return replace(rules, origin=rules.origin.model_copy(update=record))
 
 
 def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:
@@ -156,19 +154,21 @@ def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:
         return rules
     check_target(target)
     price, steps = rules.require_prices(), np.array(rules.origin.price_steps, dtype=np.float32)
-    if not len(steps):
-        raise RuleSetError(
-            "target_tr needs the token reduction of the cheapest rules, recorded with their prices",
-            f"{len(rules):,} rules without it",
-            "Measure them again: umim prune CHECKPOINT TEXTS --keep-all; or give budget.",
-        )
+    require(
+        len(steps) > 0,
+        RuleSetError,
+        "target_tr needs the token reduction of the cheapest rules, recorded with their prices",
+        f"{len(rules):,} rules without it",
+        "Measure them again: umim prune CHECKPOINT TEXTS --keep-all; or give budget.",
+    )
     reductions = np.maximum.accumulate(rules.origin.price_reductions)
-    if target > reductions[-1]:
-        raise RuleSetError(
-            f"the rules must reach a token reduction of {target:.4g}",
-            f"{reductions[-1]:.4g} with all {len(rules):,}, on the text of the measurement",
-            "Lower target_tr, or give budget=inf for all rules.",
-        )
+    require(
+        bool(target <= reductions[-1]),
+        RuleSetError,
+        f"the rules must reach a token reduction of {target:.4g}",
+        f"{reductions[-1]:.4g} with all {len(rules):,}, on the text of the measurement",
+        "Lower target_tr, or give budget=inf for all rules.",
+    )
     reductions, at = np.unique(reductions, return_index=True)  # a step that saves no more goes
     counts = np.searchsorted(np.sort(price), steps[at], side="right")
     taken = int(np.ceil(np.interp(target, [0.0, *reductions], [0, *counts])))
@@ -177,8 +177,7 @@ def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:
 
 def _by_price(rules: RuleSet, price: NDArray[np.floating]) -> Ints:
     """Return the places of rules by rising price, of equal ones the most frequent first."""
-    support = np.concatenate([rules.support_by_order[n] for n in ORDERS])
-    return np.lexsort((-support, price))
+    return np.lexsort((-rules.support, price))
 
 
 def prune_by_damage(
@@ -194,10 +193,10 @@ def prune_by_damage(
         The rules with their prices; their origin records the price of the dearest, the protected
         patterns and what ``at_reduction`` reads.
     """
-    if protect and tokenizer is None:
-        raise ConfigError("protected tokens need a tokenizer", list(protect), "Pass it.")
+    known = tokenizer is not None or not protect
+    require(known, ConfigError, "protected tokens need a tokenizer", list(protect), "Pass it.")
     free = None
-    if protect and tokenizer is not None:
+    if tokenizer is not None and protect:
         free = free_of(table.rules, protected_ids(tokenizer, protect))
     rules = priced(table)
     cut = cut_to_budget(rules, rules.require_prices(), text, target, free)
@@ -221,21 +220,23 @@ def rules_under(rules: RuleSet, bound: float) -> RuleSet:
 
 def check_rule_choice(budget: object, target: float | None) -> None:
     """Refuse a budget that is no number of nats per saved token, or a target beside it."""
-    if budget is not None and target is not None:
-        raise ConfigError(
-            "rules are chosen by a budget or by target_tr",
-            f"budget {budget} and target_tr {target}",
-            "Leave one of them out.",
-        )
+    require(
+        budget is None or target is None,
+        ConfigError,
+        "rules are chosen by a budget or by target_tr",
+        f"budget {budget} and target_tr {target}",
+        "Leave one of them out.",
+    )
     if target is not None:
         check_target(target)
     number = isinstance(budget, int | float) and not isinstance(budget, bool)
-    if budget is not None and not (number and float(str(budget)) >= 0):
-        raise ConfigError(
-            "a budget must be a number of nats per saved token, at least 0",
-            budget,
-            "Give 0.1 for example, or inf for all rules.",
-        )
+    require(
+        budget is None or (number and float(str(budget)) >= 0),
+        ConfigError,
+        "a budget must be a number of nats per saved token, at least 0",
+        budget,
+        "Give 0.1 for example, or inf for all rules.",
+    )
 
 
 def within_budget(rules: RuleSet, budget: float | None) -> RuleSet:
@@ -274,7 +275,7 @@ def _protecting(rules: RuleSet, protect: Sequence[str]) -> RuleOrigin:
 
 
 def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:
-    """Return which rules hold none of the given tokens [R] (bool)."""
+    """Return which rules hold none of the tokens [R] (bool)."""
     return ~np.concatenate([np.isin(rules.ids_by_order[n], tokens).any(axis=1) for n in ORDERS])
 
 
@@ -290,7 +291,6 @@ def check_target(target: object) -> None:
 
 
 def _first(order: Ints, taken: int, size: int) -> NDArray[np.bool_]:
-    """Return a mask [size] of the first places of an order."""
     stays = np.zeros(size, dtype=np.bool_)
     stays[order[:taken]] = True
     return stays

@@ -7,20 +7,22 @@ sorted by (n, ids)), ``matcher/tables.npy`` (derived; where it is absent it is b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from umim_core.errors import RuleSetError, TokenizerMismatchError
+from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
 from umim_core.rules.filters import filter_rules
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
-from umim_core.rules.matcher_tables import MatcherTables
 from umim_core.rules.origin import DescribedRules, RuleOrigin
-from umim_core.rules.rules_table import Counts, Ids, check_order, read_table, write_table
+from umim_core.rules.trie import MatcherTables
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
     canonical_json,
@@ -30,16 +32,23 @@ from umim_core.store.artifacts import (
     write_manifest,
 )
 from umim_core.store.publication import publish_directory
-from umim_core.text.token_ids import MAX_TOKEN_ID
+from umim_core.text.token_ids import MAX_TOKEN_ID, Ids, Ints
 
 RULES_SCHEMA: Final = 1
+TABLE: Final = "rules.parquet"
+TABLE_SCHEMA: Final = pa.schema(
+    [("n", pa.int8()), ("ids", pa.list_(pa.int32())), ("count", pa.int64())]
+)
+MAX_RULES: Final = 100_000_000
+_ROW_BYTES: Final = 13  # of n, count and the list's offset
+_FREE_BYTES: Final = 64 << 20
+_MOST_EXPANSION: Final = 64
 _TABLES: Final = "matcher/tables.npy"
 _PRICES: Final = "prices.npy"
 Prices = NDArray[np.float32]
 
 
 def write_prices(directory: Path, prices: Prices) -> None:
-    """Write the prices into a rule directory."""
     save_array(directory / _PRICES, prices)
 
 
@@ -55,7 +64,7 @@ class RuleSet:
     """
 
     ids_by_order: dict[int, Ids]
-    support_by_order: dict[int, Counts]
+    support_by_order: dict[int, Ints]
     origin: RuleOrigin = field(default_factory=RuleOrigin)
     prices: Prices | None = None
     _tables: list[MatcherTables] = field(
@@ -64,20 +73,19 @@ class RuleSet:
 
     def __post_init__(self) -> None:
         for n in ORDERS:
-            check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.origin.tau)
+            _check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.origin.tau)
         if self.prices is None:
             return
-        right = self.prices.shape == (len(self),) and self.prices.dtype == np.float32
-        if not right or not np.isfinite(self.prices).all():
-            wrong = f"{self.prices.dtype} {self.prices.shape}"
-            raise RuleSetError(
-                f"prices of rules must be {len(self)} finite float32 numbers, one a rule",
-                "a number that is not finite" if right else wrong,
-                "Measure them with umim prune CHECKPOINT TEXTS --keep-all.",
-            )
+        sized = self.prices.shape == (len(self),) and self.prices.dtype == np.float32
+        require(
+            sized and bool(np.isfinite(self.prices).all()),
+            RuleSetError,
+            f"prices of rules must be {len(self)} finite float32 numbers, one a rule",
+            "not finite" if sized else f"{self.prices.dtype} {self.prices.shape}",
+            "Measure them with umim prune CHECKPOINT TEXTS --keep-all.",
+        )
 
     def __repr__(self) -> str:
-        """Return how many rules there are of each order, and how they were made."""
         orders = ", ".join(f"{count:,} of {n}" for n, count in self.counts_by_order.items())
         origin = self.origin
         origin_text = f"{origin.source}, tau {origin.tau}, {origin.overlap}+{origin.containment}"
@@ -92,19 +100,12 @@ class RuleSet:
         """
         recorded = origin or RuleOrigin()
         tau = counts.tau if recorded.tau is None else recorded.tau
-        if tau < counts.tau:
-            raise RuleSetError(
-                f"tau must be at least {counts.tau}, the threshold of the counts",
-                tau,
-                "Count again with a smaller tau.",
-            )
+        counts.check_reached(tau)
         ids = {n: counts.ids(n) for n in ORDERS}
         return cls.filtered(ids, counts.support, recorded.model_copy(update={"tau": tau}))
 
     @classmethod
-    def filtered(
-        cls, ids: dict[int, Ids], support: dict[int, Counts], origin: RuleOrigin
-    ) -> RuleSet:
+    def filtered(cls, ids: dict[int, Ids], support: dict[int, Ints], origin: RuleOrigin) -> RuleSet:
         """Make rules of the spans that reach the threshold of ``origin`` and pass its filters.
 
         Spans [R_n, n] per order come with rows ascending, and their counts [R_n].
@@ -123,10 +124,12 @@ class RuleSet:
     ) -> RuleSet:
         """Make a rule set of explicit spans, each with count 1 and no threshold."""
         unique = sorted(set(spans))
-        if odd := [span for span in unique if len(span) not in ORDERS]:
-            raise RuleSetError("a rule must have 2, 3 or 4 tokens", odd[0], "Drop this span.")
-        if odd := [span for span in unique if min(span) < 0 or max(span) > MAX_TOKEN_ID]:
-            raise RuleSetError(f"rule ids must lie in 0..{MAX_TOKEN_ID}", odd[0], "Drop this span.")
+        for span in unique:
+            if len(span) not in ORDERS:
+                raise RuleSetError("a rule must have 2, 3 or 4 tokens", span, "Drop this span.")
+            if min(span) < 0 or max(span) > MAX_TOKEN_ID:
+                rule = f"rule ids must lie in 0..{MAX_TOKEN_ID}"
+                raise RuleSetError(rule, span, "Drop this span.")
         ids = {
             n: np.array([s for s in unique if len(s) == n], dtype=np.int32).reshape(-1, n)
             for n in ORDERS
@@ -142,8 +145,17 @@ class RuleSet:
 
     @property
     def counts_by_order(self) -> dict[int, int]:
-        """Number of rules of each order."""
         return {n: len(self.ids_by_order[n]) for n in ORDERS}
+
+    @property
+    def support(self) -> Ints:
+        """Corpus counts of all rules [R], sorted by n, then ids."""
+        return np.concatenate([self.support_by_order[n] for n in ORDERS])
+
+    @property
+    def sizes(self) -> Ints:
+        """Tokens of each rule [R]."""
+        return np.repeat(np.array(ORDERS), list(self.counts_by_order.values()))
 
     def __len__(self) -> int:
         return sum(self.counts_by_order.values())
@@ -199,12 +211,12 @@ class RuleSet:
             )
         return self.prices
 
-    def places(self, spans: NDArray[np.integer]) -> NDArray[np.int64]:
+    def places(self, spans: NDArray[np.integer]) -> Ints:
         """Return the places [M] of rules of one order [M, n] in the set, sorted by n, then ids."""
-        own = self.ids_by_order[spans.shape[1]]
-        indices = np.searchsorted(_sort_keys(own), _sort_keys(spans))
-        known = indices < len(own)
-        known[known] = (own[indices[known]] == spans[known]).all(axis=1)
+        ids = self.ids_by_order[spans.shape[1]]
+        indices = np.searchsorted(_sort_keys(ids), _sort_keys(spans))
+        known = indices < len(ids)
+        known[known] = (ids[indices[known]] == spans[known]).all(axis=1)
         if not known.all():
             raise RuleSetError("spans must be rules of the set", spans[~known][0].tolist())
         shorter = sum(count for n, count in self.counts_by_order.items() if n < spans.shape[1])
@@ -215,17 +227,18 @@ class RuleSet:
 
         Messages call it ``named``, or by the first digits of its fingerprint.
         """
-        own = self.origin.tokenizer_fingerprint
-        if own not in (None, fingerprint):
-            raise TokenizerMismatchError(
-                f"these rules belong to the tokenizer {str(own)[:12]}",
-                named or fingerprint[:12],
-                "Mine rules with this tokenizer, or load the backbone they were mined for.",
-            )
+        mined = self.origin.tokenizer_fingerprint
+        require(
+            mined in (None, fingerprint),
+            TokenizerMismatchError,
+            f"these rules belong to the tokenizer {str(mined)[:12]}",
+            named or fingerprint[:12],
+            "Mine rules with this tokenizer, or load the backbone they were mined for.",
+        )
 
     def write(self, directory: Path) -> None:
         """Write the rule files into an existing, empty directory."""
-        write_table(directory / "rules.parquet", self.ids_by_order, self.support_by_order)
+        write_table(directory / TABLE, self.ids_by_order, self.support_by_order)
         (directory / _TABLES).parent.mkdir()
         self.tables.write(directory / _TABLES, self.digest, self.ids_by_order)
         if self.prices is not None:
@@ -245,26 +258,24 @@ class RuleSet:
         matcher's tables are mapped, not read into memory, and must carry the digest of these rules.
         """
         path = Path(directory)
-        manifest = read_manifest(
-            path, kind="rules", schema=RULES_SCHEMA, required=("rules.parquet",)
-        )
+        manifest = read_manifest(path, kind="rules", schema=RULES_SCHEMA, required=(TABLE,))
         listed = cast("dict[str, object]", manifest["files"])
-        ids, support = read_table(path / "rules.parquet")
+        ids, support = read_table(path / TABLE)
         with described(f"{path}/manifest.json must describe its rules", "Mine them again."):
             origin = DescribedRules.model_validate(manifest)
         recorded = RuleOrigin(**origin.model_dump(exclude={"rules"}))
         prices = np.array(open_array(path / _PRICES)) if _PRICES in listed else None
         rules = cls(ids, support, recorded, prices)
         content = rules._description()["rules"]
-        if origin.rules not in (None, content):
-            raise RuleSetError(
-                f"{path} must hold the rules its manifest counts, {origin.rules}",
-                content,
-                "Mine them again.",
-            )
+        require(
+            origin.rules in (None, content),
+            RuleSetError,
+            f"{path} must hold the rules its manifest counts, {origin.rules}",
+            content,
+            "Mine them again.",
+        )
         if _TABLES in listed:
-            tables = MatcherTables.read(path / _TABLES, rules.digest, ids)
-            rules._tables.append(tables)
+            rules._tables.append(MatcherTables.read(path / _TABLES, rules.digest, ids))
         if tokenizer_fingerprint is not None:
             rules.check_tokenizer(tokenizer_fingerprint)
         return rules
@@ -274,3 +285,123 @@ def _sort_keys(spans: NDArray[np.integer]) -> NDArray[np.bytes_]:
     """Return keys [M] of spans [M, n] that sort as the spans do: their bytes, the highest first."""
     width = spans.shape[1]
     return np.ascontiguousarray(spans, dtype=">i4").reshape(-1).view(f"S{4 * width}")
+
+
+def write_table(
+    path: Path,
+    ids_by_order: dict[int, Ids],
+    support_by_order: dict[int, Ints],
+    compression_level: int | None = None,
+) -> None:
+    """Write rules [R_n, n] per order and their counts [R_n] as Parquet.
+
+    ``compression_level`` is of zstd; None for its own.
+    """
+    sizes = [len(ids_by_order[n]) for n in ORDERS]
+    starts = np.concatenate([[0], np.cumsum(np.repeat(ORDERS, sizes))]).astype(np.int32)
+    flat = np.concatenate([ids_by_order[n].reshape(-1) for n in ORDERS])
+    table = pa.table(
+        {
+            "n": np.repeat(np.array(ORDERS, np.int8), sizes),
+            "ids": pa.ListArray.from_arrays(starts, pa.array(flat, pa.int32())),
+            "count": np.concatenate([support_by_order[n] for n in ORDERS]),
+        },
+        schema=TABLE_SCHEMA,
+    )
+    try:
+        pq.write_table(table, path, compression="zstd", compression_level=compression_level)
+    except OSError as error:
+        raise ArtifactError(
+            f"{path} ({table.nbytes} bytes before compression) must be writable",
+            os.strerror(error.errno) if error.errno else str(error),
+            "Free space or choose another root.",
+        ) from error
+
+
+def read_table(path: Path) -> tuple[dict[int, Ids], dict[int, Ints]]:
+    """Read what :func:`write_table` wrote; a rule set checks the rows themselves."""
+    try:
+        with pq.ParquetFile(path) as file:
+            rows = file.metadata.num_rows
+            if not file.schema_arrow.equals(TABLE_SCHEMA) or rows > MAX_RULES:
+                raise RuleSetError(
+                    f"{path} must have the columns n int8, ids list<int32>, count int64 and at "
+                    f"most {MAX_RULES} rows",
+                    f"{rows} rows of {file.schema_arrow.to_string()}",
+                    "Mine again.",
+                )
+            _check_size(path, file.metadata)
+            table = file.read()
+            table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:  # a name that is no UTF-8, too
+        raise RuleSetError(f"{path} must be a Parquet file", str(error), "Mine again.") from error
+    lists = table["ids"].combine_chunks()
+    nulls = sum(column.null_count for column in table.columns) + lists.values.null_count
+    require(not nulls, RuleSetError, f"{path} must hold no nulls", nulls, "Mine again.")
+    orders, counts = (_numbers(table[name].combine_chunks()) for name in ("n", "count"))
+    sizes, flat = np.diff(_numbers(lists.offsets)), _numbers(lists.flatten())
+    sized = np.isin(orders, ORDERS).all() and (sizes == orders).all()
+    rule = f"{path} must hold rules of 2, 3 or 4 ids, sorted by n"
+    sorted_by_n = bool(sized and (np.diff(orders) >= 0).all())
+    require(sorted_by_n, RuleSetError, rule, "other rows", "Mine again.")
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    ids, support = {}, {}
+    for n in ORDERS:
+        low, high = np.searchsorted(orders, [n, n + 1])
+        ids[n] = flat[starts[low] : starts[high]].reshape(-1, n)
+        support[n] = counts[low:high]
+    return ids, support
+
+
+def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
+    """Refuse a file that would take far more memory than it has bytes, before any is taken.
+
+    Rules all differ, so a file of them does not shrink without end: the shipped sets take about 6
+    bytes a rule on disk and 25 in memory. Runs of equal values in a forged file do.
+    """
+    columns = [
+        metadata.row_group(group).column(column)
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+    ]
+    ids = sum(column.num_values for column in columns if column.path_in_schema.startswith("ids"))
+    pages = sum(column.total_uncompressed_size for column in columns)
+    needed = max(metadata.num_rows * _ROW_BYTES + ids * 4, pages)
+    limit = max(_FREE_BYTES, _MOST_EXPANSION * path.stat().st_size)
+    require(
+        needed <= limit,
+        RuleSetError,
+        f"{path} must take at most {limit} bytes of memory",
+        f"{needed} bytes, {metadata.num_rows} rows with {ids} ids",
+        "This is no file of rules; mine again.",
+    )
+
+
+def _numbers(array: pa.Array) -> NDArray[Any]:
+    """View signed numbers without nulls; the array's own methods import pandas: half a second."""
+    kind = np.dtype(f"i{array.type.bit_width // 8}")
+    data = array.buffers()[1]
+    if data is None:  # an empty array may have none
+        return np.zeros(0, kind)
+    return np.frombuffer(data, kind, count=array.offset + len(array))[array.offset :]
+
+
+def _check_order(n: int, ids: Ids | None, support: Ints | None, tau: int | None) -> None:
+    if ids is None or support is None or ids.ndim != 2 or ids.shape != (len(support), n):
+        shape = None if ids is None else ids.shape
+        raise RuleSetError(f"rules of order {n} must have {n} ids and a count each", shape)
+    if ids.dtype != np.int32 or support.dtype != np.int64:
+        raise RuleSetError("rule ids must be int32 and counts int64", f"{ids.dtype}")
+    if not len(ids):
+        return
+    low, high, least = int(ids.min()), int(ids.max()), int(support.min())
+    rule = f"rule ids must lie in 0..{MAX_TOKEN_ID}"
+    require(low >= 0 and high <= MAX_TOKEN_ID, RuleSetError, rule, f"{low}..{high}", "Mine again.")
+    require(least >= (tau or 1), RuleSetError, "every count must reach tau", least, "Mine again.")
+    unequal = ids[1:] != ids[:-1]
+    first = unequal.argmax(axis=1)
+    rows = np.arange(len(ids) - 1)
+    rising = unequal.any(axis=1) & (ids[1:][rows, first] > ids[:-1][rows, first])
+    if not rising.all():
+        odd = ids[1 + int(rising.argmin())].tolist()
+        raise RuleSetError("rules must be sorted and all different", odd, "Mine again.")

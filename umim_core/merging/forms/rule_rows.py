@@ -38,8 +38,7 @@ def frequent_spans(rules: RuleSet, count: int) -> Tensor:
             for n in ORDERS
         ]
     )
-    support = np.concatenate([rules.support_by_order[n] for n in ORDERS])
-    chosen = spans[np.argsort(-support, kind="stable")[:count]]
+    chosen = spans[np.argsort(-rules.support, kind="stable")[:count]]
     return torch.from_numpy(chosen[np.lexsort(chosen.T[::-1])].astype(np.int32))
 
 
