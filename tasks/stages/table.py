@@ -41,6 +41,7 @@ from tasks.data.table_sources import (
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import changed_files
 from umim_core.adaptation.choices import TaskSequence, mining_segments
+from umim_core.addresses import is_address
 from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.registry import own_model
@@ -54,7 +55,6 @@ from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest, write_json
 from umim_core.task_sets.generation_spec import TaskOptions, make_rows
-from umim_core.text.files import is_address
 from umim_core.text.sources import HubDataset, source_digests
 from umim_core.text.token_ids import encode
 
