@@ -21,7 +21,7 @@ from umim_core.mining.counting import count_ngrams
 from umim_core.mining.mining_memory import mining_memory, sample_shares
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS, NgramCounts
-from umim_core.text.shards import ShardWriter, TokenShards
+from umim_core.text.token_files import write_tokens
 from umim_core.text.token_ids import UniformOffsets
 
 LENGTH: Final = 512  # tokens of a segment
@@ -83,12 +83,9 @@ def ray_pairs(ids: Ids, offsets: UniformOffsets, options: argparse.Namespace) ->
 
 
 def write_shards(ids: Ids, folder: Path) -> Path:
-    """Write ids as token shards."""
-    writer = ShardWriter(folder)
-    for low in range(0, len(ids), _WRITE_TOKENS):
-        writer.add(ids[low : low + _WRITE_TOKENS])
-    writer.close()
-    assert len(TokenShards.open(folder)) == len(ids)
+    """Write ids as token files."""
+    starts = range(0, len(ids), _WRITE_TOKENS)
+    assert len(write_tokens(folder, ((ids[at : at + _WRITE_TOKENS], False) for at in starts)))
     return folder
 
 

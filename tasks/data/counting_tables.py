@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from tasks.cluster.ray_errors import cluster_error
 from tasks.storage.node_files import local_copy
-from umim_core.text.shards import TokenShards
+from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import Offsets, Tokens
 
 TOKEN_BYTES = 4
@@ -35,7 +35,7 @@ class Corpus:
     """Tokens that every worker can read.
 
     Attributes:
-        tokens: Folder of token shards, which all nodes see or fetch from storage, or an array.
+        tokens: Folder of token files, which all nodes see or fetch from storage, or an array.
         offsets: Segment borders [num_segments + 1].
         excluded: Ids that take part in no gram.
     """
@@ -45,9 +45,9 @@ class Corpus:
     excluded: tuple[int, ...] = ()
 
     def open(self) -> Tokens:
-        """Return the tokens, memory-mapped where they are shards."""
+        """Return the tokens, memory-mapped where they are files."""
         if isinstance(self.tokens, Path):
-            return TokenShards.open(local_copy(self.tokens))
+            return TokenFiles.open(local_copy(self.tokens))
         return self.tokens
 
 

@@ -1,8 +1,8 @@
-"""Tokenising a corpus in parallel: one job per (split, file), shards written where the job runs.
+"""Tokenising a corpus in parallel: one job per (split, file), a part written where the job runs.
 
 Ray Data runs the jobs; workers write into the stage's folder, for which a worker first looks for a
-mark in it. One that does not see it stores its shards in object storage, where the driver fetches
-them; without such storage it raises an error. The driver reads every shard and compares its digest
+mark in it. One that does not see it stores its part in object storage, where the driver fetches
+them; without such storage it raises an error. The driver reads every part and compares its digest
 with the worker's before it writes an index. Workers import this module, so it stays free of torch.
 """
 
@@ -26,11 +26,10 @@ from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ClusterError, CorpusError, TokenizerMismatchError, UmimError
 from umim_core.store.artifacts import sha256_file
 from umim_core.store.disk import leave_mark, not_shared, sees_mark
-from umim_core.store.scratch import scratch_folder
+from umim_core.store.scratch import scratch_folder, sweep
 from umim_core.text.readers import BadRows
-from umim_core.text.shard_files import Shard, first_tokens, write_index
-from umim_core.text.shards import SHARD_TOKENS, ShardWriter
 from umim_core.text.sources import HubDataset, Source, TextFiles, TokenIds, files_of
+from umim_core.text.token_files import TokenPart, cut_part, write_index, write_part
 from umim_core.text.tokens import iter_file_token_pieces
 
 if TYPE_CHECKING:
@@ -60,22 +59,21 @@ class TokenJob:
     directory: Path
     tokenizer: TokenizerRef
     limit: int | None = None
-    shard_tokens: int = SHARD_TOKENS
     threads: int | None = None
     mark: int | None = None
 
 
 @dataclass
 class Tokenized:
-    """Shards and skipped rows of one job, or of all jobs of a split."""
+    """Parts and skipped rows of one job, or of all jobs of a split."""
 
-    shards: list[Shard] = field(default_factory=list)
+    parts: list[TokenPart] = field(default_factory=list)
     bad: BadRows = field(default_factory=BadRows)
 
     @property
     def tokens(self) -> int:
-        """Tokens in the shards."""
-        return sum(shard.tokens for shard in self.shards)
+        """Tokens in the parts."""
+        return sum(part.tokens for part in self.parts)
 
 
 def split_jobs(
@@ -84,7 +82,6 @@ def split_jobs(
     directory: Path,
     tokenizer: TokenizerRef,
     limit: int | None = None,
-    shard_tokens: int = SHARD_TOKENS,
 ) -> list[TokenJob]:
     """Return the jobs of a split: one per file, in canonical order; see `TokenJob`."""
     sources: list[Source] = [source]
@@ -93,32 +90,21 @@ def split_jobs(
         places = [name if is_address(name) else os.path.abspath(name) for name in names]
         sources = [source.model_copy(update={"paths": (place,)}) for place in places]
     return [
-        TokenJob(split, part, one, directory, tokenizer, limit, shard_tokens)
-        for part, one in enumerate(sources)
+        TokenJob(split, part, one, directory, tokenizer, limit) for part, one in enumerate(sources)
     ]
 
 
 def tokenize_file(job: TokenJob) -> Tokenized:
-    """Tokenise one file into shards."""
+    """Tokenise one file into a part."""
     if job.mark is not None and not sees_mark(job.directory, job.mark):
         raise not_shared(job.directory, socket.gethostname())
     if job.threads is not None:
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if job.threads > 1 else "false"
         os.environ["RAYON_NUM_THREADS"] = str(job.threads)
     bad = BadRows()
-    writer = ShardWriter(job.directory, job.shard_tokens, job.part)
     tokenizer = None if isinstance(job.source, TokenIds) else _load(job.tokenizer)
-    total = 0
-    for ids, last in iter_file_token_pieces(job.source, tokenizer, bad):
-        if job.limit is not None:
-            ids = ids[: job.limit - total]
-        writer.add(ids)
-        total += len(ids)
-        if last:
-            writer.end_document()
-        if total == job.limit:
-            break
-    return Tokenized(writer.finish(), bad)
+    pieces = iter_file_token_pieces(job.source, tokenizer, bad)
+    return Tokenized([write_part(job.directory, pieces, job.part, job.limit)], bad)
 
 
 @lru_cache(maxsize=2)
@@ -150,7 +136,7 @@ def tokenize_splits(
     file is the same.
 
     Returns:
-        Shards and bad rows per split; the same whatever the workers.
+        Parts and bad rows per split; the same whatever the workers.
     """
     run = _run_here if max(map(len, splits.values())) == 1 else _on_ray(lease)
     outcomes: dict[str, list[Outcome]] = {split: [] for split in splits}
@@ -257,19 +243,19 @@ def _outcome(job: TokenJob) -> str:
             sums = {name: sha256_file(path) for name, path in _files(done, job.directory).items()}
         else:
             artifact_root().mkdir(parents=True, exist_ok=True)
-            with scratch_folder(artifact_root(), "shards") as folder:
+            with scratch_folder(artifact_root(), "parts") as folder:
                 done = tokenize_file(replace(job, directory=folder, mark=None))
                 entries = remote.store_files(_files(done, folder))
             sums = {name: str(entry["sha256"]) for name, entry in entries.items()}
     except UmimError as error:
         return json.dumps(as_data(error))
-    shards = [shard.model_dump() for shard in done.shards]
-    return json.dumps({"shards": shards, "bad": asdict(done.bad), "sums": sums})
+    parts = [part.model_dump() for part in done.parts]
+    return json.dumps({"parts": parts, "bad": asdict(done.bad), "sums": sums})
 
 
 def _files(done: Tokenized, directory: Path) -> dict[str, Path]:
-    """Return every file of the shards by its name."""
-    return {name: directory / name for shard in done.shards for name in shard.files}
+    """Return every file of the parts by its name."""
+    return {name: directory / name for part in done.parts for name in part.files}
 
 
 def _result(outcome: str, job: TokenJob) -> Outcome:
@@ -286,12 +272,12 @@ def _result(outcome: str, job: TokenJob) -> Outcome:
         here = sha256_file(path) if path.is_file() else "no file"
         if here != written:
             return ClusterError(
-                "a shard must be on the driver's disk as its worker wrote it",
+                "a part must be on the driver's disk as its worker wrote it",
                 f"{path}: {here} instead of {written}",
                 "Set UMIM_ROOT to a place that every node mounts, then run the same command again.",
             )
-    shards = [Shard.model_validate(shard) for shard in result["shards"]]
-    return Tokenized(shards, BadRows(**result["bad"]))
+    parts = [TokenPart.model_validate(part) for part in result["parts"]]
+    return Tokenized(parts, BadRows(**result["bad"]))
 
 
 def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:
@@ -304,10 +290,10 @@ def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:
             break
         if isinstance(outcome, UmimError):
             raise outcome
-        shards = outcome.shards
-        if room is not None and outcome.tokens > room:
-            shards = first_tokens(directory, shards, room)
-        merged.shards += shards
+        (part,) = outcome.parts
+        if room is not None and part.tokens > room:
+            part = cut_part(directory, part, room)
+        merged.parts.append(part)
         merged.bad.count += outcome.bad.count
         merged.bad.first += outcome.bad.first[: 20 - len(merged.bad.first)]
     source = jobs[0].source
@@ -321,9 +307,10 @@ def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:
     if merged.bad.count:
         first = merged.bad.first[0]
         logger.warning("%s: %d bad rows, first %s", jobs[0].split, merged.bad.count, first)
-    shard_files = {name for shard in merged.shards for name in shard.files}
+    kept = {name for part in merged.parts for name in part.files}
+    sweep(directory, None)  # what workers left that died
     for path in directory.iterdir():
-        if path.name not in shard_files:  # behind the limit, or left by a worker that died
+        if path.is_file() and path.name not in kept:  # behind the limit
             path.unlink(missing_ok=True)
-    write_index(directory, merged.shards)
+    write_index(directory, merged.parts)
     return merged

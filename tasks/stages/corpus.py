@@ -35,8 +35,6 @@ from umim_core.synthetic_corpora.questions import iter_rows, read_selection, spl
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet
 from umim_core.text.mixing import mix_documents
 from umim_core.text.readers import iter_documents
-from umim_core.text.shard_files import INDEX
-from umim_core.text.shards import TokenShards
 from umim_core.text.sources import (
     DocumentSource,
     HubDataset,
@@ -46,6 +44,7 @@ from umim_core.text.sources import (
     files_of,
     source_digests,
 )
+from umim_core.text.token_files import INDEX, TokenFiles
 
 _RECORD = "sources.json"
 _MODULES_A_NOTE: Final = 100
@@ -200,12 +199,12 @@ def tokenize_stage(
     backbone: str,
     revision: str | None = None,
 ) -> Artifact:
-    """Tokenise every split once per tokenizer: a folder ``<split>/`` of token shards each."""
+    """Tokenise every split once per tokenizer: a folder ``<split>/`` of token files each."""
     tokenizer = load_tokenizer(backbone, revision=revision)
     reference = TokenizerRef(backbone, revision, tokenizer_fingerprint(tokenizer))
     spec = StageSpec(
         "tokenize",
-        2,
+        3,
         {"tokenizer": reference.fingerprint, "train_tokens": config.train_tokens},
         {"corpus": corpus.digest},
     )
@@ -228,7 +227,7 @@ def tokenize_stage(
                 raise CorpusError(
                     f"split {split!r} must hold text", "no tokens", "Check its source."
                 )
-            highest = max(shard.max_id for shard in done.shards)
+            highest = max(part.max_id for part in done.parts)
             if highest >= len(tokenizer):
                 raise CorpusError(
                     f"ids of split {split!r} must lie in 0..{len(tokenizer) - 1}, the vocabulary",
@@ -270,9 +269,9 @@ def _in_place(config: Corpus) -> dict[str, Source]:
     return sources | {f"{OOD}{name}": source for name, source in config.out_of_domain.items()}
 
 
-def tokens(artifact: Artifact, split: str) -> TokenShards:
+def tokens(artifact: Artifact, split: str) -> TokenFiles:
     """Return a split's token ids, read where they are asked for."""
-    return TokenShards.open(artifact.path / split)
+    return TokenFiles.open(artifact.path / split)
 
 
 def splits_with(artifact: Artifact, prefix: str) -> list[str]:

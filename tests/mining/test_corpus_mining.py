@@ -187,8 +187,8 @@ def spoil(name: str, content: bytes) -> Callable[[Path], object]:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], dict[str, object], type[UmimError]]] = {
-    "utf-8 in the last file": (spoil("9.txt", b"w1 \xff"), {}, CorpusError),
-    "a NUL": (spoil("3.txt", b"\0"), {}, CorpusError),
+    "utf-8 in the last file": (spoil("3.txt", b"w1 \xff"), {}, CorpusError),
+    "a NUL": (spoil("0.txt", b"\0"), {}, CorpusError),
     "too short": (lambda folder: None, {"segment_length": 10_000}, CorpusError),
     "a bad pattern": (lambda folder: None, {"protect": ("(",)}, ConfigError),
 }

@@ -198,7 +198,7 @@ def test_memory_mapped_ids_and_shards_give_the_same_counts(
 ) -> None:
     stream = rng.integers(0, 11, 1000).astype(np.uint32)
     np.save(tmp_path / "ids.npy", stream)
-    shards = write_documents(tmp_path / "shards", stream, shard_tokens=64)
+    shards = write_documents(tmp_path / "shards", *np.split(stream, range(64, len(stream), 64)))
     mapped = np.lib.format.open_memmap(tmp_path / "ids.npy", mode="r")
     want = oracle(cut(stream, 30), 2)  # 10 tokens are left over
     with chunks_of(100):

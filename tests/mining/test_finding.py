@@ -54,7 +54,7 @@ def test_grams_with_their_documents_equal_the_oracle(
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_a_recount_is_the_same_for_any_number_of_threads(threads: int, tmp_path: Path) -> None:
     ids = np.random.default_rng(1).integers(0, 6, 1003)
-    shards = write_documents(tmp_path, *np.split(ids, [1, 1, 400, 401, 990]), shard_tokens=100)
+    shards = write_documents(tmp_path, *np.split(ids, [1, 1, 400, 401, 990]))
     offsets = UniformOffsets(9, 1003 // 9)
     segments = ids[: offsets[-1]].reshape(-1, 9).tolist()
     grams = count_ngrams(shards, offsets, 2)

@@ -55,7 +55,7 @@ def test_counting_stays_below_the_bound_and_not_far(
     offsets, search = UniformOffsets(LENGTH, len(ids) // LENGTH), MiningOptions(tau=5)
     with chunks_of(CHUNK):
         shares = sample_shares(ids, offsets, search, threads=1)
-        bound = mining_memory(len(ids), search, shares, threads=1) - ids.nbytes
+        bound = mining_memory(len(ids), search, shares, threads=1)
         peak = peak_of(lambda: count_ngrams(ids, offsets, 5, threads=1))
     assert peak > 2e6, "larger than empty tables"
     assert peak < bound < 3 * peak
@@ -78,7 +78,7 @@ def test_counting_documents_stays_below_its_bound() -> None:
     offsets, search = UniformOffsets(LENGTH, len(ids) // LENGTH), MiningOptions(min_documents=2)
     ends = np.arange(1, 9) * (len(ids) // 8)
     shares = sample_shares(ids, offsets, search, threads=1)
-    bound = mining_memory(len(ids), search, shares, threads=1) - ids.nbytes
+    bound = mining_memory(len(ids), search, shares, threads=1)
     counter = LocalCounter(ids, offsets, threads=1)
     peak = peak_of(lambda: find_ngrams(search, counter, ends))
     assert peak < bound < 4 * peak

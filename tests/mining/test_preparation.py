@@ -13,13 +13,13 @@ from support.token_artifacts import write_documents
 from umim_core.errors import ArtifactError, CorpusError
 from umim_core.mining import preparation
 from umim_core.mining.preparation import ids_digest, tokenized_corpus, whole_segments
-from umim_core.text.shards import TokenShards
 from umim_core.text.sources import TextFiles, TokenIds
+from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import UniformOffsets
 
 
-def shards(directory: Path, ids: list[int]) -> TokenShards:
-    return write_documents(directory, np.array(ids, dtype=np.int64), shard_tokens=max(1, len(ids)))
+def shards(directory: Path, ids: list[int]) -> TokenFiles:
+    return write_documents(directory, np.array(ids, dtype=np.int64))
 
 
 def test_documents_keep_their_borders(

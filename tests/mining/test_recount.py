@@ -102,7 +102,7 @@ def test_uniform_segments_and_shards_give_the_same(
 ) -> None:
     monkeypatch.setattr(recount, "_CHUNK_TOKENS", chunk)
     ids = rng.integers(0, 3, 205).astype(np.uint16)
-    shards = write_documents(tmp_path, *np.split(ids, [50, 51, 51, 130]), shard_tokens=32)
+    shards = write_documents(tmp_path, *np.split(ids, [50, 51, 51, 130]))
     uniform = UniformOffsets(10, 20)
     grams = given_grams([ids.tolist()])
     want = counter(grams, documents=True)

@@ -56,7 +56,7 @@ class TinyCorpus:
 
         def build(out: Path) -> Metrics:
             documents = np.split(ids, ends[:-1])
-            write_documents(out / "train", *documents, shard_tokens=max(999, size // 6))
+            write_documents(out / "train", *documents)
             return {}
 
         artifact = run_stage(folder, StageSpec("tokenize", 1, {"size": size}, {}), build)

@@ -1,4 +1,4 @@
-"""Token ids on disk: shards of one or several documents, and artifacts that hold them."""
+"""Token ids on disk: files of one or several documents, and artifacts that hold them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from umim_core.text.shards import SHARD_TOKENS, ShardWriter, TokenShards
+from umim_core.text.token_files import TokenFiles, write_index, write_part
 
 
-def write_documents(
-    folder: Path, *documents: np.ndarray, shard_tokens: int = SHARD_TOKENS
-) -> TokenShards:
-    """Write documents as token shards, and open them."""
-    writer = ShardWriter(folder, shard_tokens)
-    for document in documents:
-        writer.add(document)
-        writer.end_document()
-    writer.close()
-    return TokenShards.open(folder)
+def write_documents(folder: Path, *documents: np.ndarray) -> TokenFiles:
+    """Write documents as token files, each a part of its own, and open them."""
+    parts = [write_part(folder, [(ids, True)], number) for number, ids in enumerate(documents)]
+    write_index(folder, parts)
+    return TokenFiles.open(folder)
 
 
 def tokenized(root: Path, splits: dict[str, np.ndarray], name: str = "tokenize") -> Artifact:

@@ -145,26 +145,22 @@ from pathlib import Path
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.text.sources import source_of
 from umim_core.text.tokens import iter_token_pieces
-from umim_core.text.shards import ShardWriter
+from umim_core.text.token_files import write_tokens
 
 def peak():  # MiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 tokenizer = load_tokenizer("umim-docs-llama")
 tokenizer(["warm up"])
-writer, before = ShardWriter(Path(sys.argv[2])), peak()
-for ids, last in iter_token_pieces(source_of((sys.argv[1],)), tokenizer):
-    writer.add(ids)
-    if last:
-        writer.end_document()
-writer.close()
+before = peak()
+write_tokens(Path(sys.argv[2]), iter_token_pieces(source_of((sys.argv[1],)), tokenizer))
 print(peak() - before)
 """
 LINE = "Return the größe of the array, or 42 if the axis is not given.\n"
 
 
 def growth(path: Path) -> float:
-    """MiB that a process grows by while it tokenises a file into shards."""
+    """MiB that a process grows by while it tokenises a file to disk."""
     return float(output_of(sys.executable, "-c", GROWTH, path, path.parent / "shards"))
 
 
@@ -175,7 +171,7 @@ def write_text(path: Path, mebibytes: int) -> None:
             stream.write(block)
 
 
-# At once, 4 MiB of text take the tokenizer some 700 MiB. The buffer of shards is 64 MiB.
+# At once, 4 MiB of text take the tokenizer some 700 MiB.
 
 
 @pytest.mark.full

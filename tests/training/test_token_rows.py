@@ -27,7 +27,7 @@ def test_rows_survive_the_disk(tmp_path: Path) -> None:
 
 
 def test_segments_of_shards_are_read_from_the_shards_and_never_copied(tmp_path: Path) -> None:
-    corpus = write_documents(tmp_path / "corpus", np.arange(23), shard_tokens=6)
+    corpus = write_documents(tmp_path / "corpus", *np.split(np.arange(23), [6, 12, 18]))
     TokenRows.of_segments(corpus, 4).save(tmp_path / "rows")
     back = TokenRows.load(tmp_path / "rows")
     assert not (tmp_path / "rows" / "ids.npy").exists()
@@ -41,7 +41,7 @@ def test_segments_of_shards_are_read_from_the_shards_and_never_copied(tmp_path: 
 
 
 def test_rows_whose_shards_are_gone_are_refused(tmp_path: Path) -> None:
-    corpus = write_documents(tmp_path / "corpus", np.arange(9), shard_tokens=6)
+    corpus = write_documents(tmp_path / "corpus", *np.split(np.arange(9), [6]))
     TokenRows.of_segments(corpus, 4).save(tmp_path / "rows")
     (tmp_path / "corpus").rename(tmp_path / "elsewhere")
     with pytest.raises(ArtifactError, match=r"index\.json must exist"):

@@ -31,8 +31,8 @@ from umim_core.rules.grams import ORDERS, NgramCounts, select
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.shards import TokenShards
 from umim_core.text.sources import Source
+from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class MiningReport:
     seconds: dict[str, float]
 
 
-def spans_of(rules: RuleSet, shards: TokenShards, offsets: UniformOffsets, count: int) -> RuleSet:
+def spans_of(rules: RuleSet, shards: TokenFiles, offsets: UniformOffsets, count: int) -> RuleSet:
     """Choose spans by what they save of a corpus, on evenly spread segments of a large one."""
     segments = min(offsets.count, max(1, _CHOICE_TOKENS // offsets.length))
     chosen = [number * offsets.count // segments for number in range(segments)]
@@ -159,7 +159,7 @@ def mine_rules(
     known = None if tokenizer is None else load_tokenizer(tokenizer)
     excluded = excluded_ids(known, chosen.protect)  # a bad pattern is refused before hours of work
 
-    def find(shards: TokenShards, offsets: UniformOffsets) -> _Found:
+    def find(shards: TokenFiles, offsets: UniformOffsets) -> _Found:
         began = time.perf_counter()
         check_documents(shards, chosen.min_documents)
         threads = thread_count(chosen.threads)
@@ -187,7 +187,7 @@ def _mined(
     out: Path,
     tokenizer: PreTrainedTokenizerBase | None,
     segment_length: int,
-    find: Callable[[TokenShards, UniformOffsets], _Found],
+    find: Callable[[TokenFiles, UniformOffsets], _Found],
 ) -> MiningReport:
     """Tokenize a corpus, find rules in its whole segments and write their directory."""
     began = time.perf_counter()
@@ -282,7 +282,7 @@ def mine_confident_spans(
     check_segment(backbone, chosen.segment_length)
     excluded = excluded_ids(tokenizer, chosen.protect)
 
-    def find(shards: TokenShards, offsets: UniformOffsets) -> _Found:
+    def find(shards: TokenFiles, offsets: UniformOffsets) -> _Found:
         began = time.perf_counter()
         counted = confidence_counts(
             backbone, shards, offsets, min_probability=asked, excluded=excluded

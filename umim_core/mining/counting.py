@@ -51,7 +51,7 @@ def count_ngrams(
     """Count all 2-, 3- and 4-grams that occur at least ``tau`` times, in one process.
 
     Args:
-        ids: Token ids, flat [T], 0 .. 2^18 - 1: an array, memory-mapped or not, or token shards.
+        ids: Token ids, flat [T], 0 .. 2^18 - 1: an array, memory-mapped or not, or token files.
         offsets: Segment borders [num_segments + 1] (int64), first 0, last T.
         tau: Least count, at least 1; overlapping occurrences count.
         excluded: Ids that take part in no gram.

@@ -124,14 +124,10 @@ def mining_memory(
     frequent, below = shares.frequent * tokens, len(ORDERS) - 1
     shorter = below * (index_bytes(frequent) + BYTES_PER_PAIR * frequent)
     tables = table_bytes(shares.distinct * block) + shorter + _COPIES * BYTES_PER_PAIR * frequent
-    memory = _working_bytes(block, threads) + tables
+    working = float(threads * CHUNKS_PER_THREAD * CHUNK_TOKENS * _BUFFER_BYTES)
+    memory = working + tables
     if options.count_documents:  # a pass that counts given n-grams into three vectors a thread
         grams = len(ORDERS) * frequent
         recounted = index_bytes(grams) + BYTES_PER_PAIR * grams + _COUNT_BYTES * grams * 3 * threads
-        memory = max(memory, _working_bytes(tokens, threads) + recounted)
+        memory = max(memory, working + recounted)
     return memory
-
-
-def _working_bytes(tokens: int, threads: int) -> float:
-    buffered = threads * CHUNKS_PER_THREAD * CHUNK_TOKENS
-    return float(buffered * _BUFFER_BYTES + min(tokens, _MAPPED_TOKENS) * _TOKEN_BYTES)

@@ -1,4 +1,4 @@
-"""A corpus made ready for mining: token shards, whole segments, ids that take no part."""
+"""A corpus made ready for mining: token files, whole segments, ids that take no part."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.progress import ProgressLines
 from umim_core.rules.protect import protected_ids
 from umim_core.store.scratch import scratch_folder
-from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.sources import Source
-from umim_core.text.token_ids import Offsets, Tokens, UniformOffsets, read_ids
+from umim_core.text.token_files import TokenFiles, write_tokens
+from umim_core.text.token_ids import Offsets, TokenPiece, Tokens, UniformOffsets, read_ids
 from umim_core.text.tokens import iter_token_pieces
 
 _HASHED_TOKENS: Final = 1 << 20
@@ -49,7 +49,7 @@ def excluded_ids(
 
 
 def whole_segments(
-    shards: TokenShards, tokenizer: PreTrainedTokenizerBase | None, length: int
+    shards: TokenFiles, tokenizer: PreTrainedTokenizerBase | None, length: int
 ) -> UniformOffsets:
     """Return the borders of the whole segments of a corpus."""
     offsets = UniformOffsets(length, len(shards) // length)
@@ -74,7 +74,7 @@ def check_vocabulary(max_id: int, tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def check_documents(shards: TokenShards, min_documents: int) -> None:
+def check_documents(shards: TokenFiles, min_documents: int) -> None:
     """Refuse a threshold that no rule can reach."""
     if shards.num_documents < min_documents:
         raise CorpusError(
@@ -87,8 +87,8 @@ def check_documents(shards: TokenShards, min_documents: int) -> None:
 @contextmanager
 def tokenized_corpus(
     source: Source, tokenizer: PreTrainedTokenizerBase | None, parent: Path
-) -> Iterator[TokenShards]:
-    """Give the corpus as token shards in a folder that is removed afterwards.
+) -> Iterator[TokenFiles]:
+    """Give the corpus as token files in a folder that is removed afterwards.
 
     The folder is made in ``parent``, or in the nearest folder above that exists: parents of an
     output that may never come are not made. Reading that takes longer than ten seconds says how far
@@ -106,19 +106,18 @@ def tokenized_corpus(
             "Choose a folder of yours.",
         ) from error
     with stack:
-        writer = ShardWriter(folder)
-        lines, began, tokens = ProgressLines(), time.monotonic(), 0
-        for ids, ends_document in iter_token_pieces(source, tokenizer):
-            writer.add(ids)
-            if ends_document:
-                writer.end_document()
-            tokens += len(ids)
-            if time.monotonic() - began < _QUIET_SECONDS:
-                continue
-            if line := lines.see(0, 0, f"{tokens:,} tokens read"):
-                _log.info("%s", line)
-        writer.close()
-        yield TokenShards.open(folder)
+        yield write_tokens(folder, _told(iter_token_pieces(source, tokenizer)))
+
+
+def _told(pieces: Iterator[TokenPiece]) -> Iterator[TokenPiece]:
+    lines, began, tokens = ProgressLines(), time.monotonic(), 0
+    for ids, last in pieces:
+        yield ids, last
+        tokens += len(ids)
+        if time.monotonic() - began < _QUIET_SECONDS:
+            continue
+        if line := lines.see(0, 0, f"{tokens:,} tokens read"):
+            _log.info("%s", line)
 
 
 def ids_digest(ids: Tokens, offsets: Offsets) -> str:

@@ -26,10 +26,11 @@ _CHUNK_IDS: Final = 1 << 20
 
 Ids = NDArray[np.int32]
 Ints = NDArray[np.int64]
+TokenPiece = tuple[Ids, bool]  # ids, and whether they end their document
 
 
 class Tokens(Protocol):
-    """Token ids that can be sliced: an array, memory-mapped or not, or token shards."""
+    """Token ids that can be sliced: an array, memory-mapped or not, or token files."""
 
     def __len__(self) -> int: ...
 

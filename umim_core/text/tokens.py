@@ -17,7 +17,7 @@ from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.store.arrays import open_array
 from umim_core.text.readers import BadRows, Part, iter_parts, not_empty
 from umim_core.text.sources import Source, TokenIds
-from umim_core.text.token_ids import check_range, typed_panics
+from umim_core.text.token_ids import TokenPiece, check_range, typed_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("umim.progress")
 _CHUNK_IDS: Final = 1 << 20
 _BATCH_CHARS: Final = 1 << 20  # about 150 MB inside the tokenizer
-
-TokenPiece = tuple[npt.NDArray[np.int32], bool]  # ids, and whether they end their document
 
 PIECE_CHARS: Final = 1 << 17
 MAX_PIECE_CHARS: Final = 1 << 26

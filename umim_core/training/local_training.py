@@ -32,8 +32,8 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
 from umim_core.store.publication import build_once, publish_directory
-from umim_core.text.shards import TokenShards
 from umim_core.text.sources import Source, source_digests
+from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import check_range
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, place_rows, read_curve, read_summary, run_here
@@ -103,7 +103,7 @@ def _train(job: TrainJob, source: Source, rules: RuleSet, out: Path) -> None:
         (tokens.parent / "recipe.yaml").write_text(text, encoding="utf-8")
 
 
-def _split(shards: TokenShards, length: int, folder: Path) -> None:
+def _split(shards: TokenFiles, length: int, folder: Path) -> None:
     """Write the ids of the splits: whole rows; the last ones are held out."""
     rows = len(shards) // length
     held_out = min(_MOST_HELD_OUT, max(1, rows // _HELD_OUT))

@@ -12,9 +12,9 @@ from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher, segment_prefix
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import read_json, write_json
-from umim_core.text.shards import TokenShards
+from umim_core.text.token_files import TokenFiles
 
-_SHARDS = "shards.json"
+_FOLDER = "token_files.json"
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class TokenRows:
         merge_until: Per row [B] (int64), how many leading tokens rules may be applied to.
     """
 
-    ids: NDArray[np.int32] | TokenShards
+    ids: NDArray[np.int32] | TokenFiles
     offsets: NDArray[np.int64]
     merge_until: NDArray[np.int64]
 
     @classmethod
-    def of_segments(cls, stream: NDArray[np.int32] | TokenShards, length: int) -> TokenRows:
+    def of_segments(cls, stream: NDArray[np.int32] | TokenFiles, length: int) -> TokenRows:
         """Cut a corpus into rows of ``length`` tokens, all of them open to merging.
 
-        The rest is dropped. Rows are read from the shards when they are asked for.
+        The rest is dropped. Rows are read from the files when they are asked for.
         """
         offsets = np.arange(len(stream) // length + 1, dtype=np.int64) * length
         return cls(stream, offsets, np.diff(offsets))
@@ -57,10 +57,10 @@ class TokenRows:
         return segment_prefix(matcher.segment, self.row(index), int(self.merge_until[index]))
 
     def save(self, directory: Path) -> None:
-        """Write the rows into a new directory; token shards are named, not copied."""
+        """Write the rows into a new directory; token files are named, not copied."""
         directory.mkdir(exist_ok=True)
-        if isinstance(self.ids, TokenShards):
-            write_json(directory / _SHARDS, str(self.ids.directory.resolve()))
+        if isinstance(self.ids, TokenFiles):
+            write_json(directory / _FOLDER, str(self.ids.directory.resolve()))
         else:
             ids = self.ids[: int(self.offsets[-1])]
             save_array(directory / "ids.npy", ids)
@@ -70,9 +70,9 @@ class TokenRows:
     @classmethod
     def load(cls, directory: Path) -> TokenRows:
         """Read what :meth:`save` wrote; the ids are memory-mapped."""
-        ids: NDArray[np.int32] | TokenShards
-        if (directory / _SHARDS).exists():
-            ids = TokenShards.open(Path(str(read_json(directory / _SHARDS))))
+        ids: NDArray[np.int32] | TokenFiles
+        if (directory / _FOLDER).exists():
+            ids = TokenFiles.open(Path(str(read_json(directory / _FOLDER))))
         else:
             ids = open_array(directory / "ids.npy")
         borders = (open_array(directory / f"{name}.npy") for name in ("offsets", "merge_until"))

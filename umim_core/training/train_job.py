@@ -45,7 +45,7 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.publication import STATE, publish_directory
 from umim_core.task_sets.spec import QuestionForm, read_questions
-from umim_core.text.shards import TokenShards
+from umim_core.text.token_files import TokenFiles
 from umim_core.training.objectives import DistillObjective, PreferenceObjective, spread_rows
 from umim_core.training.optimizer import AdamWStrategy, Strategy
 from umim_core.training.token_rows import TokenRows
@@ -118,7 +118,7 @@ def place_rows(job: TrainJob, rows: Mapping[str, TokenRows]) -> TrainJob:
     """
     places = {split: job.state / "rows" / split for split in rows}
     for split, part in rows.items():
-        if isinstance(part.ids, TokenShards):
+        if isinstance(part.ids, TokenFiles):
             shutil.rmtree(places[split], ignore_errors=True)
         if not places[split].exists():
             publish_directory(places[split], part.save)

@@ -22,8 +22,8 @@ from umim_core.config.corpus import FilesCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError, CorpusError, TokenizerMismatchError
 from umim_core.store.artifacts import directory_digest, payload_files, sha256_file
-from umim_core.text.shards import TokenShards
 from umim_core.text.sources import JsonLines, TextFiles
+from umim_core.text.token_files import TokenFiles
 
 NAME = "umim-docs-gpt2"
 TEXTS = {
@@ -81,7 +81,7 @@ def test_files_on_workers_give_the_tokens_of_the_whole(
     folder: Path, tokenizer: PreTrainedTokenizerBase, reference: TokenizerRef, lease: ClusterLease
 ) -> None:
     source = TextFiles(paths=(str(folder / "*.txt"),))
-    jobs = split_jobs("train", source, folder / "train", reference, shard_tokens=50)
+    jobs = split_jobs("train", source, folder / "train", reference)
     assert len(jobs) == 5
     done = tokenize_splits({"train": jobs}, lease)["train"]
     expected: list[int] = []
@@ -90,20 +90,19 @@ def test_files_on_workers_give_the_tokens_of_the_whole(
         if TEXTS[name]:
             expected += ids_of(TEXTS[name], tokenizer)
             ends.append(len(expected))
-    shards = TokenShards.open(folder / "train")
+    shards = TokenFiles.open(folder / "train")
     assert shards[:].tolist() == expected
     assert shards.document_ends().tolist() == ends
     assert done.tokens == len(expected)
-    assert len(done.shards) > 4, "shards within parts were made too"
 
 
 def test_two_workers_write_the_bytes_of_one(
     folder: Path, reference: TokenizerRef, lease: ClusterLease
 ) -> None:
     source = TextFiles(paths=(f"{folder}/*.txt",))
-    for job in split_jobs("x", source, folder / "one", reference, shard_tokens=50):
+    for job in split_jobs("x", source, folder / "one", reference):
         tokenize_file(job)
-    jobs = split_jobs("x", source, folder / "two", reference, shard_tokens=50)
+    jobs = split_jobs("x", source, folder / "two", reference)
     tokenize_splits({"x": jobs}, lease)
     two = sums(folder / "two")
     assert two.pop("index.json")
@@ -117,7 +116,7 @@ def test_what_a_dead_worker_left_is_replaced_or_removed(
     source = TextFiles(paths=(f"{folder}/*.txt",))
     tokenize_splits({"x": split_jobs("x", source, folder / "x", reference)}, lease)
     clean = sums(folder / "x")
-    for name in ("00000-00000.tokens.npy", "00000-00007.tokens.npy", "00001.tokens.npy.ab.tmp"):
+    for name in ("00000.tokens.npy", "00007.tokens.npy", "00001.tokens.npy.ab.tmp"):
         (folder / "x" / name).write_bytes(b"garbage" * 999)
     tokenize_splits({"x": split_jobs("x", source, folder / "x", reference)}, lease)
     assert sums(folder / "x") == clean
@@ -132,11 +131,11 @@ def test_limits_and_order_of_the_names_leave_the_bytes_alone(
     found = []
     for number, names in enumerate([sorted(TEXTS), sorted(TEXTS, reverse=True)]):
         source = TextFiles(paths=tuple(str(folder / name) for name in names))
-        jobs = split_jobs("x", source, folder / f"out{number}", reference, limit, 50)
+        jobs = split_jobs("x", source, folder / f"out{number}", reference, limit)
         tokenize_splits({"x": jobs}, lease)
         found.append(sums(folder / f"out{number}"))
     assert found[0] == found[1]
-    whole = TokenShards.open(folder / "out0")
+    whole = TokenFiles.open(folder / "out0")
     assert len(whole) == min(limit or 10**6, len(whole))
     # The same documents one after the other in one process: the slow way.
     one = folder / "one.jsonl"
@@ -144,7 +143,7 @@ def test_limits_and_order_of_the_names_leave_the_bytes_alone(
     one.write_text("".join(lines), encoding="utf-8")
     jobs = split_jobs("x", JsonLines(paths=(str(one),)), folder / "one", reference, limit)
     tokenize_splits({"x": jobs}, lease)
-    alone = TokenShards.open(folder / "one")
+    alone = TokenFiles.open(folder / "one")
     assert whole[:].tolist() == alone[:].tolist()
     assert whole.document_ends().tolist() == alone.document_ends().tolist()
 
@@ -157,7 +156,7 @@ def test_one_file_per_split_starts_no_cluster(
         for split, name in (("train", "a.txt"), ("valid", "b.txt"))
     }
     tokenize_splits(splits, here)
-    assert TokenShards.open(folder / "valid")[:].tolist() == ids_of(TEXTS["b.txt"], tokenizer)
+    assert TokenFiles.open(folder / "valid")[:].tolist() == ids_of(TEXTS["b.txt"], tokenizer)
 
 
 def test_the_first_broken_file_is_named_whichever_worker_fails_first(

@@ -76,7 +76,7 @@ def test_a_shard_that_is_not_here_as_its_worker_wrote_it_is_refused(
     outcome = _outcome(job)
     whole = _result(outcome, job)
     assert not isinstance(whole, Exception) and whole.tokens > 0
-    path = job.directory / whole.shards[0].files[0]
+    path = job.directory / whole.parts[0].files[0]
     content = path.read_bytes()
     path.unlink()
     if damage != "missing":

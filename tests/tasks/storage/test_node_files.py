@@ -95,8 +95,8 @@ def test_shards_of_a_node_reach_the_driver_as_they_were_written(
     result = _result(outcome, job)
     assert not isinstance(result, Exception)
     (alone,) = split_jobs("x", source, tmp_path / "alone", reference)
-    names = [name for shard in tokenize_file(alone).shards for name in shard.files]
-    assert [name for shard in result.shards for name in shard.files] == names
+    names = [name for part in tokenize_file(alone).parts for name in part.files]
+    assert [name for part in result.parts for name in part.files] == names
     for name in names:
         assert sha256_file(job.directory / name) == sha256_file(alone.directory / name)
 

@@ -26,7 +26,7 @@ from umim_core.errors import ConfigError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import QuestionForm, read_questions
-from umim_core.text.shards import TokenShards
+from umim_core.text.token_files import TokenFiles
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, make_objective, place_rows, start_model
 
@@ -154,7 +154,7 @@ def test_rows_that_name_shards_are_placed_anew_where_their_root_moved(
 ) -> None:
     for place in ("old", "new"):
         write_documents(tmp_path / place, np.arange(8, dtype=np.int32))
-        rows = TokenRows.of_segments(TokenShards.open(tmp_path / place), 4)
+        rows = TokenRows.of_segments(TokenFiles.open(tmp_path / place), 4)
         asked = replace(job, train="train", valid="train", out=str(tmp_path / "out"))
         placed = place_rows(asked, {"train": rows})
     shutil.rmtree(tmp_path / "old")
