@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Final
 
 _UNSET: Final = object()  # no value given: ``None`` can be reported as a value
 _MAX_VALUE_CHARS: Final = 200
+_MAX_INT_BITS: Final = 1024
+_BRACKETS: Final[dict[type, tuple[str, str]]] = {
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    set: ("{", "}"),
+    frozenset: ("frozenset({", "})"),
+    dict: ("{", "}"),
+}
+_LINE_ENDS: Final = re.compile(r"[\n\r\v\f\x85\u2028\u2029]")
+# What a terminal obeys or no encoding has: control characters but line ends, lone surrogates.
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class UmimError(Exception):
@@ -15,7 +27,8 @@ class UmimError(Exception):
 
     Args:
         rule: What must hold, as a full clause ("max order must be 2, 3 or 4").
-        value: The offending value; shown with ``repr`` and cut after 200 characters.
+        value: The offending value; its ``repr`` is shown, cut after 200 characters, and no more of
+            it is made than that.
         remedy: One sentence that says what to change.
     """
 
@@ -25,13 +38,48 @@ class UmimError(Exception):
         self.remedy = remedy
         message = rule
         if value is not _UNSET:
-            shown = value if isinstance(value, str) else repr(value)
-            if len(shown) > _MAX_VALUE_CHARS:
-                shown = shown[:_MAX_VALUE_CHARS] + "..."
-            message += f"; got {shown}"
+            message += f"; got {_shown(value)}"
         if remedy:
             message += f". {remedy}"
-        super().__init__(message)
+        super().__init__(_UNPRINTABLE.sub(_escaped, message))
+
+
+def _shown(value: object) -> str:
+    """Return a value in one short line."""
+    shown = ""
+    for piece in iter([value]) if isinstance(value, str) else _pieces(value):
+        shown += str(piece)[: _MAX_VALUE_CHARS + 1]
+        if len(shown) > _MAX_VALUE_CHARS:
+            shown = shown[:_MAX_VALUE_CHARS] + "..."
+            break
+    return _LINE_ENDS.sub(_escaped, shown)
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """Yield the parts of ``repr(value)``; a nested or a shared value may have billions."""
+    if type(value) in _BRACKETS and isinstance(value, Collection) and value:
+        opening, closing = _BRACKETS[type(value)]
+        yield opening
+        for number, item in enumerate(value):
+            yield ", " if number else ""
+            yield from _pieces(item)
+            if isinstance(value, dict):
+                yield ": "
+                yield from _pieces(value[item])
+        yield "," + closing if isinstance(value, tuple) and len(value) == 1 else closing
+    elif isinstance(value, str | bytes) and len(value) > _MAX_VALUE_CHARS:
+        yield repr(value[: _MAX_VALUE_CHARS + 1])
+    elif isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
+        yield f"an integer of {value.bit_length():,} bits"
+    else:
+        try:
+            yield repr(value)
+        except (ValueError, RecursionError):
+            yield f"a {type(value).__name__}"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
 class ConfigError(UmimError):
@@ -120,5 +168,5 @@ def require(
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ``Did you mean 'x'?`` for the closest of the known names, "" if none is close."""
-    close = get_close_matches(given, list(known), n=1)
+    close = get_close_matches(given[:_MAX_VALUE_CHARS], list(known), n=1)
     return f"Did you mean {close[0]!r}?" if close else ""

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import ArtifactError
+from umim_core.errors import ArtifactError, require
 from umim_core.store.disk import write_bytes
 
 # The header of the format is a Python literal; numpy parses it, and what is no literal raises any
@@ -28,6 +28,13 @@ _MALFORMED: Final = (
 
 def open_array(path: Path) -> NDArray[Any]:
     """Map an ``.npy`` file into memory, read-only; processes that open it share its pages."""
+    require(
+        not path.exists() or path.is_file(),
+        ArtifactError,
+        f"{path} must be a regular file",
+        "a folder, pipe or device",
+        "Build the artifact again.",
+    )
     try:
         # Unlike np.load this opens .npy files only and can never reach the unpickler.
         return np.asarray(np.lib.format.open_memmap(path, mode="r"))

@@ -17,9 +17,11 @@ from typing import Final
 from pydantic import ValidationError
 
 from umim_core.errors import ArtifactError, UmimError
-from umim_core.store.disk import write_bytes
+from umim_core.store.disk import read_bytes, write_bytes
 
 MANIFEST: Final = "manifest.json"
+_MAX_JSON_BYTES: Final = 1 << 26
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # written as an escape
 # Files that hubs, editors and file browsers add to an artifact; nothing reads them.
 _UNLISTED: Final = re.compile(
     r"(README|LICENSE|NOTICE)(\.(md|txt))?|\.gitattributes|\.gitignore|\.DS_Store"
@@ -28,12 +30,14 @@ _UNLISTED: Final = re.compile(
 
 
 def canonical_json(value: object) -> str:
-    """Return the one JSON text of ``value``: sorted keys, no spaces, no NaN."""
+    """Return the one JSON text of ``value``: sorted keys, no spaces, no NaN, no lone surrogate."""
     try:
-        return json.dumps(
+        text = json.dumps(
             value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
         )
-    except (TypeError, ValueError) as error:
+        text.encode()
+        return text
+    except (TypeError, ValueError, RecursionError) as error:
         raise ArtifactError(
             "an artifact's JSON holds only finite numbers, strings, lists and mappings",
             str(error),
@@ -91,21 +95,26 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> object:
-    """Read a JSON file; a pipe, which would be waited for, is none."""
+    """Read a regular file of JSON in UTF-8, without NaN and lone surrogates, up to 64 MiB."""
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(f"{path.name} is no regular file")
-        value = json.loads(path.read_text(encoding="utf-8"))
-        json.dumps(value, ensure_ascii=False).encode()  # no lone surrogates
+        data = read_bytes(path, _MAX_JSON_BYTES)
+        value: object = json.loads(data.decode(), parse_constant=_no_number)
+        if _SURROGATE.search(data):
+            canonical_json(value)
         return value
     except FileNotFoundError as error:
         raise ArtifactError(
             f"{path.name} must exist", str(path), "Build the artifact again."
         ) from error
-    except (OSError, ValueError, RecursionError) as error:  # thousands of digits or brackets, too
+    except (OSError, ValueError, RecursionError, ArtifactError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ArtifactError(
-            f"{path} must be readable JSON", str(error), "Build the artifact again."
+            f"{path} must be readable JSON", reason, "Build the artifact again."
         ) from error
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def write_manifest(directory: Path, *, kind: str, schema: int, body: Mapping[str, object]) -> str:
@@ -220,7 +229,10 @@ def read_manifest(
 def safe_join(root: Path, name: str) -> Path:
     """Return ``root/name``, refusing names that leave ``root``."""
     base = root.resolve()
-    target = base if "\0" in name else (base / name).resolve()
+    try:
+        target = (base / name).resolve()
+    except (OSError, ValueError, RuntimeError):  # no name of a file, or a loop of links
+        target = base
     if target == base or not target.is_relative_to(base):
         raise ArtifactError(
             "an artifact's name must stay inside its root", name, "Use a plain relative name."

@@ -109,6 +109,18 @@ def _replaced(target: Path, parts: Iterable[bytes | memoryview], durable: bool) 
     return None
 
 
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return what a regular file holds; OSError for anything else, and for more than ``most``."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO does not block
+    with os.fdopen(handle, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
+    return data
+
+
 def unwritable(path: Path, size: int, error: OSError) -> ArtifactError:
     """Return the error for a write of ``size`` bytes that the disk refused."""
     return ArtifactError(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import canonical_json, sha256_bytes
-from umim_core.store.disk import user_cache, write_bytes
+from umim_core.store.disk import read_bytes, user_cache, write_bytes
 
 Value = TypeVar("Value")
+_MOST_BYTES: Final = 1 << 26
 
 
 def remembered(
@@ -29,7 +30,7 @@ def remembered(
     """
     record = user_cache() / folder / f"{sha256_bytes(canonical_json(key).encode())}.json"
     with suppress(OSError, ValidationError):
-        known = kind.validate_json(record.read_bytes())
+        known = kind.validate_json(read_bytes(record, _MOST_BYTES))
         if fits(known):
             return known
     value = make()
