@@ -16,7 +16,8 @@ from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import backbone_identity
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import BackboneError
-from umim_core.model_sources.gguf_cache import convert_gguf, gguf_directory
+from umim_core.model_sources.gguf_conversion import convert_gguf
+from umim_core.model_sources.model_cache import gguf_directory
 from umim_core.store.artifacts import directory_digest
 
 PIPELINE = tiny_bpe()
@@ -84,7 +85,7 @@ def test_a_file_that_changes_while_it_is_converted_is_refused(
         make(path, seed=1)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-    monkeypatch.setattr("umim_core.model_sources.gguf_cache.convert_gguf", convert)
+    monkeypatch.setattr("umim_core.model_sources.model_cache.convert_gguf", convert)
     with pytest.raises(BackboneError, match="must stay as it is while it is converted"):
         gguf_directory(file)
     assert [*cache.glob("gguf-*/")] == []
@@ -96,14 +97,14 @@ def test_a_damaged_conversion_is_made_again(file: Path, caplog: pytest.LogCaptur
     (directory / "model.safetensors").write_bytes(b"torn")
     assert directory_digest(gguf_directory(file)) == before
     assert conversions(caplog) == 2
-    assert "is damaged and will be made again" in caplog.text
+    assert " is built again: " in caplog.text
 
 
 @pytest.mark.full
 def test_processes_share_one_conversion(file: Path, cache: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from umim_core.model_sources.gguf_cache import gguf_directory\n"
+        "from umim_core.model_sources.model_cache import gguf_directory\n"
         "print(gguf_directory(Path(sys.argv[1])))"
     )
     running = [

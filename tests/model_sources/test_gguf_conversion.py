@@ -18,7 +18,7 @@ from support.gguf_files import LLAMA3, tiny_bpe, write_gguf
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
 from umim_core.errors import BackboneError
-from umim_core.model_sources.gguf_cache import convert_gguf
+from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.model_sources.gguf_file import read_gguf
 from umim_core.store.artifacts import directory_digest
 

@@ -19,7 +19,7 @@ from support.gguf_files import SPECIAL, tiny_bpe, write_gguf
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.model_sources.gguf_cache import convert_gguf
+from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.model_sources.gguf_tokenizer import PRE_TOKENIZERS
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

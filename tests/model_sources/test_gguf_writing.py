@@ -16,7 +16,7 @@ from support.gguf_files import LLAMA3, TEMPLATE, tiny_bpe
 from support.gguf_files import write_gguf as written_by_tests
 from support.tiny_models import random_model, tiny_config
 from umim_core.errors import BackboneError
-from umim_core.model_sources.gguf_cache import convert_gguf
+from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.model_sources.gguf_file import read_gguf
 from umim_core.model_sources.gguf_writing import write_gguf
 

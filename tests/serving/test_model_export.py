@@ -33,7 +33,7 @@ from umim_core.errors import (
     UmimError,
 )
 from umim_core.merging.merged_model import MergedModel
-from umim_core.model_sources.gguf_cache import convert_gguf
+from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.adapter_files import read_adapters

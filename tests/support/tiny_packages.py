@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from support.gguf_files import tiny_bpe, tiny_llama, write_gguf
-from umim_core.model_sources.gguf_cache import convert_gguf
+from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.model_sources.model_cache import model_directory
 from umim_core.model_sources.packaged_model import PackagedModel
 from umim_core.store.artifacts import directory_digest, sha256_file

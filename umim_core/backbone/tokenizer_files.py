@@ -27,14 +27,15 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from umim_core.addresses import is_address, redacted
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, UmimError, did_you_mean
-from umim_core.model_sources.gguf_cache import (
+from umim_core.model_sources.gguf_conversion import quantisation
+from umim_core.model_sources.model_cache import (
     GGUF,
     find_gguf,
     gguf_directory,
     is_bare,
-    quantisation,
+    models_root,
+    packaged_directory,
 )
-from umim_core.model_sources.model_cache import models_root, packaged_directory
 from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.text.token_ids import is_panic
 

@@ -1,4 +1,4 @@
-"""GGUF file of a Hugging Face directory: what ``gguf_cache`` reads, written.
+"""GGUF file of a Hugging Face directory: what ``gguf_conversion`` reads, written.
 
 Matrices keep their type, vectors become float32, as llama.cpp has them. Rows of the vocabulary
 that no token has get unused tokens, so that llama.cpp counts as many tokens as rows. A file is read

