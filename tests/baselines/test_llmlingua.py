@@ -1,20 +1,28 @@
-"""LLMLingua and Selective Context against the model's own logits, without a cache."""
+"""LLMLingua, LLMLingua-2 and Selective Context against models' own logits and the package."""
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from support.reduced_texts import WORDS, given, ids_of, word_backbone
+from support.llmlingua_choices import CHOICES, TOKENIZER, PairLosses, pair_losses, piece_classifier
+from support.reduced_texts import FAMILIES, WORDS, given, ids_of, word_backbone, word_classifier
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.lexical_units import sentences
-from umim_core.baselines.llmlingua import CompressedPrefix, LLMLingua
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.baselines.lexical_units import sentences, token_texts
+from umim_core.baselines.llmlingua import CompressedPrefix, LLMLingua, published_choice
+from umim_core.baselines.llmlingua2 import LLMLingua2, TokenClassifier, load_token_classifier
 from umim_core.baselines.methods import Ints, reduce_tokens
+from umim_core.baselines.own_models import hub_commit
 from umim_core.baselines.selective_context import SelectiveContext, self_information
-from umim_core.errors import ConfigError
+from umim_core.errors import BackboneError, ConfigError
+from umim_core.evaluation.method_scoring import named_method
 
 
 @torch.no_grad()
@@ -102,3 +110,127 @@ def test_long_texts_are_scored_after_half_of_the_positions_at_least(
     found = self_information(ids, backbone)
     assert found[:64].tolist() == pytest.approx(surprise(ids[:64], backbone), abs=1e-4)
     assert found[64:].tolist() == pytest.approx(surprise(ids[32:], backbone)[32:], abs=1e-4)
+
+
+WORDS_TEXT = "the cat sat in the mat. it ran and slept."
+
+
+@torch.no_grad()
+def chances(text: str, classifier: TokenClassifier) -> list[float]:
+    """Probability of each word of the classifier; a full stop is one of its own."""
+    ids = classifier.tokenizer.convert_tokens_to_ids(text.replace(".", " .").split())
+    logits = classifier.model(input_ids=torch.tensor([ids])).logits[0]
+    found: list[float] = torch.softmax(logits.double(), -1)[:, 1].tolist()
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_words_of_the_least_probability_go(family: str) -> None:
+    """A token of the text is of the word that it begins with: ``mat.`` of ``mat``."""
+    ids, classifier = ids_of(WORDS_TEXT), word_classifier()
+    begins = [word != "." for word in WORDS_TEXT.replace(".", " .").split()]
+    scores = [c for c, begun in zip(chances(WORDS_TEXT, classifier), begins, strict=True) if begun]
+    expected = sorted(sorted(range(len(ids)), key=lambda t: -scores[t])[:4])
+    reducer = LLMLingua2(classifier, word_backbone(family).require_tokenizer(), forced=())
+    assert reduce_tokens(reducer, given(ids), 4).kept.tolist() == expected
+
+
+def test_forced_tokens_stay_before_all_others() -> None:
+    reducer = LLMLingua2(
+        word_classifier(), word_backbone("llama").require_tokenizer(), forced=("in", "slept.")
+    )
+    assert reduce_tokens(reducer, given(ids_of(WORDS_TEXT)), 2).kept.tolist() == [3, 9]
+
+
+def test_long_texts_are_read_in_chunks_of_the_classifiers_positions() -> None:
+    classifier = word_classifier()
+    text = " ".join(["cat", "dog"] * 20)  # 40 tokens in chunks of 16
+    found = classifier.words(text)
+    expected = [
+        c for n in (16, 16, 8) for c in chances(" ".join(["cat", "dog"] * (n // 2)), classifier)
+    ]
+    assert found.chances.tolist() == pytest.approx(expected, abs=1e-6)
+    assert np.bincount(found.chunks).tolist() == [16, 16, 8]
+
+
+def test_a_classifier_in_a_directory_is_loaded(tmp_path: Path) -> None:
+    classifier = word_classifier()
+    classifier.model.save_pretrained(tmp_path)
+    classifier.tokenizer.save_pretrained(tmp_path)
+    loaded = load_token_classifier(str(tmp_path))
+    assert loaded.words("cat dog").chances.tolist() == classifier.words("cat dog").chances.tolist()
+    assert not any(weight.requires_grad for weight in loaded.model.parameters())
+
+
+def test_results_name_the_commit_of_the_classifier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, place = "c" * 40, tmp_path / "models--o--c"
+    for folder in ("refs", f"snapshots/{commit}"):
+        (place / folder).mkdir(parents=True)
+    (place / "refs" / "main").write_text(commit, "utf-8")  # as the hub's client leaves it
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert hub_commit("o/c") == commit
+    assert hub_commit(str(tmp_path)) is None
+    assert named_method("llmlingua2", None) == "llmlingua2"
+    assert named_method("llmlingua2", f"o/c@{commit}") == f"llmlingua2 (o/c@{commit})"
+
+
+def test_a_classifier_without_a_trained_head_is_refused(tmp_path: Path) -> None:
+    classifier = word_classifier()
+    state = classifier.model.state_dict()
+    trunk = {key: value for key, value in state.items() if not key.startswith("classifier.")}
+    classifier.model.save_pretrained(tmp_path, state_dict=trunk)
+    classifier.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(BackboneError, match=r"lacks classifier\.bias"):
+        load_token_classifier(str(tmp_path))
+
+
+RECORDED = json.loads(CHOICES.read_text("utf-8"))
+
+
+def case_name(case: dict[str, Any]) -> str:
+    return "-".join(str(value) for value in case.values() if isinstance(value, int | float))
+
+
+@pytest.mark.parametrize("case", RECORDED["losses"], ids=case_name)
+def test_the_published_form_drops_what_the_package_drops(case: dict[str, Any]) -> None:
+    tokens = case["tokens"]
+    ids = np.arange(tokens)
+    whole = np.concatenate([[0.0], pair_losses(tokens)[ids[:-1], ids[1:]]])
+    free = np.zeros(tokens, dtype=bool)
+    kept = published_choice(ids, free, case["budget"], case["segment"], whole, PairLosses(tokens))
+    assert sorted(set(ids.tolist()) - set(kept.tolist())) == case["dropped"]
+
+
+def test_the_published_form_keeps_protected_tokens_of_a_backbones_own_scores(
+    rng: np.random.Generator,
+) -> None:
+    ids = rng.integers(1, 32, 60)
+    reducer = LLMLingua(word_backbone("llama"), segment=10, form="published")
+    for budget in (20, 40):
+        found = reduce_tokens(reducer, given(ids, 3, 4, 5), budget)
+        assert {3, 4, 5} <= set(found.kept.tolist())
+        assert len(found.kept) not in (budget, 60)
+        assert found.shortfall == len(found.kept) - budget
+
+
+@pytest.mark.parametrize("case", RECORDED["words"], ids=lambda case: f"{case['rate']}")
+def test_words_that_the_package_keeps_stay(case: dict[str, Any]) -> None:
+    """At a budget of as many tokens as the package keeps, of texts of one chunk and of several."""
+    tokenizer = load_tokenizer(TOKENIZER)
+    text = case["text"]
+    ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+    texts = token_texts(ids, tokenizer)
+    starts, place = [], 0
+    for word, _ in case["words"]:
+        starts.append(text.index(word, place))
+        place = starts[-1] + len(word)
+    firsts = np.cumsum([0, *map(len, texts)])[:-1] + [len(t) - len(t.lstrip()) for t in texts]
+    word_of = np.searchsorted(starts, firsts, side="right") - 1
+    expected = [t for t, word in enumerate(word_of) if case["words"][word][1]]
+    reducer = LLMLingua2(piece_classifier(), tokenizer, forced=())
+    found = reduce_tokens(reducer, given(ids), len(expected))
+    assert 0 < len(expected) < len(ids)
+    assert found.kept.tolist() == expected

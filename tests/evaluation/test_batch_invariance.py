@@ -6,10 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-
-pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
-
 from lm_eval.api.instance import Instance
 
 from support.engine_matrix import module_for
@@ -100,22 +96,3 @@ def test_answers_and_texts_of_a_baseline_do_not_depend_on_the_batch(
     assert found == pytest.approx(expected, abs=TOLERANCE)
     assert eight.generate_until(prompts) == one.generate_until(prompts)
     assert one.realised == eight.realised
-
-
-def test_the_context_of_several_answers_is_read_once(load: Load) -> None:
-    model = load(8, "prompt", raw_tail=0)
-    columns: list[int] = []
-
-    def count(_: torch.nn.Module, __: object, given: dict[str, torch.Tensor]) -> None:
-        batch, width, _ = given["inputs_embeds"].shape
-        columns.append(batch * width)
-
-    hook = model.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-    asked = [Instance("loglikelihood", {}, (QUESTIONS[0], answer), 0) for answer in ANSWERS]
-    model.loglikelihood(asked)
-    hook.remove()
-    context, _ = model._encode_pair(QUESTIONS[0], ANSWERS[0])
-    endings = [model._encode_pair(QUESTIONS[0], answer)[1] for answer in ANSWERS]
-    units = model.scorer.total.context_units // len(ANSWERS)
-    assert units < len(context)
-    assert columns == [units + sum(len(ending) - 1 for ending in endings)]

@@ -1,22 +1,21 @@
-"""One contract of generation: without rules every ``merge`` gives what lm-eval's ``hf`` gives.
-
-lm-eval's own classes over tiny models in memory; the oracle is ``HFLM``. The quick set covers every
-pair of case, way of merging and batch size, the full set all combinations.
-"""
+"""Generation in lm-eval: texts and distributions of hf without rules, draws, refused kwargs."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-
-pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
-
+import torch
 from lm_eval.api.instance import Instance
 
-from support.generation_contract import BATCHES, MERGES, Case, Models, free_ids, span
+from support.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models, free_ids, span
 from tests.evaluation.conftest import TEXT
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.errors import GenerationError
+from umim_core.inference.options import DEFAULT_TOP_K
+from umim_core.inference.sampling import TokenChooser
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -95,3 +94,130 @@ def test_with_rules_the_raw_text_alone_decides_stops(merge: str, batch_size: int
         assert cut == [text.split(stop)[0] for text in free]
         assert cut != free
     assert model.token_reduction > 0
+
+
+SAMPLED = {
+    "task, transformers' top-k": Case(options={"temperature": 1.5}),
+    "model, every warper": Case(
+        {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
+        {"temperature": 1.2},
+    ),
+    "processors before warpers": Case(
+        {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "suppress_tokens": [5, 99]},
+        {"temperature": 2.0, "top_p": 0.8},
+    ),
+    "all ids": Case(options={"temperature": 1.0, "top_k": 0, "epsilon_cutoff": 0.001}),
+}
+
+
+def distributions_of_hf(
+    models: Models, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    """What transformers draws the first tokens of the prompts from [prompts, V]."""
+    found: list[torch.Tensor] = []
+    draw = torch.multinomial
+
+    def watched(probabilities: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        found.append(probabilities)
+        return draw(probabilities, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "multinomial", watched)
+        models.hf(batch_size).generate_until(models.requests(max_gen_toks=1, do_sample=True))
+    return torch.cat(found)
+
+
+def distributions_of_ours(
+    models: Models, merge: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    """What ours are drawn from [prompts, V]."""
+    found: list[torch.Tensor] = []
+    draw = TokenChooser._draw
+
+    def watched(chooser: TokenChooser, scores: torch.Tensor) -> torch.Tensor:
+        found.append(scores.softmax(dim=-1))
+        return draw(chooser, scores)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenChooser, "_draw", watched)
+        requests = models.requests(max_gen_toks=1, do_sample=True)
+        models.ours(merge, batch_size).generate_until(requests)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize(("merge", "batch_size"), [("prompt", 4), ("all", 1)])
+def test_without_rules_tokens_are_drawn_from_the_distribution_of_hf(
+    name: str, merge: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models(SAMPLED[name])
+    theirs = distributions_of_hf(models, batch_size, monkeypatch)
+    ours = distributions_of_ours(models, merge, batch_size, monkeypatch)
+    assert torch.equal(ours > 0, theirs > 0)
+    assert torch.allclose(ours.double(), theirs.double(), rtol=1e-5, atol=1e-8)
+    some = {"task, transformers' top-k": DEFAULT_TOP_K}.get(name)
+    assert some is None or bool(((theirs > 0).sum(dim=-1) == some).all())
+
+
+def repeats(models: Models, count: int, **options: object) -> list[Instance]:
+    """One request several times, as lm-eval repeats it."""
+    settings = {"until": [], "max_gen_toks": NEW, "do_sample": True, "temperature": 1.0, **options}
+    return [Instance("generate_until", {}, (PROMPTS[0], settings), 0)] * count
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("batch_size", BATCHES)
+def test_repeats_of_a_request_are_texts_of_their_own(merge: str, batch_size: int) -> None:
+    models = Models(Case())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1234)
+        texts = models.ours(merge, batch_size).generate_until(repeats(models, 8))
+    assert len(set(texts)) == 8
+
+
+@pytest.mark.parametrize("merge", ["prompt", "all"])
+def test_a_request_draws_the_same_whatever_stands_beside_it(merge: str) -> None:
+    models = Models(Case(options={"do_sample": True, "temperature": 1.0}))
+    hot = {"until": ["x"], "max_gen_toks": 5, "do_sample": True, "temperature": 2.0}
+    other = [Instance("generate_until", {}, (prompt, hot), 9) for prompt in PROMPTS[::-1]]
+    requests = models.requests() + repeats(models, 3)
+    found = []
+    with torch.random.fork_rng(devices=[]):
+        for batch_size, beside in ((1, []), (4, []), (3, other)):
+            torch.manual_seed(1234)  # as lm-eval does before it evaluates
+            texts = models.ours(merge, batch_size).generate_until(requests + beside)
+            found.append(texts[: len(requests)])
+        again = models.ours(merge, 4).generate_until(requests)
+    assert found[0] == found[1] == found[2]
+    assert again != found[0]  # another evaluation without a seed draws anew
+
+
+def test_kwargs_without_effect_are_reported_once_and_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    models = Models(Case(options={"early_stopping": "never", "use_cache": True, "max_length": 30}))
+    logging.getLogger("lm_eval").propagate = True
+    with caplog.at_level(logging.WARNING, "lm_eval"):
+        texts = models.ours("all", 1).generate_until(models.requests())
+    assert all(texts)
+    lines = [line for line in caplog.messages if line.startswith("umim: ")]
+    assert len(lines) == len(set(lines))
+    for name in ("early_stopping", "use_cache", "max_length"):
+        assert any(name in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_beams": 3}, "num_beams"),
+        ({"do_sample": True, "temperature": 0.0}, "out of range"),
+        ({"decode_max_damage": "most"}, "decode_max_damage must be a number of nats"),
+        ({"top_p": 7.0, "do_sample": True, "temperature": 1.0}, "out of range"),
+    ],
+)
+def test_kwargs_that_cannot_be_honoured_are_refused_by_name(
+    options: dict[str, object], named: str
+) -> None:
+    models = Models(Case(options=options))
+    with pytest.raises(GenerationError, match=named):
+        models.ours("all", 1).generate_until(models.requests())

@@ -9,21 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import GenerationConfig
-
-pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
-
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from transformers import GenerationConfig
 
 from support.merged_models import fresh_model
 from tests.evaluation.conftest import oracle_context
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import (
-    BackboneMismatchError,
-    CheckpointError,
-    ConfigError,
     CorpusError,
     EvaluationError,
 )
@@ -254,17 +248,6 @@ def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
         model.generate_until(generation([prompt]))
         units[merge] = model.scorer.total.units
     assert units["all"] < units["prompt"]
-
-
-def test_bad_arguments_are_typed_errors(
-    checkpoint_path: Path, tmp_path: Path, other_backbone: Callable[[Path], Path]
-) -> None:
-    with pytest.raises(ConfigError, match=r"merge must be one of .*'prompt'"):
-        UmimLM(str(checkpoint_path), "contexts")
-    with pytest.raises(CheckpointError):
-        UmimLM(str(tmp_path / "nothing"))
-    with pytest.raises(BackboneMismatchError):
-        UmimLM(str(checkpoint_path), backbone=str(other_backbone(tmp_path / "other")), device="cpu")
 
 
 def test_result_files_name_backbone_module_and_rules_by_digest(

@@ -6,11 +6,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
-
 import lm_eval.tasks
+import pytest
 from lm_eval.tasks import TaskManager
 
 from support.harness_files import write_data_set

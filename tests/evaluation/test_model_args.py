@@ -1,21 +1,49 @@
-"""Checkpoint and backbone that ``--model_args`` name."""
+"""What ``--model_args`` name: checkpoint, backbone, ways of merging; refusals, in one line."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
-
 from lm_eval.api.instance import Instance
 
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
-from umim_core.errors import ConfigError
+from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.errors import CheckpointError, ConfigError
 from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.tasks.lm_eval_tasks import SpecTask
 from umim_core.rules.ruleset import RuleSet
+
+BASELINE = {"method": "truncation"}
+REFUSED = [
+    ({"merge": "contexts"}, r"merge must be one of .*'prompt'"),
+    ({"merge": "prompt", "raw_tail": -1}, "raw_tail must be an integer"),
+    ({"merge": "none", "raw_tail": 2}, "raw_tail needs a prompt"),
+    ({"merge": "none", "compare": "base"}, "compare=base needs a model that merges"),
+    ({"merge": "prompt", "compare": "hf"}, "compare must be base; got compare=hf"),
+    ({"merge": "none", "protect": "c"}, "protect keeps tokens from being merged"),
+    ({"merge": "none", "target_tr": 0.1}, "target_tr chooses rules"),
+    ({"merge": "none", "allow_backbone_mismatch": "why"}, "must not come with merge=none"),
+    ({"match": "umim"}, "match is the budget of a baseline"),
+    ({"match": "hf", **BASELINE}, "match must be umim"),
+    ({"match": "umim", "target_tr": 0.1, **BASELINE}, "a baseline has one budget"),
+    ({"protect": "c", **BASELINE}, "protect is of the checkpoint's own rules"),
+    ({"merge": "all", **BASELINE}, "merges prompts only; got .*truncation.*all"),
+    ({"merge": "none", **BASELINE}, "merges prompts only; got .*truncation.*none"),
+    ({"target_tr": 0.1, "method": "h2o", "raw_tail": 2}, "raw_tail changes nothing"),
+    ({"method": "truncatoin"}, "baseline must be one of .* mean 'truncation'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_arguments_that_do_not_go_together_are_refused_before_anything_is_read(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        UmimLM("no-such-checkpoint", **options)
 
 
 def test_another_backbone_is_taken_for_a_reason(
@@ -28,19 +56,6 @@ def test_another_backbone_is_taken_for_a_reason(
     reason = "it is quantised"
     UmimLM(str(checkpoint_path), backbone=other, device="cpu", allow_backbone_mismatch=reason)
     assert f"not the checkpoint's own backbone: {reason}" in caplog.text
-    with pytest.raises(ConfigError, match="must not come with merge=none"):
-        UmimLM(str(checkpoint_path), "none", allow_backbone_mismatch=reason)
-
-
-@pytest.mark.parametrize(
-    ("merge", "raw_tail", "message"),
-    [("prompt", -1, "raw_tail must be an integer"), ("none", 2, "raw_tail needs a prompt")],
-)
-def test_a_raw_tail_is_refused_before_anything_is_loaded(
-    merge: str, raw_tail: int, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        UmimLM("no-such-checkpoint", merge, raw_tail=raw_tail)
 
 
 def test_the_end_of_a_context_may_stay_raw(checkpoint_path: Path) -> None:
@@ -62,10 +77,6 @@ def test_tokens_may_be_protected_from_merging(checkpoint_path: Path) -> None:
     whole, cut = (UmimLM(str(checkpoint_path), protect=given) for given in (None, "c"))
     [all_rules, left] = [model.get_model_info()["umim"]["rules_digest"] for model in (whole, cut)]
     assert left != all_rules
-    with pytest.raises(ConfigError, match="protect keeps tokens from being merged"):
-        UmimLM(str(checkpoint_path), "none", protect="c")
-    with pytest.raises(ConfigError, match="protect is of the checkpoint's own rules"):
-        UmimLM(str(checkpoint_path), protect="c", method="truncation")
 
 
 @pytest.mark.parametrize("merge", ["prompt", "all"])
@@ -101,3 +112,52 @@ def test_spans_with_a_protected_token_are_read_raw(checkpoint_path: Path, merge:
     for every, some in zip(found["free"][1], found["protected"][1], strict=True):
         assert every is not None and some is not None
         assert every.units < some.units < some.tokens == every.tokens
+
+
+COMMANDS = ["/bin/lm_eval", "/bin/lm-eval", "C:/Scripts/lm_eval.exe", "/lib/lm_eval/__main__.py"]
+
+
+@pytest.fixture(params=COMMANDS)
+def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process look like lm-eval's command."""
+    monkeypatch.setattr(sys, "argv", [request.param, "--model", "umim"])
+
+
+@pytest.mark.usefixtures("command")
+def test_an_unknown_checkpoint_ends_the_command_with_one_line() -> None:
+    with pytest.raises(SystemExit, match=r"^umim: error: a checkpoint must be .*nosuch.*$"):
+        UmimLM.create_from_arg_string("checkpoint=nosuch")
+
+
+@pytest.mark.usefixtures("command")
+def test_a_misspelt_argument_ends_the_command_with_the_right_name() -> None:
+    with pytest.raises(SystemExit, match=r"got checkpont\. Did you mean 'checkpoint'\?$"):
+        UmimLM.create_from_arg_string("checkpont=umim-docs-llama")
+
+
+@pytest.mark.usefixtures("command")
+def test_a_missing_task_folder_ends_the_command_with_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"^umim: error: task_data must name a folder .*$"):
+        SpecTask({"task": DEFAULT_TASK, "metadata": {"task_data": str(tmp_path / "nothing")}})
+
+
+def test_a_mismatch_ends_the_command_with_one_line(
+    checkpoint_path: Path,
+    tmp_path: Path,
+    other_backbone: Callable[[Path], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/lm_eval"])
+    arguments = {
+        "checkpoint": str(checkpoint_path),
+        "backbone": str(other_backbone(tmp_path / "other")),
+        "device": "cpu",
+    }
+    with pytest.raises(SystemExit, match=r"^umim: error: this checkpoint belongs to .*$"):
+        UmimLM.create_from_arg_obj(arguments)
+
+
+def test_a_hub_checkpoint_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="hub repository within reach; got 'no-owner/no-name"):
+        UmimLM("no-owner/no-name")

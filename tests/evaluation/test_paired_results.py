@@ -1,4 +1,4 @@
-"""One lm-eval call with compare=base: both models, paired differences, sizes of questions."""
+"""compare=base: both models, paired differences with their errors, sizes of questions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
-
 from datasets import Dataset, DatasetDict
 from lm_eval import evaluator
 from lm_eval.api.model import LM, CachingLM
@@ -22,6 +19,7 @@ from lm_eval.loggers import EvaluationTracker
 from support.unit_counts import count_units, read_spans
 from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.evaluation.tasks.lm_eval_tasks import load_tasks
 
 WORDS = ["cat", "dog", "sea", "log", "old house", "mat", "the cat", "near"]
@@ -204,9 +202,20 @@ def test_saved_samples_hold_the_base_models_answers(
     assert {"filtered_resps", "acc", "acc_norm"} <= set(first["base"])
 
 
-@pytest.mark.parametrize(("merge", "compare"), [("none", "base"), ("prompt", "hf")])
-def test_a_comparison_that_cannot_be_made_is_refused(
-    build: Build, merge: str, compare: str
-) -> None:
-    with pytest.raises(ConfigError, match="compare"):
-        build(merge, compare=compare)
+def test_rows_of_one_length_give_the_error_of_their_means() -> None:
+    means = np.array([1.0, 2.0, 4.0, 5.0])
+    assert ratio_error(8 * means, [8] * 4) == pytest.approx(means.std(ddof=1) / 2)
+
+
+def test_the_error_is_the_spread_of_the_mean_over_draws_of_rows() -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.integers(5, 50, (2000, 40))
+    sums = counts * rng.normal(3.0, 1.0, counts.shape)  # a row's tokens share its level
+    means = sums.sum(axis=1) / counts.sum(axis=1)
+    errors = [ratio_error(s, c) for s, c in zip(sums[:200], counts[:200], strict=True)]
+    assert np.mean(errors) == pytest.approx(means.std(), rel=0.06)
+
+
+@pytest.mark.parametrize("counts", [[], [5], [5, 0]])
+def test_a_single_row_has_no_error(counts: list[int]) -> None:
+    assert ratio_error([float(count) for count in counts], counts) is None

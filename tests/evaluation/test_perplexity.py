@@ -18,7 +18,9 @@ from support.engine_matrix import (
     tiny_backbone,
 )
 from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError, NumericalError
+from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging import likelihood
 from umim_core.merging.decode_states import BranchLayout, branch_layout
@@ -97,16 +99,17 @@ def papers_listing(
     return scores
 
 
+@pytest.mark.parametrize("positions", ["compact", "preserved"])
 @pytest.mark.parametrize(("name", "dtype", "attention", "tolerance"), MATRIX)
 def test_every_target_equals_a_forward_over_its_prefix(
-    name: str, dtype: torch.dtype, attention: str, tolerance: float
+    name: str, dtype: torch.dtype, attention: str, tolerance: float, positions: UnitPositions
 ) -> None:
     backbone = build(name, dtype, attention)
     module, matcher, rows = module_for(backbone), random_rules(), random_rows()
-    scored = token_log_probs(rows, MergedModel(backbone, module, matcher, "compact"))
+    scored = token_log_probs(rows, MergedModel(backbone, module, matcher, positions))
     assert any(matcher.segment(row)[1].max() == 4 for row in rows)
     for row, ours in zip(rows, scored, strict=True):
-        theirs = log_probs_from_scratch(backbone, module, matcher, row)
+        theirs = log_probs_from_scratch(backbone, module, matcher, row, positions)
         assert ours.shape == theirs.shape and ours.dtype == torch.float64
         assert torch.allclose(ours, theirs, rtol=0, atol=tolerance)
 
@@ -124,6 +127,29 @@ def test_without_nested_rules_every_target_equals_the_papers_listing() -> None:
     nested = papers_listing(rows[0], random_rules(), module, backbone)
     (ours,) = token_log_probs(rows[:1], MergedModel(backbone, module, random_rules(), "compact"))
     assert max(abs(ours[t - 1].item() - score) for t, score in nested.items()) > 1e-4
+
+
+def test_perplexity_and_alignment_are_those_of_the_positions() -> None:
+    backbone, rows = build("llama"), random_rows()[:1]
+    compact, preserved = (
+        MergedModel(backbone, module_for(backbone), random_rules(), positions)
+        for positions in ("compact", "preserved")
+    )
+    parts = (backbone, preserved.module, preserved.matcher, rows[0], "preserved")
+    total = float(log_probs_from_scratch(*parts).sum())
+    assert perplexity(rows, preserved).nll_sum == pytest.approx(-total, abs=1e-9)
+    kls = [evaluate_alignment(rows, model).means["kl"] for model in (compact, preserved)]
+    assert abs(kls[0] - kls[1]) > 1e-5
+
+
+def test_a_row_needs_as_many_positions_as_it_has_raw_inputs() -> None:
+    backbone, row = build("gpt2"), [np.ones(66, dtype=np.int64)]
+    merged = MergedModel(
+        backbone, module_for(backbone), Matcher(RuleSet.from_spans([(1, 1, 1, 1)])), "compact"
+    )
+    assert len(token_log_probs(row, merged)[0]) == 65
+    with pytest.raises(EvaluationError, match="64 positions; got 65 positions"):
+        token_log_probs(row, replace(merged, unit_positions="preserved"))
 
 
 def raw_tokens_within_spans(layout: BranchLayout) -> BranchLayout:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
-
 from lm_eval.api.instance import Instance
 
 from umim_core import UMIM

@@ -1,22 +1,43 @@
-"""Grouping, truncation and counting of scored requests."""
+"""Scorers of requests, of baselines, too, against independent computations."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
 import numpy as np
 import pytest
+import torch
+from lm_eval.api.instance import Instance
 
+from support.engine_matrix import log_probs_from_scratch
 from support.merged_models import fresh_model
 from support.tiny_models import random_backbone
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.full_cache import FullCache
+from umim_core.baselines.methods import Text, highest
+from umim_core.baselines.truncation import Truncation
+from umim_core.config.form import Merge, UnitPositions
+from umim_core.errors import EvaluationError
+from umim_core.evaluation.generated_rows import GeneratedText
+from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
 from umim_core.evaluation.scoring import Request, Scorer, _parts
+from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
 from umim_core.merging.merged_model import MergedModel
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
 
 LIMIT = 12
 
 
-def scorer(scope: str, raw_tail: int = 0) -> Scorer:
+def scorer(scope: Merge, raw_tail: int = 0, positions: UnitPositions = "compact") -> Scorer:
     backbone = random_backbone("gpt2", vocab_size=20, hidden_size=8, max_position_embeddings=LIMIT)
     merged_model = fresh_model(backbone, [(1, 2), (3, 4, 5), (6, 7, 8, 9)], 0.2)
-    return Scorer(merged_model.reading(scope, raw_tail), scope, LIMIT)
+    merged_model = replace(merged_model.reading(scope, raw_tail), unit_positions=positions)
+    return Scorer(merged_model, scope, LIMIT)
 
 
 def request(context: list[int], continuation: list[int]) -> Request:
@@ -89,7 +110,186 @@ def test_inputs_at_the_limit_are_scored_with_the_last_units(length: int) -> None
 
 
 @pytest.mark.parametrize("scope", ["prompt", "all"])
+@pytest.mark.parametrize("length", [LIMIT - 2, LIMIT - 1, LIMIT, 3 * LIMIT])
+def test_at_raw_positions_inputs_lose_leading_units(scope: Merge, length: int) -> None:
+    ids = np.array([6, 7, 8, 9, 10, 3, 4, 5] * 5)[:length]
+    model = scorer(scope, positions="preserved")
+    starts, _ = model.merged_model.segment(ids)
+    room = LIMIT - 1  # a continuation of two tokens feeds one
+    first = next(start for start in starts.tolist() if length - start <= room)
+    [found] = model.score([Request(ids, np.array([10, 10]))], 1)
+    [short] = model.score([Request(ids[first:], np.array([10, 10]))], 1)
+    assert found == short
+    assert model.total.tokens == 2 * (length - first + 2)
+
+
+def test_a_continuation_is_scored_from_the_raw_length_of_its_context() -> None:
+    context, continuation = [6, 7, 8, 9, 0, 10], [3, 10, 0]
+    found, other = (
+        scorer("prompt", positions=positions).score([request(context, continuation)], 1)[0].log_prob
+        for positions in ("preserved", "compact")
+    )
+    model = scorer("prompt", positions="preserved").merged_model
+    whole, parts = np.array(context + continuation), model.require_matcher()
+    listed = log_probs_from_scratch(model.backbone, model.module, parts, whole, "preserved")
+    assert found == pytest.approx(float(listed[-3:].sum()), abs=1e-4)
+    assert abs(other - found) > 1e-4
+
+
+@pytest.mark.parametrize("scope", ["prompt", "all"])
 def test_spans_at_the_end_of_a_full_input_stay_within_the_positions(scope: str) -> None:
     for tail in ([6, 7, 8, 9], [9, 6, 7, 8], [5, 1, 2]):
         [found] = scorer(scope).score([request([10] * 30, tail)], 1)
         assert np.isfinite(found.log_prob)
+
+
+MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
+CONTEXT = np.array([1, 2, 9, 3, 4, 5, 7, 1, 2], dtype=np.int64)  # 9 tokens, 5 units
+ENDINGS = [np.array(ids, dtype=np.int64) for ids in ([6, 8], [2, 1, 4])]
+REQUESTS = [Request(CONTEXT, ending) for ending in ENDINGS]
+PROMPT = "the cat sat on the mat and the dog"
+GREEDY = {"until": [], "max_gen_toks": 5, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def umim(tiny_llama: Backbone) -> Scorer:
+    return Scorer(fresh_model(tiny_llama, MATCHER.rules), "prompt", 64)
+
+
+def model_score(backbone: Backbone, context: list[int], ending: list[int]) -> float:
+    """The backbone's own log-probability of an ending."""
+    ids = torch.tensor([context + ending])
+    with torch.no_grad():
+        scores = backbone.model(input_ids=ids).logits[0, len(context) - 1 : -1].log_softmax(-1)
+    return float(scores.gather(1, torch.tensor(ending)[:, None]).sum())
+
+
+def test_truncated_contexts_have_as_many_tokens_as_umim_has_units(
+    umim: Scorer, tiny_llama: Backbone
+) -> None:
+    scorer = ReducedScorer(umim, Truncation())
+    found = [score.log_prob for score in scorer.score(REQUESTS, 2)]
+    assert (scorer.total.context_tokens, scorer.total.context_units) == (18, 10)
+    expected = [model_score(tiny_llama, CONTEXT[-5:].tolist(), e.tolist()) for e in ENDINGS]
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_budget_is_of_equal_saving_where_layers_below_the_depth_read_every_token(
+    umim: Scorer, tiny_llama: Backbone
+) -> None:
+    inside = replace(umim.merged_model, unit_positions="preserved", merge_depth=1)
+    assert tiny_llama.num_layers == 2
+    reduced = ReducedScorer(Scorer(inside, "prompt", 64), Truncation())
+    assert reduced.fit(CONTEXT, 64)[1] == 7  # 9 tokens, 5 units: 4 saved by one layer of two
+    assert reduced.fit(CONTEXT, 6)[1] <= 6
+    evicted = EvictedScorer(Scorer(inside, "prompt", 64), lambda ids: FullCache())
+    assert evicted.budget(CONTEXT, 3) == 10
+
+
+def test_the_full_cache_scores_like_the_model(umim: Scorer, tiny_llama: Backbone) -> None:
+    scorer = EvictedScorer(umim, lambda ids: FullCache())
+    found = [score.log_prob for score in scorer.score(REQUESTS, 1)]
+    expected = [model_score(tiny_llama, CONTEXT.tolist(), e.tolist()) for e in ENDINGS]
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert (scorer.total.cache_reduction, scorer.total.context_token_reduction) == (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class FirstTokens:
+    """Keeps the first tokens, and remembers the texts that it was given."""
+
+    exact: ClassVar[bool] = True
+    seen: list[Text] = field(default_factory=list)
+
+    def keep(self, text: Text, budget: int) -> np.ndarray:
+        self.seen.append(text)
+        return highest(-np.arange(len(text.ids), dtype=float), text.protected, budget)
+
+
+ASKED = [
+    ("umim_arc_easy", "Question: {}\nAnswer:", "Answer:"),
+    ("arc_easy", "Question: {}\nAnswer:", "Answer:"),
+    ("umim_qmsum", "A meeting.\nQuery: {}\nAnswer:", "Answer:"),
+    ("umim_ruler_1k", "Text. {} It is so as", "It is so as"),
+]
+
+
+@pytest.mark.parametrize(("task", "prompt", "cue"), ASKED, ids=[case[0] for case in ASKED])
+def test_reducers_get_the_question_and_the_cue_stays(
+    checkpoint_path: Path, task: str, prompt: str, cue: str
+) -> None:
+    """Before, every reducer took the cue for the question, and could delete it."""
+    question = "Why is the sky blue?"
+    prefix = cue if task == "umim_ruler_1k" else ""
+    document = {"question": question, "answer_prefix": prefix}
+    model = UmimLM(checkpoint_path, method="truncation", dtype="float32", target_tr=0.5)
+    reducer = FirstTokens()
+    model.scorer.reducer = reducer
+    arguments = (prompt.format(question), " blue")
+    metadata = (task, 0, 1)
+    model.loglikelihood([Instance("loglikelihood", document, arguments, 0, metadata)])
+    model.generate_until(
+        [Instance("generate_until", document, (arguments[0], GREEDY), 0, metadata)]
+    )
+    assert len(reducer.seen) == 2
+    for text in reducer.seen:
+        assert model.backbone.decode(text.question.tolist()).strip() == question
+        assert model.backbone.decode(text.ids[text.protected].tolist()).strip() == cue
+
+
+@pytest.mark.parametrize("empty", ["context", "continuation"])
+def test_nothing_is_scored_of_or_after_nothing(umim: Scorer, empty: str) -> None:
+    request = replace(REQUESTS[0], **{empty: CONTEXT[:0]})
+    for scorer in (
+        umim,
+        ReducedScorer(umim, Truncation()),
+        EvictedScorer(umim, lambda ids: FullCache()),
+    ):
+        with pytest.raises(EvaluationError, match=r"request 1: . and . tokens"):
+            scorer.score([REQUESTS[0], request], 2)
+
+
+@pytest.mark.parametrize("budget", [{}, {"match": "umim"}, {"target_tr": 0.4}])
+def test_a_method_scores_through_lm_eval(checkpoint_path: Path, budget: dict[str, Any]) -> None:
+    model = UmimLM(checkpoint_path, method="truncation", dtype="float32", **budget)
+    context = model.backbone.encode(PROMPT)
+    [(score, _)] = model._loglikelihood_tokens([(None, context, [5, 6])], disable_tqdm=True)
+    stay = len(model.merged_model.segment(np.array(context))[0])
+    if "target_tr" in budget:
+        stay = len(context) - round(0.4 * len(context))
+    assert stay < len(context)
+    assert score == pytest.approx(model_score(model.backbone, context[-stay:], [5, 6]), abs=1e-4)
+    info = model.get_model_info()["umim"]
+    named = {"method": "truncation", "target_tr": budget.get("target_tr")}
+    assert {name: info.get(name) for name in named} == named
+    assert ("target_tr" in info) == ("target_tr" in budget)  # the key of a cache of answers
+    assert info["context_token_reduction"] == pytest.approx(1 - stay / len(context))
+
+
+@pytest.mark.parametrize("target", [None, 0.4])
+def test_behind_a_reduced_prompt_the_model_decodes_what_stays(
+    checkpoint_path: Path, target: float | None
+) -> None:
+    model = UmimLM(checkpoint_path, method="truncation", target_tr=target, dtype="float32")
+    context = model.backbone.encode(PROMPT)
+    stay = len(model.merged_model.segment(np.array(context))[0])
+    stay = stay if target is None else len(context) - round(target * len(context))
+    [text] = model.generate_until([Instance("generate_until", {}, (PROMPT, GREEDY), 0)])
+    kept = torch.tensor([context[-stay:]])
+    out = model.backbone.model.generate(kept, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert text == model.backbone.decode(out[0, stay:].tolist())
+    assert isinstance(text, GeneratedText)
+    assert text.reductions["prompt_tr"] == pytest.approx(1 - stay / len(context)) != 0.0
+    assert model.context_token_reduction == pytest.approx(1 - stay / len(context))
+
+
+def test_span_eviction_generates_as_the_engine_does(checkpoint_path: Path) -> None:
+    model = UmimLM(checkpoint_path, method="span-eviction-0", dtype="float32")
+    context = np.array(model.backbone.encode(PROMPT))
+    [text] = model.generate_until([Instance("generate_until", {}, (PROMPT, GREEDY), 0)])
+    options = GenerateOptions(max_new_tokens=5, merge="none", span_eviction=0)
+    [row] = Engine(model.merged_model).generate([context], options).rows
+    assert text == model.backbone.decode(list(row.ids))
+    found = model.realised
+    assert found["cache_reduction"] == pytest.approx(1 - row.cache_lengths[0] / len(context))
+    assert found["cache_reduction"] != 0.0 == found["token_reduction"]

@@ -1,18 +1,55 @@
-"""Metrics of texts against values counted by hand, and against bert-score's own matching."""
+"""Metrics of texts against values counted by hand, and against the libraries' own."""
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from umim_core.evaluation.text_metrics.bertscore import BERTSCORE, bertscore, greedy_bertscore
+from tests.evaluation.conftest import TEXT
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import Merge
+from umim_core.errors import EvaluationError
+from umim_core.evaluation.generated_rows import GeneratedText
+from umim_core.evaluation.generation_quality import (
+    continuation_perplexity,
+    distinct,
+    generation_quality,
+    repetition,
+)
+from umim_core.evaluation.text_metrics.bertscore import (
+    BERTSCORE,
+    TextFeatures,
+    bertscore,
+    greedy_bertscore,
+)
 from umim_core.evaluation.text_metrics.code_tests import pass_at_k, pass_figures
-from umim_core.evaluation.text_metrics.reference_similarity import chrf, rouge
+from umim_core.evaluation.text_metrics.reference_similarity import (
+    FEWEST_TEXTS,
+    KINDS,
+    MAUVE,
+    References,
+    chrf,
+    mauve,
+    reference_similarity,
+    rouge,
+)
 from umim_core.evaluation.text_metrics.string_match import exact_match, recall, substring_match
+from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
+from umim_core.inference.outputs import RowOutput
+from umim_core.merging.merged_model import MergedModel
+from umim_core.model.umim import UMIM
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
 
 
 def drawn(*lengths: int) -> list[Tensor]:
@@ -112,3 +149,216 @@ def test_matches_are_of_normalised_texts(answer: str, within: float, exact: floa
     row = {"references": ["other", "Harlow Mill"]}
     assert substring_match([answer], row) == {"substring_match": within}
     assert exact_match([answer], row) == {"exact_match": exact}
+
+
+TEXTS = ("the cat sat on the mat", "near the old house", "a dog")
+
+
+@pytest.fixture(scope="module")
+def backbone(backbone_path: Path) -> Backbone:
+    return load_backbone(str(backbone_path))
+
+
+@torch.no_grad()
+def own_states(text: str, backbone: Backbone) -> torch.Tensor:
+    """The last states as transformers gives them, of one text without padding."""
+    ids = torch.tensor([backbone.encode(text)])
+    states: torch.Tensor = backbone.model(ids, output_hidden_states=True).hidden_states[-1][0]
+    return states
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_features_are_the_last_states_of_each_text_alone(
+    batch_size: int, backbone: Backbone
+) -> None:
+    found = TextFeatures(backbone).of_tokens([*TEXTS, ""], batch_size)
+    assert len(found) == 4 and found[3].shape == (0, backbone.hidden_size)
+    for states, text in zip(found, TEXTS, strict=False):
+        torch.testing.assert_close(states, own_states(text, backbone), rtol=1e-4, atol=1e-5)
+
+
+def test_every_text_is_compared_with_its_own_reference(backbone: Backbone) -> None:
+    references = References((*TEXTS[1:], TEXTS[0]), TextFeatures(backbone))
+    found = reference_similarity(TEXTS, references)
+    for number, (text, reference) in enumerate(zip(TEXTS, references.texts, strict=True)):
+        row = {"references": [reference]}
+        states = own_states(text, backbone), own_states(reference, backbone)
+        wanted = rouge([text], row) | chrf([text], row) | {BERTSCORE: greedy_bertscore(*states)}
+        assert {name: values[number] for name, values in found.by_text.items()} == pytest.approx(
+            wanted, abs=1e-5
+        )
+    means = found.metrics()
+    assert list(means) == [*KINDS, "chrf", BERTSCORE, MAUVE]
+    assert means["chrf"] == pytest.approx(sum(found.by_text["chrf"]) / 3)
+    assert math.isnan(means[MAUVE])  # three texts
+
+
+def test_the_references_themselves_are_nearest_and_an_empty_text_is_farthest(
+    backbone: Backbone,
+) -> None:
+    references = References(TEXTS, TextFeatures(backbone))
+    for values in reference_similarity([*TEXTS[:2], ""], references).by_text.values():
+        assert values == pytest.approx((1.0, 1.0, 0.0), abs=1e-6)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_every_text_needs_a_reference(count: int, backbone: Backbone) -> None:
+    references = References(TEXTS[:1] if count else (), TextFeatures(backbone))
+    with pytest.raises(EvaluationError, match="needs the continuation of its prompt"):
+        reference_similarity(TEXTS[:count], references)
+
+
+@pytest.mark.full  # mauve-text imports scikit-learn
+def test_mauve_is_of_the_last_tokens_of_texts_that_are_not_empty(backbone: Backbone) -> None:
+    pytest.importorskip("mauve", reason="mauve-text is the `metrics` extra")
+    wanted = [TEXT[start : start + 9] for start in range(30)]
+    texts = [TEXT[start : start + 5] for start in range(30)]
+    found = reference_similarity(
+        [*texts[:-1], ""], References(tuple(wanted), TextFeatures(backbone))
+    )
+    last = [
+        np.stack([own_states(text, backbone)[-1].numpy() for text in part])
+        for part in (texts[:-1], wanted)
+    ]
+    assert found.mauve == pytest.approx(mauve(*last), abs=1e-6)
+
+
+def cloud(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
+
+
+@pytest.mark.full  # mauve-text imports scikit-learn
+def test_mauve_is_high_for_one_distribution_low_for_two_and_the_same_again() -> None:
+    pytest.importorskip("mauve", reason="mauve-text is the `metrics` extra")
+    first, again = cloud(60, 1), cloud(60, 2)
+    assert mauve(first, first) == pytest.approx(1.0, abs=1e-3)
+    near = mauve(first, again)
+    # Features are scaled to length 1: another distribution is one of other directions.
+    assert near > 0.8 and mauve(first, again + 50) < 0.1
+    assert mauve(first, again) == near
+
+
+def test_too_few_texts_are_refused() -> None:
+    enough, few = (
+        cloud(FEWEST_TEXTS, 1),
+        cloud(FEWEST_TEXTS - 1, 1),
+    )
+    for pair in ((enough, few), (few, enough)):
+        with pytest.raises(EvaluationError, match="at least 20 texts and as many references"):
+            mauve(*pair)
+
+
+PROMPTS = [(5, 6, 7), (3,), (1, 2, 3, 4, 5, 6)]
+ID_TEXTS = [(1, 2, 1, 2, 1), (9, 9), (4, 8, 15, 16, 23)]
+texts_of_few_ids = st.lists(st.lists(st.integers(0, 3), max_size=9), max_size=6)
+
+
+@given(texts=texts_of_few_ids, n=st.integers(1, 4))
+def test_both_agree_with_counting_substrings(texts: list[list[int]], n: int) -> None:
+    words = ["".join(map(str, text)) for text in texts]  # one digit per token
+    grams = [[word[i : i + n] for i in range(len(word)) if i + n <= len(word)] for word in words]
+    shares = [1 - len(set(found)) / len(found) for found in grams if found]
+    pooled = [gram for found in grams for gram in found]
+    if not pooled:
+        assert math.isnan(repetition(texts, n)) and math.isnan(distinct(texts, n))
+        return
+    assert repetition(texts, n) == pytest.approx(sum(shares) / len(shares))
+    assert distinct(texts, n) == pytest.approx(len(set(pooled)) / len(pooled))
+
+
+def reference_perplexity(backbone: Backbone) -> float:
+    """One row at a time through transformers, its own shift of targets."""
+    total, count = 0.0, 0
+    for prompt, text in zip(PROMPTS, ID_TEXTS, strict=True):
+        ids = torch.tensor([[*prompt, *text]])
+        labels = ids.clone()
+        labels[0, : len(prompt)] = -100
+        with torch.no_grad():
+            loss = backbone.model(input_ids=ids, labels=labels).loss
+        total, count = total + float(loss) * len(text), count + len(text)
+    return math.exp(total / count)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_perplexity_is_transformers_loss_on_the_generated_tokens(
+    tiny_backbone: Backbone, batch_size: int
+) -> None:
+    ours = continuation_perplexity(PROMPTS, ID_TEXTS, tiny_backbone, batch_size)
+    assert ours == pytest.approx(reference_perplexity(tiny_backbone), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "texts"),
+    [(PROMPTS, ID_TEXTS[:2]), (PROMPTS, [(), (), ()]), ([], [])],
+)
+def test_perplexity_of_nothing_is_refused(
+    tiny_llama: Backbone, prompts: list[tuple[int, ...]], texts: list[tuple[int, ...]]
+) -> None:
+    with pytest.raises(EvaluationError, match="every prompt needs its continuation"):
+        continuation_perplexity(prompts, texts, tiny_llama)
+
+
+def row(prompt: tuple[int, ...], ids: tuple[int, ...], lengths: tuple[int, ...]) -> RowOutput:
+    return RowOutput(
+        ids=ids,
+        prompt_ids=prompt,
+        prompt_units=lengths[0],
+        prompt_spans=(),
+        generated_spans=(),
+        cache_lengths=lengths,
+        stop_reason="length",
+    )
+
+
+def test_a_set_is_measured_from_its_rows(tiny_llama: Backbone) -> None:
+    rows = [
+        row(PROMPTS[0], ID_TEXTS[0], (2, 3, 3, 3, 4)),  # 4 fed: U = 1 1 1 2 of t = 1 2 3 4
+        row(PROMPTS[1], ID_TEXTS[1], (1, 2)),
+        row(PROMPTS[2], ID_TEXTS[2], (3, 4, 5, 6, 7)),
+    ]
+    found = generation_quality(rows, tiny_llama).metrics()
+    assert found["token_reduction"] == pytest.approx((1 / 3 + 0 + 1 / 2) / 3)
+    assert found["gen_kv_reduction"] == pytest.approx((1 / 2 + 0 + 0) / 3)
+    assert found["cumulative_kv_reduction"] == pytest.approx((1 - 5 / 10) / 3)
+    assert found["tokens"] == pytest.approx((5 + 2 + 5) / 3)
+    assert found["rep_2"] == pytest.approx(0.5 / 3)
+    assert found["dist_1"] == pytest.approx(8 / 12)
+    assert found["ppl"] == pytest.approx(reference_perplexity(tiny_llama), rel=1e-5)
+
+
+SPOKEN = ("the cat sat on the mat and the dog", "by the sea the old cat house near")
+
+
+def generate(merged_model: MergedModel, merge: Merge) -> tuple[RowOutput, ...]:
+    rows = [np.asarray(merged_model.backbone.encode(text)) for text in SPOKEN]
+    return Engine(merged_model).generate(rows, GenerateOptions(max_new_tokens=16, merge=merge)).rows
+
+
+@pytest.fixture
+def merged_model(checkpoint_path: Path) -> MergedModel:
+    """Rules that the model's own answers begin with, and one of a prompt."""
+    own = UMIM.from_pretrained(Checkpoint.load(checkpoint_path), dtype="float32").merged_model
+    starts = [row.ids[:6] for row in generate(own, "none")]
+    spans = {tuple(ids[a : a + 3]) for ids in starts for a in (0, 3)}
+    spans.add(tuple(own.backbone.encode(SPOKEN[0])[:2]))
+    fingerprint = own.backbone.tokenizer_fingerprint
+    return own.merging_by(Matcher(RuleSet.from_spans(spans, tokenizer_fingerprint=fingerprint)))
+
+
+@pytest.mark.parametrize("merge", ["prompt", "all"])
+def test_reductions_are_the_counted_ones(merge: Merge, merged_model: MergedModel) -> None:
+    """U_t is counted by segmenting the first t generated ids alone, for every t."""
+    segment = merged_model.require_matcher().segment
+    saved = np.zeros(3)
+    for row in generate(merged_model, merge):
+        ids, fed = np.asarray(row.ids), len(row.ids) - 1
+        units = [len(segment(ids[:t])[0]) if merge == "all" else t for t in range(1, fed + 1)]
+        prompt = np.asarray(row.prompt_ids)
+        text = GeneratedText.of_row("any", row, len(prompt))
+        assert text.reductions == {
+            "prompt_tr": pytest.approx(1 - len(segment(prompt)[0]) / len(prompt)),
+            "gen_kv_tr": pytest.approx(1 - units[-1] / fed),
+            "cumulative_kv_tr": pytest.approx(1 - sum(units) / sum(range(1, fed + 1))),
+        }
+        saved += list(text.reductions.values())
+    assert (saved > 0).tolist() == [True, merge == "all", merge == "all"]

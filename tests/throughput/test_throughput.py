@@ -1,8 +1,9 @@
-"""Structure of the throughput rows, the bounds, and the roofline that refuses impossible ones."""
+"""Throughput: rows, bounds, the roofline, fixed pairs, and from where on merging pays."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -12,13 +13,21 @@ from torch.utils.flop_counter import FlopCounterMode
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.evaluate import BenchmarkConfig
-from umim_core.errors import EvaluationError
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.inference.engine import Engine
+from umim_core.inference.rows import GeneratedUnits
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.throughput.break_even import ThroughputRow
+from umim_core.throughput.break_even import (
+    Phase,
+    ThroughputRow,
+    break_even,
+    break_even_markdown,
+    least_reduction,
+    pays_from,
+)
 from umim_core.throughput.roofline import ModelShape, Roofline
 from umim_core.throughput.throughput import (
     FixedPairs,
@@ -175,3 +184,130 @@ def test_a_given_text_is_generated_by_every_row_and_merged_by_all_rules(
     for row, text in enumerate(prompts.text[:, :-1]):  # the last token is not fed
         starts = [len(NATURAL.segment(text[: n + 1])[0]) for n in range(7)]
         assert (run.cache_lengths[row, 1:] - run.cache_lengths[row, 0]).tolist() == starts
+
+
+REDUCTIONS = [0.05, 0.1, 0.25, 0.4, 0.5]
+
+
+def test_every_second_pair_is_merged_at_half_the_reduction() -> None:
+    starts, lengths = FixedPairs(0.25).segment(np.arange(1, 10))
+    assert starts.tolist() == [0, 1, 2, 4, 5, 6, 8]
+    assert lengths.tolist() == [1, 1, 2, 1, 1, 2, 1]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_the_reduction_asked_for_is_realised(reduction: float) -> None:
+    starts, lengths = FixedPairs(reduction).segment(np.arange(400))
+    assert 1 - len(starts) / 400 == pytest.approx(reduction)
+    assert np.array_equal(starts, np.cumsum(lengths) - lengths)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_decoding_merges_the_pairs_of_the_whole_text(reduction: float) -> None:
+    pairs, text = FixedPairs(reduction), np.arange(41)
+    units = GeneratedUnits(pairs, rows=1)
+    for token in text:
+        units.push(np.array([token]), np.array([True]))
+    starts, lengths = pairs.segment(text)
+    merged = [(s, n) for s, n in zip(starts.tolist(), lengths.tolist(), strict=True) if n == 2]
+    assert list(units.spans(0)) == merged
+
+
+@pytest.mark.parametrize("prompt", [5, 6])
+def test_a_row_goes_on_where_its_prompt_ended(prompt: int) -> None:
+    pairs, text = FixedPairs(0.25), np.arange(30)
+    suffixes = pairs.suffixes(1)
+    suffixes.resume(0, text[:prompt], pairs.segment(text[:prompt])[0])
+    units = len(pairs.segment(text[:prompt])[0])
+    for token in text[prompt:]:
+        units += 1 - int(suffixes.advance(np.array([token]), np.array([True])).rollback[0])
+    assert units == len(pairs.segment(text)[0])
+
+
+@pytest.mark.parametrize("reduction", [0.0, 0.51, -0.1])
+def test_a_reduction_that_pairs_cannot_give_is_refused(reduction: float) -> None:
+    with pytest.raises(ConfigError, match=r"above 0 and at most 0\.5"):
+        FixedPairs(reduction)
+
+
+LENGTHS = (256, 512, 1024)
+
+
+def row(
+    length: int, low: float, asked: float | None = 0.5, phase: Phase = "prefill", batch: int = 1
+) -> ThroughputRow:
+    return ThroughputRow(
+        phase=phase,
+        rules="natural" if asked is None else "fixed-pairs",
+        asked_reduction=asked,
+        prompt_tokens=length,
+        new_tokens=8,
+        batch_size=batch,
+        token_reduction=asked or 0.4,
+        base_seconds=1.0,
+        umim_seconds=1.0,
+        base_tokens_per_s=1.0,
+        umim_tokens_per_s=1.0,
+        speedup=low + 0.05,
+        speedup_low=low,
+        speedup_high=low + 0.1,
+        bound=2.0,
+        pairs=4,
+        base_flops_per_s=1.0,
+        umim_flops_per_s=1.0,
+        base_kv_bytes=2,
+        umim_kv_bytes=1,
+        base_peak_bytes=None,
+        umim_peak_bytes=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("lows", "start"),
+    [
+        ((1.1, 1.2, 1.3), 256),
+        ((0.9, 1.2, 1.3), 512),
+        ((1.1, 0.9, 1.3), 1024),  # a lucky cell is no break-even
+        ((1.1, 1.2, 1.0), None),
+    ],
+)
+def test_it_pays_from_where_all_longer_prompts_pay(
+    lows: tuple[float, ...], start: int | None
+) -> None:
+    assert pays_from([row(n, low) for n, low in zip(LENGTHS, lows, strict=True)]) == start
+
+
+def test_a_median_above_one_does_not_pay_alone() -> None:
+    assert row(256, 0.97).speedup > 1.0
+    assert pays_from([row(256, 0.97)]) is None
+
+
+def test_phases_batch_sizes_and_rules_are_told_apart() -> None:
+    rows = [row(256, 1.1), row(256, 0.9, phase="decode"), row(256, 1.1, batch=8)]
+    rows += [row(256, 1.2, asked=None), row(512, 0.5, asked=None)]
+    found = break_even(rows)
+    assert [(b.phase, b.batch_size, b.rules, b.pays_from) for b in found] == [
+        ("prefill", 1, "fixed-pairs", 256),
+        ("prefill", 1, "natural", None),
+        ("decode", 1, "fixed-pairs", None),
+        ("prefill", 8, "fixed-pairs", 256),
+    ]
+    assert json.loads(json.dumps(asdict(found[1])))["speedups_low"] == [1.2, 0.5]
+
+
+def test_the_least_reduction_is_that_from_which_all_larger_ones_pay() -> None:
+    rows = [row(256, low, asked) for low, asked in ((1.1, 0.1), (0.9, 0.2), (1.2, 0.3), (1.5, 0.5))]
+    assert least_reduction([*rows, row(256, 1.9, asked=None)]) == 0.3
+    assert least_reduction([row(256, 0.8, 0.5)]) is None
+
+
+def test_the_table_has_a_line_per_kind_and_a_column_per_length() -> None:
+    rows = [row(n, 1.5, asked) for asked in (0.25, 0.5) for n in LENGTHS]
+    rows[0] = row(256, 0.5, 0.25)
+    lines = break_even_markdown(rows).splitlines()
+    assert "| rules | TR | 256 | 512 | 1,024 | pays from |" in lines
+    assert (
+        "| pairs 25 % | 25.0% | 0.55 (0.50-0.60) | **1.55** (1.50-1.60) | **1.55** (1.50-1.60) "
+        "| 512 |" in lines
+    )
+    assert "| pairs pay from TR |  | 50.0% | 25.0% | 25.0% |  |" in lines

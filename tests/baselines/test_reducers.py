@@ -1,0 +1,167 @@
+"""Token reducers: exact budgets, protected tokens, methods that break the protocol; registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from support.reduced_texts import WORDS, given, ids_of, word_backbone, word_classifier, word_encoder
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.ehpc import EHPC, find_evaluator_heads
+from umim_core.baselines.lexical_units import passages, phrases, sentences, token_texts, words
+from umim_core.baselines.llmlingua import LLMLingua
+from umim_core.baselines.llmlingua2 import LLMLingua2
+from umim_core.baselines.methods import Ints, TargetReduction, Text, TokenReducer, reduce_tokens
+from umim_core.baselines.registry import BASELINES, find_baseline
+from umim_core.baselines.selective_context import SelectiveContext
+from umim_core.baselines.sentence_cosine import BackboneEncoder, SentenceCosine
+from umim_core.baselines.truncation import Truncation
+from umim_core.errors import ConfigError, EvaluationError
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+NOTHING = np.array([], dtype=np.int64)
+
+
+def text(*protected: bool) -> Text:
+    return Text(np.arange(len(protected), dtype=np.int64), np.array(protected), NOTHING)
+
+
+def test_truncation_keeps_the_end_and_what_is_protected() -> None:
+    worked = text(True, False, False, False, False, False)
+    assert reduce_tokens(Truncation(), worked, 3).kept.tolist() == [0, 4, 5]
+    assert reduce_tokens(Truncation(), text(False, False, False), 2).kept.tolist() == [1, 2]
+
+
+def test_empty_and_one_token_texts_are_kept_whole() -> None:
+    assert reduce_tokens(Truncation(), text(), 0).kept.tolist() == []
+    assert reduce_tokens(Truncation(), text(), 0).token_reduction == 0
+    assert reduce_tokens(Truncation(), text(False), 1).kept.tolist() == [0]
+
+
+@pytest.mark.parametrize(("tokens", "budget"), [(0, 1), (3, 0), (3, 4)])
+def test_a_budget_beyond_the_text_is_refused(tokens: int, budget: int) -> None:
+    with pytest.raises(EvaluationError, match="the budget of a text must lie between"):
+        reduce_tokens(Truncation(), text(*[False] * tokens), budget)
+
+
+@pytest.mark.parametrize("kept", [[], [0], [1, 0], [0, 0], [-1, 2], [1, 3]])
+def test_a_choice_that_is_not_of_the_budget_and_in_order_is_refused(kept: list[int]) -> None:
+    class Broken(Truncation):
+        def keep(self, text: Text, budget: int) -> Ints:
+            return np.array(kept, dtype=np.int64)
+
+    with pytest.raises(EvaluationError, match="must keep 2 of 3 tokens, in order"):
+        reduce_tokens(Broken(), text(False, False, False), 2)
+
+
+def test_a_choice_that_loses_a_protected_token_is_refused() -> None:
+    class Heedless(Truncation):
+        def keep(self, text: Text, budget: int) -> Ints:
+            return np.arange(budget)
+
+    with pytest.raises(EvaluationError, match="token 2 is lost"):
+        reduce_tokens(Heedless(), text(False, False, True), 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "tokens", "stay"),
+    [(0.14, 50, 43), (0.14, 10, 9), (0.14, 3, 3), (0.3, 7, 5), (0.6, 1, 1), (0.99, 40, 1)],
+)
+def test_a_target_drops_its_share_rounded(target: float, tokens: int, stay: int) -> None:
+    assert TargetReduction(target).stays(tokens) == stay
+
+
+@hypothesis.given(st.floats(0.01, 0.99), st.integers(1, 60), st.integers(1, 60))
+def test_the_longest_end_of_a_text_is_taken_whose_share_fits(
+    target: float, tokens: int, room: int
+) -> None:
+    wanted = TargetReduction(target)
+    ids, stay = wanted.fit(np.arange(tokens), room)
+    fitting = [length for length in range(1, tokens + 1) if wanted.stays(length) <= room]
+    assert ids.tolist() == list(range(tokens - max(fitting), tokens))
+    assert stay == wanted.stays(len(ids))
+
+
+METHODS: dict[str, Callable[[Backbone], TokenReducer]] = {
+    "truncation": lambda backbone: Truncation(),
+    "selective-context": SelectiveContext,
+    "selective-context-phrase": lambda backbone: SelectiveContext(backbone, phrases),
+    "selective-context-sentence": lambda backbone: SelectiveContext(backbone, sentences),
+    "llmlingua": lambda backbone: LLMLingua(backbone, segment=25),
+    "llmlingua-published": lambda backbone: LLMLingua(backbone, 10, form="published"),
+    "llmlingua2": lambda backbone: LLMLingua2(
+        word_classifier(), backbone.require_tokenizer(), forced=("what?",)
+    ),
+    "sentence-cosine": lambda backbone: SentenceCosine(
+        BackboneEncoder(backbone), backbone.require_tokenizer()
+    ),
+    "cpc": lambda backbone: SentenceCosine(
+        word_encoder(backbone.require_tokenizer()), backbone.require_tokenizer()
+    ),
+    "ehpc": lambda backbone: EHPC(backbone, find_evaluator_heads(backbone)),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_budgets_are_exact_protected_tokens_stay_and_repeats_agree(
+    name: str, backbone: Backbone, rng: np.random.Generator
+) -> None:
+    reducer = METHODS[name](backbone)
+    for tokens in (1, 5, 90):  # the last is longer than the 64 positions
+        ids = rng.integers(1, len(WORDS), tokens)
+        for budget in sorted({1, tokens // 2 + 1}):
+            protected = rng.permutation(tokens)[: rng.integers(0, 3)]
+            text = given(ids, *protected, question="what? cat")
+            found = reduce_tokens(reducer, text, budget)
+            if reducer.exact:
+                assert len(found.kept) == max(budget, len(protected))
+            assert found.shortfall == len(found.kept) - budget
+            assert set(protected.tolist()) <= set(found.kept.tolist())
+            assert reduce_tokens(reducer, text, budget).kept.tolist() == found.kept.tolist()
+
+
+def test_every_registered_reducer_is_in_the_matrix() -> None:
+    merging = {name for name in BASELINES if name.endswith(("-embedding", "-spans", "-neighbours"))}
+    prompt = {name for name, baseline in BASELINES.items() if baseline.side == "prompt"}
+    assert prompt - merging == set(METHODS)
+
+
+TEXTS = ["The", " cat", " sat", " on", " the", " mat", ".", " It", " slept", "."]
+
+
+def test_the_worked_example() -> None:
+    assert words(TEXTS).tolist() == [0, 1, 2, 3, 4, 5, 5, 6, 7, 7]
+    assert phrases(TEXTS).tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
+    assert sentences(TEXTS).tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1, 1]
+
+
+def test_passages_are_cut_after_blank_lines() -> None:
+    texts = ["One", "\n", "line", ".\n", "\n", "Two", "\n\n", "\n", "Three"]
+    assert passages(texts).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 2]
+
+
+def test_texts_of_tokens_make_the_text_again() -> None:
+    backbone = word_backbone("llama")
+    ids = ids_of("the cat slept. 42")
+    assert token_texts(ids, backbone.require_tokenizer()) == ["the", " cat", " slept.", " 42"]
+
+
+@pytest.mark.parametrize("name", [name for name in BASELINES if BASELINES[name].own_model is None])
+def test_a_method_has_the_side_and_the_model_that_its_entry_names(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # of evaluator heads
+    rules = Matcher(RuleSet.from_spans([(1, 2)]))
+    method = find_baseline(name).make(word_backbone("llama"), rules)
+    assert (method.side, method.model) == (BASELINES[name].side, None)
+
+
+def test_an_unknown_name_lists_all() -> None:
+    with pytest.raises(ConfigError, match=r"must be one of cpc, ehpc.*mean 'truncation'"):
+        find_baseline("truncations")

@@ -1,0 +1,514 @@
+"""Tasks within lm-eval: the paper's, generated ones, programs; their questions scored in shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lm_eval.tasks
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator import evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from support.harness_files import write_data_set
+from tests.evaluation.conftest import byte_tokenizer, oracle_context
+from umim_core.embedded.documents import write_rows
+from umim_core.evaluation import tasks
+from umim_core.evaluation.generated_rows import GeneratedText
+from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.questions import described, evaluate_task, score_range, shard_seed
+from umim_core.evaluation.tasks.lm_eval_tasks import (
+    NOT_RUN,
+    GenerationTask,
+    PaperTask,
+    SequenceTask,
+    contest_answer,
+    generation_config,
+    knows_task,
+    load_tasks,
+    own_config,
+    run_task,
+)
+from umim_core.evaluation.text_metrics.bertscore import BERTSCORE
+from umim_core.evaluation.text_metrics.code_tests import code_tests
+from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
+from umim_core.task_sets.generation_spec import (
+    GENERATION_TASKS,
+    GenerationQuestion,
+    GenerationSet,
+    Wish,
+)
+from umim_core.task_sets.spec import TASKS
+
+PROBLEMS = [
+    {"ID": "1", "Problem": "the cat sat", "Solution": "x", "Answer": 27},
+    {"ID": "2", "Problem": "the dog", "Solution": "x", "Answer": 204},
+]
+
+
+@pytest.fixture
+def hub(local_hub: Path) -> Path:
+    """The hub with the data sets of these tests."""
+    splits = ("train", "validation")
+    write_data_set(local_hub, "Maxwell-Jia/AIME_2024", "default", {"train": PROBLEMS})
+    write_data_set(local_hub, "aps/super_glue", "copa", dict.fromkeys(splits, COPA))
+    write_data_set(local_hub, "baber/piqa", "default", dict.fromkeys(splits, PIQA))
+    return local_hub
+
+
+def test_a_contest_is_asked_as_in_the_paper_and_all_answers_are_judged(
+    hub: Path, checkpoint_path: Path
+) -> None:
+    task = load_tasks(["umim_aime24"])["umim_aime24"]
+    assert task.get_config("repeats") == 16
+    kwargs = task.get_config("generation_kwargs")
+    assert (kwargs["max_gen_toks"], kwargs["temperature"], kwargs["top_p"]) == (15_000, 0.6, 0.95)
+    task.set_config("repeats", 2)
+    task.set_config("generation_kwargs", kwargs | {"max_gen_toks": 4})
+    found, samples = run_task(UmimLM(checkpoint_path, merge="prompt", raw_tail=0), task, None)
+    assert [len(sample["resps"][0]) for sample in samples] == [2, 2]
+    (prompt, _), *_ = samples[0]["arguments"]
+    assert prompt.startswith("the cat sat\nLet's think step by step") and "\\boxed{}" in prompt
+    assert found["pass@1,none"] == 0.0 and "prompt_tr,none" in found
+    texts = [GeneratedText(text, {"prompt_tr": 0.5}) for text in ("so \\boxed{27}", "so 27")]
+    judged = task.process_results(task.eval_docs[0], [texts])
+    assert (judged["pass@1"], judged["prompt_tr"]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "right"),
+    [
+        (r"so it is \boxed{27}.", "27.0", True),
+        (r"\boxed{1} or rather \boxed{\frac{1}{2}}", r"\frac12", True),
+        ("it is $27$", "27", True),
+        ("I do not know", "27", False),
+    ],
+)
+def test_answers_of_contests(text: str, reference: str, right: bool) -> None:
+    assert contest_answer([text], {"references": [reference]}) == {"pass@1": float(right)}
+
+
+ROW = {"text": "the cat", "answers": ["the cat", "x"]}
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    return {
+        "task": "umim_own",
+        "text_metrics": ["rouge", "bertscore"],
+        "custom_dataset": lambda **_: DatasetDict({"test": Dataset.from_list([ROW])}),
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "text",
+        "doc_to_target": "answers",
+        "metadata": {"version": 1.0},
+    } | changes
+
+
+def test_bertscore_is_a_figure_where_a_model_of_features_is_named(backbone_path: Path) -> None:
+    plain = PaperTask(config())
+    found = plain.process_results(ROW, [["the cat"]])
+    assert found["rouge1"] == 1.0 and BERTSCORE not in {*found, *plain.aggregation()}
+    named = {"version": 1.0, "task_features": str(backbone_path)}
+    assert PaperTask(config(metadata=named)).process_results(ROW, [["the cat"]])[
+        BERTSCORE
+    ] == pytest.approx(1.0)
+
+
+@pytest.fixture
+def names() -> Iterator[set[str]]:
+    (folder,) = tasks.__path__
+    yield {path.stem for path in Path(folder).glob("*.yaml")}
+
+
+def test_every_task_has_a_file_for_lm_evals_command(names: set[str]) -> None:
+    assert {*TASKS.names(), *GENERATION_TASKS.names()} <= names
+    (folder,) = tasks.__path__
+    index = TaskManager(include_path=folder, include_defaults=False).task_index
+    for name in names:
+        made = own_config(name)
+        assert made is not None and made["task"] == name and knows_task(name)
+        assert name in index
+    for name in GENERATION_TASKS.names():
+        assert {TEXT_METRICS.find(metric) for metric in GENERATION_TASKS.find(name).metrics}
+        assert "GenerationTask" in (index[name].cfg or {})["class"]
+    assert own_config("umim_gsm8k") is None and own_config("../umim_piqa") is None
+
+
+CHOICES = ["sat on the mat", "near the old cat house by the sea"]
+
+
+Rows = list[dict[str, object]]
+ROWS: Rows = [
+    {"text": f"the {word}", "choices": CHOICES, "gold": gold}
+    for word, gold in (("cat", 0), ("dog and the old log", 1), ("sea", 1), ("mat", 0))
+]
+
+
+def sequence_config(rows: Rows) -> dict[str, Any]:
+    return {
+        "task": "umim_own",
+        "class": SequenceTask,
+        "custom_dataset": lambda **_: DatasetDict({"test": Dataset.from_list(rows)}),
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "text",
+        "doc_to_choice": "choices",
+        "doc_to_target": "gold",
+    }
+
+
+def run(model: HFLM, rows: Rows = ROWS) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    (task,) = load_tasks([sequence_config(rows)]).values()
+    assert isinstance(task, SequenceTask)
+    task.tokenizer = model.tokenizer
+    return run_task(model, task)
+
+
+def whole_sequence_means(model: HFLM, sample: dict[str, Any]) -> list[float]:
+    """Score prompt and answer in one forward behind the BOS token."""
+    means = []
+    for context, answer in sample["arguments"][:-1]:
+        ids = model.tokenizer(context + answer, add_special_tokens=False)["input_ids"]
+        rows = torch.tensor([[model.prefix_token_id, *ids]])
+        with torch.no_grad():
+            logits = model.model(rows).logits[0, :-1].double().log_softmax(-1)
+        means.append(float(logits[torch.arange(len(ids)), torch.tensor(ids)].mean()))
+    return means
+
+
+def test_one_forward_over_the_sequence_gives_the_scores(backbone_path: Path) -> None:
+    settings = {"dtype": "float32", "device": "cpu", "add_bos_token": True}
+    model = HFLM(pretrained=str(backbone_path), batch_size=2, **settings)
+    found, samples = run(model)
+    hits = []
+    for sample in samples:
+        *answers, (prompt, _, tokens) = sample["filtered_resps"]
+        means = [(prompt + score) / (tokens + length) for score, _, length in answers]
+        wanted = whole_sequence_means(model, sample)
+        assert means == pytest.approx(wanted, abs=1e-5)
+        hits.append(wanted.index(max(wanted)) == sample["target"])
+    assert found["acc_seq,none"] == sum(hits) / len(hits)
+    assert {"acc,none", "acc_norm,none"} <= found.keys()
+
+
+def test_merged_parts_add_up_to_the_merged_sequence(checkpoint_path: Path) -> None:
+    prompt = "<|endoftext|>the cat"  # the prefix token, as a chat template may write it
+    row: dict[str, object] = {"text": prompt, "choices": CHOICES, "gold": 0}
+    model = UmimLM(str(checkpoint_path), "all", dtype="float32", device="cpu", batch_size=3)
+    _, (sample,) = run(model, [row])
+    assert model.token_reduction > 0.05
+    *answers, (alone, _, tokens) = sample["filtered_resps"]
+    requests = [Instance("loglikelihood", {}, ("", f"{prompt} {text}"), 0) for text in CHOICES]
+    whole = model.loglikelihood(requests, disable_tqdm=True)
+    sums = [alone + score for score, _, _ in answers]
+    assert sums == pytest.approx([score for score, _ in whole], abs=1e-4)
+    assert tokens == len(model.tok_encode(prompt)) - 1
+
+
+COPA = [
+    {"premise": f"The {word} was here.", "choice1": f"A{first}", "choice2": f"I{second}",
+     "question": "effect", "label": gold}
+    for (word, gold), (first, second) in zip(
+        (("cat", 0), ("dog", 1)), ((" sat on it.", " went."), (" log.", " sat near.")), strict=True
+    )
+]  # fmt: skip
+PIQA = [{"goal": "see the cat", "sol1": "sit on the log", "sol2": "by the sea", "label": 1}]
+
+
+@pytest.mark.parametrize("model", ["hf", "umim"])
+def test_a_task_asks_what_lm_evals_own_asks_and_the_prompt_alone(
+    model: str, checkpoint_path: Path, backbone_path: Path, hub: Path
+) -> None:
+    named = {"pretrained": backbone_path} if model == "hf" else {"checkpoint": checkpoint_path}
+    options = {name: str(path) for name, path in named.items()}
+    (folder,) = tasks.__path__
+    manager = TaskManager(include_path=folder, include_defaults=False, metadata=options)
+    (place,) = lm_eval.tasks.__path__
+    stock = Path(place) / "piqa" / "piqa.yaml"
+    asked = []
+    for name in (str(stock), "umim_piqa"):
+        ((_, task),) = manager.load([name])["tasks"].items()
+        task.set_config("num_fewshot", 0)
+        task.build_all_requests()
+        asked.append([request.args for request in task.instances])
+    own = asked[1]
+    assert [args for args in own if args[0]] == asked[0]
+    assert own[2] == ("", "Question: see the cat\nAnswer:")
+    for request in task.instances:
+        request.resps = [(-1.0, False)]
+    task.apply_filters()
+    lengths = [request.filtered_resps["none"][2] for request in task.instances[:3]]
+    assert lengths[2] == len(byte_tokenizer()(own[2][1])["input_ids"])
+
+
+def test_every_accuracy_stands_beside_the_others(checkpoint_path: Path, hub: Path) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "batch_size": 4}
+    result = evaluate_task(checkpoint_path, task="umim_copa", **settings)
+    assert 0 <= result["acc_seq"] <= 1 and result["acc_seq_stderr"] >= 0
+    assert {"acc", "acc_norm", "acc_tok"} <= result.keys()
+    assert result["questions"] == 2 and result["context_token_reduction"] >= 0
+
+
+def test_an_answer_given_as_text_counts_and_has_one_blank(checkpoint_path: Path, hub: Path) -> None:
+    task = load_tasks(["umim_copa"])["umim_copa"]
+    task.build_all_requests()
+    assert task.instances[1].args == ("The cat was here therefore", " i went.")
+    doc = task.eval_docs[1]
+    worse, better = (-9.0, False, 2), (-1.0, False, 2)
+    for scores, right in (([worse, better], 1.0), ([better, worse], 0.0)):
+        assert task.process_results(doc, [*scores, (-1.0, False, 3)])["acc_seq"] == right
+
+
+def make(wish: Wish) -> Iterator[GenerationQuestion]:
+    texts = ("the cat sat on the mat and the dog", "by the sea the old cat house near the log")
+    for number, text in enumerate(texts):
+        yield GenerationQuestion(str(number), {"text": text}, ("the cat",))
+
+
+OWN = GenerationSet(
+    name="umim_own",
+    prompt="{text}",
+    make=make,
+    version=1,
+    metrics=("recall", "rouge"),
+    max_new_tokens=8,
+    length=48,
+    until=("\n",),
+)
+FIGURES = ("recall", "rouge1", "rouge2", "rougeL", "rougeLsum")
+
+
+@pytest.fixture
+def metadata(checkpoint_path: Path, own_task: None) -> dict[str, Any]:
+    return {"checkpoint": str(checkpoint_path)}
+
+
+@pytest.fixture
+def own_task() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        GENERATION_TASKS.names()
+        patch.setitem(GENERATION_TASKS._found, OWN.name, OWN)
+        yield
+
+
+def run_generated(model: Any, metadata: dict[str, Any], name: str = OWN.name) -> dict[str, Any]:
+    config = {"task": name, "class": GenerationTask}
+    manager = TaskManager(include_defaults=False, metadata=metadata)
+    found = evaluate(lm=model, task_dict=manager.load([config]), bootstrap_iters=10)
+    assert found is not None
+    return dict(found)
+
+
+def test_figures_are_means_with_standard_errors_and_samples_hold_reductions(
+    metadata: dict[str, Any],
+) -> None:
+    model = UmimLM(metadata["checkpoint"], merge="all")
+    found = run_generated(model, metadata)
+    result, samples = found["results"][OWN.name], found["samples"][OWN.name]
+    for figure in (*FIGURES, "prompt_tr", "gen_kv_tr", "cumulative_kv_tr"):
+        values = [sample[figure] for sample in samples]
+        mean = sum(values) / 2
+        assert result[f"{figure},none"] == pytest.approx(mean)
+        # two values lie equally far from their mean: the standard error is that distance
+        assert result[f"{figure}_stderr,none"] == pytest.approx(abs(values[0] - mean))
+    assert result["prompt_tr,none"] > 0
+    assert model.context_token_reduction is not None
+    lengths = [sample["doc"]["prompt_tokens"] for sample in samples]
+    saved = sum(s["prompt_tr"] * n for s, n in zip(samples, lengths, strict=True))
+    assert saved / sum(lengths) == pytest.approx(model.context_token_reduction)
+
+
+def test_a_cell_beyond_the_context_asks_nothing_and_says_so(metadata: dict[str, Any]) -> None:
+    class Mute(HFLM):  # type: ignore[misc]  # lm-eval ships no types
+        def _model_generate(self, *_: object, **__: object) -> None:
+            raise AssertionError("the model was asked")
+
+    backbone = UmimLM(metadata["checkpoint"], merge="none").backbone
+    mute = Mute(backbone.model, tokenizer=backbone.tokenizer, batch_size=1)
+    found = run_generated(mute, metadata | {"max_length": 47})
+    result = found["results"][OWN.name]
+    assert {result[f"{figure},none"] for figure in FIGURES} == {"not run: context"}
+    assert result["recall_stderr,none"] == "N/A"
+    assert found["configs"][OWN.name]["metadata"]["not_run"] == NOT_RUN
+    with pytest.raises(AssertionError, match="was asked"):
+        run_generated(mute, metadata | {"max_length": 48})
+
+
+def test_a_tokenizer_alone_measures_texts_for_a_model_of_unknown_context(
+    metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    byte_tokenizer().save_pretrained(tmp_path / "words")
+    own = {"tokenizer": str(tmp_path / "words"), "model": "a-service"}
+    found = generation_config(OWN, own)["metadata"]
+    assert found["context"] is None  # type: ignore[index]  # of a plain dict
+    assert generation_config(OWN, metadata)["metadata"]["context"] == 48  # type: ignore[index]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("merge", ["prompt", "all"])
+def test_a_generated_task_runs_to_its_end_by_name(merge: str, tmp_path: Path) -> None:
+    (folder,) = tasks.__path__
+    metadata = {"checkpoint": "umim-docs-llama", "task_questions": 3, "task_new_tokens": 8}
+    manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
+    names = ["umim_ruler", "umim_multidoc_2k"]
+    found = evaluate(UmimLM("umim-docs-llama", merge=merge), manager.load(names), limit=2)
+    assert found is not None
+    results = found["results"]
+    for name in ("umim_ruler_4k", "umim_ruler_8k", "umim_ruler_16k"):
+        assert results[name]["recall,none"] == NOT_RUN
+    for name, figure in (
+        ("umim_ruler_1k", "recall"),
+        ("umim_ruler_2k", "recall"),
+        ("umim_multidoc_2k", "substring_match"),
+    ):
+        assert 0 <= results[name][f"{figure},none"] <= 1
+        assert results[name]["prompt_tr,none"] > 0
+        assert (results[name]["gen_kv_tr,none"] > 0) <= (merge == "all")
+        assert len(found["samples"][name]) == 2
+
+
+WORDS = [f"w{number}" for number in range(1, 10)]
+
+
+def rows(**_: object) -> DatasetDict:
+    return DatasetDict({"test": Dataset.from_list([{"text": word} for word in WORDS])})
+
+
+def task_of(kind: str, metric: str, **options: object) -> Any:
+    config = {
+        "task": kind,
+        "custom_dataset": partial(rows),
+        "test_split": "test",
+        "output_type": kind,
+        "doc_to_text": "{{text}} w1",
+        "metric_list": [{"metric": metric}],
+        **options,
+    }
+    return load_tasks([config])[kind]
+
+
+def choices(**options: object) -> Any:
+    own = {"doc_to_choice": ["w2", "w3"], "doc_to_target": 1}
+    return task_of("multiple_choice", "acc", **own, **options)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoint: Path) -> UmimLM:
+    return UmimLM(tiny_checkpoint, "none", batch_size=4)
+
+
+def test_examples_do_not_depend_on_what_was_scored_before(model: UmimLM) -> None:
+    task = choices(num_fewshot=3)
+    fresh = score_range(model, task, range(2, 4))[0]
+    score_range(model, task, range(1))
+    assert score_range(model, task, range(2, 4))[0] == fresh
+    assert len(set(fresh.prompts)) == len(fresh.values["acc"]) == 2
+
+
+def test_a_task_with_several_filters_has_a_figure_of_each(model: UmimLM) -> None:
+    first = {"filter": [{"function": "take_first"}]}
+    task = choices(filter_list=[{"name": "strict", **first}, {"name": "loose", **first}])
+    found, _ = score_range(model, task, range(2))
+    assert found.values.keys() == {"acc,strict", "acc,loose"}
+    assert found.values["acc,strict"] == score_range(model, choices(), range(2))[0].values["acc"]
+    assert described(task, "digest").count == len(WORDS)
+
+
+def test_answers_of_any_generating_task_are_kept(model: UmimLM) -> None:
+    own = {"doc_to_target": "w2", "generation_kwargs": {"until": [], "max_gen_toks": 3}}
+    task = task_of("generate_until", "exact_match", **own)
+    found, _ = score_range(model, task, range(2))
+    assert [len(texts) for texts in found.answers] == [1, 1]
+    assert found.values.keys() == {"exact_match"}
+    assert described(task, "x").limits == {"new_tokens": 3, "answers": 1}
+
+
+def test_shards_of_other_seeds_draw_other_answers() -> None:
+    assert len({shard_seed(seed, first) for seed in range(8) for first in range(8)}) == 64
+    assert shard_seed(0, 1) == shard_seed(0, 1) != shard_seed(1, 0)
+
+
+def write_task(folder: Path) -> None:
+    rows = [
+        {"id": str(i), "context": f"the {w} sat on the mat", "choices": ["the cat", w], "gold": 1}
+        for i, w in enumerate(["dog", "sea", "log", "house"])
+    ]
+    for split in ("train", "valid", "test"):
+        write_rows(folder / f"{split}.jsonl", rows)
+
+
+@pytest.mark.parametrize("merge", ["prompt", "all", "none"])
+def test_the_embedded_task_runs_through_lm_eval(
+    checkpoint_path: Path, tmp_path: Path, merge: str
+) -> None:
+    write_task(tmp_path)
+    result = evaluate_task(
+        checkpoint_path, merge=merge, data=tmp_path, limit=3, batch_size=4, device="cpu"
+    )
+    assert result["questions"] == 3
+    assert (result["token_reduction"] > 0) == (merge != "none")
+    assert {"acc", "acc_norm", "acc_tok", "acc_stderr"} <= set(result)
+
+
+def test_accuracy_per_token_agrees_with_an_oracle(checkpoint_path: Path, tmp_path: Path) -> None:
+    write_task(tmp_path)
+    result = evaluate_task(checkpoint_path, data=tmp_path, device="cpu", batch_size=3)
+    model = UmimLM(str(checkpoint_path), dtype="float32", device="cpu")
+    hits = []
+    for line in (tmp_path / "test.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        prompt = row["context"] + "\n\nSummary:"
+        pairs = [model._encode_pair(prompt, " " + choice) for choice in row["choices"]]
+        means = [oracle_context(model.scorer.merged_model, *pair) / len(pair[1]) for pair in pairs]
+        hits.append(int(np.argmax(means)) == row["gold"])
+    assert result["acc_tok"] == pytest.approx(np.mean(hits))
+
+
+PROGRAM = {
+    "task_id": "add",
+    "prompt": 'def add(a, b):\n    """Add two numbers."""\n',
+    "entry_point": "add",
+    "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n",
+    "canonical_solution": "    return a + b\n",
+}
+
+
+def test_an_answer_is_right_if_its_function_passes_the_tests() -> None:
+    answers = [
+        PROGRAM["canonical_solution"],
+        "    return a - b\n",
+        "    return a +",
+        "    return 5\n",
+    ]
+    assert code_tests(answers, PROGRAM) == {"pass@1": 0.5, "pass@4": 1.0}
+
+
+def test_code_is_run_only_when_lm_evals_command_confirms_it(
+    checkpoint_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = tmp_path / "openai" / "openai_humaneval"
+    hub.mkdir(parents=True)
+    (hub / "test.jsonl").write_text(json.dumps(PROGRAM), "utf-8")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    task = load_tasks(["umim_humaneval"])["umim_humaneval"]
+    task.set_config("repeats", 4)
+    task.set_config("generation_kwargs", task.get_config("generation_kwargs") | {"max_gen_toks": 2})
+    loaded: Any = {"tasks": {"umim_humaneval": task}, "groups": {}, "group_map": {}}
+    model = UmimLM(str(checkpoint_path), "none", device="cpu", batch_size=4, max_length=256)
+    with pytest.raises(ValueError, match="unsafe"):
+        evaluate(lm=model, task_dict=loaded, bootstrap_iters=0)
+    found = evaluate(lm=model, task_dict=loaded, bootstrap_iters=0, confirm_run_unsafe_code=True)
+    assert found is not None
+    (sample,) = found["samples"]["umim_humaneval"]
+    assert len(sample["filtered_resps"][0]) == 4
+    assert found["results"]["umim_humaneval"]["pass@1,none"] == 0.0
+    assert found["results"]["umim_humaneval"]["pass@4,none"] == 0.0
