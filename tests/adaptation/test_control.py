@@ -14,8 +14,7 @@ from support.tiny_models import random_backbone
 from support.trained_controls import KINDS, disturb, scores, some_questions
 from umim_core.adaptation.control import Control, fresh_control, merge_module_size
 from umim_core.adaptation.preference import ending_scores
-from umim_core.backbone.backbone import Backbone
-from umim_core.backbone.capabilities import check_capabilities
+from umim_core.backbone.backbone import Backbone, check_capabilities
 from umim_core.backbone.model_identity import model_identity
 from umim_core.config.recipe import PreferenceConfig
 from umim_core.errors import ConfigError, MissingExtraError

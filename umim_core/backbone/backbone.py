@@ -2,19 +2,37 @@
 
 Shapes: B batch, S units, d embedding size, V vocabulary.
 A causal LM is used as embed (ids -> [.., d]), hidden ([B, S, d] -> [B, S, d], final norm included)
-and head ([.., d] -> [.., V]); at load a probe checks that the three give the model's own logits.
+and head ([.., d] -> [.., V]). What the method needs is tried once, when a model is wrapped.
+
+The rest relies on it: columns are hidden, rows of different lengths share a forward, units are
+taken back from the cache. Six forwards of a few units show whether a model does that exactly::
+
+    F1  the model on ids     a0 a1 a2 a3 a4 a5        its head's input, what becomes of its output
+    F2  embeddings           positions 0 1 2 ...      equals F1
+        and with jumps       positions 0 2 3 5 ..
+    F3  columns              a0 x a1 a2 .. x a5       x is hidden by an additive mask; what is left
+                                                      equals F2, at its positions
+    F4  two rows, cached     a0 .. a5 | b0 .. b3      equals each row alone (F1, F5)
+    F5  the short row alone  b0 .. b3
+    F6  units taken back     a0 .. a3 + a4 | b0 .. b2 + b3   equals F1 and F5 again
+
+n units are tried, W columns a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from inspect import signature
+from typing import Final, NoReturn
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from umim_core.backbone.capabilities import check_capabilities
+from umim_core.backbone.attention_masks import additive_mask, attention_window, step_mask
 from umim_core.backbone.devices import default_device, fastest_dtype, usable_device
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.model_files import (
@@ -31,11 +49,24 @@ from umim_core.backbone.model_identity import (
     cached_weight_lines,
     model_identity,
 )
-from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.backbone.row_cache import RowCache
+from umim_core.backbone.tokenizer_files import FOREIGN_ERRORS, load_tokenizer, resolve_backbone
+from umim_core.errors import BackboneError, ConfigError, UmimError
 from umim_core.text.token_ids import decode, encode
 
-_TABLE_CHUNK = 8192  # rows
+_TABLE_CHUNK: Final = 8192  # rows
+_UNITS: Final = 6
+# Largest difference of two ways to the same states, of their norm. Sums in another order differ by
+# less; a model that swallows positions, or lets a row see another, is off by far more. Some
+# families compute parts in single precision whatever their weights are.
+_TOLERANCE: Final = {
+    torch.float64: 1e-5,
+    torch.float32: 1e-4,
+    torch.float16: 0.02,
+    torch.bfloat16: 0.1,
+}
+# Attention that takes no additive mask.
+_MASKLESS: Final = ("flash", "flex", "paged")
 
 
 @dataclass(frozen=True)
@@ -64,7 +95,6 @@ class Backbone:
     projection: nn.Module = field(repr=False)
 
     def __repr__(self) -> str:
-        """Return name, architecture, sizes, data type and device."""
         sizes = f"d {self.hidden_size}, V {self.vocab_size}, {self.dtype} on {self.device}"
         return f"Backbone({self.name!r}, {type(self.model).__name__}, {sizes})"
 
@@ -102,7 +132,6 @@ class Backbone:
 
     @cached_property
     def embedding_std(self) -> float:
-        """Standard deviation of that table."""
         return float(self.embedding_table.float().std())
 
     @property
@@ -124,12 +153,10 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
         return self.embedding_weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type of the weights."""
         return self.embedding_weight.dtype
 
     def has_tokenizer(self, fingerprint: str | None) -> bool:
@@ -190,15 +217,12 @@ class Backbone:
         return out
 
     def encode(self, text: str, add_special_tokens: bool | None = False) -> list[int]:
-        """Tokenize; see ``encode``."""
         return encode(self.require_tokenizer(), text, add_special_tokens)
 
     def decode(self, ids: list[int]) -> str:
-        """Turn raw ids into text, special tokens left out, spaces as they are."""
         return decode(self.require_tokenizer(), ids)
 
     def require_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer."""
         if self.tokenizer is None:
             raise BackboneError(
                 "text needs a tokenizer", f"{self.name} has none", "Pass token ids instead."
@@ -306,3 +330,243 @@ def _wrap(
     )
     check_capabilities(backbone)
     return backbone
+
+
+@torch.no_grad()
+def check_capabilities(backbone: Backbone) -> None:
+    """Try what the method needs and refuse a model that cannot do it exactly."""
+    _check_parts(backbone)
+    n = _units(backbone)
+    with typed_failures(backbone, "a backbone must answer token ids with logits"):
+        plain = _check_head(backbone, n)
+    row = _ids(backbone, 0, n)
+    with typed_failures(
+        backbone, "a backbone must read embeddings at given positions, under a 4-D mask"
+    ):
+        _check_positions(backbone, row, plain)
+    with typed_failures(
+        backbone, "a backbone must read rows of different lengths on top of a cache"
+    ):
+        _check_cache(backbone, row, _ids(backbone, n, 2 * n - 2), plain)
+
+
+def _check_parts(backbone: Backbone) -> None:
+    """Refuse a model without the parts that the method uses; no forward is run."""
+    model = backbone.model
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1 or next(iter(devices)).type == "meta":
+        _refuse(
+            backbone,
+            "all weights of a backbone must be on one device",
+            ", ".join(sorted(map(str, devices))) or "no weights",
+            "Choose a device or a device_map that keeps them together.",
+        )
+    for what, module in (("input embeddings", backbone.embedding), ("head", backbone.projection)):
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+            _refuse(
+                backbone,
+                f"the {what} of a backbone must have a floating weight matrix",
+                type(module).__name__,
+                "Quantise the blocks only, and leave embeddings and output projection as they are.",
+            )
+    implementation = str(model.config._attn_implementation)
+    if any(word in implementation for word in _MASKLESS):
+        _refuse(
+            backbone,
+            "a backbone's attention must take an additive mask",
+            implementation,
+            "Load it with attn_implementation='sdpa'.",
+        )
+    if "position_ids" not in signature(backbone.trunk.forward).parameters:
+        _refuse(
+            backbone,
+            "a backbone must take position_ids",
+            "its positions follow from columns (ALiBi, for one) or from a state",
+            "Use a model with rotary or learned positions.",
+        )
+    try:
+        attention_window(model.config)
+    except (UmimError, *FOREIGN_ERRORS) as error:
+        _refuse(
+            backbone,
+            "every layer of a backbone must be full or sliding-window attention",
+            _reason(error),
+            "Recurrent states cannot be rolled back; use an attention-only model.",
+        )
+
+
+def _units(backbone: Backbone) -> int:
+    """Return how many units are tried: two columns more must fit positions and windows."""
+    limits = (backbone.max_positions, attention_window(backbone.model.config))
+    n = min([_UNITS, *(limit - 2 for limit in limits if limit is not None)])
+    if n < 3:
+        _refuse(
+            backbone,
+            "a backbone must have at least 5 positions, and windows as long",
+            f"{limits[0]} and {limits[1]}",
+            "Use a larger one.",
+        )
+    return n
+
+
+def _ids(backbone: Backbone, first: int, end: int) -> Tensor:
+    """Return the ids first .. end - 1 as a row, different where the vocabulary allows."""
+    return torch.arange(first, end, device=backbone.device)[None] % backbone.vocab_size
+
+
+def _check_head(backbone: Backbone, n: int) -> Tensor:
+    """Return the states [1, n, d] that the model's own forward hands to its head."""
+    inputs, linear = [], []
+
+    def with_ramp(head: nn.Module, arguments: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        inputs.append(arguments[0])
+        weight, bias = backbone.head_weight, backbone.head_bias
+        straight = nn.functional.linear(arguments[0].to(weight.dtype), weight, bias)
+        linear.append(state_difference(out, straight))
+        return _ramp(out)
+
+    handle = backbone.projection.register_forward_hook(with_ramp)
+    try:
+        logits = backbone.model(input_ids=_ids(backbone, 0, n), use_cache=False).logits
+    finally:
+        handle.remove()
+    if len(inputs) != 1 or linear[0] > state_tolerance(backbone):
+        _refuse(
+            backbone,
+            "a backbone's head must be one linear projection",
+            f"{type(backbone.projection).__name__}, called {len(inputs)} times",
+            "Merge adapters into the weights; quantise the blocks only.",
+        )
+    if not torch.equal(logits.float(), _ramp(logits).float()):
+        _refuse(
+            backbone,
+            "head(trunk(embedding)) must equal the model's logits",
+            "they are scaled, capped or shifted behind the head",
+            "This architecture changes its logits after the head and is not supported.",
+        )
+    states = backbone.hidden(backbone.embed(_ids(backbone, 0, n)))
+    _same(
+        backbone,
+        "head(trunk(embedding)) must equal the model's logits",
+        states,
+        inputs[0],
+        "This architecture changes its embeddings or states outside its trunk.",
+    )
+    return states
+
+
+def _ramp(out: Tensor) -> Tensor:
+    """Return logits like ``out`` [.., V]: multiples of 32 up to 4064, exact in every data type."""
+    steps = torch.arange(out.shape[-1], device=out.device) % 255 - 127
+    return (steps * 32).to(out.dtype).expand_as(out).clone()
+
+
+def _check_positions(backbone: Backbone, row: Tensor, plain: Tensor) -> None:
+    """Compare rows whose hidden columns shift or stretch positions with rows without them."""
+    n = row.shape[1]
+    places = torch.tensor([0, *range(2, n), n + 1], device=row.device)
+    columns = torch.arange(n + 2, device=row.device)
+    compact = columns.clone()
+    compact[places] = columns[:n]
+    positions = torch.stack([compact, columns])
+    embeddings = backbone.embed(row).expand(2, -1, -1)
+    apart = backbone.hidden(embeddings, position_ids=positions[:, places])
+    _same(
+        backbone,
+        "position_ids 0, 1, 2, ... must change nothing",
+        apart[:1],
+        plain,
+        "This model takes positions from somewhere else and is not supported.",
+    )
+    stretched = backbone.embed((columns * 5 + 1) % backbone.vocab_size).repeat(2, 1, 1)
+    stretched[:, places] = embeddings
+    seen = columns[None, :] <= columns[:, None]
+    hidden = torch.ones_like(seen[0]).index_fill(0, places, False)
+    allowed = (seen & ~hidden) | torch.eye(n + 2, dtype=torch.bool, device=row.device)
+    mask = additive_mask(allowed.expand(2, -1, -1), embeddings.dtype)
+    padded = backbone.hidden(stretched, mask, positions)[:, places]
+    for b, how in enumerate(("compact", "stretched")):
+        _same(
+            backbone,
+            f"position_ids and a 4-D mask must decide what a unit sees ({how} positions)",
+            padded[b],
+            apart[b],
+            "Models whose attention counts columns (ALiBi) are not supported.",
+        )
+
+
+def _check_cache(backbone: Backbone, row: Tensor, short: Tensor, plain: Tensor) -> None:
+    """Compare two rows in one forward, and after units were taken back, with each row alone."""
+    n, m = row.shape[1], short.shape[1]
+    alone = backbone.hidden(backbone.embed(short))
+    ids = torch.cat([row, torch.cat([short, row[:, : n - m]], dim=1)])
+    cache = RowCache(backbone.model.config.num_hidden_layers, 2, n + 1, backbone.device)
+    first = _cached(backbone, ids, cache)
+    cache.commit(torch.tensor([n, m]))
+    cache.rollback(torch.tensor([2, 1]))
+    second = _cached(backbone, torch.stack([row[0, n - 2 : n - 1], short[0, m - 1 :]]), cache)
+    rule = "rows of different lengths must be exact together"
+    remedy = "This architecture mixes rows and is not supported."
+    _same(backbone, rule, first[0], plain[0], remedy)
+    _same(backbone, rule, first[1, :m], alone[0], remedy)
+    rule = "a cache must go on after units were taken back"
+    remedy = "This architecture keeps more than keys and values and is not supported."
+    _same(backbone, rule, second[0], plain[0, n - 2 : n - 1], remedy)
+    _same(backbone, rule, second[1], alone[0, m - 1 :], remedy)
+
+
+def _cached(backbone: Backbone, ids: Tensor, cache: RowCache) -> Tensor:
+    """Run ids [B, W] on top of a cache, as generation does: [B, W, d]."""
+    embeddings = backbone.embed(ids)
+    cache.begin(ids.shape[1])
+    out: Tensor = backbone.trunk(
+        inputs_embeds=embeddings,
+        attention_mask=step_mask(cache, embeddings.dtype),
+        position_ids=cache.columns,
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    return out
+
+
+def state_tolerance(backbone: Backbone) -> float:
+    """Return the largest difference of two ways to the same states, of their norm."""
+    return _TOLERANCE.get(backbone.dtype, max(_TOLERANCE.values()))
+
+
+def state_difference(states: Tensor, wanted: Tensor) -> float:
+    """Return the norm of the difference, of the norm of what is wanted."""
+    wide = wanted.detach().cpu().double()
+    return float((states.detach().cpu().double() - wide).norm()) / max(float(wide.norm()), 1e-30)
+
+
+def _same(backbone: Backbone, rule: str, states: Tensor, wanted: Tensor, remedy: str) -> None:
+    off = state_difference(states, wanted) if states.shape == wanted.shape else float("inf")
+    if not off <= state_tolerance(backbone):  # NaN is refused, too
+        _refuse(backbone, rule, f"off by {off:.2g} of the norm", remedy)
+
+
+@contextmanager
+def typed_failures(backbone: Backbone, rule: str) -> Iterator[None]:
+    """Turn what foreign code raises into an error that names the model."""
+    try:
+        yield
+    except (BackboneError, torch.OutOfMemoryError):
+        raise
+    except (UmimError, *FOREIGN_ERRORS) as error:
+        model = type(backbone.model).__name__
+        raise BackboneError(
+            rule, f"{model}: {_reason(error)}", "This architecture is not supported."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UmimError):
+        return str(error.value)
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _refuse(backbone: Backbone, rule: str, value: str, remedy: str) -> NoReturn:
+    raise BackboneError(rule, f"{type(backbone.model).__name__}: {value}", remedy)

@@ -121,9 +121,11 @@ class BackboneShape(BaseModel):
 
 def local_shape(name: str, revision: str | None = None) -> BackboneShape | None:
     """Return the shape of a backbone, None where its configuration is not on this machine."""
+    from umim_core.backbone.tokenizer_files import FOREIGN_ERRORS
+
     try:
         config = _configuration(name, revision, local_files_only=True)
-    except (OSError, ValueError, BackboneError):
+    except (BackboneError, *FOREIGN_ERRORS):
         return None
     return BackboneShape.of_config(config)
 
@@ -147,9 +149,11 @@ def trained_context(name: str, revision: str | None = None) -> int | None:
 
     None if there is no configuration within reach, or it names no number.
     """
+    from umim_core.backbone.tokenizer_files import FOREIGN_ERRORS
+
     try:
         config = _configuration(name, revision, local_files_only=False)
-    except (OSError, ValueError):  # a name of a service, or a directory of a tokenizer alone
+    except FOREIGN_ERRORS:  # a name of a service, or a directory of a tokenizer alone
         return None
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit if isinstance(limit, int) else None

@@ -50,7 +50,7 @@ _MOST_GROWTH: Final = 64  # characters that a tokenizer may make of one
 _PROBE_CHARS: Final = 32  # of one kind; a search that doubles with each is given up by the library
 _PROBE_SECONDS: Final = 2.0
 # What transformers and its helpers raise on files that were not written by them.
-_UNREADABLE: Final = (
+FOREIGN_ERRORS: Final = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -138,7 +138,7 @@ def typed_errors(what: str, name: str) -> Iterator[None]:
         yield
     except UmimError:
         raise
-    except _UNREADABLE as error:
+    except FOREIGN_ERRORS as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU: not the file's fault
             raise
         raise load_error(what, name, error) from error
