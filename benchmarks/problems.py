@@ -22,7 +22,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks.answers.__main__ import RAW_TAIL, SUBJECT, Prompt, Question, load, shortened
+from benchmarks.answers.__main__ import RAW_TAIL, SUBJECT, Prompt, load, shortened
+from benchmarks.answers.questions import Question
 from benchmarks.common import Benchmark, Report
 from umim_core import UMIM
 from umim_core.baselines.methods import ReducedTokens

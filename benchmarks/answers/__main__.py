@@ -2,10 +2,10 @@
 
     python -m benchmarks.answers --checkpoint DIR --out docs/results/answers-NAME.json
 
-50 chats and 20 questions on documents of 600 to 3,000 tokens (``chats.jsonl``,
-``document_questions.jsonl``; written for this list). The base model answers first; an answer is
-accepted if it holds one of the question's key words. Of the accepted ones a side keeps those that
-it answers with a key word, too.
+400 questions of one half (``questions.py``): ``choose`` for the choice of weights, spans, budgets
+and tails, ``report`` for what is reported. The base model answers first; an answer is accepted if
+it holds one of the question's key words. Of the accepted ones a side keeps those that it answers
+with a key word, too; *same* are those whose whole greedy answer is the base model's.
 
 Every method of ``--methods`` is given the saving of the merged prompt: the share of its
 layer-tokens, TR (L - k) / L at merge depth k of L layers. Methods of the prompt drop as many tokens
@@ -26,6 +26,7 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks.answers.questions import HALVES, LISTS, Question, questions
 from benchmarks.common import Benchmark, Report, named_backbone
 from benchmarks.timing import device_name
 from umim_core import UMIM
@@ -44,8 +45,6 @@ from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prompts import PromptIds
 from umim_core.model.inputs import encode_prompts
 
-HERE: Final = Path(__file__).parent
-LISTS: Final = ("chats", "documents")
 BASE: Final = "base"
 RAW_TAIL: Final = 16
 # What both benchmarks of answers load, see load().
@@ -58,36 +57,6 @@ SUBJECT: Final[dict[str, object]] = {
     "device": "cpu",
     "most": 1000,
 }
-
-
-@dataclass(frozen=True)
-class Question:
-    """One question."""
-
-    name: str
-    text: str
-    keys: tuple[str, ...]
-
-    def accepts(self, answer: str) -> bool:
-        """Return whether an answer holds a key word."""
-        return any(key in answer.lower() for key in self.keys)
-
-
-def questions(which: str) -> list[Question]:
-    """Return a list: ``chats`` or ``documents``."""
-    if which == "chats":
-        return [Question(q["id"], q["content"], tuple(q["keys"])) for q in _lines("chats.jsonl")]
-    documents = json.loads((HERE / "documents.json").read_text("utf-8"))
-    document_questions = []
-    for q in _lines("document_questions.jsonl"):
-        texts = "\n\n".join(documents[name] for name in q["documents"])
-        asked = f"{texts}\n\nAnswer in one short sentence: {q['question']}"
-        document_questions.append(Question(q["id"], asked, tuple(q["keys"])))
-    return document_questions
-
-
-def _lines(name: str) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (HERE / name).read_text("utf-8").splitlines()]
 
 
 @dataclass(frozen=True)
@@ -173,6 +142,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     umim = load(options, report)
     report |= {
         "form": umim.checkpoint.config.form(),
+        "half": options.half,
         "new_tokens": options.new_tokens,
         "lists": {},
     }
@@ -194,7 +164,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
     for which in options.lists:
         rows = []
-        for question in questions(which)[: options.most]:
+        for question in questions(which, options.half)[: options.most]:
             share = umim.merged_model.saved_share
             rows.append(_row(question, answer, others, options.raw_tails, share))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
@@ -236,6 +206,10 @@ def summary(rows: Sequence[Mapping[str, object]]) -> Report:
         sides[name] = {
             "kept": sum(side["accepted"] for side in own),
             "share": mean(side["accepted"] for side in own),
+            "same": mean(
+                side["answer"] == row["sides"][BASE]["answer"]  # type: ignore[index]
+                for side, row in zip(own, known, strict=True)
+            ),
             "saving": mean(side["saving"] for side in own),
         }
     return {
@@ -251,6 +225,7 @@ main = Benchmark(
     doc=__doc__,
     options=SUBJECT
     | {
+        "half": {"default": "report", "choices": HALVES},
         "lists": LISTS,
         "raw_tails": [RAW_TAIL],
         "methods": ["truncation"],

@@ -22,6 +22,7 @@ from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, running
 from umim_core.cli.demo_command import demo
 from umim_core.cli.export_command import export
 from umim_core.cli.generate_command import generate
+from umim_core.cli.import_command import import_release
 from umim_core.cli.init_command import init
 from umim_core.cli.mine_command import mine
 from umim_core.cli.path_command import baselines, fetch, path, task_text
@@ -41,6 +42,7 @@ _COMMANDS: Final[tuple[Callable[..., None], ...]] = (
 )
 for _command in _COMMANDS:
     app.command()(_command)
+app.command("import")(import_release)
 
 
 def main() -> None:

@@ -1,0 +1,180 @@
+"""Checkpoints of the paper's authors: their release becomes a checkpoint of the paper's form.
+
+A release (github.com/Zesearch/Umim-LLM, ``artifacts/MODEL``) is a folder::
+
+    runtime_config.json     names of the other files, number of heads; may be absent
+    merge_module.pt         nine tensors, 2 d^2 + 7 d numbers
+    filtered_bigrams_tensor.pt, filtered_trigrams_tensor.pt, filtered_fourgrams_tensor.pt
+                            rules [R, n]
+
+Its matcher takes the longest rule first, left to right, as ours; its rules are infix-free, so what
+merges while decoding is equal, too.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.errors import CheckpointError, RuleSetError, require
+from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.module import MergeModule
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import read_json, safe_join
+from umim_core.text.token_ids import MAX_TOKEN_ID
+
+_CONFIG: Final = "runtime_config.json"
+_MODULE: Final = "merge_module.pt"
+_RULES: Final = {
+    n: f"filtered_{name}s_tensor.pt"
+    for n, name in zip(ORDERS, ("bigram", "trigram", "fourgram"), strict=True)
+}
+_MOST_RULES: Final = 1 << 23  # of an order
+_SPARE: Final = 1 << 20  # bytes of a file that are no numbers
+# Their names of our tensors, behind what a training wrapper may put in front.
+_TENSORS: Final = {
+    "query": "query",
+    "token_processor.0.weight": "linear_kv.weight",
+    "token_processor.0.bias": "linear_kv.bias",
+    "token_processor.2.weight": "norm_kv.weight",
+    "token_processor.2.bias": "norm_kv.bias",
+    "output_proj.0.weight": "linear_o.weight",
+    "output_proj.0.bias": "linear_o.bias",
+    "output_proj.2.weight": "norm_o.weight",
+    "output_proj.2.bias": "norm_o.bias",
+}
+_PREFIX: Final = "attention_pool."
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release that was read.
+
+    Attributes:
+        checkpoint: The paper's form, bound to its backbone.
+        special: Rules that hold a special token of the tokenizer, which never merge here.
+    """
+
+    checkpoint: Checkpoint
+    special: int
+
+
+def read_release(folder: Path, backbone: Backbone) -> Release:
+    """Read a release of the paper's authors for its backbone; sizes are checked before reading."""
+    names, heads = _layout(folder)
+    module = _module(safe_join(folder, names["module"]), backbone.hidden_size, heads)
+    spans: list[tuple[int, ...]] = []
+    special = 0
+    for n in ORDERS:
+        rows = _rules(safe_join(folder, names[str(n)]), n, backbone)
+        plain = ~np.isin(rows, sorted(backbone.special_ids)).any(axis=1)
+        special += int((~plain).sum())
+        spans += map(tuple, rows[plain].tolist())
+    rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint)
+    merged_model = MergedModel(backbone, module.to(backbone.device), Matcher(rules), "compact")
+    checkpoint = Checkpoint.of(merged_model, {"source": "release of the paper's authors"})
+    return Release(checkpoint, special)
+
+
+def _layout(folder: Path) -> tuple[dict[str, str], int]:
+    """Return the names of a release's files, and the number of heads."""
+    require(
+        folder.is_dir(), CheckpointError, "a release must be a folder", str(folder),
+        "Name the folder of merge_module.pt.",
+    )  # fmt: skip
+    path = folder / _CONFIG
+    config = read_json(path) if path.exists() else {}
+    rule = f"{path} must name merge_weights, rule_files of 2, 3 and 4 tokens, and num_heads"
+    require(isinstance(config, dict), CheckpointError, rule, type(config).__name__)
+    assert isinstance(config, dict)  # noqa: S101  just required
+    files = config.get("rule_files", {str(n): name for n, name in _RULES.items()})
+    if "rules_dir" in config and "rule_files" not in config:
+        files = {str(n): f"{config['rules_dir']}/{name}" for n, name in _RULES.items()}
+    names = {"module": config.get("merge_weights", _MODULE), **(files if files else {})}
+    heads = config.get("num_heads", 4)
+    ok = set(names) == {"module", *map(str, ORDERS)} and isinstance(heads, int) and heads > 0
+    require(
+        ok and all(isinstance(name, str) for name in names.values()), CheckpointError, rule,
+        sorted(config), "Take the file of the release.",
+    )  # fmt: skip
+    return names, heads
+
+
+def _module(path: Path, size: int, heads: int) -> MergeModule:
+    """Return the module of a file for embeddings of a size."""
+    module = MergeModule(size, heads)
+    ours = module.state_dict()
+    found = _read(path, 4 * sum(value.numel() for value in ours.values()))
+    for key in ("model_state_dict", "module"):
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+            break
+    weights: dict[str, torch.Tensor] = {}
+    for name, value in found.items() if isinstance(found, dict) else ():
+        bare = str(name).removeprefix("module.").removeprefix("merge_module.").removeprefix(_PREFIX)
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            weights[_TENSORS.get(bare, str(name))] = value.float()
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    require(
+        shapes == {name: tuple(value.shape) for name, value in ours.items()}, CheckpointError,
+        f"{path} must hold the nine tensors of a merge module for size {size} and {heads} heads",
+        shapes, "Name the backbone that it was trained for.",
+    )  # fmt: skip
+    odd = [name for name, value in weights.items() if not bool(torch.isfinite(value).all())]
+    require(not odd, CheckpointError, f"{path} must hold finite weights", odd)
+    module.load_state_dict(weights)
+    return module.eval().requires_grad_(False)
+
+
+def _rules(path: Path, n: int, backbone: Backbone) -> NDArray[np.int64]:
+    """Return the rules [R, n] of a file, rows ascending, each once."""
+    found = _read(path, 8 * n * _MOST_RULES)
+    rule = f"{path} must hold a tensor of token ids [rules, {n}]"
+    if not (isinstance(found, torch.Tensor) and found.dtype in (torch.int32, torch.int64)):
+        raise RuleSetError(rule, getattr(found, "dtype", type(found).__name__))
+    require(found.ndim == 2 and found.shape[1] == n, RuleSetError, rule, tuple(found.shape))
+    rows = np.unique(found.numpy().astype(np.int64), axis=0)
+    most = min(backbone.vocab_size - 1, MAX_TOKEN_ID)
+    require(
+        not rows.size or (rows.min() >= 0 and rows.max() <= most), RuleSetError,
+        f"ids in {path} must lie in 0..{most}, the vocabulary of {backbone.name}",
+        [int(rows.min()), int(rows.max())] if rows.size else None,
+        "Name the backbone whose tokenizer made them.",
+    )  # fmt: skip
+    return rows
+
+
+def _read(path: Path, most: int) -> object:
+    """Read tensors that ``torch.save`` wrote, of at most so many bytes; nothing in them runs."""
+    rule = f"{path} must be a file that torch.save wrote, of at most {most + _SPARE} bytes"
+    remedy = "Download the release again; files of Git LFS need git lfs pull."
+    require(path.is_file(), CheckpointError, f"{path} must be a file", "none", remedy)
+    require(
+        path.stat().st_size <= most + _SPARE, CheckpointError, rule, path.stat().st_size, remedy
+    )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            inside = archive.infolist()
+        stored = all(part.compress_type == zipfile.ZIP_STORED for part in inside)
+        require(stored, CheckpointError, rule, "packed entries", remedy)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        zipfile.BadZipFile,
+        UnpicklingError,
+        RuntimeError,
+        ValueError,
+        EOFError,
+        OSError,
+    ) as error:
+        raise CheckpointError(rule, str(error).partition("\n")[0], remedy) from error
