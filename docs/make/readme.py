@@ -27,7 +27,12 @@ _SPELLING: Final = {
 _HEADINGS: Final = ("", "base model", "UMIM", "truncation", "best other method", "saving")
 _SMALL: Final = "SmolLM2-135M"
 _LARGE: Final = "Qwen2.5-Coder-0.5B"
-_ANSWERS: Final = ((_SMALL, "answers-smollm2"), (_LARGE, "answers-qwen-coder-0.5b"))
+_ANSWERS: Final = ((_SMALL, "answers-smollm2"),)
+_QUALITY: Final = (
+    (_SMALL, "English", "merged_quality-smollm2", "adapters"),
+    (_LARGE, "English", "merged_quality-qwen", "qwen"),
+    (_LARGE, "Python", "merged_quality-qwen-python", "qwen"),
+)
 _SIDE: Final = "umim, raw tail 16"
 _TABLED: Final = (ROOT / "README.md", ROOT / "docs" / "results.md")
 _PICTURED: Final = "umim-smollm2-135m-adapters"
@@ -58,14 +63,17 @@ are shipped checkpoints, trained longer.
 
 
 def readme_table(folder: Path = RESULTS) -> str:
-    """Return the table in Markdown, six rows of six cells."""
+    """Return the table in Markdown: answers, functions, perplexity behind a prompt."""
     rows = [
         _answers(model, asked, _read(folder, name)["lists"][asked]["sides"])
         for model, name in _ANSWERS
         for asked in ("chats", "documents")
     ]
     rows.append(_functions(_LARGE, _read(folder, "problems-qwen")))
-    rows.append(_quality(_SMALL, _read(folder, "merged_quality-smollm2")["subjects"]["adapters"]))
+    rows += [
+        _quality(f"{model}: perplexity after {text}", _read(folder, name)["subjects"][subject])
+        for model, text, name, subject in _QUALITY
+    ]
     return table_markdown(Table(_HEADINGS, tuple(rows))) + "\n"
 
 
@@ -98,13 +106,12 @@ def _functions(model: str, report: Report) -> tuple[str, ...]:
     return heading, *solved, DASH, _percent(functions["saving"])
 
 
-def _quality(model: str, figures: Report) -> tuple[str, ...]:
+def _quality(heading: str, figures: Report) -> tuple[str, ...]:
     """Return the perplexity of raw text after a merged and after a truncated prompt."""
     umim, truncation = (
         _ratio(figures[name]) for name in ("prompt_ppl_ratio", "truncation_ppl_ratio")
     )
-    heading, saving = f"{model}: perplexity after the prompt", _percent(figures["prompt_saving"])
-    return heading, "1", umim, truncation, DASH, saving
+    return heading, "1", umim, truncation, DASH, _percent(figures["prompt_saving"])
 
 
 def _percent(share: float) -> str:
