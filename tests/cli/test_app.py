@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from support.command_line import Umim, document
-from umim_core import UMIM
 from umim_core.baselines.registry import BASELINES
 from umim_core.embedded.assets import embedded_names, embedded_path
 
@@ -21,43 +20,13 @@ def test_compress_prints_units_and_figures(umim: Umim, tiny_checkpoint: Path) ->
     assert (found["tokens"], found["token_reduction"]) == (11, pytest.approx(6 / 11))
 
 
-def test_compress_shows_the_text_and_a_summary(umim: Umim, tiny_checkpoint: Path) -> None:
-    result = umim("compress", TEXT, "-c", tiny_checkpoint)
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+def test_compress_reads_stdin_and_shows_the_text(
+    umim: Umim, tiny_checkpoint: Path, arguments: list[str]
+) -> None:
+    result = umim("compress", *arguments, "-c", tiny_checkpoint, stdin=TEXT.encode())
     assert result.code == 0
     assert "11 tokens -> 5 units, 3 merged spans, token reduction 54.5%" in result.out
-
-
-@pytest.mark.parametrize("arguments", [[], ["-"]])
-def test_compress_reads_stdin(umim: Umim, tiny_checkpoint: Path, arguments: list[str]) -> None:
-    result = umim("compress", *arguments, "-c", tiny_checkpoint, "--json", stdin=TEXT.encode())
-    assert document(result)["unit_lengths"] == UNITS
-
-
-def test_generate_prints_what_the_library_returns(umim: Umim, tiny_checkpoint: Path) -> None:
-    expected = UMIM.from_pretrained(tiny_checkpoint).generate(TEXT, max_new_tokens=9)
-    found = document(
-        umim("generate", TEXT, "-c", tiny_checkpoint, "--max-new-tokens", "9", "--json")
-    )
-    assert found["text"] == expected.text[0]
-    assert found["ids"] == list(expected.ids[0])
-    assert found["prompt_spans"] == [[0, 2], [3, 3], [6, 4]]
-    assert found["generated_spans"] == [list(span) for span in expected.generated_spans[0]]
-    assert found["cache_lengths"] == list(expected.cache_lengths[0])
-    assert found["token_reduction"] == pytest.approx(6 / 11)
-    assert found["gen_kv_reduction"] == expected.gen_kv_reduction[0]
-
-
-@pytest.mark.parametrize(("merge", "units"), [("all", 5), ("prompt", 5), ("none", 11)])
-def test_generate_merges_as_it_is_told(
-    umim: Umim, tiny_checkpoint: Path, merge: str, units: int
-) -> None:
-    few = ["--max-new-tokens", "4"]
-    found = document(
-        umim("generate", TEXT, "-c", tiny_checkpoint, "--merge", merge, *few, "--json")
-    )
-    lengths = found["cache_lengths"]
-    assert isinstance(lengths, list)
-    assert lengths[0] == units
 
 
 @pytest.mark.parametrize("name", embedded_names())
@@ -87,24 +56,11 @@ CHECKPOINT = ("-c", "CHECKPOINT")
 ERRORS = {
     "compress: checkpoint": (("compress", "x", "-c", "no-such"), "a checkpoint must be one of"),
     "compress: surrogate": (("compress", "a\udcff", *CHECKPOINT), "a text must be UTF-8"),
-    "generate: empty": (("generate", "", *CHECKPOINT), "at least one token id"),
-    "generate: seed": (
-        ("generate", "w1", *CHECKPOINT, "--sample", "--seed", "-1"),
-        "a seed must be an integer of at least 0; got -1",
-    ),
-    "generate: top-p": (("generate", "w1", *CHECKPOINT, "--sample", "--top-p", "2"), "top_p"),
-    "generate: device": (
-        ("generate", "w1", *CHECKPOINT, "--device", "abacus"),
-        "device must be cpu",
-    ),
     "ppl: device": (("ppl", "a.txt", *CHECKPOINT, "--device", "cuda:99"), "device must be cpu"),
-    "ppl: folder": (("ppl", "folder", *CHECKPOINT), "a folder must hold files that end in"),
-    "ppl: empty": (("ppl", "none.txt", *CHECKPOINT), "at least one non-empty document"),
-    "ppl: window": (
-        ("ppl", "a.txt", *CHECKPOINT, "--segment-length", "1"),
-        "a window must hold at least two tokens; got 1",
+    "ppl: halves": (
+        ("ppl", "a.txt", *CHECKPOINT, "--prompt", "--segment-length", "8", "--context", "5"),
+        "--context must be at most 4 with --prompt",
     ),
-    "ppl: checkpoint": (("ppl", "a.txt", "-c", "no-such"), "a checkpoint must be one of"),
     "path: climb": (("path", "umim-docs-llama/.."), "a name must be one of"),
 }
 
@@ -148,13 +104,7 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
     ("arguments", "message"),
     [
         (["generate", "x", "--merge", "some"], "'some' is not one of 'all', 'prompt', 'none'"),
-        (["generate", "x", "--max-new-tokens", "few"], "Invalid value for '--max-new-tokens'"),
-        (["generate", "x", "--max-new-tokens", "0"], "Invalid value for '--max-new-tokens'"),
-        (["ppl", "x", "--max-segments", "0"], "Invalid value for '--max-segments'"),
         (["ppl"], "Missing argument"),
-        (["path", "umim-docs-llama", "--part", "x"], "'x' is not one of 'checkpoint', 'backbone'"),
-        (["mine", "x", "--overlap", "some"], "'some' is not one of 'greedy', 'none'"),
-        (["rules"], "Missing argument 'DIR'"),
         (["rules", "x", "--top", "-1"], "Invalid value for '--top'"),
         (["mime"], "No such command 'mime'"),
     ],

@@ -11,18 +11,7 @@ from support.command_line import Umim
 from umim_core.backbone.devices import fastest_dtype
 from umim_core.embedded.docstring_corpus import held_out_text
 
-QUICK = (
-    "--lengths",
-    "64",
-    "--new-tokens",
-    "3",
-    "--pairs",
-    "1",
-    "--warmup",
-    "0",
-    "-c",
-    "umim-docs-llama",
-)
+QUICK = ("--lengths", 64, "--new-tokens", 3, "--pairs", 1, "--warmup", 0, "-c", "umim-docs-llama")
 
 
 @pytest.fixture
@@ -57,9 +46,6 @@ def test_the_document_holds_rows_break_even_and_verdict(umim: Umim, text: Path) 
     [
         (("--lengths", "256,many"), "--lengths must be numbers with commas"),
         (("--batch-sizes", "0"), "--batch-sizes: Input should be greater than or equal to 1"),
-        (("--new-tokens", "1"), "--new-tokens: Input should be greater than or equal to 2"),
-        (("--dtype", "int7"), "dtype must be one of"),
-        (("--checkpoint", "no/such/checkpoint"), "umim: error"),
     ],
 )
 def test_bad_input_is_refused(umim: Umim, options: tuple[str, ...], message: str) -> None:
@@ -74,14 +60,6 @@ def test_new_tokens_that_leave_no_room_for_a_prompt_are_refused(
     found = umim("bench", "-c", tiny_checkpoint, "--new-tokens", 60, "--device", "cpu")
     assert found.code == 1
     assert "--new-tokens must leave a prompt 8 of the model's 64 positions; got 60" in found.err
-
-
-def test_too_short_a_text_is_refused(umim: Umim, tmp_path: Path) -> None:
-    path = tmp_path / "short.txt"
-    path.write_text("A short text.")
-    found = umim("bench", *QUICK, "--text", path, "--device", "cpu")
-    assert found.code == 1
-    assert "the text must hold 1 prompts of 64 tokens" in found.err
 
 
 def test_the_default_text_is_that_of_held_out_modules(tmp_path: Path) -> None:

@@ -73,6 +73,35 @@ def test_a_terminal_gets_pieces_unless_it_refuses_them(
     assert (len(words) > 1) == streams
 
 
+def test_the_document_is_that_of_the_library(generate: Umim, tiny_umim: UMIM) -> None:
+    options = {"raw_tail": 4, "decode_max_damage": math.inf, "logprobs": 2}
+    out = tiny_umim.generate(PROMPT, max_new_tokens=9, **options)
+    flags = ("--raw-tail", 4, "--decode-max-damage", "inf", "--logprobs", 2, "--json")
+    flags += ("--dtype", "float32")
+    found = json.loads(generate(*flags).out)
+    assert set(found.pop("timings")) == {"first_token", "decode"}
+    assert found == json.loads(
+        json.dumps(
+            {
+                "text": out.text[0],
+                "ids": out.ids[0],
+                "prompt_spans": [[0, 2], [3, 3]],  # w6 w7 w8 w9 reaches into the last four
+                "generated_spans": out.generated_spans[0],
+                "token_reduction": out.token_reduction[0],
+                "gen_kv_reduction": out.gen_kv_reduction[0],
+                "cumulative_kv_reduction": out.cumulative_kv_reduction[0],
+                "cache_lengths": out.cache_lengths[0],
+                "stop_reason": out.stop_reasons[0],
+                "logprobs": out.logprobs[0],
+                "top_logprobs": out.top_logprobs[0],
+                "merge": "all",
+                "raw_tail": 4,
+                "span_eviction": None,
+            }
+        )
+    )
+
+
 def test_samples_are_those_of_the_library(generate: Umim, tiny_umim: UMIM) -> None:
     expected = tiny_umim.generate(PROMPT, max_new_tokens=9, do_sample=True, n=3, seed=5)
     found = json.loads(generate("--sample", "-n", 3, "--seed", 5, "--json").out)["samples"]
@@ -80,40 +109,15 @@ def test_samples_are_those_of_the_library(generate: Umim, tiny_umim: UMIM) -> No
     assert len({str(sample["ids"]) for sample in found}) > 1
 
 
-def test_the_document_names_figures_and_times(generate: Umim, tiny_umim: UMIM) -> None:
-    expected = tiny_umim.generate(PROMPT, max_new_tokens=9)
-    found = json.loads(generate("--json").out)
-    assert found["cumulative_kv_reduction"] == expected.cumulative_kv_reduction[0]
-    assert found["stop_reason"] == expected.stop_reasons[0]
-    assert set(found["timings"]) == {"first_token", "decode"} and "logprobs" not in found
-
-
-def test_a_raw_tail_and_a_bound_on_damage_are_those_of_the_library(
-    generate: Umim, tiny_umim: UMIM
-) -> None:
-    options = {"raw_tail": 4, "decode_max_damage": math.inf}
-    expected = tiny_umim.generate(PROMPT, max_new_tokens=9, **options)
-    flags = ["--raw-tail", 4, "--decode-max-damage", "inf"]
-    found = json.loads(generate(*flags, "--json").out)
-    assert (found["merge"], found["raw_tail"], found["span_eviction"]) == ("all", 4, None)
-    assert found["prompt_spans"] == [[0, 2], [3, 3]]  # w6 w7 w8 w9 reaches into the last four
-    assert found["generated_spans"] == [list(span) for span in expected.generated_spans[0]]
-    assert found["cache_lengths"] == list(expected.cache_lengths[0])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--stream", "--sample", "-n", "2"], "--stream prints one text as it comes"),
+        (["--stream", "--sample", "-n", "2"], "--stream prints one text; got --samples 2"),
         (["--sample", "--top-p", "nan"], "--top-p must be a number; got nan"),
-        (["--show", "--json"], "--json prints one document and nothing else; got --show"),
-        (
-            ["--greedy", "-n", "2"],
-            "greedy decoding gives one text and draws nothing; got --samples",
-        ),
-        (["--greedy", "--temperature", "0.5"], "got --temperature 0.5. Say --sample."),
-        (["--top-k", "3"], "need do_sample; got ['top_k']"),
-        (["--raw-tail", "-2"], "raw_tail must be an integer of at least 0; got -2"),
+        (["--show", "--json"], "--json prints one document; got --show"),
+        (["--logprobs", "2"], "Add --json."),
+        (["--system", "w5"], "a system message belongs to a chat; got no --chat. Add --chat."),
+        (["--greedy", "--temperature", "0.5"], "need do_sample; got ['temperature']"),
         (["--span-eviction", "16"], "reads prompt and generated tokens raw; got merge 'all'"),
     ],
 )
@@ -168,14 +172,9 @@ def test_a_chat_shows_template_message_and_token_reduction(chat: Umim) -> None:
 
 
 def test_a_reply_alone_is_that_of_the_library(chat: Umim, chatty: Path) -> None:
-    message = [{"role": "user", "content": "w1 w2 w9"}]
+    message = [{"role": "system", "content": "w5"}, {"role": "user", "content": "w1 w2 w9"}]
     reply = UMIM.from_pretrained(chatty, dtype="float32").generate(
         message, max_new_tokens=9, do_sample=False
     )
-    assert chat("--chat", "--greedy", "--no-show").out == reply.text[0] + "\n"
-
-
-def test_a_system_message_without_a_chat_is_refused(chat: Umim) -> None:
-    result = chat("--system", "w5")
-    assert (result.code, result.out) == (1, "")
-    assert "a system message belongs to a chat" in result.err and "Add --chat." in result.err
+    alone = chat("--chat", "--system", "w5", "--greedy", "--no-show")
+    assert alone.out == reply.text[0] + "\n"

@@ -63,34 +63,6 @@ def test_a_folder_that_exists_is_refused_before_the_model_is_read(
     assert "must not exist" in done.err
 
 
-@pytest.mark.parametrize(
-    ("spans", "fingerprint", "message"),
-    [([], None, "must hold rules"), ([(1, 2)], "f" * 64, "tokenizer")],
-    ids=["no rules", "another tokenizer"],
-)
-def test_rules_that_do_not_fit_are_refused(
-    umim: Umim,
-    model: Path,
-    tmp_path: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    spans: list[tuple[int, ...]],
-    fingerprint: str | None,
-    message: str,
-) -> None:
-    own = tokenizer_fingerprint(tiny_tokenizer)
-    RuleSet.from_spans(spans, tokenizer_fingerprint=fingerprint or own).save(tmp_path / "odd")
-    done = umim("init", model, "--rules", tmp_path / "odd", "--out", tmp_path / "start")
-    assert done.code == 1 and message in done.err
-    assert not (tmp_path / "start").exists()
-
-
-def test_a_merge_depth_without_preserved_positions_is_refused(
-    umim: Umim, model: Path, rules: Path, tmp_path: Path
-) -> None:
-    done = umim("init", model, "--rules", rules, "--merge-depth", 1, "--out", tmp_path / "start")
-    assert done.code == 1 and "unit_positions 'preserved'" in done.err
-
-
 def test_what_is_no_rule_directory_is_refused(umim: Umim, model: Path) -> None:
     done = umim("init", model)
     assert done.code == 1 and "umim mine" in done.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim
 from support.ngram_oracle import Grams, cut, grams_of, oracle
-from support.processes import output_of
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 
@@ -72,44 +70,6 @@ def test_rules_of_text_and_their_figures(umim: Umim, corpus: Path, tokenizer: Pa
     assert document["tokens"] == sum(SIZES)
 
 
-def test_filters_are_on_unless_they_are_switched_off(
-    umim: Umim, corpus: Path, tokenizer: Path
-) -> None:
-    options = ("--segment-length", LENGTH, "--tau", 3, "--out", "out", "--json")
-    document = json.loads(umim("mine", "ids.npy", *options).out)
-    raw, left, kept = (sum(document[name].values()) for name in ("raw", "overlap", "rules"))
-    assert raw > left > kept == len(written())
-    assert document["raw"] == per_order(frequent(3))
-    assert RuleSet.load("out").origin.tokenizer_fingerprint is None
-
-
-@pytest.mark.full  # within this process: test_rules_of_text_and_their_figures
-def test_json_is_alone_on_stdout_of_a_real_process(tmp_path: Path) -> None:
-    np.save(tmp_path / "ids.npy", np.array([1, 2, 3] * 40, np.uint16))
-    entry = [sys.executable, "-c", "from umim_core.cli.app import main; main()"]
-    options = ["--out", "out", "--segment-length", "60", "--json"]
-    document = json.loads(output_of(*entry, "mine", "ids.npy", *options, cwd=tmp_path))
-    assert document["rules"] == {"2": 0, "3": 0, "4": 1}
-    assert document["out"] == "out"
-
-
-def test_a_budget_raises_tau_and_both_are_told(umim: Umim, corpus: Path, tokenizer: Path) -> None:
-    result = mine(umim, tokenizer, "--out", "out", "--rule-budget", 50, "--json")
-    document = json.loads(result.out)
-    assert document["tau"] > 3
-    assert sum(document["rules"].values()) == len(written()) <= 50
-    assert written() == frequent(document["tau"])
-    assert len(frequent(document["tau"] - 1)) > 50
-
-
-def test_protected_tokens_may_be_given_several_times(
-    umim: Umim, corpus: Path, tokenizer: Path
-) -> None:
-    result = mine(umim, tokenizer, "--out", "out", "--protect", "w1$", "--protect", "2")
-    assert result.code == 0, result.err
-    assert written() == frequent(3, frozenset({1, 2, 12}))
-
-
 def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer: Path) -> None:
     row = json.dumps({"text": Path("0.txt").read_text()})
     Path("rows.jsonl").write_text(f'{row}\n{{"text": 1}}\n[]\n{row}\n')
@@ -120,26 +80,26 @@ def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer: Path) -> Non
     assert re.search(r"umim train \S+ rows.jsonl --rules out --max-bad 5 --steps", result.out)
 
 
+def test_options_reach_the_miner(umim: Umim, corpus: Path, tokenizer: Path) -> None:
+    protected = ("--protect", "w1$", "--protect", "2")
+    result = mine(umim, tokenizer, "--out", "out", "--rule-budget", 50, *protected, "--json")
+    document = json.loads(result.out)
+    assert document["tau"] > 3 and sum(document["rules"].values()) <= 50
+    assert written() == frequent(document["tau"], frozenset({1, 2, 12}))
+    origin = RuleSet.load("out").origin
+    assert (origin.overlap, origin.containment, origin.segment_length) == ("none", "keep", LENGTH)
+
+
 TEXT = ("mine", "0.txt", "--tokenizer", "TOKENIZER", "--out", "new")
 IDS = ("mine", "ids.npy", "--out", "new", *PLAIN)
 ERRORS = {
     "out exists": ((*TEXT[:-1], "old"), "the output directory must not exist; got old"),
-    "file": (("mine", "no.txt", *TEXT[2:]), "a corpus file must exist; got no.txt"),
     "no tokenizer": (("mine", "0.txt", "--out", "new"), "text needs a tokenizer; got none"),
-    "tau": ((*TEXT, "--tau", "0"), "tau must be at least 1; got 0"),
-    "segment": ((*TEXT, "--segment-length", "1"), "segment_length must be at least 2; got 1"),
     "no out": (("mine", "ids.npy"), "--out must name the rule directory to write; got nothing"),
-    "memory": ((*IDS, "--max-memory-gib", "0.0001"), "mining must take at most 0.0001 GiB of mem"),
-    "pattern": ((*TEXT, "--protect", "("), "a protected pattern must be a regular expression or"),
     "backbone": ((*TEXT, "--backbone", "x"), "belong to the confidence policy; got --backbone x"),
-    "field": (
-        (*TEXT, "--field", "text"),
-        "--field is of corpora of the kinds jsonl, parquet",
-    ),
-    "kind": ((*TEXT, "--kind", "ids"), "0.txt: token ids must be a whole .npy file"),
+    "field": ((*TEXT, "--field", "text"), "--field is of corpora of the kinds jsonl, parquet"),
     "nan": ((*IDS, "--max-memory-gib", "nan"), "--max-memory-gib must be a number; got nan"),
-    "documents": ((*IDS, "--min-documents", 2), "the corpus must have as many documents; got 1"),
-    "protect": ((*IDS, "--protect", "digits"), "protected tokens need a tokenizer; got ['digits']"),
+    "library": ((*TEXT, "--tau", "0"), "tau must be at least 1; got 0"),
 }
 
 

@@ -63,12 +63,3 @@ def test_prompts_are_merged_as_generate_merges_them(
     nats = found["targets"] * math.log(found["ppl_base"])
     assert found["bits_per_byte_base"] == pytest.approx(nats / math.log(2) / found["bytes"])
     assert "raw tail 2" in umim(*called).out
-
-
-def test_second_halves_that_would_overlap_are_refused(
-    umim: Umim, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "a.txt").write_text("w1 w2 w3 w4 w5 w6 w7 w8 w9 " * 4)
-    called = ("ppl", tmp_path / "a.txt", "-c", tiny_checkpoint, "--prompt", "--segment-length", 8)
-    done = umim(*called, "--context", 5)
-    assert done.code == 1 and "--context must be at most 4 with --prompt" in done.err

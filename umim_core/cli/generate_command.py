@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,7 +12,7 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, write
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from umim_core.model.generation_output import GenerationOutput
@@ -22,6 +23,7 @@ _REPLY_TOKENS: Final = 256
 
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help="Prompt; '-' or nothing reads stdin.")
     ] = None,
@@ -60,10 +62,10 @@ def generate(
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Above 1 repeats less; by default the model's own, else 1.")
     ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End at this text; may be given several times.")
+    stop_strings: Annotated[
+        list[str] | None, typer.Option("--stop", help="End at this text; may be repeated.")
     ] = None,
-    samples: Annotated[
+    n: Annotated[
         int, typer.Option("--samples", "-n", min=1, help="Texts; more than one need sampling.")
     ] = 1,
     seed: Annotated[
@@ -116,36 +118,30 @@ def generate(
 
     With --json and several samples the fields of each stand in "samples".
     """
-    _check(stream=stream, show=show, logprobs=logprobs, samples=samples, as_json=as_json)
-    _check_sampling(do_sample, samples, temperature=temperature, top_k=top_k, top_p=top_p)
-    if system is not None and not chat:
-        raise ConfigError("a system message belongs to a chat", f"--system {system}", "Add --chat.")
+    for ok, rule, value, remedy in (
+        (not stream or n == 1, "--stream prints one text", f"--samples {n}", "Leave one out."),
+        (not as_json or not stream, "--json prints one document", "--stream", "Leave one out."),
+        (not as_json or not show, "--json prints one document", "--show", "Leave one out."),
+        (logprobs is None or as_json, "log-probabilities are JSON", "no --json", "Add --json."),
+        (system is None or chat, "a system message belongs to a chat", "no --chat", "Add --chat."),
+    ):
+        require(ok, ConfigError, rule, value, remedy)
     text = shared.given_text(prompt)
-    prompt_input: PromptInput = _messages(text, system) if chat else text
-    if show is None:
-        show = chat and not stream and not as_json
-    if max_new_tokens is None:
-        max_new_tokens = _REPLY_TOKENS if chat else _TEXT_TOKENS
+    prompt_input: PromptInput = text
+    if chat:
+        prompt_input = [{"role": "user", "content": text}]
+        prompt_input[:0] = [] if system is None else [{"role": "system", "content": system}]
     from umim_core.inference.options import GenerateOptions
 
-    options = GenerateOptions(
-        max_new_tokens=max_new_tokens,
-        do_sample=do_sample,
-        temperature=temperature,
-        top_k="model" if top_k is None else top_k,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        stop_strings=stop,
-        n=samples,
-        seed=seed,
-        merge=merge,
-        raw_tail=raw_tail,
-        decode_max_damage=decode_max_damage,
-        span_eviction=span_eviction,
-        logprobs=logprobs,
-    )
+    # The command's options have the names of the library's; what is not given is left out.
+    names = {field.name for field in fields(GenerateOptions)}
+    given = {name: value for name, value in context.params.items() if value is not None}
+    options = GenerateOptions(**{name: given[name] for name in names & given.keys()})
+    if max_new_tokens is None:
+        options = replace(options, max_new_tokens=_REPLY_TOKENS if chat else _TEXT_TOKENS)
+    show = chat and not stream and not as_json if show is None else show
     umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr)
-    alone = samples == 1 and not as_json and not show
+    alone = n == 1 and not as_json and not show
     if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):
         out = _streamed(umim.stream(prompt_input, options, add_special_tokens=special_tokens))
     else:
@@ -156,56 +152,6 @@ def generate(
         out.show()
     if html is not None:
         shared.write_page(html, "umim generate", out.html())
-
-
-def _messages(text: str, system: str | None) -> list[dict[str, str]]:
-    """Return a chat of one message, behind a system message if there is one."""
-    message = {"role": "user", "content": text}
-    return [message] if system is None else [{"role": "system", "content": system}, message]
-
-
-def _check(
-    *, stream: bool | None, show: bool | None, logprobs: int | None, samples: int, as_json: bool
-) -> None:
-    """Refuse ways of printing that exclude each other."""
-    if stream and samples > 1:
-        raise ConfigError(
-            "--stream prints one text as it comes", f"--samples {samples}", "Leave one of them out."
-        )
-    if as_json and (stream or show):
-        raise ConfigError(
-            "--json prints one document and nothing else",
-            "--stream" if stream else "--show",
-            "Leave one of them out.",
-        )
-    if logprobs is not None and not as_json:
-        raise ConfigError(
-            "log-probabilities are printed as JSON", f"--logprobs {logprobs}", "Add --json."
-        )
-
-
-def _check_sampling(
-    do_sample: bool | None,
-    samples: int,
-    *,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-) -> None:
-    """Refuse settings of sampling with --greedy; the model's own settings are not known yet."""
-    if do_sample is not False:
-        return
-    settings = {
-        f"--samples {samples}": samples > 1,
-        f"--temperature {temperature}": temperature is not None,
-        f"--top-k {top_k}": top_k is not None,
-        f"--top-p {top_p}": top_p is not None,
-    }
-    unused = ", ".join(name for name, is_given in settings.items() if is_given)
-    if unused:
-        raise ConfigError(
-            "greedy decoding gives one text and draws nothing", unused, "Say --sample."
-        )
 
 
 def _streamed(steps: Generator[str, None, GenerationOutput]) -> GenerationOutput:

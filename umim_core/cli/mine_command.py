@@ -84,7 +84,6 @@ def mine(
 ) -> None:
     """Mine merge rules from a corpus and write a rule directory."""
     from umim_core.mining.mining_options import MiningOptions
-    from umim_core.text.sources import Reading, source_of
 
     if out is None:
         raise ConfigError("--out must name the rule directory to write", "nothing", "Add it.")
@@ -110,6 +109,8 @@ def mine(
         else {},
         "have no part in the confidence policy; the backbone brings its tokenizer",
     )
+    from umim_core.text.sources import Reading, source_of
+
     log_lines("umim.progress")
     source = source_of(tuple(sources), Reading(kind, field, split, config, max_bad))
     if policy == "confidence":

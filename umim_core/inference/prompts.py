@@ -22,11 +22,12 @@ class PromptIds:
     """A prompt of raw ids [T] of which only some parts may merge.
 
     Parts are (first token, end), in order; each is matched on its own, and its last ``raw_tail``
-    tokens stay raw.
+    tokens stay raw. ``unmerged`` says why more stays raw than the template and replies; mostly "".
     """
 
     ids: Ids
     parts: Parts
+    unmerged: str = ""
 
 
 TokenPrompt = NDArray[np.integer] | Sequence[int] | PromptIds

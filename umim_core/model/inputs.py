@@ -189,14 +189,15 @@ def _encode_chat(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> 
     """Encode a chat, or what it adds to its past."""
     tokenizer = backbone.require_tokenizer()
     written = write_chat(chat, tokenizer)
-    text, places = written.text, written.places
+    text, places, unmerged = written.text, written.places, written.unmerged
     added = text if past is None else _added(chat, text, past, backbone)
     before = len(text) - len(added)
     if not text.endswith(added):
-        log_unmerged("the tokenizer does not write its state as the template does")
+        unmerged = "the tokenizer does not write its state as the template does"
+        log_unmerged(unmerged)
         places = []
     moved = [(max(0, start - before), end - before) for start, end in places if end > before]
-    return PromptIds(*encode_parts(tokenizer, added, moved))
+    return PromptIds(*encode_parts(tokenizer, added, moved), unmerged)
 
 
 def encode_prefix(
@@ -219,7 +220,8 @@ def encode_prefix(
             f"a last message of {item[-1].get('role')!r}",
             "Pass the chat up to the message that questions go on, or a text.",
         )
-    return PromptIds(*encode_parts(tokenizer, written.text[: written.end], written.places))
+    read = written.text[: written.end]
+    return PromptIds(*encode_parts(tokenizer, read, written.places), written.unmerged)
 
 
 def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> str:
