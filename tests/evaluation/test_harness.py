@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from transformers import GenerationConfig
 
 from support.merged_models import fresh_model
 from tests.evaluation.conftest import oracle_context
@@ -23,6 +22,7 @@ from umim_core.errors import (
 )
 from umim_core.evaluation.harness import UmimLM
 from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.ruleset import RuleSet
@@ -238,9 +238,9 @@ def test_long_contexts_lose_leading_units_not_tokens(build: Build) -> None:
 def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
     backbone = load_backbone(str(backbone_path))
     prompt = "the cat sat on the"
-    config = GenerationConfig(max_new_tokens=2, do_sample=False)
+    options = GenerateOptions(max_new_tokens=2)
     ids = backbone.encode(prompt)
-    [row] = Engine(MergedModel.without_merging(backbone)).generate([ids], config).rows
+    [row] = Engine(MergedModel.without_merging(backbone)).generate([ids], options).rows
     checkpoint = checkpoint_of(backbone, [row.ids])
     units = {}
     for merge in ("prompt", "all"):
