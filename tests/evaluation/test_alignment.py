@@ -17,8 +17,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import NumericalError
 from umim_core.evaluation import alignment
-from umim_core.evaluation.alignment import evaluate_alignment
-from umim_core.evaluation.alignment_metrics import METRICS, row_metrics
+from umim_core.evaluation.alignment import METRICS, evaluate_alignment, row_metrics
 from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher

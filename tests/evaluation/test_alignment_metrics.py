@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from umim_core.evaluation import alignment_metrics
-from umim_core.evaluation.alignment_metrics import (
+from umim_core.evaluation import alignment
+from umim_core.evaluation.alignment import (
     METRICS,
     AlignmentSums,
     row_divergence,
@@ -87,12 +87,12 @@ def test_a_vocabulary_beyond_what_is_sorted_equals_a_naive_loop(
 ) -> None:
     """Steep rows end their nucleus among the sorted logits, flat ones do not; many logits tie."""
     vocab = 3000
-    monkeypatch.setattr(alignment_metrics, "_BLOCK_BYTES", 3 * 8 * vocab)  # blocks of 3 and 2 rows
+    monkeypatch.setattr(alignment, "_BLOCK_BYTES", 3 * 8 * vocab)  # blocks of 3 and 2 rows
     slope = torch.tensor([0.05, 3.0, 0.3, 1.0, 0.1], dtype=torch.float64)[:, None]
     teacher, noise = (slope * logits(seed, rows=5, vocab=vocab) for seed in (6, 7))
     steps = [(part * 32).round().div(32).to(dtype) for part in (teacher, teacher + 0.5 * noise)]
     sizes = [len(nucleus(row)) for row in steps[0].tolist()]
-    assert min(sizes) < 200 < alignment_metrics._LARGEST < max(sizes)
+    assert min(sizes) < 200 < alignment._LARGEST < max(sizes)
     found = row_metrics(*steps)
     expected = [naive([t], [s]) for t, s in zip(*(part.tolist() for part in steps), strict=True)]
     for name in ("top1", "top3", "top10", "topp", "mrr"):

@@ -11,7 +11,7 @@ import torch
 from support.engine_matrix import build, from_scratch, module_for
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation import alignment
-from umim_core.evaluation.alignment_metrics import row_metrics
+from umim_core.evaluation.alignment import row_metrics
 from umim_core.evaluation.rule_damage import measure_damage
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.damage_table import DamageTable

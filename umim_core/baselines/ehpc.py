@@ -98,7 +98,6 @@ class LastQueries:
 
 
 def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
-    """Return the heads of an early layer that look at needles the most."""
     layers = max(1, round(EARLY * int(backbone.model.config.num_hidden_layers)))
     return best_heads(needle_mass(LastQueries(backbone, layers), probes(backbone)))
 
@@ -143,7 +142,6 @@ class Probe:
 
     @property
     def identity(self) -> list[object]:
-        """The probe as JSON has it."""
         return [self.ids.tolist(), self.needle.start, self.needle.stop]
 
 
@@ -216,11 +214,9 @@ class EHPC:
 
     @cached_property
     def reader(self) -> LastQueries:
-        """The layers up to that of the heads."""
         return LastQueries(self.scorer, self.heads.layer + 1)
 
     def keep(self, text: Text, budget: int) -> Ints:
-        """Return the indices [budget] of the tokens that stay; see ``TokenReducer``."""
         return highest(self.scores(text), text.protected, budget)
 
     def scores(self, text: Text) -> NDArray[np.float64]:

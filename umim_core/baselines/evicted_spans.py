@@ -27,12 +27,10 @@ class OldSpansGone:
         self._kept_columns = torch.from_numpy(kept)
 
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
-        """Return the columns that stay [H, K]; see ``CachePolicy``."""
         return self._kept_columns.to(held.keys.device).expand(len(held.keys), -1)
 
 
 def evicted_spans(matcher: Matcher, age: int) -> EvictedColumns:
-    """Return span eviction."""
     check_age(age)
 
     def policy(ids: Ints) -> OldSpansGone:

@@ -69,7 +69,6 @@ class _Written:
         self.tokens = torch.cat([self.tokens, new + token], dim=1)
 
     def keep(self, columns: Tensor) -> None:
-        """Keep columns [H, K]."""
         self.keys = _columns(self.keys, columns)
         self.positions = self.positions.gather(1, columns)
         self.tokens = self.tokens.gather(1, columns)
@@ -86,7 +85,6 @@ class PolicyCache:
 
     @property
     def columns(self) -> int:
-        """Columns of a layer."""
         return self._cache.get_seq_length()
 
     @property
@@ -259,7 +257,6 @@ def generate_evicted(
 
 
 def _positions(ids: Ints, new: int, policy: CachePolicy, budget: Budget) -> int:
-    """Return the positions that a row takes at most; the last token chosen is never read."""
     tokens = len(ids) + new - 1
     if policy.rotation is None or new < 2:
         return tokens
@@ -275,7 +272,6 @@ def _row(
     cache: PolicyCache,
     budget: Budget,
 ) -> RowOutput:
-    """Generate one text after a prompt [T], on its empty cache."""
     backbone = cache.backbone
     row = Row(ids.tolist(), 0, len(ids), (np.arange(len(ids)), np.ones(len(ids), dtype=np.int64)))
     chooser = TokenChooser(
@@ -299,7 +295,6 @@ def _row(
 
 
 def _check_plain(options: GenerateOptions) -> None:
-    """Refuse options of the engine that a policy's rows do not have."""
     asked = {
         "merge": options.merge != "none",
         "span_eviction": options.span_eviction is not None,

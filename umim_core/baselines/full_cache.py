@@ -20,6 +20,5 @@ class FullCache:
     rotation: ClassVar[None] = None
 
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
-        """Return all columns [H, L]; see ``CachePolicy``."""
         columns = torch.arange(held.keys.shape[1], device=held.keys.device)
         return columns.expand(held.keys.shape[0], -1)

@@ -78,7 +78,6 @@ class CompressedPrefix:
 
     @torch.no_grad()
     def append(self, ids: Ints) -> None:
-        """Add kept tokens [K] to the prefix."""
         if len(ids):
             self._last = self._read(ids)[-1:]
             self._cached_ids = np.concatenate([self._cached_ids, ids])
@@ -172,11 +171,9 @@ class LLMLingua:
 
     @property
     def exact(self) -> bool:
-        """See ``TokenReducer``."""
         return self.form == "paper"
 
     def keep(self, text: Text, budget: int) -> Ints:
-        """Return the indices of the tokens that stay; see ``TokenReducer``."""
         if self.form == "published":
             whole = self_information(text.ids, self.scorer)
             prefix = CompressedPrefix(self.scorer)

@@ -149,7 +149,6 @@ def _ints(values: list[int]) -> Ints:
 
 
 def load_token_classifier(name: str) -> TokenClassifier:
-    """Load a token classifier with its tokenizer; see ``load_own_model``."""
     own = load_own_model(_WHAT, name, AutoModelForTokenClassification, _TRAINED)
     return TokenClassifier(own.model, own.tokenizer, own.commit)
 
@@ -164,7 +163,6 @@ class LLMLingua2:
     forced: tuple[str, ...] = FORCED
 
     def keep(self, text: Text, budget: int) -> Ints:
-        """Return the indices [budget] of the tokens that stay; see ``TokenReducer``."""
         texts = token_texts(text.ids, self.tokenizer)
         ranks = token_ranks(texts, self.classifier.words("".join(texts)))
         forced = [one in self.forced or one.strip(" ") in self.forced for one in texts]
@@ -206,7 +204,6 @@ def published_classifier() -> str:
 
 
 def llmlingua2(backbone: Backbone) -> ReducedTokens:
-    """Delete the words that the published token classifier would not preserve."""
     classifier = load_token_classifier(PUBLISHED)
     reducer = LLMLingua2(classifier, backbone.require_tokenizer())
     return ReducedTokens(reducer, f"{PUBLISHED}@{classifier.commit or 'unknown'}")

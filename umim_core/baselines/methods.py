@@ -109,9 +109,7 @@ class CachePolicy(Protocol):
     reads_attention: ClassVar[bool]
 
     @property
-    def rotation(self) -> KeyRotation | None:
-        """See the attributes."""
-        ...
+    def rotation(self) -> KeyRotation | None: ...
 
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
         """Choose columns of one layer, of which ``budget`` may stay, at least 1.
@@ -188,7 +186,6 @@ class TargetReduction:
             )
 
     def stays(self, tokens: int) -> int:
-        """Return how many of so many tokens stay."""
         return max(1, tokens - round(self.target * tokens))
 
     def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:

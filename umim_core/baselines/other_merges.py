@@ -52,7 +52,6 @@ class WholeTextSegmenter(ABC):
         self.backbone, self.matcher = backbone, matcher
 
     def segment(self, ids: NDArray[np.integer]) -> Segmentation:
-        """Cut ids [T] into units of 1 to 4 tokens; see ``Segmenter``."""
         starts, of_rules = self.matcher.segment(ids)
         special = np.isin(ids, list(self.backbone.special_ids))
         special_units = np.flatnonzero(np.logical_or.reduceat(special, starts))
@@ -77,7 +76,6 @@ class WholeTextSegmenter(ABC):
     def segment_many(
         self, ids: NDArray[np.integer], offsets: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Cut sequences that lie side by side, each on its own; see ``Segmenter``."""
         none = np.zeros(0, dtype=np.int64)
         starts, lengths, borders = [none], [none], [0]
         for first, last in pairwise(offsets.tolist()):
@@ -101,13 +99,11 @@ _DIGITS: Final = 9  # of a cosine: the same pair has the same one at every place
 
 
 def sum_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
-    """Add the embeddings of spans [M, N, d] with lengths [M]: [M, d]."""
     outside = ~inside_spans(lengths, spans.shape[1])
     return spans.masked_fill(outside[..., None], 0.0).sum(dim=1)
 
 
 def mean_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
-    """Average the embeddings of spans [M, N, d] with lengths [M]: [M, d]."""
     return sum_embedding(spans, lengths) / lengths[:, None]
 
 

@@ -193,5 +193,5 @@ def find_baseline(name: str) -> Baseline:
 
 def own_model(name: str) -> str | None:
     """Return the model of its own that a baseline would choose by now; the hub is asked."""
-    ask = find_baseline(name).own_model
-    return None if ask is None else ask()
+    baseline = BASELINES.get(name)  # unknown names are refused where recipes are read
+    return None if baseline is None or baseline.own_model is None else baseline.own_model()

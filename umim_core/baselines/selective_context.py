@@ -54,7 +54,6 @@ def self_information(ids: Ints, scorer: Backbone) -> NDArray[np.float64]:
 
 
 def check_vocabulary(ids: Ints, scorer: Backbone) -> None:
-    """Refuse ids that are none of the scorer's."""
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < scorer.vocab_size:
         raise EvaluationError(
             f"ids must lie between 0 and {scorer.vocab_size - 1}",
@@ -72,7 +71,6 @@ class SelectiveContext:
     cut: Callable[[list[str]], Ints] | None = None  # numbers units; None: tokens
 
     def keep(self, text: Text, budget: int) -> Ints:
-        """Return the indices [budget] of the tokens that stay; see ``TokenReducer``."""
         unit_of = np.arange(len(text.ids))
         if self.cut is not None:
             unit_of = self.cut(token_texts(text.ids, self.scorer.require_tokenizer()))

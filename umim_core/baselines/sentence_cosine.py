@@ -141,7 +141,6 @@ class SentenceCosine:
 
 
 def sentence_cosine(backbone: Backbone) -> ReducedTokens:
-    """Delete the sentences whose embeddings by the backbone are the least like the question's."""
     reducer = SentenceCosine(BackboneEncoder(backbone), backbone.require_tokenizer())
     return ReducedTokens(reducer)
 
@@ -166,7 +165,6 @@ def trained_encoder() -> str:
 
 
 def cpc(backbone: Backbone) -> ReducedTokens:
-    """Delete the sentences least like the question by the encoder UMIM_CPC_ENCODER names."""
     tokenizer = backbone.require_tokenizer()
     encoder = load_own_model(_WHAT, _named_encoder(), AutoModel, _TRAINED)
     reducer = SentenceCosine(TextEncoder(encoder.model, encoder.tokenizer, tokenizer), tokenizer)

@@ -21,7 +21,6 @@ class Truncation:
     exact: ClassVar[bool] = True
 
     def keep(self, text: Text, budget: int) -> Ints:
-        """Return the indices [budget] of the tokens that stay; see ``TokenReducer``."""
         free = np.flatnonzero(~text.protected)
         dropped = free[: len(text.ids) - budget]
         return np.setdiff1d(np.arange(len(text.ids)), dropped)

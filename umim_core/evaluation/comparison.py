@@ -100,7 +100,6 @@ def _generators_kept(tasks: Mapping[str, Task], model: UmimLM) -> Iterator[None]
 
 
 def _add_differences(ours: Results, theirs: Results, name: str, task: Task) -> None:
-    """Add the base model's metrics and the paired differences of a task to its results."""
     row, other = ours["results"][name], theirs["results"][name]
     better = ours["higher_is_better"].get(name, {})
     filters = dict.fromkeys(sample["filter"] for sample in ours["samples"][name])
@@ -131,7 +130,6 @@ def _add_differences(ours: Results, theirs: Results, name: str, task: Task) -> N
 def _paired(
     ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], name: str, key: str
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the samples of two models by question."""
     own, base = ([s for s in side if s["filter"] == key] for side in (ours, theirs))
     asked, answered = (
         [(s["doc_id"], s["doc_hash"], s["prompt_hash"]) for s in side] for side in (own, base)

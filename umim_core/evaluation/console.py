@@ -57,6 +57,5 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_lm_eval_command() -> bool:
-    """Return whether this process is ``lm_eval``, ``lm-eval`` or ``python -m lm_eval``."""
     program = Path(sys.argv[0] if sys.argv else "")
     return program.stem in _COMMANDS or program.parts[-2:] == ("lm_eval", "__main__.py")

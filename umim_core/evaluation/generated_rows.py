@@ -26,7 +26,7 @@ from umim_core.evaluation.method_scoring import (
     ReducedScorer,
     evicted_sizes,
 )
-from umim_core.evaluation.scoring import UNKNOWN, Asked, Ints, Scorer, Sizes
+from umim_core.evaluation.scoring import Asked, Ints, Scorer, Sizes
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import HONOURED, IGNORED, GenerateOptions
 from umim_core.inference.outputs import RowOutput
@@ -41,7 +41,7 @@ _OWN: Final = frozenset({"decode_max_damage"})
 
 
 @dataclass(frozen=True)
-class Wanted:
+class GenKwargs:
     """Generation settings of a group of requests.
 
     Attributes:
@@ -58,7 +58,6 @@ class Wanted:
 
     @property
     def config(self) -> GenerationConfig:
-        """Transformers' settings."""
         assert self.options.config is not None  # noqa: S101  read_gen_kwargs
         return self.options.config
 
@@ -73,7 +72,6 @@ class Wanted:
         return max_units - self.new_tokens
 
     def limits(self, prompt_lengths: Sequence[int]) -> list[int]:
-        """Return the most tokens to generate behind each prompt."""
         if self.max_length is None:
             return [self.new_tokens] * len(prompt_lengths)
         limits = [self.max_length - length for length in prompt_lengths]
@@ -92,7 +90,7 @@ def read_gen_kwargs(
     backbone: Backbone,
     end: tuple[int, str],
     warn: Callable[[str], object],
-) -> Wanted:
+) -> GenKwargs:
     """Read the generation kwargs of a task.
 
     Kwargs that change no token are left out with a warning. Where the task says nothing the model's
@@ -126,9 +124,9 @@ def read_gen_kwargs(
             str(error),
             "Correct it in the task's generation_kwargs or in --gen_kwargs.",
         ) from error
-    wanted = Wanted(options, until, new_tokens, max_length)
-    wanted.config.eos_token_id = sorted({*eos_ids(wanted.config.eos_token_id), end[0]})
-    return wanted
+    kwargs = GenKwargs(options, until, new_tokens, max_length)
+    kwargs.config.eos_token_id = sorted({*eos_ids(kwargs.config.eos_token_id), end[0]})
+    return kwargs
 
 
 REDUCTIONS: Final = ("prompt_tr", "gen_kv_tr", "cumulative_kv_tr")
@@ -146,130 +144,97 @@ class GeneratedText(str):
     reductions: Mapping[str, float]
 
     def __new__(cls, text: str, reductions: Mapping[str, float] | None = None) -> Self:
-        """Make the text; a copy gets its reductions as state."""
         text_with_reductions = super().__new__(cls, text)
         text_with_reductions.reductions = dict(reductions or {})
         return text_with_reductions
 
     @classmethod
     def of_row(cls, text: str, row: RowOutput, tokens: int) -> Self:
-        """Return a row's text with the row's reductions."""
-        kv = (row.gen_kv_reduction, row.cumulative_kv_reduction)
         of_prompt = (tokens - row.prompt_units) / tokens
-        return cls(text, dict(zip(REDUCTIONS, (of_prompt, *kv), strict=True)))
-
-
-@dataclass(frozen=True)
-class GeneratedRow:
-    """A generated text."""
-
-    output: RowOutput
-    ids: tuple[int, ...]
-    sizes: Sizes
+        values = (of_prompt, row.gen_kv_reduction, row.cumulative_kv_reduction)
+        return cls(text, dict(zip(REDUCTIONS, values, strict=True)))
 
 
 @dataclass(frozen=True)
 class RowWriter:
     """Generates texts after prompts that a scorer shortens and counts.
 
-    The engine merges nothing where a baseline deletes tokens or columns. ``age`` is that at which
-    spans leave the cache; None where none leave by age.
+    The engine merges nothing where a baseline deletes tokens or columns.
     """
 
     scorer: AnyScorer
     merge: Merge
-    age: int | None = None
-
-    @classmethod
-    def of(cls, scorer: AnyScorer, merge: Merge) -> RowWriter:
-        """Return the writer of a scorer."""
-        if isinstance(scorer, Scorer):
-            return cls(scorer, merge)
-        return cls(scorer, "none", scorer.age if isinstance(scorer, EvictedScorer) else None)
 
     @cached_property
     def engine(self) -> Engine:
-        """The engine of the scorer's model."""
         return Engine(self.scorer.merged_model)
 
     def write(
         self,
         prompts: Sequence[Ints],
-        wanted: Wanted,
+        kwargs: GenKwargs,
         options: GenerateOptions,
-        asked: Sequence[Asked] | None = None,
-        parts: Sequence[Parts | None] | None = None,
-    ) -> list[GeneratedRow]:
+        asked: Sequence[Asked],
+        parts: Sequence[Parts | None],
+    ) -> list[tuple[RowOutput, tuple[int, ...], Sizes]]:
         """Generate a text after each prompt of raw ids [T_b], in one batch.
 
         ``asked`` is what each prompt asks, for token reducers, ``parts`` its tokens that may merge,
-        None for all. The ``merge`` of the options is replaced.
+        None for all. The ``merge`` of the options is replaced. With each row come the ids that
+        count, and its sizes.
         """
-        room = wanted.room(self.scorer.max_units)
-        none = [None] * len(prompts)
-        each = zip(prompts, asked or [UNKNOWN] * len(prompts), parts or none, strict=True)
-        read = [self._read(ids, of, own, room) for ids, of, own in each]
-        limits = wanted.limits([size.context_tokens for _, size in read])
-        tail = 0 if self.merge == "none" else self.scorer.merged_model.raw_tail
-        config = copy(wanted.config)
+        scorer, room = self.scorer, kwargs.room(self.scorer.max_units)
+        read: list[Ints] = []
+        sizes: list[Sizes] = []
+        behind: list[Parts | None] = []
+        for ids, question, may_merge in zip(prompts, asked, parts, strict=True):
+            if isinstance(scorer, ReducedScorer):
+                shortened = scorer.shorten(*scorer.fit(ids, room, may_merge), question)
+                read.append(shortened.ids)
+                sizes.append(shortened.sizes(0))
+                behind.append(None)
+                continue
+            whole = not isinstance(scorer, Scorer)
+            fitted = ids[-room:] if whole else scorer.fit(ids, room, may_merge)[0]
+            read.append(fitted)
+            sizes.append(Sizes(context_tokens=len(fitted)))
+            behind.append(parts_behind(may_merge, len(ids) - len(fitted)))
+        limits = kwargs.limits([size.context_tokens for size in sizes])
+        merge = self.merge if isinstance(scorer, Scorer) else "none"
+        config = copy(kwargs.config)
         config.max_new_tokens = max(limits)
         options = replace(
-            options, config=config, merge=self.merge, raw_tail=tail, span_eviction=self.age
-        )
-        rows = self._rows([prompt for prompt, _ in read], options)
-        return [
-            GeneratedRow(row, row.ids[:limit], self._counted(row, prompt, size))
-            for row, limit, (prompt, size) in zip(rows, limits, read, strict=True)
-        ]
-
-    def _rows(
-        self, prompts: Sequence[Ints | PromptIds], options: GenerateOptions
-    ) -> Sequence[RowOutput]:
-        """Generate rows: under a cache policy one by one, otherwise by the engine."""
-        if not isinstance(self.scorer, EvictedScorer) or self.age is not None:
-            return self.engine.generate(prompts, options).rows
-        parts = {_ids(prompt).tobytes(): _parts(prompt) for prompt in prompts}
-        scorer = self.scorer
-        return generate_evicted(
-            [_ids(prompt) for prompt in prompts],
             options,
-            scorer.merged_model.backbone,
-            scorer.new_policy,
-            lambda ids, generated: scorer.budget(ids, generated, parts[ids.tobytes()]),
+            config=config,
+            merge=merge,
+            raw_tail=0 if merge == "none" else scorer.merged_model.raw_tail,
+            span_eviction=scorer.age if isinstance(scorer, EvictedScorer) else None,
         )
-
-    def _read(
-        self, ids: Ints, asked: Asked, parts: Parts | None, room: int
-    ) -> tuple[Ints | PromptIds, Sizes]:
-        """Return what is read of a prompt, with the sizes that are known before it is."""
-        if isinstance(self.scorer, ReducedScorer):
-            shortened = self.scorer.shorten(*self.scorer.fit(ids, room, parts), asked)
-            return shortened.ids, shortened.sizes(0)
-        fitted = (
-            self.scorer.fit(ids, room, parts)[0] if isinstance(self.scorer, Scorer) else ids[-room:]
-        )
-        size = Sizes(context_tokens=len(fitted))
-        behind = parts_behind(parts, len(ids) - len(fitted))
-        return fitted if behind is None else PromptIds(fitted, behind), size
-
-    def _counted(self, row: RowOutput, prompt: Ints | PromptIds, before: Sizes) -> Sizes:
-        """Return the sizes of a finished row, and count them."""
-        new, tokens = len(row.ids), before.context_tokens
-        if isinstance(self.scorer, EvictedScorer):
-            columns = row.cache_lengths[0]
-            over = max(0, columns - self.scorer.budget(_ids(prompt), 0, _parts(prompt)))
-            sizes = evicted_sizes(tokens, new, columns, over)
+        rows: Sequence[RowOutput]
+        if isinstance(scorer, EvictedScorer) and scorer.age is None:
+            by_ids = {ids.tobytes(): own for ids, own in zip(read, behind, strict=True)}
+            backbone, policy = scorer.merged_model.backbone, scorer.new_policy
+            rows = generate_evicted(
+                read,
+                options,
+                backbone,
+                policy,
+                lambda ids, generated: scorer.budget(ids, generated, by_ids[ids.tobytes()]),
+            )
         else:
-            units = row.cache_lengths[0]
-            left = units + new - sum(length - 1 for _, length in row.generated_spans)
-            sizes = Sizes(tokens + new, left, tokens, units, shortfall=before.shortfall)
-        self.scorer.total += sizes
-        return sizes
-
-
-def _ids(prompt: Ints | PromptIds) -> Ints:
-    return prompt.ids if isinstance(prompt, PromptIds) else prompt
-
-
-def _parts(prompt: Ints | PromptIds) -> Parts | None:
-    return prompt.parts if isinstance(prompt, PromptIds) else None
+            given = zip(read, behind, strict=True)
+            rows = self.engine.generate(
+                [ids if own is None else PromptIds(ids, own) for ids, own in given], options
+            ).rows
+        counted = []
+        for row, ids, own, before in zip(rows, read, behind, sizes, strict=True):
+            new, tokens, held = len(row.ids), before.context_tokens, row.cache_lengths[0]
+            if isinstance(scorer, EvictedScorer):
+                over = max(0, held - scorer.budget(ids, 0, own))
+                counted.append(evicted_sizes(tokens, new, held, over))
+            else:
+                left = held + new - sum(length - 1 for _, length in row.generated_spans)
+                counted.append(Sizes(tokens + new, left, tokens, held, shortfall=before.shortfall))
+        scorer.total = sum(counted, scorer.total)
+        cut = [row.ids[:limit] for row, limit in zip(rows, limits, strict=True)]
+        return list(zip(rows, cut, counted, strict=True))

@@ -56,7 +56,6 @@ class GenerationQuality:
     similarity: ReferenceSimilarity | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Return all numbers by name."""
         return {
             **{f"rep_{n}": value for n, value in self.repetition.items()},
             **{f"dist_{n}": value for n, value in self.distinct.items()},
@@ -119,7 +118,6 @@ def generation_quality(
     backbone: Backbone,
     references: References | None = None,
 ) -> GenerationQuality:
-    """Measure a set of generated texts."""
     texts = [row.ids for row in rows]
     prompts = [row.prompt_ids for row in rows]
     return GenerationQuality(

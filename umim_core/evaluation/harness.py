@@ -44,7 +44,7 @@ from umim_core.encodable import encoding_error
 from umim_core.errors import BackboneError, ConfigError, CorpusError, EvaluationError, require
 from umim_core.evaluation.comparison import compare_in_evaluate
 from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
-from umim_core.evaluation.generated_rows import GeneratedText, RowWriter, Wanted, read_gen_kwargs
+from umim_core.evaluation.generated_rows import GeneratedText, GenKwargs, RowWriter, read_gen_kwargs
 from umim_core.evaluation.method_scoring import (
     AnyScorer,
     ReducedScorer,
@@ -69,7 +69,6 @@ from umim_core.evaluation.scoring import (
     Sizes,
     counted_sizes,
 )
-from umim_core.inference.options import GenerateOptions
 from umim_core.inference.sampling import fresh_seed
 from umim_core.model.loading import LoadOptions
 from umim_core.rules.matcher import Parts
@@ -100,8 +99,6 @@ TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 class ChatContexts:
-    """Contexts by text."""
-
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.applied = False
         self._tokenizer = tokenizer
@@ -308,7 +305,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     @property
     def token_reduction(self) -> float:
-        """(raw tokens - units) / raw tokens over all inputs so far, continuations included."""
         return self.realised["token_reduction"] or 0.0
 
     @property
@@ -327,17 +323,14 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         }
 
     def forget_sizes(self) -> None:
-        """Forget the sizes of questions; what was realised in all stays known."""
         self._sizes = {}
 
     def _count(self, request: Instance, size: Sizes) -> None:
-        """Remember a request's size, its repeats together."""
         key = request.task_name, request.doc_id, request.idx
         before = self._sizes[key][1] if key in self._sizes else Sizes()
         self._sizes[key] = bool(request.args[0]), before + size
 
     def base_model(self) -> UmimLM:
-        """Return the base model on the same weights, to compare with."""
         return UmimLM(
             merge="none",
             backbone=self.backbone,
@@ -375,7 +368,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     @one_line_errors()
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
-        """Score (context, continuation) texts."""
         self.check_requests(requests)
         self.note_questions(requests)
         pairs = [(request.args, *self._encode_pair(*request.args)) for request in requests]
@@ -469,7 +461,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         disable_tqdm = disable_tqdm or bars_are_hidden()
         self.note_questions(requests)
         scorer = self.scorer or Scorer(self.merged_model, "prompt", self.max_length)
-        writer = RowWriter.of(scorer, self.merge)
+        writer = RowWriter(scorer, self.merge)
         seed = None  # drawn when a text is sampled, once for all, so that batches do not matter
         ordered = Collator(
             [(*request.args, number) for number, request in enumerate(requests)],
@@ -482,20 +474,20 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Generating") as bar:
             for chunk in ordered.get_batched(n=self.rows_per_forward(longest)):
                 prompts, (options, *_), numbers = zip(*chunk, strict=True)
-                wanted = self._wanted(options)
-                seed = fresh_seed() if wanted.config.do_sample and seed is None else seed
-                chosen = replace(wanted.options, merge=self.merge, seed=seed, streams=numbers)
-                self._note_bound(chosen)
+                kwargs = self._gen_kwargs(options)
+                seed = fresh_seed() if kwargs.config.do_sample and seed is None else seed
+                chosen = replace(kwargs.options, merge=self.merge, seed=seed, streams=numbers)
+                if isinstance(self.scorer, Scorer):
+                    self._decode_bounds[chosen.decode_bound(self.scorer.merged_model)] = None
                 ids = [self._prompt(text) for text in prompts]
                 asked = [self.asked(text) for text in prompts]
                 parts = [self.chats.parts(*pair) for pair in zip(prompts, ids, strict=True)]
-                rows = writer.write(ids, wanted, chosen, asked, parts)
-                for prompt, number, row in zip(prompts, numbers, rows, strict=True):
-                    text = self.tok_decode(row.ids)
-                    text = postprocess_generated_text(text, wanted.until, None)
+                rows = writer.write(ids, kwargs, chosen, asked, parts)
+                for prompt, number, (row, cut, size) in zip(prompts, numbers, rows, strict=True):
+                    text = postprocess_generated_text(self.tok_decode(cut), kwargs.until, None)
                     if self.merge != "none":
-                        self._count(requests[number], row.sizes)
-                        text = GeneratedText.of_row(text, row.output, row.sizes.context_tokens)
+                        self._count(requests[number], size)
+                        text = GeneratedText.of_row(text, row, size.context_tokens)
                     self.cache_hook.add_partial("generate_until", (prompt, options), text)
                     texts.append(text)
                 bar.update(len(prompts))
@@ -503,11 +495,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             self.report()
         return cast("list[str]", ordered.get_original(texts))
 
-    def _note_bound(self, options: GenerateOptions) -> None:
-        if isinstance(self.scorer, Scorer):
-            self._decode_bounds[options.decode_bound(self.scorer.merged_model)] = None
-
-    def _wanted(self, options: dict[str, Any]) -> Wanted:
+    def _gen_kwargs(self, options: dict[str, Any]) -> GenKwargs:
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         settings = dict(normalize_gen_kwargs(options, self.max_gen_toks))
         until, warn = handle_stop_sequences(settings.pop("until"), eos), partial(warning_once, _log)
@@ -532,7 +520,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return text
 
     def note_questions(self, requests: Sequence[Instance]) -> None:
-        """Note what the contexts of requests ask, for token reducers."""
         if not isinstance(self.scorer, ReducedScorer):
             return
         self._asked = {str(request.args[0]): asked_by(request) for request in requests}
@@ -541,11 +528,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             _log.warning("umim: no question or cue of %s is known: none is protected", names)
 
     def asked(self, context: str) -> Asked:
-        """Return what a context of the latest requests asks."""
         return self._asked.get(context, UNKNOWN)
 
     def check_comparison(self) -> None:
-        """Refuse requests of a comparing model that no comparison has begun for."""
         require(
             self.compare is None or self.comparing,
             ConfigError,
@@ -574,7 +559,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return max(1, min(int(self.max_batch_size), _CPU_TOKENS // longest))
 
     def report(self) -> None:
-        """Log the token reduction so far."""
         alone = self.context_token_reduction
         part = "" if alone is None else f", of contexts alone {alone:.4f}"
         if self.scorer is not None and self.scorer.total.columns is not None:

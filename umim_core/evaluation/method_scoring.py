@@ -54,8 +54,6 @@ from umim_core.store.artifacts import sha256_bytes
 
 @dataclass(frozen=True)
 class Shortened:
-    """A context whose tokens were reduced."""
-
     ids: Ints
     tokens: int
     shortfall: int
@@ -68,18 +66,14 @@ class Shortened:
 
 @dataclass
 class _BaselineScorer(RequestScorer):
-    """Scores requests under a baseline."""
-
     umim: Scorer
 
     @property
     def merged_model(self) -> MergedModel:
-        """The checkpoint that gives the backbone."""
         return self.umim.merged_model
 
     @property
     def max_units(self) -> int:
-        """Longest sequence that the model takes."""
         return self.umim.max_units
 
     def equal_saving(self, tokens: int, units: int) -> int:
@@ -101,7 +95,6 @@ class ReducedScorer(_BaselineScorer):
     def forwards(
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
-        """Yield the scores of every forward, by number of their request."""
         shortened: dict[tuple[bytes, Asked, Parts | None], Shortened] = {}
         reduced, sizes = [], []
         for request in requests:
@@ -185,7 +178,6 @@ class EvictedScorer(_BaselineScorer):
     def forwards(
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
-        """Yield the scores behind every context, by number of their request."""
         groups: dict[tuple[bytes, Parts | None], list[int]] = {}
         for index, request in enumerate(requests):
             room = self.max_units - len(request.continuation) + 1

@@ -49,7 +49,6 @@ def check_modes(
     merge: Merge,
     raw_tail: int,
 ) -> None:
-    """Refuse arguments of ``UmimLM`` that do not go together."""
     check_merge(merge)
     check_raw_tail(raw_tail, merge)
     none, with_none = merge == "none", "with merge=none"
@@ -182,7 +181,6 @@ def checkpoint_config(given: str | Path | Checkpoint | None) -> CheckpointConfig
 
 
 def _checkpoint(checkpoint: str | Path | Checkpoint | None) -> str | Path | Checkpoint:
-    """Return what was given, else what ``UMIM_CHECKPOINT`` names, else the embedded default."""
     if isinstance(checkpoint, Checkpoint):
         return checkpoint
     name, origin = checkpoint, "checkpoint="
@@ -195,7 +193,6 @@ def _checkpoint(checkpoint: str | Path | Checkpoint | None) -> str | Path | Chec
 
 
 def _device(asked: str | None) -> str:
-    """Return where to load: on the CPU where CUDA is asked for and missing, as ``hf`` does."""
     if asked is not None and asked.startswith("cuda") and not has_device("cuda"):
         # lm-eval's command line asks for cuda:0 by default.
         _log.info("umim: no CUDA device, using the CPU instead of %s", asked)
@@ -228,7 +225,6 @@ def task_tokenizer(metadata: Mapping[str, object]) -> PreTrainedTokenizerBase:
 
 
 def _named(metadata: Mapping[str, object]) -> tuple[str, str | None]:
-    """Return the backbone's name and revision."""
     revision = metadata.get("revision")
     for key in _NAMES:
         name = metadata.get(key)

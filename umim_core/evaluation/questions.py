@@ -137,7 +137,6 @@ def reduction(tally: Sequence[int]) -> float | None:
 
 
 def question_set(source: QuestionSource) -> QuestionSet:
-    """Load a task's questions and return what they are."""
     from umim_core.evaluation.tasks.lm_eval_tasks import own_config, runs_programs
     from umim_core.task_sets.spec import TASKS
 
@@ -189,7 +188,6 @@ def _generates(task: Task) -> bool:
 
 
 def _means(task: Task) -> tuple[str, ...]:
-    """Return the metrics that lm-eval averages over questions."""
     from lm_eval.api.metrics import mean
 
     aggregations = sorted(task.aggregation().items())
@@ -237,7 +235,6 @@ def _limit(task: Task, source: QuestionSource) -> None:
 def score_questions(
     model: UmimLM, source: QuestionSource, questions: QuestionSet, first: int, last: int
 ) -> ShardScores:
-    """Score the questions ``first`` to ``last`` - 1."""
     task, digest = _loaded(source)
     require(
         digest == questions.digest,
@@ -407,7 +404,6 @@ class ChoiceScores:
     answers: int
 
     def hits(self) -> list[float]:
-        """Return 1 per question whose right answer scores highest (ties: the first), else 0."""
         pairs = zip(self.scores, self.golds, strict=True)
         return [float(row.index(max(row)) == gold) for row, gold in pairs]
 
@@ -417,11 +413,9 @@ class ChoiceScores:
         return [row[gold] - max(row[:gold] + row[gold + 1 :]) for row, gold in pairs]
 
     def token_reduction(self) -> float:
-        """Return the share of the contexts' tokens that merging saves."""
         return reduction(self.contexts) or 0.0
 
     def input_reduction(self) -> float:
-        """Return the share of the tokens of contexts and answers that merging saves."""
         raw, units = self.contexts
         return (raw - units) / (raw + self.answers)
 

@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.errors import EvaluationError, NumericalError
-from umim_core.evaluation.alignment import logit_pairs
-from umim_core.evaluation.alignment_metrics import row_divergence
+from umim_core.evaluation.alignment import logit_pairs, row_divergence
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.damage_table import DamageOrigin, DamageTable
@@ -139,7 +138,6 @@ def _divergence(
 
 
 def _places(rules: RuleSet, layout: BranchLayout) -> NDArray[np.int64]:
-    """Return the places of a batch's spans in the rule set [M]."""
     spans, lengths = layout.span_ids.cpu().numpy(), layout.span_lengths.cpu().numpy()
     places = np.empty(len(spans), dtype=np.int64)
     for n in ORDERS:

@@ -80,7 +80,6 @@ class Sizes:
     shortfall: int = 0
 
     def __add__(self, other: Sizes) -> Sizes:
-        """Return the size of two inputs together."""
         columns = [size.columns for size in (self, other) if size.columns is not None]
         return Sizes(
             self.tokens + other.tokens,
@@ -177,7 +176,6 @@ class RequestScorer(ABC):
 
 
 def _check_requests(requests: Sequence[Request], batch_size: int) -> None:
-    """Refuse what cannot be scored."""
     if batch_size < 1:
         raise EvaluationError("batch_size must be at least 1", batch_size, "Use 1 or more.")
     for i, request in enumerate(requests):
@@ -191,8 +189,6 @@ def _check_requests(requests: Sequence[Request], batch_size: int) -> None:
 
 @dataclass(frozen=True)
 class _Row:
-    """One row of a forward: a context, the requests that share it, and their sizes."""
-
     context: Ints
     parts: Parts | None
     members: list[int]
@@ -214,7 +210,6 @@ class Scorer(RequestScorer):
     def forwards(
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
-        """Yield the scores of every forward, by number of their request."""
         if self.merge == "all" and self.merged_model.raw_tail:
             raise EvaluationError(
                 "raw_tail needs contexts that are matched alone", "merge 'all'", "Use 'prompt'."
@@ -318,7 +313,6 @@ class Scorer(RequestScorer):
     def _score_whole(
         self, rows: Sequence[_Row], endings: Sequence[Sequence[Ints]]
     ) -> list[TokenScores]:
-        """Score the continuation's tokens in the states before them, in one forward."""
         whole = [np.concatenate([row.context, *e]) for row, e in zip(rows, endings, strict=True)]
         known = [len(row.context) for row in rows]
         return score_rows(whole, self.merged_model, known, parts=[row.parts for row in rows])

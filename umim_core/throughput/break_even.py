@@ -61,12 +61,10 @@ class ThroughputRow:
 
     @property
     def pays(self) -> bool:
-        """Whether UMIM was faster, its lower quartile included."""
         return self.speedup_low > 1.0
 
     @property
     def label(self) -> str:
-        """The rules for people, such as ``natural`` or ``pairs 25 %``."""
         asked = self.asked_reduction
         return self.rules if asked is None else f"pairs {100 * asked:.3g} %"
 
@@ -113,7 +111,6 @@ def pays_from(rows: Sequence[ThroughputRow]) -> int | None:
 
 
 def break_even(rows: Sequence[ThroughputRow]) -> list[BreakEven]:
-    """Return from which prompt length UMIM pays, per phase, batch size and kind of rules."""
     return [
         BreakEven(
             phase=phase,
@@ -144,7 +141,6 @@ def least_reduction(rows: Sequence[ThroughputRow]) -> float | None:
 
 
 def break_even_markdown(rows: Sequence[ThroughputRow]) -> str:
-    """Return a table per phase and batch size: rules down, lengths across, bold where UMIM pays."""
     parts = []
     for (phase, batch_size), kinds in _grouped(rows).items():
         every = [row for own in kinds.values() for row in own]

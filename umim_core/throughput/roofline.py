@@ -74,20 +74,16 @@ class ModelShape:
         return merged + (read - merged) * self.raw_layers / self.layers + 2.0 * self.head_weights
 
     def decode_flops(self, units: float) -> float:
-        """Return the FLOPs of one new unit on top of ``units`` cached ones."""
         attention = 4.0 * self.layers * self.query_width * units
         return 2.0 * (self.matrix_weights + self.head_weights) + attention
 
     def prefill_bound(self, raw: float, units: float) -> float:
-        """Return the largest speed-up that ``units`` in place of ``raw`` tokens can give."""
         return self.prefill_flops(raw, raw) / self.prefill_flops(units, raw)
 
     def kv_bytes(self, units: float) -> float:
-        """Return the bytes of the keys and values of ``units`` in all layers."""
         return 2.0 * self.layers * self.kv_width * self.weight_bytes * units
 
     def decode_bound(self, raw: float, units: float, batch_size: int) -> float:
-        """Return the largest decode speed-up, which reading weights and cache allows."""
         weights = (self.matrix_weights + self.head_weights) * self.weight_bytes
         mixed = self.columns(raw, units)
         held = batch_size * self.kv_bytes(raw), batch_size * self.kv_bytes(mixed)
@@ -113,7 +109,6 @@ class Roofline:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what was asked of it (a CPU always has)."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

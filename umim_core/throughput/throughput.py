@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.evaluate import BenchmarkConfig, RuleKind
+from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
@@ -184,7 +184,6 @@ _ROUNDING: Final = 1e-9  # so that ten tenths are one
 
 
 def _merged(pairs: Ints, share: float) -> NDArray[np.bool_]:
-    """Return which pairs [K] (0, 1, ...) are merged if a share of them is."""
     before, after = (np.floor(n * share + _ROUNDING) for n in (pairs, pairs + 1))
     return np.asarray(after > before)
 
@@ -199,7 +198,6 @@ class PairSuffixes(SuffixMatcher):
         self._pairs = np.zeros(rows, dtype=np.int64)  # complete ones so far
 
     def resume(self, row: int, ids: Ints, starts: Ints) -> None:
-        """Go on behind a text; its last token waits for a partner where their number is odd."""
         self._single[row] = ids[-1] if len(ids) % 2 else -1
         self._pairs[row] = len(ids) // 2
 
@@ -252,21 +250,10 @@ class FixedPairs(Matcher):
         return np.concatenate([empty, *starts]), np.concatenate([empty, *lengths]), borders
 
     def contains(self, span: Sequence[int]) -> bool:
-        """Return whether the span is a pair."""
         return len(span) == 2
 
     def suffixes(self, rows: int) -> PairSuffixes:
-        """Return what merges generated tokens with the ones before them."""
         return PairSuffixes(rows, self._share)
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """One kind of rules; ``asked`` is the token reduction that pairs are made for."""
-
-    kind: RuleKind
-    asked: float | None
-    matcher: Matcher
 
 
 @dataclass(frozen=True)
@@ -312,30 +299,31 @@ def measure_throughput(
     _check(backbone, ids, config)
     ceiling = roofline or measure_peak(backbone.device, backbone.dtype)
     base = Engine(merged_model.base())
-    kinds = [_Rules("fixed-pairs", asked, FixedPairs(asked)) for asked in config.token_reductions]
-    kinds.append(_Rules("natural", None, merged_model.require_matcher()))
-    rules = [(kind, Engine(merged_model.merging_by(kind.matcher))) for kind in kinds]
+    matchers: dict[float | None, Matcher] = {  # by the token reduction that pairs are made for
+        asked: FixedPairs(asked) for asked in config.token_reductions
+    }
+    matchers[None] = merged_model.require_matcher()
+    rules = {asked: Engine(merged_model.merging_by(m)) for asked, m in matchers.items()}
     shapes = product(config.batch_sizes, config.prompt_lengths, [config.new_tokens])
-    wanted = [(sizes, kind, umim) for sizes in shapes for kind, umim in rules]
+    settings = list(product(shapes, rules.items()))
     measured = []
-    for done, (sizes, kind, umim) in enumerate(wanted):
+    for done, (sizes, (asked, umim)) in enumerate(settings):
         if progress is not None:
-            progress(done, len(wanted))
+            progress(done, len(settings))
         pairs = alternate(base, umim, ids, sizes, config, continuation, options)
-        measured.append((sizes, kind, pairs))
+        measured.append((sizes, asked, pairs))
     if roofline is None:  # a busy moment may have hidden the peak the first time
         again = measure_peak(backbone.device, backbone.dtype)
         ceiling = Roofline(max(ceiling.peak_flops, again.peak_flops))
     shape = ModelShape.of(backbone.model, merged_model.merge_depth)
     return [
-        _row(phase, kind, sizes, pairs, ceiling)
-        for sizes, kind, pairs in measured
+        _row(phase, asked, sizes, pairs, ceiling)
+        for sizes, asked, pairs in measured
         for phase in _phases(shape, sizes, pairs)
     ]
 
 
 def tokens_needed(config: BenchmarkConfig) -> int:
-    """Return the tokens of the largest batch of prompts."""
     return max(config.batch_sizes) * max(config.prompt_lengths)
 
 
@@ -357,7 +345,6 @@ def _check(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> None:
 
 
 def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]:
-    """Return what the rows of all phases are made of; units are means over the pairs."""
     batch, length, new = sizes
     pairs = list(zip(measured.base, measured.umim, strict=True))
     raw, units = (
@@ -419,7 +406,7 @@ def _prefill_flops(shape: ModelShape, units: Ints, raw: Ints) -> float:
 
 
 def _row(
-    phase: _Phase, rules: _Rules, sizes: Sizes, measured: Measured, ceiling: Roofline
+    phase: _Phase, asked: float | None, sizes: Sizes, measured: Measured, ceiling: Roofline
 ) -> ThroughputRow:
     base, umim = (statistics.median(side) for side in zip(*phase.seconds, strict=True))
     if not base > 0 or not umim > 0:
@@ -430,8 +417,8 @@ def _row(
     where = f"{phase.name} at {length} tokens"
     return ThroughputRow(
         phase=phase.name,
-        rules=rules.kind,
-        asked_reduction=rules.asked,
+        rules="natural" if asked is None else "fixed-pairs",
+        asked_reduction=asked,
         prompt_tokens=length,
         new_tokens=new,
         batch_size=batch,

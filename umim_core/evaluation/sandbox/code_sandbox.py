@@ -63,8 +63,6 @@ _EXCEPTIONS: Final = frozenset(
 
 @dataclass(frozen=True)
 class Verdict:
-    """End of one program."""
-
     passed: bool
     reason: str
 

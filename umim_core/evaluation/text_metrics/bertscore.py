@@ -44,7 +44,6 @@ class TextFeatures:
 
     @property
     def label(self) -> str:
-        """The features in words, for results."""
         return (
             f"stand-in features: hidden states of {self.model} after its last block and final norm"
         )
@@ -67,7 +66,6 @@ class TextFeatures:
 
 @cache
 def features_of(name: str) -> TextFeatures:
-    """Return the features of a model by name, loaded once in a process."""
     return TextFeatures(load_backbone(name))
 
 

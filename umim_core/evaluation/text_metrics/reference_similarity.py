@@ -50,7 +50,6 @@ def rouge(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _lines(text: str) -> str:
-    """Put every sentence of a text on a line of its own."""
     return "\n".join(_SENTENCE_END.split(text.strip()))
 
 
@@ -130,7 +129,6 @@ class References:
 
     @cached_property
     def states(self) -> list[Tensor]:
-        """Features of every continuation's tokens [T, d]."""
         return self.features.of_tokens(self.texts)
 
 
@@ -186,7 +184,6 @@ def reference_similarity(texts: Sequence[str], references: References) -> Refere
 
 
 def _mauve(states: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """Return MAUVE of the states of the last tokens."""
     own, other = ([text[-1] for text in part if len(text)] for part in (states, others))
     if min(len(own), len(other)) < FEWEST_TEXTS:
         return math.nan

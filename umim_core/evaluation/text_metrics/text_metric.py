@@ -18,8 +18,6 @@ Score = Callable[[Sequence[str], Mapping[str, Any]], Figures]
 
 @dataclass(frozen=True)
 class TextMetric:
-    """A metric."""
-
     figures: tuple[str, ...]
     score: Score
     runs_code: bool = False
@@ -48,5 +46,4 @@ def add_text_metric(
 
 
 def mean_figures(rows: Sequence[Figures]) -> dict[str, float]:
-    """Return the mean of every figure over the answers to one question."""
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
