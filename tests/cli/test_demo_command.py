@@ -8,7 +8,7 @@ import re
 import pytest
 
 from support.command_line import Umim
-from umim_core.cli.demo_command import _verdict
+from umim_core.cli.demo_command import verdict as verdict_of
 from umim_core.model_sources.model_cache import model_fault
 from umim_core.model_sources.packaged_model import PACKAGED
 
@@ -55,7 +55,7 @@ def test_the_document_holds_what_was_measured(umim: Umim) -> None:
     ],
 )
 def test_answers_are_compared(base: str, umim_says: str, verdict: str) -> None:
-    assert _verdict(base, umim_says, "red") == verdict
+    assert verdict_of(base, umim_says, "red") == verdict
 
 
 @pytest.mark.full

@@ -108,11 +108,11 @@ def test_a_chat_goes_on_under_templates_that_trim(chatty: UMIM, reply: str) -> N
     assert solid(held).count("Return") == 1  # nothing was read twice
 
 
-def test_only_white_space_at_the_edges_of_replies_may_differ(chatty: UMIM) -> None:
-    for change in ({"content": "Return the sum."}, {"content": "Returnthe  sum."}):
+def test_only_white_space_may_differ(chatty: UMIM) -> None:
+    for said in ("Return the sums.", "Return a sum.", "return the sum."):
         chat = [{"role": "user", "content": "Return  the sum."}]
         last = say(chatty, chat, " Sure.\n", None)
-        chat[0] |= change
+        chat[0]["content"] = said
         chat.append({"role": "user", "content": "And?"})
         with pytest.raises(GenerationError, match="must begin with what its state holds"):
             chatty.generate(chat, max_new_tokens=1, past=last.state)

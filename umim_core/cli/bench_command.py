@@ -19,7 +19,6 @@ from umim_core.errors import ConfigError, CorpusError
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
     from numpy.typing import NDArray
     from rich.table import Table
 
@@ -103,12 +102,13 @@ def bench(
             umim.merged_model, ids, config, options=options, progress=progress
         )
     reading = f"merge {merge}" + (f", raw tail {raw_tail}" if raw_tail else "")
-    said = f"{_number(umim.backbone.dtype)}, {reading}. {verdict(rows)}"
+    kind = str(umim.backbone.dtype).removeprefix("torch.")
+    said = f"{kind}, {reading}. {verdict(rows)}"
     if as_json:
         document: dict[str, object] = {
             "checkpoint": name,
             "device": place,
-            "dtype": _number(umim.backbone.dtype),
+            "dtype": kind,
             "merge": merge,
             "raw_tail": raw_tail,
             "rows": [asdict(row) for row in rows],
@@ -121,10 +121,6 @@ def bench(
 
         Console(width=None if sys.stdout.isatty() else _WIDTH).print(_table(rows))
         emit({}, [said, *filter(None, [quantisation_note(umim.backbone.name)])], as_json)
-
-
-def _number(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -32,42 +31,6 @@ _ROOM: Final = 128  # positions for a question, its answer and a template
 _SHOWN: Final = 110  # tokens of the document that are shown with their spans
 _MIB: Final = 2**20
 _SIDES: Final = ("base", "UMIM")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The document as both sides read it.
-
-    Attributes:
-        token_reduction: (raw tokens - units) / raw tokens of UMIM.
-        base_seconds: Median time of the base model; ``umim_seconds`` is UMIM's.
-        speedup: Median ratio of alternating pairs, from ``speedup_low`` to ``speedup_high``.
-        bound: The most that this token reduction can give.
-        base_kv_bytes: Keys and values of the base model; ``umim_kv_bytes`` are UMIM's.
-    """
-
-    tokens: int
-    token_reduction: float
-    base_seconds: float
-    umim_seconds: float
-    speedup: float
-    speedup_low: float
-    speedup_high: float
-    bound: float
-    base_kv_bytes: float
-    umim_kv_bytes: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Answers to one question."""
-
-    question: str
-    base: str
-    umim: str
-    verdict: str
-    base_first_token: float
-    umim_first_token: float
 
 
 def demo(
@@ -98,13 +61,11 @@ def demo(
     read, prefixes = _read(umim, document, merge, pairs)
     if not as_json:
         _show_start(umim, prefixes[1])
-    for line in _reading_lines(read, pairs):
-        say(line)
+    say(_reading_lines(read, pairs))
     answers = []
     for number, (question, key) in enumerate(_QUESTIONS, start=1):
         answers.append(_answer(umim, document, question, key, prefixes, merge))
-        for line in _answer_lines(number, answers[-1]):
-            say(line)
+        say(_answer_lines(number, answers[-1]))
     seconds = time.monotonic() - began
     report: dict[str, object] = {
         "checkpoint": name,
@@ -112,8 +73,8 @@ def demo(
         "dtype": kind,
         "merge": merge,
         "raw_tail": raw_tail,
-        "reading": asdict(read),
-        "answers": [asdict(answer) for answer in answers],
+        "reading": read,
+        "answers": answers,
         "seconds": seconds,
     }
     closing = (
@@ -143,8 +104,12 @@ def _prompt(umim: UMIM, text: str) -> PromptInput:
 
 def _read(
     umim: UMIM, document: str, merge: Merge, pairs: int
-) -> tuple[Reading, tuple[Prefix, Prefix]]:
-    """Read the document by both sides in turn; return the figures and the last prefixes."""
+) -> tuple[dict[str, float], tuple[Prefix, Prefix]]:
+    """Read the document by both sides in turn; return the figures and the last prefixes.
+
+    Times are medians; the speed-up is the median ratio of alternating pairs, of which the bound is
+    the most that this token reduction can give. KV bytes are those of all keys and values.
+    """
     from umim_core.throughput.roofline import ModelShape
 
     prompt, short = _prompt(umim, document), _prompt(umim, document.partition("\n\n")[0])
@@ -162,18 +127,18 @@ def _read(
     first, second = (side[1] for side in rounds[-1])
     tokens, units = len(first.raw_ids), second.cache_length
     shape = ModelShape.of(umim.backbone.model, umim.merged_model.merge_depth)
-    figures = Reading(
-        tokens=tokens,
-        token_reduction=second.token_reduction,
-        base_seconds=statistics.median(base for base, _ in seconds),
-        umim_seconds=statistics.median(ours for _, ours in seconds),
-        speedup=statistics.median(ratios),
-        speedup_low=min(ratios),
-        speedup_high=max(ratios),
-        bound=shape.prefill_bound(tokens, units),
-        base_kv_bytes=shape.kv_bytes(tokens),
-        umim_kv_bytes=shape.kv_bytes(shape.columns(tokens, units)),
-    )
+    figures = {
+        "tokens": tokens,
+        "token_reduction": second.token_reduction,
+        "base_seconds": statistics.median(base for base, _ in seconds),
+        "umim_seconds": statistics.median(ours for _, ours in seconds),
+        "speedup": statistics.median(ratios),
+        "speedup_low": min(ratios),
+        "speedup_high": max(ratios),
+        "bound": shape.prefill_bound(tokens, units),
+        "base_kv_bytes": shape.kv_bytes(tokens),
+        "umim_kv_bytes": shape.kv_bytes(shape.columns(tokens, units)),
+    }
     return figures, (first, second)
 
 
@@ -193,28 +158,28 @@ def _show_start(umim: UMIM, prefix: Prefix) -> None:
     View(tuple(pieces), summary, "umim-demo").show()
 
 
-def _reading_lines(read: Reading, pairs: int) -> list[str]:
-    saved = round(read.token_reduction * read.tokens)
-    base, ours = read.base_kv_bytes / _MIB, read.umim_kv_bytes / _MIB
+def _reading_lines(read: dict[str, float], pairs: int) -> str:
+    tokens, reduction = read["tokens"], read["token_reduction"]
+    base, ours = read["base_kv_bytes"] / _MIB, read["umim_kv_bytes"] / _MIB
+    seconds = (f"{read[f'{side}_seconds']:.2f} s" for side in ("base", "umim"))
     cells = (
         ("", *_SIDES),
-        ("to read the document", f"{read.base_seconds:.2f} s", f"{read.umim_seconds:.2f} s"),
-        ("units", f"{read.tokens:,}", f"{read.tokens - saved:,}"),
+        ("to read the document", *seconds),
+        ("units", f"{tokens:,}", f"{tokens - round(reduction * tokens):,}"),
         ("its KV cache", f"{base:.1f} MiB", f"{ours:.1f} MiB"),
     )
     table = [f"{label:<22}{left:>12}{right:>12}" for label, left, right in cells]
-    return [
-        "",
-        *table,
-        f"{read.speedup:.2f} times as fast ({read.speedup_low:.2f} to {read.speedup_high:.2f} in "
-        f"{pairs} pairs; {read.bound:.2f} is the most that {read.token_reduction:.0%} fewer units "
-        "can give)",
-    ]
+    speed = (
+        f"{read['speedup']:.2f} times as fast ({read['speedup_low']:.2f} to "
+        f"{read['speedup_high']:.2f} in {pairs} pairs; {read['bound']:.2f} is the most that "
+        f"{reduction:.0%} fewer units can give)"
+    )
+    return "\n".join(["", *table, speed])
 
 
 def _answer(
     umim: UMIM, document: str, question: str, key: str, prefixes: Sequence[Prefix], merge: Merge
-) -> Answer:
+) -> dict[str, Any]:
     """Answer a question behind the document that each side has read."""
     chat = umim.backbone.require_tokenizer().chat_template is not None
     asked = f"\n\nAnswer in one short sentence: {question}"
@@ -227,10 +192,17 @@ def _answer(
         sides.append(side)
     base, ours = (" ".join(side.text[0].split()) for side in sides)
     times = [side.timings.first_token for side in sides]
-    return Answer(question, base, ours, _verdict(base, ours, key), times[0], times[1])
+    return {
+        "question": question,
+        "base": base,
+        "umim": ours,
+        "verdict": verdict(base, ours, key),
+        "base_first_token": times[0],
+        "umim_first_token": times[1],
+    }
 
 
-def _verdict(base: str, ours: str, key: str) -> str:
+def verdict(base: str, ours: str, key: str) -> str:
     """Compare two answers: by their text, and by a word that a right answer holds."""
     if base == ours:
         return "the same answer"
@@ -243,12 +215,11 @@ def _verdict(base: str, ours: str, key: str) -> str:
     return verdicts[key in base.lower(), key in ours.lower()]
 
 
-def _answer_lines(number: int, answer: Answer) -> list[str]:
-    rows = (
-        ("base", answer.base_first_token, answer.base),
-        ("UMIM", answer.umim_first_token, answer.umim),
-    )
-    return [
-        f"\n{number}. {answer.question}   [{answer.verdict}]",
-        *(f"   {side}  first token after {1e3 * t:,.0f} ms  {text}" for side, t, text in rows),
+def _answer_lines(number: int, answer: dict[str, Any]) -> str:
+    sides = zip(_SIDES, ("base", "umim"), strict=True)
+    rows = [
+        f"   {side}  first token after {1e3 * seconds:,.0f} ms  {answer[name]}"
+        for side, name in sides
+        for seconds in [answer[f"{name}_first_token"]]
     ]
+    return "\n".join([f"\n{number}. {answer['question']}   [{answer['verdict']}]", *rows])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,7 +10,7 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
-from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.errors import ArtifactError, ConfigError, CorpusError, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,76 +22,7 @@ if TYPE_CHECKING:
 
 _SEGMENT_LENGTH: Final = 512  # where the rule set does not say
 _HELD_OUT: Final = 10  # one segment in so many
-_NOTABLE: Final = 1.1  # times the token reduction that was asked for
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """Figures of a pruning.
-
-    Token reductions are (raw tokens - units) / raw tokens of the held-out text.
-
-    Attributes:
-        name: What the checkpoint is recorded under; None where it could not be.
-        max_damage: Price of the dearest rule that stays: estimated nats per occurrence, over the
-            tokens that one saves.
-        damage_dropped: Share of the measured divergence that the other rules held, 0..1.
-        savings_dropped: Share of the saved tokens that they held, 0..1.
-        decode_target: Token reduction that was asked of the rules that generated tokens merge by;
-            None where none was.
-        decode_max_damage: Most price of these rules, as ``max_damage``; None for all.
-    """
-
-    checkpoint: str
-    damage: str
-    name: str | None
-    rules_before: int
-    rules: int
-    rules_met: int
-    measured_tokens: int
-    heldout_tokens: int
-    token_reduction_before: float
-    token_reduction: float
-    max_damage: float
-    damage_dropped: float
-    savings_dropped: float
-    protect: tuple[str, ...]
-    decode_target: float | None
-    decode_max_damage: float | None
-    decode_rules: int
-    decode_token_reduction: float
-
-    def lines(self) -> list[str]:
-        """Return them for people."""
-        dropped = (
-            f"the others held {self.damage_dropped:.1%} of the measured divergence and "
-            f"{self.savings_dropped:.1%} of the saved tokens"
-        )
-        decoding = (
-            f"generated tokens merge by {self.decode_rules:,} rules of at most "
-            f"{self.decode_max_damage} nats per saved token: token reduction "
-            f"{self.decode_token_reduction:.2%} of the held-out text"
-        )
-        wanted = self.decode_target
-        if wanted is not None and self.decode_token_reduction > _NOTABLE * wanted:
-            decoding += (
-                f", more than the {wanted:.2%} asked for: many rules have the price of the dearest "
-                "one, as rules that were not met do, and a bound takes all of them"
-            )
-        return [
-            f"{self.rules_before:,} rules, {self.rules_met:,} of them met in "
-            f"{self.measured_tokens:,} tokens",
-            f"{self.rules:,} rules stay: token reduction {self.token_reduction_before:.2%} -> "
-            f"{self.token_reduction:.2%} on {self.heldout_tokens:,} held-out tokens",
-            *([dropped] if self.rules < self.rules_before else []),
-            f"the dearest rule that stays costs an estimated {self.max_damage:.3g} nats per "
-            "occurrence, over the tokens that one saves",
-            *([f"no rule holds: {', '.join(self.protect)}"] if self.protect else []),
-            *([decoding] if self.decode_max_damage is not None else []),
-            f"checkpoint:   {self.checkpoint}",
-            f"damage table: {self.damage}   (--damage: other targets without a new pass)",
-            *([f"name:         {self.name}   (umim path lists all)"] if self.name else []),
-        ]
+_NOTABLE: Final = 1.1  # times the token reduction of --decode-tr
 
 
 def prune(
@@ -172,11 +102,38 @@ def prune(
         rules_under,
     )
 
-    _check_goal(target_tr, every_rule, keep_digits, protect)
+    targets = f"--target-tr {target_tr}, --decode-tr {decode_tr}, --decode-max-damage"
+    for ok, rule, remedy in (
+        (
+            (target_tr is None) == every_rule,
+            "pruning needs a target or --keep-all, and not both",
+            "Give --target-tr 0.2, or --keep-all to measure the rules and drop none.",
+        ),
+        (
+            not every_rule or not (keep_digits or protect),
+            "--keep-all keeps every rule, those with protected tokens, too",
+            "Leave out --keep-digits and --protect.",
+        ),
+        (
+            decode_max_damage is None or decode_tr is None,
+            "the rules of decoding need one bound",
+            "Leave one of them out.",
+        ),
+        (
+            decode_max_damage is None or math.isfinite(decode_max_damage),
+            "--decode-max-damage must be finite",
+            "Leave it out to merge by all rules.",
+        ),
+        (
+            decode_tr is None or target_tr is None or decode_tr <= target_tr,
+            "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay",
+            "Lower --decode-tr, or raise --target-tr.",
+        ),
+    ):
+        require(ok, ConfigError, rule, f"{targets} {decode_max_damage}", remedy)
     for target in (target_tr, decode_tr):
         if target is not None:
             check_target(target)
-    _check_decoding(decode_max_damage, decode_tr, target_tr)
     goal = "all" if target_tr is None else target_tr
     own = own_place("pruned", out, f"{Path(checkpoint).name}-{goal}")
     place = own.directory
@@ -189,7 +146,9 @@ def prune(
         )
     from umim_core import UMIM
     from umim_core.backbone.devices import default_device
-    from umim_core.progress import logger
+    from umim_core.checkpoint.next_steps import after_pruning
+    from umim_core.evaluation.rule_damage import measure_damage, text_digest
+    from umim_core.progress import log_progress, logger
     from umim_core.rules.damage_table import DamageTable
     from umim_core.rules.inspection import token_reduction
     from umim_core.rules.matcher import Matcher
@@ -210,12 +169,20 @@ def prune(
     rows, held = _rows(umim, sources, limit)
     if table is None:
         log_lines("umim.progress")
+        see = log_progress("tokens measured")
         with computing():
-            table = _measure(umim, rows)
+            table = measure_damage(
+                list(rows), umim.merged_model, progress=lambda n: see(n, rows.size)
+            )
         table.save(place / "damage")
         logger.info("damage table: %s", place / "damage")
-    elif not heldout:
-        _check_text(table, rows)
+    require(
+        bool(heldout) or table.origin.text_digest == text_digest(list(rows)),
+        ConfigError,
+        "without --heldout, the damage table must be of the text that is not held out",
+        f"one of {table.origin.tokens:,} tokens of other text",
+        "Give --heldout, or the text and limit that were measured.",
+    )
     text = held.reshape(-1), UniformOffsets(held.shape[1], len(held))[:]
     if target_tr is None:
         cut = keep_all(table, text)
@@ -229,78 +196,67 @@ def prune(
     decoding = cut.rules if decode_max_damage is None else rules_under(cut.rules, decode_max_damage)
     name = own.record(place / "checkpoint")
     left = ~cut.kept
-    figures = Pruning(
-        checkpoint=str(place / "checkpoint"),
-        damage=str(damage or place / "damage"),
-        name=name,
-        rules_before=len(table.rules),
-        rules=len(cut.rules),
-        rules_met=int((table.occurrences > 0).sum()),
-        measured_tokens=table.origin.tokens,
-        heldout_tokens=held.size,
-        token_reduction_before=token_reduction(*text, umim.matcher),
-        token_reduction=cut.token_reduction,
-        max_damage=cut.most,
-        damage_dropped=float(table.kl[left].sum() / table.kl.sum()),
-        savings_dropped=float(table.saved_tokens[left].sum() / table.saved_tokens.sum()),
-        protect=cut.rules.origin.protect,
-        decode_target=decode_tr,
-        decode_max_damage=decode_max_damage,
-        decode_rules=len(decoding),
-        decode_token_reduction=token_reduction(*text, Matcher(decoding)),
-    )
-    from umim_core.checkpoint.next_steps import after_pruning
-
+    damage_dropped = float(table.kl[left].sum() / table.kl.sum())
+    savings_dropped = float(table.saved_tokens[left].sum() / table.saved_tokens.sum())
+    reductions = [token_reduction(*text, by) for by in (umim.matcher, Matcher(decoding))]
+    # Prices are estimated nats per occurrence of a rule, over the tokens that one saves.
+    document: dict[str, object] = {
+        "checkpoint": str(place / "checkpoint"),
+        "damage": str(damage or place / "damage"),
+        "name": name,
+        "rules_before": len(table.rules),
+        "rules": len(cut.rules),
+        "rules_met": int((table.occurrences > 0).sum()),
+        "measured_tokens": table.origin.tokens,
+        "heldout_tokens": held.size,
+        "token_reduction_before": reductions[0],
+        "token_reduction": cut.token_reduction,
+        "max_damage": cut.most,
+        "damage_dropped": damage_dropped,
+        "savings_dropped": savings_dropped,
+        "protect": cut.rules.origin.protect,
+        "decode_target": decode_tr,
+        "decode_max_damage": decode_max_damage,
+        "decode_rules": len(decoding),
+        "decode_token_reduction": reductions[1],
+    }
     lines = [
-        *figures.lines(),
+        f"{len(table.rules):,} rules, {document['rules_met']:,} of them met in "
+        f"{table.origin.tokens:,} tokens",
+        f"{len(cut.rules):,} rules stay: token reduction {reductions[0]:.2%} -> "
+        f"{cut.token_reduction:.2%} on {held.size:,} held-out tokens",
+    ]
+    if len(cut.rules) < len(table.rules):
+        lines.append(
+            f"the others held {damage_dropped:.1%} of the measured divergence and "
+            f"{savings_dropped:.1%} of the saved tokens"
+        )
+    lines.append(
+        f"the dearest rule that stays costs an estimated {cut.most:.3g} nats per occurrence, over "
+        "the tokens that one saves"
+    )
+    if patterns and target_tr is not None:
+        lines.append(f"no rule holds: {', '.join(cut.rules.origin.protect)}")
+    if decode_max_damage is not None:
+        lines.append(
+            f"generated tokens merge by {len(decoding):,} rules of at most {decode_max_damage} "
+            f"nats per saved token: token reduction {reductions[1]:.2%} of the held-out text"
+        )
+    if decode_tr is not None and reductions[1] > _NOTABLE * decode_tr:
+        lines.append(
+            f"({decode_tr:.2%} were asked for: many rules have the price of the dearest one, as "
+            "rules that were not met do, and a bound takes all of them)"
+        )
+    lines += [
+        f"checkpoint:   {document['checkpoint']}",
+        f"damage table: {document['damage']}   (--damage: other targets without a new pass)",
+        *([f"name:         {name}   (umim path lists all)"] if name else []),
         "",
         "Next, generate, or train a module for the rules that stay:",
-        *after_pruning(
-            place,
-            umim.checkpoint.config,
-            files,
-            {"--kind": kind, "--field": field, "--max-bad": max_bad},
-        ),
     ]
-    emit(asdict(figures), lines, as_json)
-
-
-def _check_goal(
-    target_tr: float | None, every_rule: bool, keep_digits: bool, protect: list[str] | None
-) -> None:
-    """Refuse a call that does not say which rules stay, or says it twice."""
-    if (target_tr is None) != every_rule:
-        raise ConfigError(
-            "pruning needs a target or --keep-all, and not both",
-            "neither" if target_tr is None else f"--target-tr {target_tr} and --keep-all",
-            "Give --target-tr 0.2, or --keep-all to measure the rules and drop none.",
-        )
-    if every_rule and (keep_digits or protect):
-        raise ConfigError(
-            "--keep-all keeps every rule, those with protected tokens, too",
-            "--keep-digits" if keep_digits else f"--protect {protect}",
-            "Leave one of them out.",
-        )
-
-
-def _check_decoding(bound: float | None, target: float | None, prompts: float | None) -> None:
-    """Refuse two bounds of decoding, one that is no number, and one that prompts do not reach."""
-    if bound is not None and target is not None:
-        raise ConfigError(
-            "the rules of decoding need one bound",
-            f"--decode-max-damage {bound} and --decode-tr {target}",
-            "Leave one of them out.",
-        )
-    if bound is not None and not math.isfinite(bound):
-        raise ConfigError(
-            "--decode-max-damage must be finite", bound, "Leave it out to merge by all rules."
-        )
-    if target is not None and prompts is not None and target > prompts:
-        raise ConfigError(
-            "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay",
-            f"--decode-tr {target} and --target-tr {prompts}",
-            "Lower --decode-tr, or raise --target-tr.",
-        )
+    read = {"--kind": kind, "--field": field, "--max-bad": max_bad}
+    lines += after_pruning(place, umim.checkpoint.config, files, read)
+    emit(document, lines, as_json)
 
 
 def _known(table: DamageTable, directory: Path, umim: UMIM) -> DamageTable:
@@ -312,25 +268,15 @@ def _known(table: DamageTable, directory: Path, umim: UMIM) -> DamageTable:
         "other unit positions": (origin.unit_positions, umim.merged_model.unit_positions),
         "another backbone": (origin.backbone_fingerprint, umim.backbone.fingerprint),
     }
-    if odd := [part for part, (measured, own) in pairs.items() if measured != own]:
-        raise ConfigError(
-            f"{directory} must be the damage table of this checkpoint",
-            f"one of {odd[0]}",
-            "Leave --damage out to measure it.",
-        )
+    odd = [part for part, (measured, own) in pairs.items() if measured != own]
+    require(
+        not odd,
+        ConfigError,
+        f"{directory} must be the damage table of this checkpoint",
+        f"one of {odd[:1]}",
+        "Leave --damage out to measure it.",
+    )
     return table
-
-
-def _check_text(table: DamageTable, rows: NDArray[np.int32]) -> None:
-    """Refuse a table of other text where a part of what is read is held out."""
-    from umim_core.evaluation.rule_damage import text_digest
-
-    if table.origin.text_digest != text_digest(list(rows)):
-        raise ConfigError(
-            "without --heldout, the damage table must be of the text that is not held out",
-            f"one of {table.origin.tokens:,} tokens of other text",
-            "Give --heldout, or the text and limit that were measured.",
-        )
 
 
 def _rows(
@@ -357,12 +303,3 @@ def _rows(
             "Give more text or a higher --limit.",
         )
     return parts[0], parts[1]
-
-
-def _measure(umim: UMIM, rows: NDArray[np.int32]) -> DamageTable:
-    """Measure the damage; a line of progress at once, soon, then every minute."""
-    from umim_core.evaluation.rule_damage import measure_damage
-    from umim_core.progress import log_progress
-
-    see = log_progress("tokens measured")
-    return measure_damage(list(rows), umim.merged_model, progress=lambda n: see(n, rows.size))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,39 +17,13 @@ from umim_core.errors import ArtifactError, ConfigError, CorpusError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from umim_core.rules.inspection import Coverage, CoveragePoint, Rule
-    from umim_core.rules.leaks import Leak
+    from umim_core.rules.inspection import Rule
     from umim_core.rules.ruleset import RuleSet
     from umim_core.text.sources import Source
 
 _SEGMENT_LENGTH: Final = 512  # of held-out text, where the rule set does not say
 _GROUPS: Final = 3  # examples of colliding rules
 _BAR: Final = 40  # characters of the highest bar
-
-
-@dataclass(frozen=True)
-class _HeldOut:
-    """Coverage of held-out text by the rules; ``documents`` is None for ready token ids."""
-
-    coverage: Coverage
-    curve: list[CoveragePoint]
-    segment_length: int
-    documents: int | None
-
-
-@dataclass(frozen=True)
-class _Inspection:
-    """Everything that is printed; None for what was not asked for."""
-
-    directory: str
-    rules: RuleSet
-    tokenizer: PreTrainedTokenizerBase | None
-    top: list[Rule]
-    collision_rate: float | None
-    collisions: list[list[Rule]]
-    rule_rows: int
-    heldout: _HeldOut | None
-    leaks: list[Leak] | None
 
 
 def rules(
@@ -74,7 +48,13 @@ def rules(
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a rule set holds and how far it shortens held-out text."""
-    from umim_core.rules.inspection import collision_examples, collision_rate, top_rules
+    from umim_core.rules.inspection import (
+        collision_examples,
+        collision_rate,
+        decode_rule,
+        top_rules,
+        visible,
+    )
     from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
     from umim_core.text.sources import Reading, sources_of
@@ -87,20 +67,60 @@ def rules(
     sources = sources_of([tuple(heldout)] if heldout else [], reading)
     ruleset = RuleSet.load(_rule_directory(directory))
     known = None if tokenizer is None else _tokenizer_of(ruleset, tokenizer)
-    ordered, rule_rows = _module_form(directory)
-    inspection = _Inspection(
-        directory=directory,
-        rules=ruleset,
-        tokenizer=known,
-        top=top_rules(ruleset, top),
-        collision_rate=None if ordered else collision_rate(ruleset),
-        collisions=[] if ordered else collision_examples(ruleset, _GROUPS),
-        rule_rows=rule_rows,
-        heldout=_measure(ruleset, sources[0], known) if sources else None,
-        leaks=scan_rules(ruleset, known) if scan and known is not None else None,
-    )
-    emit(_document(inspection), _lines(inspection), as_json)
-    if inspection.leaks:
+    place = named_place(directory)
+    config = read_config(place) if (place / "config.json").is_file() else None
+    ordered = config is not None and not config.permutation_invariant
+    rate = None if ordered else collision_rate(ruleset)
+    collisions = [] if ordered else collision_examples(ruleset, _GROUPS)
+    measured = _measure(ruleset, sources[0], known) if sources else None
+    leaks = scan_rules(ruleset, known) if scan and known is not None else None
+
+    def entry(rule: Rule) -> dict[str, object]:
+        text = None if known is None else decode_rule(known, rule.ids)
+        return {"ids": list(rule.ids), "count": rule.count, "text": text}
+
+    def shown(rule: Rule) -> str:
+        return " ".join(map(str, rule.ids)) if known is None else visible(str(entry(rule)["text"]))
+
+    most = top_rules(ruleset, top)
+    rows = 0 if config is None else config.rule_rows
+    document: dict[str, object] = {
+        "directory": directory,
+        "rules": len(ruleset),
+        "orders": {str(n): count for n, count in ruleset.counts_by_order.items()},
+        **ruleset.origin.model_dump(),
+        "digest": ruleset.digest,
+        "infix_free": ruleset.infix_free,
+        "top": [entry(rule) for rule in most],
+        "collision_rate": rate,
+        "rule_rows": rows,
+        "collisions": [[entry(rule) for rule in group] for group in collisions],
+        "heldout": measured,
+        "leaks": None if leaks is None else [asdict(leak) for leak in leaks],
+    }
+    lines = [*_head(ruleset), "", *_orders(ruleset), ""]
+    if most:
+        lines += ["Most frequent", f"{'count':>12}{'n':>4}   span"]
+        lines += [f"{rule.count:>12,}{len(rule.ids):>4}   {shown(rule)}" for rule in most] + [""]
+    if rate is None:
+        lines.append("The merge module sees the order of a span: no two rules share a surrogate")
+    else:
+        own = f"; {rows:,} rules have a row, hence one of their own" if rows else ""
+        lines.append(
+            f"{rate:.2%} of the rules have the surrogate of another rule (in a module that does "
+            f"not see the order{own})"
+        )
+    for group in collisions:
+        lines.append("    " + "  =  ".join(f"{shown(r)} ({r.count:,})" for r in group))
+    if known is None:
+        lines += ["", "Rules are shown as token ids: no --tokenizer was given to decode them."]
+    if measured is not None:
+        lines += ["", *_heldout(measured)]
+    if leaks is not None:
+        lines += ["", f"Scan: {len(leaks):,} rules spell out an address, a key or private numbers"]
+        lines += [f"{leak.count:>12,}   {leak.kind:<18} {visible(leak.text)}" for leak in leaks]
+    emit(document, lines, as_json)
+    if leaks:
         raise typer.Exit(1)
 
 
@@ -118,15 +138,6 @@ def _rule_directory(name: str) -> Path:
     )
 
 
-def _module_form(name: str) -> tuple[bool, int]:
-    """Return whether a checkpoint's module sees the order, and its rule rows; no and 0 of rules."""
-    path = named_place(name)
-    if not (path / "config.json").is_file():
-        return False, 0
-    config = read_config(path)
-    return not config.permutation_invariant, config.rule_rows
-
-
 def _tokenizer_of(rules: RuleSet, name: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer and check that the rules are its own."""
     from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
@@ -139,7 +150,9 @@ def _tokenizer_of(rules: RuleSet, name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _measure(rules: RuleSet, source: Source, tokenizer: PreTrainedTokenizerBase | None) -> _HeldOut:
+def _measure(
+    rules: RuleSet, source: Source, tokenizer: PreTrainedTokenizerBase | None
+) -> dict[str, Any]:
     """Match the rules on held-out text, cut as the corpus was."""
     from umim_core.rules.inspection import coverage, coverage_curve
     from umim_core.rules.matcher import Matcher
@@ -156,51 +169,12 @@ def _measure(rules: RuleSet, source: Source, tokenizer: PreTrainedTokenizerBase 
             f"{sum(len(ids) for ids, _ in pieces)} tokens",
             "Give more text.",
         )
-    return _HeldOut(
-        coverage=coverage(ids, offsets, Matcher(rules)),
-        curve=coverage_curve(rules, ids, offsets),
-        segment_length=length,
-        documents=None if isinstance(source, TokenIds) else sum(last for _, last in pieces),
-    )
-
-
-def _document(inspection: _Inspection) -> dict[str, object]:
-    """Return the inspection for programs."""
-    from umim_core.rules.inspection import decode_rule
-
-    def entry(rule: Rule) -> dict[str, object]:
-        known = inspection.tokenizer
-        text = None if known is None else decode_rule(known, rule.ids)
-        return {"ids": list(rule.ids), "count": rule.count, "text": text}
-
-    rules, heldout, leaks = inspection.rules, inspection.heldout, inspection.leaks
     return {
-        "directory": inspection.directory,
-        "rules": len(rules),
-        "orders": {str(n): count for n, count in rules.counts_by_order.items()},
-        **rules.origin.model_dump(),
-        "digest": rules.digest,
-        "infix_free": rules.infix_free,
-        "top": [entry(rule) for rule in inspection.top],
-        "collision_rate": inspection.collision_rate,
-        "rule_rows": inspection.rule_rows,
-        "collisions": [[entry(rule) for rule in group] for group in inspection.collisions],
-        "heldout": None if heldout is None else asdict(heldout),
-        "leaks": None if leaks is None else [asdict(leak) for leak in leaks],
+        "coverage": asdict(coverage(ids, offsets, Matcher(rules))),
+        "curve": [asdict(point) for point in coverage_curve(rules, ids, offsets)],
+        "segment_length": length,
+        "documents": None if isinstance(source, TokenIds) else sum(last for _, last in pieces),
     }
-
-
-def _lines(inspection: _Inspection) -> list[str]:
-    """Return the inspection for people."""
-    lines = [*_head(inspection.rules), "", *_orders(inspection.rules), ""]
-    lines += _top(inspection) + _collisions(inspection)
-    if inspection.tokenizer is None:
-        lines += ["", "Rules are shown as token ids: no --tokenizer was given to decode them."]
-    if inspection.heldout is not None:
-        lines += ["", *_heldout(inspection.heldout)]
-    if inspection.leaks is not None:
-        lines += ["", *_leak_lines(inspection.leaks)]
-    return lines
 
 
 def _head(rules: RuleSet) -> list[str]:
@@ -235,67 +209,24 @@ def _orders(rules: RuleSet) -> list[str]:
     return [*lines, f"{'all':<10}{len(rules):>12,}"]
 
 
-def _shown(rule: Rule, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    from umim_core.rules.inspection import decode_rule, visible
-
-    if tokenizer is None:
-        return " ".join(map(str, rule.ids))
-    return visible(decode_rule(tokenizer, rule.ids))
-
-
-def _top(inspection: _Inspection) -> list[str]:
-    if not inspection.top:
-        return []
-    lines = ["Most frequent", f"{'count':>12}{'n':>4}   span"]
-    for rule in inspection.top:
-        lines.append(f"{rule.count:>12,}{len(rule.ids):>4}   {_shown(rule, inspection.tokenizer)}")
-    return [*lines, ""]
-
-
-def _collisions(inspection: _Inspection) -> list[str]:
-    if inspection.collision_rate is None:
-        return [
-            "The merge module sees the order of a span: no two rules share a surrogate by design"
-        ]
-    count = inspection.rule_rows
-    rows = f"; {count:,} rules have a row, hence one of their own" if count else ""
+def _heldout(measured: dict[str, Any]) -> list[str]:
+    coverage, curve = measured["coverage"], measured["curve"]
+    documents = "" if measured["documents"] is None else f", {measured['documents']:,} documents"
+    spans = coverage["spans"]
+    total = sum(spans.values())
+    shares = ", ".join(f"{n}-grams {count / max(1, total):.1%}" for n, count in spans.items())
     lines = [
-        f"{inspection.collision_rate:.2%} of the rules have the surrogate of another rule "
-        f"(in a module that does not see the order{rows})"
-    ]
-    for group in inspection.collisions:
-        texts = [f"{_shown(r, inspection.tokenizer)} ({r.count:,})" for r in group]
-        lines.append("    " + "  =  ".join(texts))
-    return lines
-
-
-def _heldout(heldout: _HeldOut) -> list[str]:
-    coverage = heldout.coverage
-    documents = "" if heldout.documents is None else f", {heldout.documents:,} documents"
-    spans = sum(coverage.spans.values())
-    shares = ", ".join(f"{n}-grams {share:.1%}" for n, share in coverage.shares.items())
-    lines = [
-        f"Held-out text: {coverage.tokens:,} tokens in {coverage.segments:,} segments of "
-        f"{heldout.segment_length:,}{documents}",
-        f"Token reduction {coverage.token_reduction:.2%} by {spans:,} merged spans: {shares}",
+        f"Held-out text: {coverage['tokens']:,} tokens in {coverage['segments']:,} segments of "
+        f"{measured['segment_length']:,}{documents}",
+        f"Token reduction {coverage['token_reduction']:.2%} by {total:,} merged spans: {shares}",
         "",
         "Token reduction with those rules of this set whose count is at least tau'",
         "(mining again at tau' gives other rules where filters look at what competes)",
         "        tau'       rules       TR",
     ]
-    highest = max((point.token_reduction for point in heldout.curve), default=0.0)
-    for point in heldout.curve:
-        bar = "█" * round(_BAR * point.token_reduction / highest) if highest else ""
-        figures = f"{point.tau:>12,}{point.rules:>12,}{point.token_reduction:>9.2%}"
+    highest = max((point["token_reduction"] for point in curve), default=0.0)
+    for point in curve:
+        bar = "█" * round(_BAR * point["token_reduction"] / highest) if highest else ""
+        figures = f"{point['tau']:>12,}{point['rules']:>12,}{point['token_reduction']:>9.2%}"
         lines.append(f"{figures}  {bar}".rstrip())
     return lines
-
-
-def _leak_lines(leaks: list[Leak]) -> list[str]:
-    from umim_core.rules.inspection import visible
-
-    if not leaks:
-        return ["Scan: no rule spells out an address, a key or a private number"]
-    head = f"{'count':>12}   {'kind':<18} span"
-    lines = [f"Scan: rules that spell out private text: {len(leaks):,}", head]
-    return lines + [f"{leak.count:>12,}   {leak.kind:<18} {visible(leak.text)}" for leak in leaks]

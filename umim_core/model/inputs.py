@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final, cast
@@ -16,7 +15,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
 from umim_core.inference.outputs import GenerationState, Prefix
 from umim_core.inference.prompts import PromptIds
-from umim_core.text.chat_parts import Chat, encode_parts, log_unmerged, render_chat, write_chat
+from umim_core.text.chat_parts import Chat, encode_parts, log_unmerged, write_chat
 
 TokenIds = Sequence[int] | NDArray[np.integer] | Tensor
 PromptInput = (
@@ -24,7 +23,6 @@ PromptInput = (
 )
 Mask = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer] | Tensor
 Item = str | Chat | NDArray[np.integer]  # one prompt; ids are 1-D
-_MARK: Final = "\ue000{}\ue001"
 _BEFORE: Final = 20  # characters before a difference that a message quotes
 _BEHIND: Final = 40
 _log: Final = logging.getLogger("umim")
@@ -190,7 +188,7 @@ def _encode_chat(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> 
     tokenizer = backbone.require_tokenizer()
     written = write_chat(chat, tokenizer)
     text, places, unmerged = written.text, written.places, written.unmerged
-    added = text if past is None else _added(chat, text, past, backbone)
+    added = text if past is None else _added(text, past, backbone)
     before = len(text) - len(added)
     if not text.endswith(added):
         unmerged = "the tokenizer does not write its state as the template does"
@@ -224,11 +222,11 @@ def encode_prefix(
     return PromptIds(*encode_parts(tokenizer, read, written.places), written.unmerged)
 
 
-def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> str:
+def _added(text: str, past: Sequence[int], backbone: Backbone) -> str:
     """Return what a conversation, written by its template, adds to its past.
 
-    Many templates trim the replies that they write; the past holds them as they were generated. So
-    white space at the edges of replies (and next to special tokens) may differ, and nothing else::
+    Many templates trim the replies that they write, and some decoders put spaces behind special
+    tokens; the past holds replies as they were generated. So white space may differ::
 
         past    user: Hi<end>assistant:  Sure.
         text    user: Hi<end>assistant: Sure.<end>user: And?<end>assistant:
@@ -237,25 +235,25 @@ def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> st
     said = _decode(past, backbone)
     if text.startswith(said):
         return text[len(said) :]
-    # Some decoders put spaces behind special tokens: let both go through them.
-    whole = _decode(backbone.encode(text), backbone)
-    rest = _behind(said, whole, _solid_parts(chat, backbone))
-    if rest is None:
-        raise GenerationError(
-            "a continued chat must begin with what its state holds",
-            _difference(text, said),
-            "Pass the whole conversation unchanged (its template must write replies as they were "
-            "generated, but for white space around them), or the added text as a string.",
-        )
-    return rest
-
-
-def _difference(text: str, said: str) -> str:
-    """Quote two texts around the first character in which they differ."""
-    pairs = zip(text, said, strict=False)
-    at = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    around = slice(max(0, at - _BEFORE), at + _BEHIND)
-    return f"{text[around]!r} against {said[around]!r} from character {at} on"
+    whole = _decode(backbone.encode(text), backbone)  # through the decoder, as the past
+    at = 0
+    for number, letter in enumerate(said):
+        if letter.isspace():
+            continue
+        while whole[at : at + 1].isspace():
+            at += 1
+        if whole[at : at + 1] != letter:
+            raise GenerationError(
+                "a continued chat must begin with what its state holds",
+                f"{whole[max(0, at - _BEFORE) : at + _BEHIND]!r} against "
+                f"{said[max(0, number - _BEFORE) : number + _BEHIND]!r} from character {at} on",
+                "Pass the whole conversation unchanged (its template must write replies as they "
+                "were generated, but for white space), or the added text as a string.",
+            )
+        at += 1
+    blank = said[len(said.rstrip()) :]  # is in the past, and perhaps in the text
+    both = takewhile(lambda pair: pair[0] == pair[1], zip(blank, whole[at:], strict=False))
+    return whole[at + len(list(both)) :]
 
 
 def _decode(ids: Sequence[int], backbone: Backbone) -> str:
@@ -263,52 +261,3 @@ def _decode(ids: Sequence[int], backbone: Backbone) -> str:
         list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
     return text if isinstance(text, str) else "".join(text)
-
-
-def _solid_parts(chat: Chat, backbone: Backbone) -> list[str]:
-    """Return a conversation as the template writes it, in parts without white space at their edges.
-
-    Parts end at the edges of replies and at special tokens, where some tokenizers add spaces.
-    """
-    replies = [
-        number
-        for number, message in enumerate(chat)
-        if message.get("role") == "assistant" and isinstance(message.get("content"), str)
-    ]
-    marked = [dict(message) for message in chat]
-    for number in replies:
-        marked[number]["content"] = _MARK.format(number)
-    rest = _decode(backbone.encode(render_chat(marked, backbone.require_tokenizer())), backbone)
-    parts: list[str] = []
-    for number in replies:
-        before, _, rest = rest.partition(_MARK.format(number))
-        parts += [before, chat[number]["content"]]
-    special = backbone.require_tokenizer().all_special_tokens
-    cut = re.compile("(" + "|".join(map(re.escape, special)) + ")") if special else None
-    pieces = [piece for part in [*parts, rest] for piece in (cut.split(part) if cut else [part])]
-    return [piece.strip() for piece in pieces if piece.strip()]
-
-
-def _behind(said: str, text: str, parts: Sequence[str]) -> str | None:
-    """Return what of a text stands behind what was said; None if it does not begin with that."""
-    at = place = 0  # in said, in text
-    for part in parts:
-        if not said[at:].strip():
-            break
-        at += _blank(said[at:])
-        place += _blank(text[place:])
-        left = said[at:].rstrip()
-        shared = left if part.startswith(left) else part
-        if not (text.startswith(part, place) and left.startswith(shared)):
-            return None
-        at, place = at + len(shared), place + len(shared)
-    if said[at:].strip():
-        return None
-    written = text[place : place + _blank(text[place:])]
-    both = takewhile(lambda pair: pair[0] == pair[1], zip(said[at:], written, strict=False))
-    return text[place + len(list(both)) :]
-
-
-def _blank(text: str) -> int:
-    """Return how many characters of white space a text begins with."""
-    return len(text) - len(text.lstrip())
