@@ -340,7 +340,6 @@ def serve(
         max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens
     )
     from tasks.cluster.replicas import Replicas, replicated
-    from umim_core.serving.connections import run_app
     from umim_core.serving.engine_app import EngineServer
     from umim_core.serving.engine_worker import BatchSizes
 
@@ -349,7 +348,7 @@ def serve(
     sizes = BatchSizes(max_rows, max_waiting, prefix_cache_mb << 20)
     with replicated(load, sizes, Replicas(replicas, max_replicas, cpus, gpus, address)) as engine:
         signal.set_wakeup_fd(-1)  # at TERM the server ends open answers first, then the run stops
-        run_app(EngineServer(engine, limits).app(token), host, port)
+        shared.run_app(EngineServer(engine, limits).app(token), host, port)
 
 
 def _check_free(host: str, port: int) -> None:

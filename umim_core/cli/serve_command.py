@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from umim_core.cli import shared_options as shared
+from umim_core.cli.console_output import log_lines
 from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, MissingExtraError, require
 
@@ -138,8 +140,6 @@ def serve(
     else:
         key = secret(upstream_key_env, "--upstream-key-env")
         app = _gateway_app(upstream, export, limits, token, key, chat_template, upstream_masks)
-    from umim_core.serving.connections import run_app
-
     run_app(app, host, port)
 
 
@@ -237,3 +237,16 @@ def _gateway_app(
     merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
     _set_template(tokenizer, template)
     return Gateway(upstream, tokenizer, merger, limits, key, masks).app(token)
+
+
+def run_app(app: Starlette, host: str, port: int) -> None:
+    """Serve an application until TERM or Ctrl-C, with a log on stderr."""
+    from umim_core.serving.connections import BoundedServer
+
+    log_lines("umim.serve")
+    log_lines("uvicorn.error")
+    server = BoundedServer(app, host, port)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        raise typer.Exit(3)  # uvicorn said why

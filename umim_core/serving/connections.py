@@ -16,7 +16,6 @@ import os
 import resource
 import socket
 import time
-from contextlib import suppress
 from typing import Any, Final
 
 import uvicorn
@@ -139,6 +138,9 @@ class _Seldom(logging.Filter):
         return seldom
 
 
+_seldom: Final = _Seldom()
+
+
 class BoundedServer(uvicorn.Server):
     """A server of an application whose connections are bounded; answers have 30 s to end."""
 
@@ -151,6 +153,7 @@ class BoundedServer(uvicorn.Server):
             backlog=_ACCEPTED_AT_ONCE,
         )  # fmt: skip
         super().__init__(config)
+        logging.getLogger("asyncio").addFilter(_seldom)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen with a longer queue than asyncio accepts at once, uncounted by connections."""
@@ -158,13 +161,3 @@ class BoundedServer(uvicorn.Server):
         for listening in (one for server in self.servers for one in server.sockets):
             with socket.socket(fileno=os.dup(listening.fileno())) as same:
                 same.listen(_QUEUE)
-
-
-def run_app(app: Starlette, host: str, port: int) -> None:
-    """Serve an application until TERM or Ctrl-C."""
-    logging.getLogger("asyncio").addFilter(_Seldom())
-    server = BoundedServer(app, host, port)
-    with suppress(KeyboardInterrupt):
-        server.run()
-    if not server.started:
-        raise SystemExit(3)  # as uvicorn.run

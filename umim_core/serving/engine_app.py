@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -35,6 +34,7 @@ from umim_core.serving.openai_api import (
     unknown_model,
     usage,
 )
+from umim_core.serving.prompt_reader import Lanes
 
 
 class AnswerEngine(Protocol):
@@ -65,7 +65,7 @@ class EngineServer:
 
     def __init__(self, engine: AnswerEngine, limits: Limits) -> None:
         self.engine, self._limits = engine, limits
-        self._began = int(time.time())
+        self._began, self._lanes = int(time.time()), Lanes()
 
     def app(self, token: str | None) -> Starlette:
         """Return the application, for requests with a bearer token; its engine lives with it."""
@@ -107,7 +107,8 @@ class EngineServer:
 
     async def _answer(self, request: Request, read: Callable[[bytes], AnyBody]) -> Response:
         """Answer a request, whole or streamed; what fails before the first token is a 4xx."""
-        body = await run_in_threadpool(read, await read_body(request, self._limits))
+        raw = await read_body(request, self._limits)
+        body = await self._lanes.run(len(raw), lambda: read(raw))
         engine, most, until = self.engine, self._limits.new_tokens, deadline(self._limits)
         if body.model not in (None, engine.name):
             raise unknown_model(engine.name, body.model)

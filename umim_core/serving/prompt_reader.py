@@ -33,12 +33,26 @@ class ReadPrompt(NamedTuple):
     left_raw: str = ""
 
 
+class Lanes:
+    """Work of requests in threads, of which one at a time is long."""
+
+    def __init__(self) -> None:
+        self._one_long = asyncio.Semaphore()
+
+    async def run(self, size: int, work: Callable[[], Result]) -> Result:
+        """Return what some work gives, of a request of so many characters."""
+        if size <= _LONG:
+            return await run_in_threadpool(work)
+        async with self._one_long:
+            return await run_in_threadpool(work)
+
+
 class PromptReader:
     """Reads texts and chats by a tokenizer; threads may share it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._one_long = asyncio.Semaphore()
+        self._lanes = Lanes()
         self._longest: int | None = None  # bytes of a token
         if isinstance(tokenizer, PreTrainedTokenizerFast):
             core = tokenizer.backend_tokenizer
@@ -50,7 +64,7 @@ class PromptReader:
     async def text(self, text: str, most_tokens: int | None) -> ReadPrompt:
         """Return the ids of a text, with the special tokens that the tokenizer adds."""
         self._check(text, most_tokens)
-        return await self._in_thread(len(text), lambda: self._text(text, most_tokens))
+        return await self._lanes.run(len(text), lambda: self._text(text, most_tokens))
 
     def _text(self, text: str, most_tokens: int | None) -> ReadPrompt:
         ids = np.array(encode(self._tokenizer, text, None), dtype=np.int64)
@@ -60,7 +74,7 @@ class PromptReader:
     async def chat(self, messages: Sequence[dict[str, str]], most_tokens: int | None) -> ReadPrompt:
         """Return the ids of a chat by the tokenizer's template."""
         size = sum(len(message["content"]) + 64 for message in messages)
-        return await self._in_thread(size, lambda: self._chat(messages, most_tokens))
+        return await self._lanes.run(size, lambda: self._chat(messages, most_tokens))
 
     def _chat(self, messages: Sequence[dict[str, str]], most_tokens: int | None) -> ReadPrompt:
         written = write_chat(messages, self._tokenizer)
@@ -68,12 +82,6 @@ class PromptReader:
         ids, ranges = encode_parts(self._tokenizer, written.text, written.places)
         check_tokens(len(ids), most_tokens)
         return ReadPrompt(ids, ranges, written.unmerged)
-
-    async def _in_thread(self, size: int, read: Callable[[], Result]) -> Result:
-        if size <= _LONG:
-            return await run_in_threadpool(read)
-        async with self._one_long:
-            return await run_in_threadpool(read)
 
     def _check(self, text: str, most_tokens: int | None) -> None:
         if most_tokens is not None and self._longest is not None:

@@ -1,0 +1,196 @@
+"""One session of attacks on a server in a process of its own: it lives, answers, and frees rows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+
+from support.servers import CHAT, CHATML, COMPLETIONS, Served, metric, wait_for
+
+CHATS: Final = 400
+IDLE: Final = 300
+FILES: Final = 256
+STREAMS: Final = 64
+HEALTH_SECONDS: Final = 2.0
+LOG_BYTES: Final = 400_000
+PIECES: Final = (
+    "", " ", "the shape of the array", "\ue0000\ue001", "7310.0.(", "<|im_start|>system\n",
+    "<|endoftext|>", "{{ 7 * 7 }}", "{% for x in y %}", "\u2028\u0085\x0b", "\u202e", "🙂日本語",
+    "\u0301" * 40, "\x00", "a" * 3000, "0" * 500, '"]}', "data: [DONE]\n\n", "</think>",
+)  # fmt: skip
+ROLES: Final = ("user", "assistant", "system", "developer", "tool", "", "\ue0000\ue001", "user\n")
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server that may open few files."""
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(CHATML)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, before[1]))
+    try:
+        options = ("--chat-template", template, "--max-rows", 16, "--max-waiting", 256)
+        served = Served("umim-docs-llama", *options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    yield served
+    served.process.send_signal(signal.SIGTERM)
+    assert served.end() == -signal.SIGTERM
+    log = "".join(served.lines)
+    print(f"log: {len(log)} bytes")
+    assert len(log) < LOG_BYTES and "Traceback" not in log.replace("socket.accept()", "")
+
+
+@contextmanager
+def watched(server: Served, name: str) -> Iterator[None]:
+    """Ask for a sign of life all the time; afterwards all rows must be free."""
+    done, seconds = threading.Event(), list[float]()
+
+    def ask() -> None:
+        while not done.wait(0.1):
+            began = time.monotonic()
+            assert httpx.get(server.url + "/health", timeout=60).status_code == 200
+            seconds.append(time.monotonic() - began)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        took = time.monotonic() - began
+        done.set()
+        asking.join(120)
+    wait_for(server.url, "umim_rows_running", 0)
+    wait_for(server.url, "umim_requests_waiting", 0)
+    used = psutil.Process(server.process.pid).memory_info().rss >> 20
+    print(
+        f"{name}: {took:.1f} s, /health {max(seconds):.2f} s at most of {len(seconds)}, {used} MB"
+    )
+    assert max(seconds) < HEALTH_SECONDS
+
+
+def chat(rng: random.Random) -> dict[str, Any]:
+    messages = [
+        {
+            "role": rng.choice(ROLES) if rng.random() < 0.5 else "user",
+            "content": "".join(rng.choices(PIECES, k=rng.randrange(4))),
+        }
+        for _ in range(rng.randrange(1, 7))
+    ]
+    return {"messages": messages, "max_tokens": rng.randrange(1, 4), "temperature": 0}
+
+
+async def statuses(url: str, bodies: list[dict[str, Any]], at_once: int) -> list[int]:
+    free = asyncio.Semaphore(at_once)
+    async with httpx.AsyncClient(base_url=url, timeout=240) as client:
+
+        async def one(body: dict[str, Any]) -> int:
+            async with free:
+                return (await client.post(CHAT, json=body)).status_code
+
+        return await asyncio.gather(*map(one, bodies))
+
+
+def test_fuzzed_chats_are_answered(server: Served) -> None:
+    rng = random.Random(52)
+    with watched(server, f"{CHATS} chats"):
+        codes = asyncio.run(statuses(server.url, [chat(rng) for _ in range(CHATS)], 8))
+    counts = {code: codes.count(code) for code in sorted(set(codes))}
+    print(counts)
+    assert set(counts) <= {200, 400} and counts[200] > CHATS // 2
+
+
+def test_idle_connections_keep_nobody_out(server: Served) -> None:
+    address = urlsplit(server.url)
+    place = (address.hostname or "", address.port or 0)
+    heads = (b"", b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
+    idle: list[socket.socket] = []
+    with watched(server, f"{IDLE} idle connections"):
+        for number in range(IDLE):
+            idle.append(socket.create_connection(place, timeout=30))
+            idle[-1].sendall(heads[number % 3])
+        time.sleep(10)
+    for client in idle:
+        client.close()
+
+
+async def left(url: str, numbers: range) -> int:
+    """Ask for streams, of which every second client leaves; return how many ended."""
+    ends = 0
+    async with httpx.AsyncClient(base_url=url, timeout=240) as client:
+
+        async def one(number: int) -> None:
+            nonlocal ends
+            body = {"prompt": f"The shape {number}", "stream": True, "temperature": 0}
+            body["max_tokens"] = 256 if number % 4 == 0 else 4
+            async with client.stream("POST", COMPLETIONS, json=body) as answer:
+                assert answer.status_code == 200
+                async for line in answer.aiter_lines():
+                    ends += line == "data: [DONE]"
+                    if number % 2:
+                        return
+
+        await asyncio.gather(*map(one, numbers))
+    return ends
+
+
+def test_streams_whose_clients_leave_free_their_rows(server: Served) -> None:
+    with watched(server, f"{STREAMS} streams"):
+        ends = asyncio.run(left(server.url, range(STREAMS)))
+    assert ends >= STREAMS // 2
+    assert metric(server.url, "umim_requests_in_flight") == 1  # the one that asks
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, b'{"messages":[' + b",".join([b'{"role":"user","content":""}'] * 32_000) + b"]}"),
+        (CHAT, b'{"messages":[' + b",".join([b'{"role":"user","content":""}'] * 4_000) + b"]}"),
+        (CHAT, json.dumps({"messages": [{"role": "user", "content": "a " * 2_000_000}]}).encode()),
+        (COMPLETIONS, json.dumps({"prompt": "word " * 800_000}).encode()),
+        (COMPLETIONS, b'{"prompt":[' + b",".join([b"5"] * 1_900_000) + b"]}"),
+        (COMPLETIONS, b'{"prompt":[' + b",".join([b"true"] * 800_000) + b"]}"),
+        (CHAT, b'{"messages":[' + b",".join([b"{}"] * 1_300_000) + b"]}"),
+    ],
+    ids=["empty messages", "as many as may be", "long chat", "long text", "ids", "flags", "none"],
+)
+def test_long_prompts_are_refused_while_others_are_answered(
+    server: Served, path: str, body: bytes
+) -> None:
+    with watched(server, f"{len(body)} bytes"):
+        answers: list[httpx.Response] = []
+        asking = [
+            threading.Thread(
+                target=lambda: answers.append(
+                    httpx.post(server.url + path, content=body, timeout=240)
+                )
+            )
+            for _ in range(4)
+        ]
+        for thread in asking:
+            thread.start()
+        slowest = 0.0
+        while any(thread.is_alive() for thread in asking):
+            began = time.monotonic()
+            small = {"prompt": "a", "max_tokens": 1}
+            assert httpx.post(server.url + COMPLETIONS, json=small, timeout=240).status_code == 200
+            slowest = max(slowest, time.monotonic() - began)
+        print(f"others: {slowest:.2f} s at most")
+        assert slowest < HEALTH_SECONDS
+    assert {answer.status_code for answer in answers} == {400}
