@@ -36,9 +36,8 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.serving.adapter_files import read_adapters
 from umim_core.serving.model_export import export_model
-from umim_core.serving.span_files import ADAPTERS, SpanTable
+from umim_core.serving.span_files import ADAPTERS, SpanTable, read_adapters
 
 
 @pytest.fixture

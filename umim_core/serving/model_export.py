@@ -29,13 +29,12 @@ from transformers import PreTrainedModel
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import frozen_twin
 from umim_core.config.form import SAFE_RAW_TAIL, check_raw_tail
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import BackboneError, ConfigError, require
 from umim_core.model.umim import UMIM
 from umim_core.model_sources.gguf_writing import write_gguf
 from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
-from umim_core.serving.adapter_files import ARCHITECTURES, write_adapters
-from umim_core.serving.span_files import SpanTable
+from umim_core.serving.span_files import ARCHITECTURES, SpanTable, write_adapters
 from umim_core.store.publication import publish_directory
 
 GGUF: Final = "model.gguf"
@@ -47,29 +46,30 @@ _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0
 def check_exportable(umim: UMIM, *, gguf: bool = False) -> None:
     """Refuse a model whose merged spans are more than rows of an embedding, and adapters."""
     config, family = umim.checkpoint.config, umim.backbone.model.config.model_type
-    for rule, broken in (
-        ("merge_depth must be 0", config.merge_depth > 0),
-        ("unit_positions must be compact", config.unit_positions != "compact"),
+    remedy = (
+        "Export a checkpoint whose spans become input embeddings, umim-smollm2-135m say; "
+        "umim serve runs every checkpoint."
+    )
+    for rule, fits in (
+        ("merge_depth must be 0", config.merge_depth == 0),
+        ("unit_positions must be compact", config.unit_positions == "compact"),
     ):
-        if broken:
-            raise ConfigError(
-                f"{rule} in a model that other engines read",
-                f"{config.form()}",
-                "Export a checkpoint whose spans become input embeddings, umim-smollm2-135m say; "
-                "umim serve runs every checkpoint.",
-            )
-    if config.adapter_rank and gguf:
-        raise ConfigError(
-            "a model with adapters has no GGUF file: llama.cpp and OpenVINO cannot apply them",
-            f"adapter_rank {config.adapter_rank}",
-            "Leave out --gguf and use vLLM, or export a checkpoint without adapters.",
-        )
-    if config.adapter_rank and family not in ARCHITECTURES:
-        raise ConfigError(
-            f"adapters are exported of {', '.join(ARCHITECTURES)}",
-            f"{umim.backbone.name} is {family}",
-            "Use umim serve, or export a checkpoint without adapters.",
-        )
+        rule = f"{rule} in a model that other engines read"
+        require(fits, ConfigError, rule, f"{config.form()}", remedy)
+    require(
+        not (config.adapter_rank and gguf),
+        ConfigError,
+        "a model with adapters has no GGUF file: llama.cpp and OpenVINO cannot apply them",
+        f"adapter_rank {config.adapter_rank}",
+        "Leave out --gguf and use vLLM, or export a checkpoint without adapters.",
+    )
+    require(
+        not config.adapter_rank or family in ARCHITECTURES,
+        ConfigError,
+        f"adapters are exported of {', '.join(ARCHITECTURES)}",
+        f"{umim.backbone.name} is {family}",
+        "Use umim serve, or export a checkpoint without adapters.",
+    )
 
 
 def export_model(
@@ -164,12 +164,13 @@ def _scale(backbone: Backbone) -> float:
     ids = torch.arange(min(backbone.vocab_size, 64), device=backbone.device)
     stored, read = backbone.embedding_weight[ids].double(), backbone.embed(ids).double()
     scale = float((stored * read).sum() / (stored * stored).sum())
-    if not torch.allclose(stored * scale, read, rtol=_TOLERANCE.get(backbone.dtype, 1e-4)):
-        raise BackboneError(
-            "embeddings must be the rows of a matrix, or a multiple of them",
-            backbone.name,
-            "Other engines could not read merged spans as rows; use umim serve.",
-        )
+    require(
+        torch.allclose(stored * scale, read, rtol=_TOLERANCE.get(backbone.dtype, 1e-4)),
+        BackboneError,
+        "embeddings must be the rows of a matrix, or a multiple of them",
+        backbone.name,
+        "Other engines could not read merged spans as rows; use umim serve.",
+    )
     return scale
 
 
@@ -181,9 +182,10 @@ def _check(backbone: Backbone, model: PreTrainedModel, rows: Tensor) -> None:
     new = torch.cat([ids, torch.arange(len(rows), device=ids.device) + backbone.vocab_size])
     logits = model(input_ids=new[None]).logits[..., : backbone.vocab_size]
     off = float((logits - wanted).float().norm() / wanted.float().norm())
-    if off > _TOLERANCE.get(backbone.dtype, 1e-4):
-        raise BackboneError(
-            "a model with more rows must read merged spans as our engine does",
-            f"{backbone.name}: logits differ by {off:.1e} of their norm",
-            "Other engines cannot run it merged; use umim serve.",
-        )
+    require(
+        off <= _TOLERANCE.get(backbone.dtype, 1e-4),
+        BackboneError,
+        "a model with more rows must read merged spans as our engine does",
+        f"{backbone.name}: logits differ by {off:.1e} of their norm",
+        "Other engines cannot run it merged; use umim serve.",
+    )

@@ -1,21 +1,28 @@
-"""Files of the spans that an exported model has rows for: ``umim_spans.json`` and ``.table``.
+"""Files of an exported model beside its weights: its spans, and adapters of them if it has any.
 
-``umim_spans.table`` has the format of safetensors, not its suffix: vLLM reads every such file next
-to a model as weights. It holds ``ids`` int32 [K, 4] (-1 behind a span's end) and ``lengths`` int8
-[K]; row i is the span of the id ``vocab_size + i``, rows sorted by length, then ids. The JSON says
-whose ids they are and how prompts merge::
+``umim_spans.table`` and ``umim_adapters.table`` have the format of safetensors, not its suffix:
+vLLM reads every such file next to a model as weights. The first holds ``ids`` int32 [K, 4] (-1
+behind a span's end) and ``lengths`` int8 [K]; row i is the span of the id ``vocab_size + i``, rows
+sorted by length, then ids. The second holds a pair per linear map of a layer, all layers in one,
+float32: ``self_attn.q_proj.down`` [layers, in, r], ``self_attn.q_proj.up`` [layers, r, out], ...
+
+``umim_spans.json`` says whose ids they are and how prompts merge, with the SHA-256 of the tables
+and of the tokenizer::
 
     {"format": 1, "policy": 1, "vocab_size": 49152, "spans": 8192, "raw_tail": 16,
      "tokenizer_fingerprint": "5b09...", "files": {"umim_spans.table": "e3b0...", ...}}
 
-``files`` has the SHA-256 of the spans, and of the tokenizer and the adapters next to them.
+An engine that does not know adapters would read merged spans wrongly and say nothing. So the
+model's configuration then names a type and an architecture that vLLM's plugin alone registers. The
+plugin imports this module: numba, which rules load, must not come with it.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +30,25 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
+from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import described, read_json, sha256_bytes, sha256_file, write_json
 from umim_core.store.disk import write_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from umim_core.merging.adapters import SpanAdapters
+    from umim_core.rules.ruleset import RuleSet
 
 RECORD: Final = "umim_spans.json"
 TABLE: Final = "umim_spans.table"
 TOKENIZER: Final = "tokenizer.json"
-ADAPTERS: Final = "umim_adapters.table"  # see adapter_files
+ADAPTERS: Final = "umim_adapters.table"
+# Model types whose adapters vLLM's plugin applies, and the architecture that it registers for each.
+ARCHITECTURES: Final = {"llama": "UmimLlamaForCausalLM", "qwen2": "UmimQwen2ForCausalLM"}
+TYPE: Final = "umim_{}"  # model_type of a configuration with adapters
+_CONFIG: Final = "config.json"
 FORMAT: Final = 1  # of the two files
 POLICY: Final = 1  # longest span first, left to right, every part of a prompt on its own
 _REMEDY: Final = "Export the model again."
@@ -106,19 +121,14 @@ class SpanTable:
     @classmethod
     def load(cls, directory: Path, *, tokenizer_fingerprint: str | None = None) -> SpanTable:
         """Read both files; a tokenizer, by file next to them or fingerprint, must be theirs."""
-        record = read_record(directory)
-        path = directory / TABLE
-        if not path.is_file():
-            raise ArtifactError(f"{path.name} must lie next to {RECORD}", str(path), _REMEDY)
-        if (digest := sha256_file(path)) != record.files.get(TABLE):
-            raise ArtifactError(f"{path} must have the SHA-256 that {RECORD} says", digest, _REMEDY)
-        beside = directory / TOKENIZER
-        if beside.is_file() and sha256_file(beside) != record.files.get(TOKENIZER):
-            raise TokenizerMismatchError(
-                f"{beside} must be the tokenizer that the spans were exported with",
-                "another file",
-                "Restore it, or export the model again.",
-            )
+        record, path, beside = read_record(directory), directory / TABLE, directory / TOKENIZER
+        rule = f"{path.name} must lie next to {RECORD}"
+        require(path.is_file(), ArtifactError, rule, str(path), _REMEDY)
+        _check_digest(path, record)
+        same = not beside.is_file() or sha256_file(beside) == record.files.get(TOKENIZER)
+        rule = f"{beside} must be the tokenizer that the spans were exported with"
+        remedy = "Restore it, or export the model again."
+        require(same, TokenizerMismatchError, rule, "another file", remedy)
         rules = _read_table(path, record)
         if tokenizer_fingerprint is not None:
             rules.check_tokenizer(tokenizer_fingerprint)
@@ -129,37 +139,42 @@ def read_record(directory: Path) -> SpanRecord:
     """Read ``umim_spans.json``."""
     path = directory / RECORD
     content = read_json(path)
+    remedy = "Use the version of umim that wrote it, or export the model again."
     for name, known in (("format", FORMAT), ("policy", POLICY)):
         version = content.get(name) if isinstance(content, dict) else None
-        if version != known:
-            raise ArtifactError(
-                f"{path} must have {name} {known}",
-                version,
-                "Use the version of umim that wrote it, or export the model again.",
-            )
+        require(
+            version == known, ArtifactError, f"{path} must have {name} {known}", version, remedy
+        )
     with described(f"{path} must describe the spans of a model", _REMEDY):
         return SpanRecord.model_validate(content)
 
 
+def _check_digest(path: Path, record: SpanRecord) -> None:
+    digest = sha256_file(path) if path.is_file() else "no file"
+    rule = f"{path} must have the SHA-256 that {RECORD} says"
+    require(digest == record.files.get(path.name), ArtifactError, rule, digest, _REMEDY)
+
+
 def _read_table(path: Path, record: SpanRecord) -> RuleSet:
     """Read the spans and check them against the format."""
+    from umim_core.rules.origin import RuleOrigin
+    from umim_core.rules.ruleset import RuleSet
+
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise ArtifactError(f"{path} must hold tensors", str(error), _REMEDY) from error
-    ids, lengths = tensors.get("ids"), tensors.get("lengths")
-    shapes = None if ids is None or lengths is None else (ids.shape, lengths.shape)
-    count = record.spans
-    if ids is None or lengths is None or shapes != ((count, ORDERS[-1]), (count,)):
-        raise ArtifactError(
-            f"{path} must hold ids [{count}, {ORDERS[-1]}] and lengths [{count}]", shapes, _REMEDY
-        )
-    if not np.isin(lengths, ORDERS).all() or (np.diff(lengths) < 0).any():
-        raise ArtifactError(f"{path} must hold spans of 2, 3 or 4 ids, sorted", path.name, _REMEDY)
-    if ids.size and int(ids.max()) >= record.vocab_size:
-        raise ArtifactError(
-            f"span ids must lie in 0..{record.vocab_size - 1}", int(ids.max()), _REMEDY
-        )
+    count, size = record.spans, record.vocab_size
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    fits = shapes == {"ids": (count, ORDERS[-1]), "lengths": (count,)}
+    rule = f"{path} must hold ids [{count}, {ORDERS[-1]}] and lengths [{count}]"
+    require(fits, ArtifactError, rule, shapes, _REMEDY)
+    ids, lengths = tensors["ids"], tensors["lengths"]
+    sorted_lengths = np.isin(lengths, ORDERS).all() and not (np.diff(lengths) < 0).any()
+    rule = f"{path} must hold spans of 2, 3 or 4 ids, sorted"
+    require(bool(sorted_lengths), ArtifactError, rule, path.name, _REMEDY)
+    most = int(ids.max(initial=0))
+    require(most < size, ArtifactError, f"span ids must lie in 0..{size - 1}", most, _REMEDY)
     by_order = {n: np.ascontiguousarray(ids[lengths == n, :n], dtype=np.int32) for n in ORDERS}
     support = {n: np.ones(len(rows), dtype=np.int64) for n, rows in by_order.items()}
     origin = RuleOrigin(
@@ -172,3 +187,35 @@ def _read_table(path: Path, record: SpanRecord) -> RuleSet:
         return RuleSet(by_order, support, origin)
     except RuleSetError as error:
         raise ArtifactError(f"{path} must hold sorted spans", str(error), _REMEDY) from error
+
+
+def write_adapters(directory: Path, adapters: SpanAdapters, model_type: str) -> None:
+    """Write adapters next to a model, and let its configuration name their architecture.
+
+    The record of its spans is written after this; the model's type is a key of ``ARCHITECTURES``.
+    """
+    from safetensors.torch import save as save_tensors
+
+    tensors = {
+        f"{name.replace('-', '.')}.{part}": matrices.detach().float().cpu().contiguous()
+        for part, by_name in (("down", adapters.down), ("up", adapters.up))
+        for name, matrices in by_name.items()
+    }
+    write_bytes(directory / ADAPTERS, save_tensors(tensors))
+    config = json.loads((directory / _CONFIG).read_bytes())
+    names = {"model_type": TYPE.format(model_type), "architectures": [ARCHITECTURES[model_type]]}
+    write_json(directory / _CONFIG, config | names)
+
+
+def read_adapters(directory: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the matrices [layers, in, r] and [layers, r, out] of each linear map by its name."""
+    from safetensors.torch import load_file as load_tensors
+
+    path = directory / ADAPTERS
+    _check_digest(path, read_record(directory))
+    try:
+        tensors = load_tensors(path)
+        names = [name.removesuffix(".down") for name in tensors if name.endswith(".down")]
+        return {name: (tensors[f"{name}.down"], tensors[f"{name}.up"]) for name in names}
+    except (SafetensorError, KeyError) as error:
+        raise ArtifactError(f"{path} must hold pairs of matrices", str(error), _REMEDY) from error

@@ -25,8 +25,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.platforms import current_platform
 
 from umim_core.errors import ArtifactError, ConfigError
-from umim_core.serving.adapter_files import read_adapters
-from umim_core.serving.span_files import SpanTable
+from umim_core.serving.span_files import SpanTable, read_adapters
 
 
 class _Gate:

@@ -31,7 +31,7 @@ from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers.registry import TokenizerRegistry
 
 from umim_core.errors import ConfigError, UmimError
-from umim_core.serving.adapter_files import ARCHITECTURES, TYPE
+from umim_core.serving.span_files import ARCHITECTURES, RECORD, TYPE, SpanTable
 from umim_core.text.chat_parts import Chat, content_places, token_ranges
 
 MODE: Final = "umim"  # of --tokenizer-mode
@@ -46,8 +46,6 @@ class SpanMask(LogitsProcessor):  # type: ignore[misc]  # vLLM has no types here
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        from umim_core.serving.span_files import RECORD, SpanTable
-
         super().__init__(*args, **options)
         directory = Path(get_current_vllm_config().model_config.model)
         exported = (directory / RECORD).is_file()
