@@ -111,7 +111,7 @@ def oracle_states(
         states = args[0].clone()
         for start, tokens in cuts:
             if tokens > 1:
-                states[0, start + tokens - 1] = _merged(module, states[0], ids, start, tokens)
+                states[0, start + tokens - 1] = _merged(module, args[0][0], ids, start, tokens)
         return (states, *args[1:]), kwargs
 
     def mask_of(number: int) -> Any:

@@ -1,15 +1,18 @@
-"""Reference scores of the preference objective: one list per split, whatever objects hold it."""
+"""Objectives: kinds of rows, micro-batches, and the reference of each split."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from support.merged_models import fresh_model
@@ -19,11 +22,15 @@ from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.control import fresh_control
 from umim_core.adaptation.preference import ending_scores
 from umim_core.backbone.backbone import Backbone
+from umim_core.config.recipe import DistillConfig
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
 from umim_core.training import objectives, reference_scores
-from umim_core.training.objectives import PreferenceObjective
+from umim_core.training.objectives import PreferenceObjective, TrainingRow, training_row
+from umim_core.training.token_rows import TokenRows
 
 
 def objective_of(
@@ -64,43 +71,28 @@ def seven() -> list[EncodedQuestion]:
     return found
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("kind", ["module", *KINDS])
+@pytest.mark.parametrize("micro_batch", [1, 2, 7, 100])
 def test_micro_batches_change_neither_loss_nor_gradient(
-    tiny_backbone: Backbone, tmp_path: Path, micro_batch: int
+    tiny_backbone: Backbone, tmp_path: Path, micro_batch: int, kind: str
 ) -> None:
-    indices = [6, 0, 4, 2, 1, 3, 5]
-    loss, wanted = step(objective_of(tiny_backbone, tmp_path / "all", seven(), None), indices)
-    parts = objective_of(tiny_backbone, tmp_path / "parts", seven(), micro_batch)
-    found, gradients = step(parts, indices)
-    assert abs(loss / 7 - math.log(2)) > 1e-2
-    assert found == pytest.approx(loss, rel=1e-6)
-    for name, value in wanted.items():
-        assert float(value.abs().max()) > 1e-4, name
-        torch.testing.assert_close(gradients[name], value, atol=1e-6, rtol=1e-5, msg=name)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_micro_batches_of_a_control_change_neither(
-    tiny_backbone: Backbone, tmp_path: Path, kind: str
-) -> None:
-    results = []
-    for micro_batch in (None, 2):
+    indices, results = [6, 0, 4, 2, 1, 3, 5], []
+    for size in (None, micro_batch):
+        folder = tmp_path / str(size)
+        if kind == "module":
+            results.append(step(objective_of(tiny_backbone, folder, seven(), size), indices))
+            continue
         control = fresh_control(kind, tiny_backbone, seed=5)
         objective = PreferenceObjective(
-            control.module,
-            control.merged_model,
-            questions(5, seed=1),
-            questions(3, seed=2),
-            beta=5.0,
-            batch_size=5,
-            reference=tmp_path / str(micro_batch),
-            micro_batch=micro_batch,
-        )
+            control.module, control.merged_model, seven(), questions(3, seed=2),
+            beta=5.0, batch_size=5, reference=folder, micro_batch=size,
+        )  # fmt: skip
         disturb(control.module)
-        results.append(step(objective, [0, 1, 2, 3, 4]))
+        results.append(step(objective, indices))
     (loss, wanted), (found, gradients) = results
-    assert found == pytest.approx(loss, abs=1e-5)
+    assert found == pytest.approx(loss, abs=1e-5) and abs(loss / 7 - math.log(2)) > 1e-2
     for name, value in wanted.items():
+        assert kind != "module" or float(value.abs().max()) > 1e-4, name
         torch.testing.assert_close(gradients[name], value, atol=1e-6, rtol=1e-5, msg=name)
 
 
@@ -132,16 +124,56 @@ def objective(tiny_llama: Backbone, tmp_path: Path) -> PreferenceObjective:
     return PreferenceObjective(module, model, *splits, beta=1.0, batch_size=2, reference=kept)
 
 
-def test_each_split_is_compared_with_its_own_reference(objective: PreferenceObjective) -> None:
+def test_each_split_and_a_copy_are_compared_with_their_own_reference(
+    objective: PreferenceObjective,
+) -> None:
     weight, loss, _ = objective.validation_sums(0, 1, limit=8)
     assert loss / weight == pytest.approx(math.log(2), abs=1e-6)  # policy and reference are one
     assert objective([0, 1]).total.item() / 2 == pytest.approx(math.log(2), abs=1e-6)
-
-
-def test_a_copy_keeps_the_reference_of_its_splits(objective: PreferenceObjective) -> None:
     assert isinstance(objective.module, MergeModule)
     with torch.no_grad():
         objective.module.query.add_(1.0)  # or every reference would give the same loss
     copied = copy.deepcopy(objective)  # its questions are new objects at other addresses
     assert copied.validation_sums(0, 1, 8) == objective.validation_sums(0, 1, 8)
     assert torch.equal(copied([1, 0]).total, objective([1, 0]).total)
+
+
+MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
+IDS = np.array([1, 2, 3, 4, 5, 6] * 6 + [7])
+
+
+def row_at(index: int, *, merge_until: int = len(IDS), **shares: float) -> TrainingRow:
+    """A row of a split whose rows are all alike."""
+    rows = TokenRows.of_rows([IDS.tolist()] * (index + 1), [merge_until] * (index + 1))
+    return training_row(rows, index, MATCHER, **shares)
+
+
+def kind_of(row: TrainingRow) -> str:
+    half = len(IDS) // 2
+    if row.loss_from == half and (row.cut[1][row.cut[0] < half] > 1).any():
+        return "copy" if np.array_equal(row.ids[:half], row.ids[half:]) else "prompt"
+    return "prompt" if row.loss_from else "merged"
+
+
+def test_shares_are_those_asked_for_and_a_row_keeps_its_kind() -> None:
+    assert {tuple(row_at(index).cut[1]) for index in range(50)} == {(2, 3, 1) * 6 + (1,)}
+    rows = [row_at(i, prompt=0.3, copy=0.2) for i in range(500)]
+    kinds = Counter(map(kind_of, rows))
+    assert abs(kinds["prompt"] - 150) < 45 and abs(kinds["copy"] - 100) < 45
+    again = [row_at(i, prompt=0.3, copy=0.2) for i in range(100)]
+    assert [kind_of(row) for row in again] == [kind_of(row) for row in rows[:100]]
+
+
+def test_the_loss_begins_behind_the_merged_part_of_copies_and_prompts() -> None:
+    row = row_at(0, copy=0.999)
+    half = len(IDS) // 2
+    assert row.ids.tolist() == IDS[:half].tolist() * 2
+    assert row.cut[1].tolist() == [2, 3, 1] * 3 + [1] * half
+    assert row.loss_from == half
+    row = row_at(3, prompt=0.999)
+    starts, lengths = row.cut
+    assert len(IDS) // 4 <= row.loss_from < 3 * len(IDS) // 4 + 1
+    assert (lengths[starts >= row.loss_from] == 1).all()
+    assert (lengths[starts < row.loss_from] > 1).any()
+    with pytest.raises(ValidationError, match="add up to 1 at most"):
+        DistillConfig(max_steps=1, prompt_rows=0.6, copy_rows=0.6)

@@ -30,10 +30,6 @@ def build(name: str, attention: str = "sdpa", **changes: Any) -> Backbone:
     return tiny_backbone(config, VOCAB, torch.float64, attention)
 
 
-def own_attention(name: str) -> str:
-    return "eager" if name in PADDED else "sdpa"
-
-
 def embeddings(backbone: Backbone, lengths: list[int], seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return backbone.embed(torch.randint(0, VOCAB, (sum(lengths),), generator=generator))
@@ -63,65 +59,37 @@ def widths(backbone: Backbone) -> list[tuple[int, ...]]:
     return seen
 
 
+@pytest.mark.parametrize("jumps", [False, True], ids=["counted", "jumping"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_rows_get_what_they_get_alone(name: str) -> None:
-    backbone = build(name, own_attention(name))
-    units = embeddings(backbone, LENGTHS)
-    found = PackedTrunk(backbone).hidden(units, LENGTHS)
-    torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-12, rtol=1e-10)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_positions_may_jump(name: str) -> None:
-    backbone = build(name, own_attention(name))
-    units = embeddings(backbone, LENGTHS)
-    positions = torch.cat([torch.arange(n) * 3 + 1 for n in LENGTHS])
-    found = PackedTrunk(backbone).hidden(units, LENGTHS, positions)
+def test_rows_get_states_and_gradients_as_alone_and_no_padding(name: str, jumps: bool) -> None:
+    backbone = build(name, "eager" if name in PADDED else "sdpa")
+    trunk, seen = PackedTrunk(backbone), widths(backbone)
+    units = embeddings(backbone, LENGTHS).requires_grad_()
+    positions = torch.cat([torch.arange(n) * 3 + 1 for n in LENGTHS]) if jumps else None
+    found = trunk.hidden(units, LENGTHS, positions)
+    assert seen == ([(5, 7)] if name in PADDED else [(1, sum(LENGTHS))])
     expected = alone(backbone, units, LENGTHS, positions)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
-    assert (expected - alone(backbone, units, LENGTHS)).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_gradients_stay_within_their_rows(name: str) -> None:
-    backbone = build(name, own_attention(name))
-    units = embeddings(backbone, LENGTHS).requires_grad_()
+    assert not jumps or (expected - alone(backbone, units, LENGTHS)).abs().max() > 1e-3
     weights = torch.randn(len(units), backbone.hidden_size, dtype=torch.float64)
-    found = PackedTrunk(backbone).hidden(units, LENGTHS)
-    (gradient,) = torch.autograd.grad((found * weights).sum(), units)
-    (expected,) = torch.autograd.grad((alone(backbone, units, LENGTHS) * weights).sum(), units)
-    torch.testing.assert_close(gradient, expected, atol=1e-11, rtol=1e-9)
+    gradient, wanted = (
+        torch.autograd.grad((x * weights).sum(), units)[0] for x in (found, expected)
+    )
+    torch.testing.assert_close(gradient, wanted, atol=1e-11, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(set(CONFIGS) - PADDED))
-def test_the_trunk_sees_no_padding(name: str) -> None:
-    backbone = build(name)
-    trunk = PackedTrunk(backbone)
-    seen = widths(backbone)
-    trunk.hidden(embeddings(backbone, LENGTHS), LENGTHS)
-    assert seen == [(1, sum(LENGTHS))]
-
-
-def test_rows_beyond_a_window_are_padded() -> None:
+def test_rows_beyond_a_window_and_eager_attention_are_padded() -> None:
     config = MistralConfig(**CONFIGS["mistral"]().to_diff_dict() | {"sliding_window": 5})
-    backbone = tiny_backbone(config, VOCAB, torch.float64, "sdpa")
-    trunk = PackedTrunk(backbone)
-    seen, units = widths(backbone), embeddings(backbone, LENGTHS)
-    found = trunk.hidden(units, LENGTHS)
-    assert seen == [(5, 7)]
-    trunk.hidden(units[:4], [3, 1])
-    assert seen[1:] == [(1, 4)]
-    torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-12, rtol=1e-10)
-
-
-def test_a_backbone_with_eager_attention_is_padded_and_keeps_it() -> None:
-    backbone = build("llama", "eager")
-    trunk = PackedTrunk(backbone)
-    seen, units = widths(backbone), embeddings(backbone, LENGTHS)
-    found = trunk.hidden(units, LENGTHS)
-    assert seen == [(5, 7)]
-    assert backbone.model.config._attn_implementation == "eager"
-    torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-6, rtol=1e-6)
+    windowed = tiny_backbone(config, VOCAB, torch.float64, "sdpa")
+    for backbone, exact in ((windowed, 1e-12), (build("llama", "eager"), 1e-6)):
+        attention = backbone.model.config._attn_implementation
+        trunk = PackedTrunk(backbone)
+        seen, units = widths(backbone), embeddings(backbone, LENGTHS)
+        found = trunk.hidden(units, LENGTHS)
+        trunk.hidden(units[:4], [3, 1])
+        assert seen == [(5, 7), (1, 4) if backbone is windowed else (2, 3)]
+        assert backbone.model.config._attn_implementation == attention
+        torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=exact, rtol=1e-6)
 
 
 def test_attention_that_is_not_looked_up_is_padded() -> None:

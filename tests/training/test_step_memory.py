@@ -104,24 +104,18 @@ def test_a_step_saves_less_than_the_bound_and_most_of_it_without_merges(
     assert few > 0.5 * most
 
 
-def test_weights_are_halved_by_bfloat16() -> None:
+def test_the_parts_are_those_of_the_formulas() -> None:
     weights = sum(p.numel() for p in build("llama", torch.float32).model.parameters())
-    assert bound("llama")["weights"] == pytest.approx(4 * weights, rel=0.02)
-    assert bound("llama", bf16=True)["weights"] == pytest.approx(2 * weights, rel=0.02)
-
-
-def test_what_is_trained_takes_its_copies() -> None:
+    for bf16, width in ((False, 4), (True, 2)):
+        assert bound("llama", bf16=bf16)["weights"] == pytest.approx(width * weights, rel=0.02)
     size = 4 * sum(p.numel() for p in MergeModule(64).parameters())
     copies = {("ddp", 1): 4, ("ddp", 2): 5, ("deepspeed", 1): 6, ("deepspeed", 4): 3}
     for (strategy, gpus), times in copies.items():
         parts = bound("llama", strategy=strategy, gpus=gpus)
         assert parts["module and AdamW"] == pytest.approx(times * size)
-
-
-def test_rule_rows_take_their_table_and_moments() -> None:
     plain, rowed = (bound("llama", ModuleForm(rule_rows=k)) for k in (0, 1000))
     added = rowed["module and AdamW"] - plain["module and AdamW"]
-    assert added == pytest.approx(1000 * CONFIGS["llama"].hidden_size * 4 * 3)
+    assert added == pytest.approx(1000 * CONFIGS["llama"].hidden_size * 4 * 3)  # and two moments
 
 
 def test_a_large_vocabulary_is_what_the_loss_takes() -> None:

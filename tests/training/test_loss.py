@@ -1,0 +1,244 @@
+"""Aligned rows against the paper's algorithm; the fused loss against autograd in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.merging.packing import PackedUnits, pack_rows
+from umim_core.training.loss import (
+    aligned_rows,
+    blocked_terms,
+    chunk_terms,
+    distill_loss,
+    summed_parts,
+)
+
+ROWS, HIDDEN, VOCAB = 9, 8, 41
+VALUE, GRADIENT = 1e-6, 1e-5
+HUGE = 1e4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A head and the states of student and teacher in front of it.
+
+    Attributes:
+        backbone: Supplies the head [V, d] and its bias [V], if any.
+        student: Hidden states [R, d].
+        teacher: Hidden states [R, d].
+    """
+
+    backbone: Backbone
+    student: Tensor
+    teacher: Tensor
+
+    def reference(self) -> tuple[float, float, Tensor]:
+        """Cross-entropy sum, divergence sum and the gradient of the student's states."""
+        head, bias = self.backbone.head_weight.double(), self.backbone.head_bias
+        shift = torch.zeros(VOCAB, dtype=torch.float64) if bias is None else bias.double()
+        leaf = self.student.double().requires_grad_(True)
+        log_s = (leaf @ head.T + shift).log_softmax(-1)
+        log_t = (self.teacher.double() @ head.T + shift).log_softmax(-1)
+        cross = -(log_t.exp() * log_s).sum()
+        cross.backward()
+        assert leaf.grad is not None
+        kl = (log_t.exp() * (log_t - log_s)).sum()
+        return float(cross.detach()), float(kl.detach()), leaf.grad
+
+    def check(self, chunk: int) -> None:
+        """Compare the fused loss with the reference."""
+        leaf = self.student.clone().requires_grad_(True)
+        loss = distill_loss(leaf, self.teacher, self.backbone, chunk=chunk)
+        loss.total.backward()
+        cross, kl, gradient = self.reference()
+        assert loss.rows == len(self.student)
+        assert float(loss.total.detach()) == pytest.approx(cross, rel=VALUE)
+        assert float(loss.kl) == pytest.approx(kl, rel=VALUE, abs=VALUE)
+        assert leaf.grad is not None
+        torch.testing.assert_close(leaf.grad.double(), gradient, atol=GRADIENT, rtol=GRADIENT)
+
+
+def head_of(weight: Tensor, bias: Tensor | None) -> Backbone:
+    config = GPT2Config(
+        vocab_size=VOCAB, n_embd=HIDDEN, n_layer=1, n_head=2, n_positions=8, bos_token_id=0,
+        eos_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    model.set_output_embeddings(nn.Linear(HIDDEN, VOCAB, bias=bias is not None))
+    with torch.no_grad():
+        model.lm_head.weight.copy_(weight)
+        if bias is not None:
+            model.lm_head.bias.copy_(bias)
+    return wrap_backbone(model, None)
+
+
+def ordinary(generator: torch.Generator, *, bias: bool, rows: int = ROWS) -> Case:
+    """Logits of a few units; the bias is as large as they are."""
+    weight = torch.randn(VOCAB, HIDDEN, generator=generator)
+    shift = 3.0 * torch.randn(VOCAB, generator=generator) if bias else None
+    student, teacher = torch.randn(2, rows, HIDDEN, generator=generator)
+    return Case(head_of(weight, shift), student, teacher)
+
+
+def huge(generator: torch.Generator, *, bias: bool) -> Case:
+    """Logits up to 1e4, whole numbers, so that single precision holds them exactly.
+
+    Student and teacher differ by little in every second row and by all of it in the others.
+    """
+    weight = torch.randint(-2, 3, (VOCAB, HIDDEN), generator=generator).float()
+    shift = torch.randint(-3, 4, (VOCAB,), generator=generator).float() if bias else None
+    teacher = torch.randint(-1200, 1201, (ROWS, HIDDEN), generator=generator).float()
+    student = -teacher
+    student[::2] = teacher[::2] + torch.randint(-1, 2, teacher[::2].shape, generator=generator)
+    peak = (teacher @ weight.T).abs().argmax(-1)
+    teacher[0] = HUGE / weight[peak[0]].square().sum() * weight[peak[0]]
+    return Case(head_of(weight, shift), student, teacher)
+
+
+@pytest.mark.parametrize("chunk", [1, ROWS - 1, ROWS, ROWS + 1])
+@pytest.mark.parametrize("bias", [False, True], ids=["plain-head", "head-with-bias"])
+@pytest.mark.parametrize("kind", ["ordinary", "huge", "no rows"])
+def test_the_loss_equals_the_reference_whatever_the_chunk(
+    torch_rng: torch.Generator, kind: str, bias: bool, chunk: int
+) -> None:
+    if kind == "huge":
+        case = huge(torch_rng, bias=bias)
+        logits = case.backbone.head(torch.cat([case.student, case.teacher]))
+        assert float(logits.max()) >= HUGE / 2 and float(logits.min()) <= -HUGE / 2
+    else:
+        case = ordinary(torch_rng, bias=bias, rows=0 if kind == "no rows" else ROWS)
+    case.check(chunk)
+
+
+def test_the_gradient_carries_the_scale_of_the_loss_and_nothing_else_has_one(
+    torch_rng: torch.Generator,
+) -> None:
+    case = ordinary(torch_rng, bias=False)
+    leaf, teacher = (x.clone().requires_grad_(True) for x in (case.student, case.teacher))
+    loss = distill_loss(leaf, teacher, case.backbone)
+    (loss.total * 0.25).backward()
+    torch.testing.assert_close(leaf.grad.double(), 0.25 * case.reference()[2], atol=1e-5, rtol=1e-5)
+    assert not loss.kl.requires_grad and teacher.grad is None
+
+
+def test_a_frozen_source_of_a_sum_is_refused() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        summed_parts([weight.sum()], [weight, torch.ones(2)])
+
+
+def test_a_half_precision_backbone_is_scored_in_single_precision(
+    torch_rng: torch.Generator,
+) -> None:
+    case = ordinary(torch_rng, bias=False)
+    half = Case(wrap_backbone(case.backbone.model.bfloat16(), None), case.student, case.teacher)
+    loss = distill_loss(half.student, half.teacher, half.backbone)
+    assert loss.total.dtype is torch.float32
+    assert float(loss.total) == pytest.approx(half.reference()[0], rel=VALUE)
+
+
+def some_logits(rows: int, vocab: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    teacher = 3.0 * torch.randn(rows, vocab, generator=generator)
+    return teacher, teacher + 0.5 * torch.randn(rows, vocab, generator=generator)
+
+
+def test_sums_over_a_large_vocabulary_keep_single_precision() -> None:
+    teacher, student = some_logits(8, 50_257)
+    wide = chunk_terms(teacher.double(), student.double())
+    for found, expected in zip(chunk_terms(teacher, student)[:2], wide[:2], strict=True):
+        assert float(found) == pytest.approx(float(expected), rel=3e-6)
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(11, 50_257), (70, 8192), (3, 300_000), (0, 64)])
+def test_blocks_of_rows_give_the_terms_of_the_whole_chunk(rows: int, vocab: int) -> None:
+    teacher, student = some_logits(rows, vocab)
+    whole = chunk_terms(teacher, student)
+    for found, expected in zip(blocked_terms(teacher, student.clone()), whole, strict=True):
+        if vocab == 300_000:  # a row alone in its block
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+        else:
+            assert torch.equal(found, expected)
+
+
+def pack(*rows: list[int]) -> PackedUnits:
+    """Pack rows given by the lengths of their units; the ids count up."""
+    ids = [np.arange(1, sum(lengths) + 1) for lengths in rows]
+    cuts = []
+    for lengths in rows:
+        array = np.array(lengths, dtype=np.int64)
+        cuts.append((np.cumsum(array) - array, array))
+    return pack_rows(ids, cuts)
+
+
+def masks(packed: PackedUnits) -> tuple[list[list[int]], list[list[int]]]:
+    """The paper's masks of teacher [B, T] and student [B, S]."""
+    rows = aligned_rows(packed)
+    teacher = np.zeros((len(packed.lengths), int(packed.raw_counts.max())), dtype=int)
+    student = np.zeros(tuple(packed.lengths.shape), dtype=int)
+    teacher[rows.batch, rows.teacher] = 1
+    student[rows.batch, rows.student] = 1
+    return teacher.tolist(), student.tolist()
+
+
+def pairs(packed: PackedUnits) -> list[tuple[int, int, int]]:
+    rows = aligned_rows(packed)
+    assert len(rows) == len(rows.batch)
+    return list(zip(rows.batch.tolist(), rows.teacher.tolist(), rows.student.tolist(), strict=True))
+
+
+def test_the_example_of_the_paper() -> None:
+    packed = pack([1, 2, 1, 2])  # x1 | x2 x3 | x4 | x5 x6
+    assert masks(packed) == ([[0, 0, 1, 1, 0, 1]], [[0, 1, 1, 1]])
+    # (x3, z23), (x4, x4), (x6, z56), counted from 0
+    assert pairs(packed) == [(0, 2, 1), (0, 3, 2), (0, 5, 3)]
+
+
+def algorithm(
+    rows: list[list[int]],
+) -> tuple[list[list[int]], list[list[int]], list[tuple[int, int, int]]]:
+    """Algorithm "Aligned Predictive Distillation" of the paper, line by line, with padding."""
+    width = max(sum(lengths) for lengths in rows)
+    packed_width = max(len(lengths) for lengths in rows)
+    masks_t, masks_s, packs = [], [], []
+    for b, lengths in enumerate(rows):
+        keep: list[int] = []  # n - 1 inactive placeholders, then the surrogate
+        first_merge = None
+        for n in lengths:
+            if n > 1 and first_merge is None:
+                first_merge = len(keep)
+            keep += [0] * (n - 1) + [1]
+        keep += [0] * (width - len(keep))
+        attention = [1] * len(lengths) + [0] * (packed_width - len(lengths))
+        start = width if first_merge is None else first_merge
+        mask_t = [m if j >= start else 0 for j, m in enumerate(keep)]
+        drop = sum(attention) - sum(mask_t)
+        mask_s = list(attention)
+        for j in range(packed_width):
+            if attention[j] and drop:
+                mask_s[j] = 0
+                drop -= 1
+        rows_t = [j for j, m in enumerate(mask_t) if m]
+        rows_s = [j for j, m in enumerate(mask_s) if m]
+        assert len(rows_t) == len(rows_s)
+        masks_t.append(mask_t)
+        masks_s.append(mask_s)
+        packs += [(b, t, s) for t, s in zip(rows_t, rows_s, strict=True)]
+    return masks_t, masks_s, packs
+
+
+@given(st.lists(st.lists(st.sampled_from([1, 1, 1, 2, 3, 4]), min_size=1, max_size=12), min_size=1))
+def test_random_spans_and_padding_give_the_masks_of_the_algorithm(rows: list[list[int]]) -> None:
+    packed = pack(*rows)
+    masks_t, masks_s, packs = algorithm(rows)
+    assert masks(packed) == (masks_t, masks_s)
+    assert pairs(packed) == packs
