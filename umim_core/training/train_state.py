@@ -16,9 +16,10 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -33,6 +34,16 @@ from umim_core.store.artifacts import (
     write_manifest,
 )
 from umim_core.store.disk import flush_tree
+from umim_core.training.train_ranks import (
+    from_first_rank,
+    rank_and_world,
+    ranks_where,
+    require_shared,
+    sum_over_ranks,
+)
+
+if TYPE_CHECKING:
+    from umim_core.training.optimizer import Strategy
 
 logger = logging.getLogger("umim.train")
 STATE_SCHEMA: Final = 1
@@ -93,12 +104,6 @@ def last_step(directory: Path) -> int | None:
     """Return the step after which the newest sealed state was written, or None; nothing is read."""
     steps = [step_of(path.parent) for path in directory.glob(f"step-*/{MANIFEST}")]
     return max(steps, default=None)
-
-
-def begin_state(target: Path) -> None:
-    """Make the directory of a state afresh; call it on rank 0 only."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
 
 
 def write_rank(target: Path, rank: int, tensors: dict[str, Tensor], progress: Progress) -> None:
@@ -169,3 +174,76 @@ def read_rank(target: Path, rank: int) -> tuple[dict[str, Tensor], Progress]:
     if not isinstance(record, dict):
         raise ArtifactError(f"{target} must hold a progress record", record, "Remove the state.")
     return tensors, Progress(**record)
+
+
+def save(
+    module: nn.Module,
+    strategy: Strategy,
+    state_dir: Path,
+    progress: Progress,
+    best: dict[str, Tensor],
+) -> None:
+    """Write the state of all ranks; it counts once every rank has written."""
+    rank, world = rank_and_world()
+    tensors = {f"module.{k}": v for k, v in parameters_of(module).items()}
+    tensors |= {f"best.{k}": v for k, v in best.items()}
+    tensors |= strategy.tensors()
+    target = state_path(state_dir, progress.step)
+    if rank == 0:
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+    sum_over_ranks([0.0])  # barrier: the directory exists
+    write_rank(target, rank, tensors, progress)
+    sum_over_ranks([0.0])  # barrier: every rank has written
+    if rank == 0:
+        commit_state(state_dir, target, world)
+
+
+def resume(
+    module: nn.Module, strategy: Strategy, state_dir: Path
+) -> tuple[Progress, dict[str, Tensor]]:
+    """Restore the newest whole state that rank 0 sees, on every rank.
+
+    Returns:
+        Where the run stands and the best weights so far; a start and none without a state.
+    """
+    rank, world = rank_and_world()
+    require_shared(state_dir)
+    step = -1
+    if rank == 0 and (newest := newest_state(state_dir, world)) is not None:
+        step = step_of(newest)
+    step = from_first_rank(step)
+    if step < 0:
+        return Progress(), {}
+    tensors, progress = _read(state_path(state_dir, step), rank, world)
+    logger.info("resuming at step %d", progress.step)
+    device = next(module.parameters()).device
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {
+            name.removeprefix(prefix): value.to(device)
+            for name, value in tensors.items()
+            if name.startswith(prefix)
+        }
+
+    load_parameters(module, part("module."))
+    strategy.load({name: v for name, v in tensors.items() if name.startswith("optimizer.")})
+    return progress, part("best.")
+
+
+def _read(target: Path, rank: int, world: int) -> tuple[dict[str, Tensor], Progress]:
+    state, refusal = None, None
+    try:
+        check_state(target, world)
+        state = read_rank(target, rank)
+    except (ArtifactError, OSError, SafetensorError) as error:
+        refusal = error
+    # A rank that went on alone would wait for the others for good.
+    lacking = ranks_where(state is None)
+    if state is None or lacking:
+        raise ArtifactError(
+            f"every rank must be able to read the resume state {target.name}",
+            f"ranks {lacking} that cannot" + (f" ({refusal})" if refusal else ""),
+            "Look at the file systems of their nodes, then run the same command again.",
+        ) from refusal
+    return state

@@ -16,8 +16,7 @@ import pytest
 from support.tiny_training import Kill, Run, train_rank
 from support.training_processes import exit_codes, run_ranks, start_ranks
 from tasks.training.strategies import make_strategy
-from umim_core.training.train_loop import resume, save
-from umim_core.training.train_state import Progress
+from umim_core.training.train_state import Progress, resume, save
 
 SECONDS = 60.0  # for both to end; a collective that nobody joins waits for half an hour
 
@@ -49,8 +48,8 @@ def resume_seeing(rank: int, run: Run, odd: int, folder: Path) -> None:
     objective = run.objective()
     strategy = make_strategy(run.strategy, objective, run.config)
     for step in (3, 6):
-        save(objective, strategy, run.folder, Progress(step=step), {})
-    progress, _ = resume(objective, strategy, folder if rank == odd else run.folder)
+        save(objective.module, strategy, run.folder, Progress(step=step), {})
+    progress, _ = resume(objective.module, strategy, folder if rank == odd else run.folder)
     (run.folder / f"rank-{rank}-resumes").write_text(str(progress.step))
 
 

@@ -20,7 +20,6 @@ from umim_core.errors import ArtifactError
 from umim_core.training.train_loop import TrainResult
 from umim_core.training.train_state import (
     Progress,
-    begin_state,
     commit_state,
     newest_state,
     state_path,
@@ -135,7 +134,7 @@ def test_two_states_are_kept_and_none_from_a_later_step(whole: Run) -> None:
 def written(directory: Path, step: int, ranks: tuple[int, ...]) -> Path:
     """A state that these ranks have written and nobody has committed."""
     target = state_path(directory, step)
-    begin_state(target)
+    target.mkdir(parents=True)
     for rank in ranks:
         write_rank(target, rank, {"module.a": torch.zeros(2)}, Progress(step=step))
     return target
