@@ -32,9 +32,8 @@ from umim_core.evaluation.rule_damage import text_digest
 from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.merged_model import MergedModel
-from umim_core.mining.preparation import check_vocabulary
 from umim_core.text.sources import source_of
-from umim_core.text.tokens import first_ids
+from umim_core.text.tokens import check_known, first_ids
 
 _RAW_TAIL: Final = 16
 
@@ -51,7 +50,7 @@ def read_rows(
     else:
         parts = [first_ids(source_of(tuple(files)), tokenizer, options.tokens)[0]]
     rows = spread_rows(parts, options.rows, options.window)
-    check_vocabulary(max(int(row.max()) for row in rows), tokenizer)
+    check_known(max(int(row.max()) for row in rows), tokenizer)
     return name, rows
 
 

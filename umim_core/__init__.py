@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from umim_core.checkpoint.checkpoint import Checkpoint as Checkpoint
     from umim_core.errors import UmimError as UmimError
     from umim_core.merging.module import MergeModule as MergeModule
-    from umim_core.mining.corpus_mining import mine_rules as mine_rules
+    from umim_core.mining.mine import mine_rules as mine_rules
     from umim_core.mining.mining_options import MiningOptions as MiningOptions
     from umim_core.model.umim import UMIM as UMIM
     from umim_core.rules.matcher import Matcher as Matcher
@@ -30,7 +30,7 @@ _EXPORTS = {
     "MiningOptions": "umim_core.mining.mining_options",
     "RuleSet": "umim_core.rules.ruleset",
     "UmimError": "umim_core.errors",
-    "mine_rules": "umim_core.mining.corpus_mining",
+    "mine_rules": "umim_core.mining.mine",
     "wrap_backbone": "umim_core.backbone.backbone",
 }
 __all__ = list(_EXPORTS)

@@ -39,11 +39,17 @@ from tasks.data.counting_tables import (
     unpacked,
 )
 from umim_core.errors import ClusterError
-from umim_core.mining.counting import NO_KEYS, OrderCounter, excluded_mask, segment_ranges
-from umim_core.mining.finding import recount_ranges
+from umim_core.mining.counting import (
+    NO_DOCUMENTS,
+    NO_KEYS,
+    OrderCounter,
+    Recount,
+    excluded_mask,
+    recount_ranges,
+    segment_ranges,
+)
 from umim_core.mining.hashing import PartitionedCounts, rank_indexes, sort_pairs
 from umim_core.mining.kernel import PARTITIONS
-from umim_core.mining.recount import NO_DOCUMENTS, Recount
 from umim_core.rules.grams import ORDERS, NgramCounts
 
 _PIECES_PER_CPU = 2

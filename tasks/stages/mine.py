@@ -48,20 +48,17 @@ from umim_core.mining.confidence import (
     check_segment,
     confidence_counts,
 )
-from umim_core.mining.corpus_mining import make_rules, spans_of
-from umim_core.mining.finding import find_ngrams
-from umim_core.mining.mining_memory import check_memory
+from umim_core.mining.mine import count, excluded_ids, rules_of
 from umim_core.mining.mining_options import MiningOptions
-from umim_core.mining.preparation import check_documents, excluded_ids, ids_digest, whole_segments
 from umim_core.progress import followed, leave_note
-from umim_core.rules.filters import step_counts
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.publication import STATE
-from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.token_ids import UniformOffsets, ids_digest
+from umim_core.text.tokens import whole_segments
 
 logger = logging.getLogger("umim.count")
 _confidence_logger = logging.getLogger("umim.confidence")
@@ -104,12 +101,10 @@ def count_stage(
         lease.ensure()
         shards = tokens(tokenized, "train")
         offsets = whole_segments(shards, tokenizer, segment_length)
-        check_documents(shards, config.min_documents)
         corpus = Corpus(tokenized.path / "train", offsets, excluded)
-        total = int(offsets[-1])
-        if config.max_memory_gib is not None:
-            at_a_time = config.block_tokens or default_block_tokens(total, cluster_cpus())
-            check_memory(shards, offsets, options, excluded, threads=1, at_a_time=at_a_time)
+        at_a_time = config.block_tokens
+        if at_a_time is None and config.max_memory_gib is not None:
+            at_a_time = default_block_tokens(int(offsets[-1]), cluster_cpus())
         state = out / STATE
         began = time.monotonic()
         with followed(state):
@@ -120,8 +115,7 @@ def count_stage(
                 finished=lambda order, keys, support: _save_order(state, order, keys, support),
                 progress=lambda done, total, text: leave_note(state, done, total, text),
             )
-            ends = shards.document_ends() if options.count_documents else None
-            counts = find_ngrams(options, counter, ends)
+            counts = count(options, counter, shards, offsets, excluded, at_a_time=at_a_time)
         seconds = time.monotonic() - began
         documents = {} if counts.documents is None else {"documents": counts.documents}
         save_orders(out, keys=counts.keys, support=counts.support, **documents)
@@ -163,19 +157,15 @@ def filter_stage(
     )
 
     def build(out: Path) -> Metrics:
-        # Counts serve any least number of documents, so those found may know of fewer.
-        check_documents(tokens(tokenized, "train"), config.min_documents)
-        frequent, ruleset = make_rules(
+        shards = tokens(tokenized, "train")
+        mined = rules_of(
             _read_counts(counted.path, int(counted.manifest()["config"]["tau"])),
             options,
             options.origin(fingerprint, corpus_digest(counted.path)),
+            shards,
+            UniformOffsets(segment_length, len(shards) // segment_length),
         )
-        if cell.spans is not None:
-            shards = tokens(tokenized, "train")
-            offsets = UniformOffsets(segment_length, len(shards) // segment_length)
-            ruleset = spans_of(ruleset, shards, offsets, cell.spans)
-        raw, passed = step_counts(frequent, frequent.tau, cell.overlap)
-        return write_rules(out, ruleset, raw=raw, overlap=passed)
+        return write_rules(out, mined.rules, raw=mined.raw, overlap=mined.overlap)
 
     return run_stage(root, spec, build)
 

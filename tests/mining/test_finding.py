@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from support.ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
 from support.token_artifacts import write_documents
 from umim_core.errors import CorpusError, RuleSetError
-from umim_core.mining.counting import count_ngrams
-from umim_core.mining.finding import LocalCounter, find_ngrams
+from umim_core.mining.counting import LocalCounter, count_ngrams, find_ngrams
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS, select
 from umim_core.text.token_ids import UniformOffsets

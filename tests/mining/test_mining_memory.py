@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from support.ngram_oracle import chunks_of
 from umim_core.errors import ResourceLimitError
 from umim_core.mining import mining_memory as bounds
-from umim_core.mining.counting import count_ngrams
-from umim_core.mining.finding import LocalCounter, find_ngrams
+from umim_core.mining.counting import LocalCounter, count_ngrams, find_ngrams
 from umim_core.mining.mining_memory import Shares, check_memory, mining_memory, sample_shares
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.text.token_ids import UniformOffsets

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from support.ngram_oracle import by_gram, document_oracle, flat, oracle
 from support.token_artifacts import write_documents
 from umim_core.errors import CorpusError
-from umim_core.mining import recount
-from umim_core.mining.counting import count_ngrams
-from umim_core.mining.recount import Recount, document_ranges
+from umim_core.mining import counting
+from umim_core.mining.counting import Recount, count_ngrams, document_ranges
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets
 
@@ -59,7 +58,7 @@ def test_support_of_ranges_cut_anywhere(
     inner = data.draw(st.lists(st.integers(0, ids.size), max_size=4).map(sorted))
     whole = counter(grams)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recount, "_CHUNK_TOKENS", chunk)
+        patch.setattr(counting, "_RECOUNT_TOKENS", chunk)
         for low, high in pairwise([0, *inner, ids.size]):
             one = counter(grams)
             for part in (one, whole):
@@ -83,7 +82,7 @@ def test_documents_of_ranges_cut_at_their_borders(
     ends = np.array([*ends, ids.size], dtype=np.int64)  # some are empty, some shorter than a gram
     found, support = {n: 0 for n in ORDERS}, {n: 0 for n in ORDERS}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recount, "_CHUNK_TOKENS", chunk)
+        patch.setattr(counting, "_RECOUNT_TOKENS", chunk)
         for low, high in document_ranges(ends, ids.size, parts) or [(0, 0)]:
             one = counter(grams, documents=True)
             one.add(ids, offsets, low, high, ends)
@@ -100,7 +99,7 @@ def test_documents_of_ranges_cut_at_their_borders(
 def test_uniform_segments_and_shards_give_the_same(
     chunk: int, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recount, "_CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(counting, "_RECOUNT_TOKENS", chunk)
     ids = rng.integers(0, 3, 205).astype(np.uint16)
     shards = write_documents(tmp_path, *np.split(ids, [50, 51, 51, 130]))
     uniform = UniformOffsets(10, 20)

@@ -18,8 +18,8 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import CheckpointError, LeakError
-from umim_core.mining.corpus_mining import mine_rules
 from umim_core.mining.counting import count_ngrams
+from umim_core.mining.mine import mine_rules
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.leaks import check_export, leak_kind, scan_rules

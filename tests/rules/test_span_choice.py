@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from umim_core.errors import ConfigError
-from umim_core.mining.corpus_mining import choose_spans, saved_tokens
+from umim_core.mining.span_choice import choose_spans, saved_tokens
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

@@ -16,8 +16,7 @@ from tasks.data.counting import ClusterCounter
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.mine import count_stage, filter_stage
 from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
-from umim_core.mining.counting import count_ngrams
-from umim_core.mining.finding import LocalCounter
+from umim_core.mining.counting import LocalCounter, count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
 
 LENGTH, TAU = 20, 3

@@ -83,7 +83,7 @@ def export(
         )
     if out.exists():
         raise ConfigError("--out must not exist", str(out), "Remove it or choose another name.")
-    from umim_core.mining.corpus_mining import mine_rules
+    from umim_core.mining.mine import mine_rules
     from umim_core.mining.mining_options import MiningOptions
     from umim_core.model.umim import UMIM
     from umim_core.rules.ruleset import RuleSet

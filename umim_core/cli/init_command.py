@@ -31,7 +31,7 @@ def init(
     """Make a checkpoint without training; umim train with the same residual starts from there."""
     shared.given_rules(rules)
     from umim_core.checkpoint.checkpoint_index import own_place
-    from umim_core.mining.preparation import check_absent
+    from umim_core.store.publication import check_absent
 
     own = own_place("untrained", out, rules.resolve().name)
     place = own.directory

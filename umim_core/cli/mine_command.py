@@ -14,7 +14,7 @@ from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from umim_core.mining.corpus_mining import MiningReport
+    from umim_core.mining.mine import MiningReport
 
 _NAMES = {2: "2-grams", 3: "3-grams", 4: "4-grams"}
 
@@ -117,14 +117,14 @@ def mine(
         if backbone is None:
             raise ConfigError("the confidence policy needs --backbone", "nothing", "Add it.")
         from umim_core.backbone.backbone import load_backbone
-        from umim_core.mining.corpus_mining import mine_confident_spans
+        from umim_core.mining.mine import mine_confident_spans
 
         model = load_backbone(backbone)
         report = mine_confident_spans(
             source, out, backbone=model, options=options, min_probability=confidence
         )
     else:
-        from umim_core.mining.corpus_mining import mine_rules
+        from umim_core.mining.mine import mine_rules
         from umim_core.store.locking import computing
 
         with computing():

@@ -93,7 +93,6 @@ def prune(
     with other targets. The checkpoint carries the price of every rule that stays.
     """
     from umim_core.checkpoint.checkpoint_index import own_place
-    from umim_core.mining.preparation import check_absent
     from umim_core.rules.pruning import (
         check_target,
         cut_to_budget,
@@ -101,6 +100,7 @@ def prune(
         prune_by_damage,
         rules_under,
     )
+    from umim_core.store.publication import check_absent
 
     targets = f"--target-tr {target_tr}, --decode-tr {decode_tr}, --decode-max-damage"
     for ok, rule, remedy in (
@@ -283,15 +283,14 @@ def _rows(
     umim: UMIM, sources: list[Source], limit: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return segments to measure on and held-out ones [rows, segment length]."""
-    from umim_core.mining.preparation import check_vocabulary
     from umim_core.text.token_ids import cut_segments
-    from umim_core.text.tokens import first_ids
+    from umim_core.text.tokens import check_known, first_ids
 
     length = umim.rules.origin.segment_length or _SEGMENT_LENGTH
     tokenizer = umim.backbone.require_tokenizer()
     read = [first_ids(source, tokenizer, limit)[0] for source in sources]
     for ids in read:
-        check_vocabulary(int(ids.max(initial=0)), tokenizer)
+        check_known(int(ids.max(initial=0)), tokenizer)
     parts = [cut_segments(ids, length)[0].reshape(-1, length) for ids in read]
     if len(parts) == 1:
         held = max(1, len(parts[0]) // _HELD_OUT)

@@ -1,8 +1,11 @@
-"""Exact n-gram counting over token segments, one order at a time, in one process.
+"""Exact n-gram counting over token segments, one order at a time.
 
 Both (n-1)-grams inside a frequent n-gram are frequent themselves (Apriori), so a position whose two
 (n-1)-grams are not both frequent is dropped before it is counted. The frequent keys of an order
 are the barrier before the next one. A cluster runs the same loops (``tasks.data.counting``).
+
+The documents that the frequent n-grams occur in are counted in a second, read-only pass: its tables
+never grow, and workers only add up vectors. An n-gram belongs to the document of its first token.
 """
 
 from __future__ import annotations
@@ -11,15 +14,18 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice, repeat
-from typing import Final
+from dataclasses import dataclass
+from itertools import islice, pairwise, repeat
+from typing import Final, Protocol
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import RuleSetError
-from umim_core.mining.hashing import NO_INDEX, PartitionedCounts, rank_indexes
-from umim_core.mining.kernel import PARTITIONS, gram_ranks, scatter_keys
+from umim_core.errors import CorpusError, RuleSetError
+from umim_core.mining.hashing import NO_INDEX, PartitionedCounts, rank_index, rank_indexes
+from umim_core.mining.kernel import PARTITIONS, gram_ranks, next_ranks, scatter_keys
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.text.token_ids import (
     MAX_TOKEN_ID,
@@ -37,6 +43,9 @@ CHUNK_TOKENS: Final = 1 << 19
 CHUNKS_PER_THREAD: Final = 2  # so that a thread that is done early finds another one
 _INSERT_TASKS: Final = 8
 NO_KEYS: Final = np.zeros(0, dtype=np.int64)
+NO_DOCUMENTS: Final = np.zeros(0, dtype=np.int64)
+_RECOUNT_TOKENS: Final = 1 << 20
+_TAIL: Final = ORDERS[-1] - 1
 
 
 def count_ngrams(
@@ -189,3 +198,196 @@ def segment_ranges(
         high = min(max(high, low + 1), end)
         yield low, high
         low = high
+
+
+# Given n-grams
+
+
+@numba.njit(cache=True, nogil=True)
+def _occurrences(ranks: Ints, stop: int, support: Ints) -> None:
+    for position in range(stop):
+        if ranks[position] >= 0:
+            support[ranks[position]] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _documents(
+    ranks: Ints, stop: int, start: int, ends: Ints, first: int, last_seen: Ints, documents: Ints
+) -> None:
+    """Count each rank once per document; ``ends`` are global, ``start`` is that of the chunk."""
+    document = first
+    for position in range(stop):
+        while start + position >= ends[document]:
+            document += 1
+        rank = ranks[position]
+        if rank >= 0 and last_seen[rank] != document:
+            last_seen[rank] = document
+            documents[rank] += 1
+
+
+class Recount:
+    """Count given n-grams by sorted packed keys [R_n] per order, as in ``NgramCounts``.
+
+    The prefix of every n-gram must be among those of order n - 1. Documents take 24 bytes per
+    n-gram instead of 8. ``indexes`` are ``rank_index`` of the keys per order, shared by those that
+    count the same keys; None builds them.
+
+    Attributes:
+        support: Occurrences [R_n] per order so far.
+        documents: Documents [R_n] per order so far; empty where they are not counted.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[int, Ints],
+        *,
+        count_documents: bool = False,
+        indexes: Mapping[int, Ints] | None = None,
+    ) -> None:
+        self._indexes = {n: rank_index(keys[n]) for n in ORDERS} if indexes is None else indexes
+        self._none = np.zeros(1 << 18, dtype=np.bool_)
+        self._counts_documents = count_documents
+        self.support = {n: np.zeros(len(keys[n]), dtype=np.int64) for n in ORDERS}
+        sizes = {n: len(keys[n]) if count_documents else 0 for n in ORDERS}
+        self.documents = {n: np.zeros(sizes[n], dtype=np.int64) for n in ORDERS}
+        self._last_seen = {n: np.full(sizes[n], -1, dtype=np.int64) for n in ORDERS}
+
+    def add(
+        self,
+        ids: Tokens,
+        offsets: Offsets,
+        low: int = 0,
+        high: int | None = None,
+        document_ends: Ints = NO_DOCUMENTS,
+    ) -> None:
+        """Count the n-grams that start at tokens ``low`` .. ``high - 1`` of a corpus [T].
+
+        Without ``high`` they are counted to its end. When documents are counted, ``low`` is the
+        border of one, and their ``document_ends`` [D] are needed.
+        """
+        total = int(offsets[-1])
+        end = total if high is None else min(high, total)
+        if self._counts_documents and not (len(document_ends) and document_ends[-1] >= end):
+            raise CorpusError(
+                f"documents must reach token {end}",
+                f"{len(document_ends)} ends, the last {document_ends[-1:].tolist()}",
+                "Give the end of every document.",
+            )
+        ranks = np.empty(_RECOUNT_TOKENS + _TAIL, dtype=np.int64)
+        for start in range(low, end, _RECOUNT_TOKENS):
+            stop = min(start + _RECOUNT_TOKENS, end)
+            chunk = read_ids(ids, start, min(stop + _TAIL, total))
+            borders = _borders(offsets, start, start + chunk.size)
+            part = ranks[: chunk.size]
+            gram_ranks(chunk, borders, 1, self._none, self._indexes[2], self._indexes[3], part)
+            document = int(np.searchsorted(document_ends, start, side="right"))
+            for n in ORDERS:
+                next_ranks(chunk, borders, n, self._indexes[n], part)
+                _occurrences(part, stop - start, self.support[n])
+                if self._counts_documents:
+                    seen, counted = self._last_seen[n], self.documents[n]
+                    _documents(part, stop - start, start, document_ends, document, seen, counted)
+
+
+def _borders(offsets: Offsets, low: int, high: int) -> Ints:
+    """Return the segment borders in ``[low, high]`` with both ends, counted from ``low``."""
+    if isinstance(offsets, UniformOffsets):
+        inner = offsets[offsets.find(low + 1) : offsets.find(high)]
+    else:
+        inner = offsets[np.searchsorted(offsets, low + 1) : np.searchsorted(offsets, high)]
+    return np.concatenate([[0], inner - low, [high - low]]).astype(np.int64)
+
+
+def document_ranges(document_ends: Ints, total: int, parts: int) -> list[tuple[int, int]]:
+    """Cut the tokens at document borders into at most ``parts`` ranges of about equal size."""
+    targets = np.arange(1, parts) * total // parts
+    inner = document_ends[
+        np.minimum(np.searchsorted(document_ends, targets), len(document_ends) - 1)
+    ]
+    cuts = np.unique(np.concatenate([[0], np.minimum(inner, total), [total]]))
+    return [(int(low), int(high)) for low, high in pairwise(cuts)]
+
+
+# Who counts
+
+
+class Counter(Protocol):
+    """Interface of what counts a corpus: this process or a cluster."""
+
+    def count(self, tau: int) -> NgramCounts:
+        """Count everything that occurs at least ``tau`` times."""
+
+    def recount(
+        self, keys: dict[int, Ints], document_ends: Ints | None
+    ) -> tuple[dict[int, Ints], dict[int, Ints]]:
+        """Count given n-grams, and their documents where ends are given."""
+
+
+@dataclass(frozen=True)
+class LocalCounter:
+    """Count in this process: ids [T] in segments with borders [num_segments + 1].
+
+    ``excluded`` ids take part in no n-gram; None takes a thread per core.
+    """
+
+    ids: Tokens
+    offsets: Offsets
+    excluded: tuple[int, ...] = ()
+    threads: int | None = None
+
+    def count(self, tau: int) -> NgramCounts:
+        """Count everything that occurs at least ``tau`` times."""
+        return count_ngrams(self.ids, self.offsets, tau, self.excluded, threads=self.threads)
+
+    def recount(
+        self, keys: dict[int, Ints], document_ends: Ints | None
+    ) -> tuple[dict[int, Ints], dict[int, Ints]]:
+        """Count given n-grams, and their documents where ends are given."""
+        threads = thread_count(self.threads)
+        total = int(self.offsets[-1])
+        ranges = recount_ranges(total, document_ends, threads) or [(0, 0)]
+        # Each range has its own counts; the indexes, larger than those, are only read.
+        indexes = {n: rank_index(keys[n]) for n in ORDERS}
+        recounts = [
+            Recount(keys, count_documents=document_ends is not None, indexes=indexes)
+            for _ in ranges
+        ]
+        ends = NO_DOCUMENTS if document_ends is None else document_ends
+        with ThreadPoolExecutor(threads) as pool:
+            jobs = [
+                pool.submit(recount.add, self.ids, self.offsets, low, high, ends)
+                for recount, (low, high) in zip(recounts, ranges, strict=True)
+            ]
+            for job in jobs:
+                job.result()
+        whole = recounts[0]
+        for part in recounts[1:]:
+            for n in ORDERS:
+                np.add(whole.support[n], part.support[n], out=whole.support[n])
+                np.add(whole.documents[n], part.documents[n], out=whole.documents[n])
+        return whole.support, whole.documents
+
+
+def recount_ranges(total: int, document_ends: Ints | None, parts: int) -> list[tuple[int, int]]:
+    """Cut ``total`` tokens into ranges to recount, at document borders where they matter."""
+    if document_ends is not None:
+        return document_ranges(document_ends, total, parts)
+    cuts = [total * part // parts for part in range(parts + 1)]
+    return [(low, high) for low, high in pairwise(cuts) if low < high]
+
+
+def find_ngrams(
+    options: MiningOptions, counter: Counter, document_ends: Ints | None = None
+) -> NgramCounts:
+    """Find the n-grams that occur at least ``tau`` times.
+
+    Documents end at ``document_ends`` [D], which is needed where the options count them.
+    """
+    check_tau(options.tau)
+    if not options.count_documents:
+        return counter.count(options.tau)
+    if document_ends is None or not len(document_ends):
+        raise RuleSetError("counting documents needs their borders", "none", "Mine text.")
+    counts = counter.count(options.tau)
+    _, documents = counter.recount(counts.keys, document_ends)
+    return NgramCounts(counts.keys, counts.support, counts.tau, documents)

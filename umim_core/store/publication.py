@@ -118,6 +118,14 @@ def build_once(
     return Built({**body, "digest": digest}, executed=True)
 
 
+def check_absent(out: Path) -> None:
+    """Refuse an output directory that exists, before hours of counting and not after."""
+    if os.path.lexists(out):
+        raise ArtifactError(
+            "the output directory must not exist", str(out), "Remove it or choose another name."
+        )
+
+
 def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
     """Build a directory next to ``final``, which must not exist, and rename it when it is whole.
 

@@ -6,6 +6,7 @@ document 1   document 2    length 4
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 TOKEN_BITS: Final = 18
 MAX_TOKEN_ID: Final = (1 << TOKEN_BITS) - 1
 _CHUNK_IDS: Final = 1 << 20
+_HASHED_TOKENS: Final = 1 << 20
 
 Ids = NDArray[np.int32]
 Ints = NDArray[np.int64]
@@ -84,6 +86,15 @@ def read_ids(ids: Tokens, low: int, high: int) -> Ids:
     view = np.ascontiguousarray(chunk, dtype=np.int32).view()
     view.flags.writeable = False  # so that the compiled loops have one signature
     return view
+
+
+def ids_digest(ids: Tokens, offsets: Offsets) -> str:
+    """Return the SHA-256 of the ids in whole segments, as int32: the digest of a corpus."""
+    digest = hashlib.sha256()
+    total = int(offsets[-1])
+    for start in range(0, total, _HASHED_TOKENS):
+        digest.update(read_ids(ids, start, min(start + _HASHED_TOKENS, total)).tobytes())
+    return digest.hexdigest()
 
 
 def check_flat(ids: Tokens) -> None:

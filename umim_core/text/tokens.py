@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,15 +17,19 @@ import numpy.typing as npt
 from umim_core.addresses import is_address, redacted, without_options
 from umim_core.encodable import check_encodable
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.progress import ProgressLines
 from umim_core.store.arrays import open_array
+from umim_core.store.scratch import scratch_folder
 from umim_core.text.readers import BadRows, Part, iter_parts, not_empty
 from umim_core.text.sources import Source, TokenIds
-from umim_core.text.token_ids import TokenPiece, check_range, typed_panics
+from umim_core.text.token_files import TokenFiles, write_tokens
+from umim_core.text.token_ids import TokenPiece, UniformOffsets, check_range, typed_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _log: Final = logging.getLogger("umim.progress")
+_QUIET_SECONDS: Final = 10.0  # what is read sooner needs no line
 _CHUNK_IDS: Final = 1 << 20
 _BATCH_CHARS: Final = 1 << 20  # about 150 MB inside the tokenizer
 
@@ -249,3 +256,65 @@ def _batches(pieces: Iterable[Part], batch_size: int) -> Iterator[list[Part]]:
         chars += len(piece[0])
     if batch:
         yield batch
+
+
+@contextmanager
+def tokenized_corpus(
+    source: Source, tokenizer: PreTrainedTokenizerBase | None, parent: Path
+) -> Iterator[TokenFiles]:
+    """Give the corpus as token files in a folder that is removed afterwards.
+
+    The folder is made in ``parent``, or in the nearest folder above that exists: parents of an
+    output that may never come are not made. Reading that takes longer than ten seconds says how far
+    it is, to the logger ``umim.progress``.
+    """
+    while not os.path.lexists(parent):
+        parent = parent.parent
+    stack = ExitStack()
+    try:
+        folder = stack.enter_context(scratch_folder(parent, "umim-tokens"))
+    except OSError as error:
+        raise ArtifactError(
+            f"{parent} must be a folder that can be written",
+            error.strerror,
+            "Choose a folder of yours.",
+        ) from error
+    with stack:
+        yield write_tokens(folder, _told(iter_token_pieces(source, tokenizer)))
+
+
+def _told(pieces: Iterator[TokenPiece]) -> Iterator[TokenPiece]:
+    lines, began, tokens = ProgressLines(), time.monotonic(), 0
+    for ids, last in pieces:
+        yield ids, last
+        tokens += len(ids)
+        if time.monotonic() - began < _QUIET_SECONDS:
+            continue
+        if line := lines.see(0, 0, f"{tokens:,} tokens read"):
+            _log.info("%s", line)
+
+
+def whole_segments(
+    tokens: TokenFiles, tokenizer: PreTrainedTokenizerBase | None, length: int
+) -> UniformOffsets:
+    """Return the borders of the whole segments of a corpus."""
+    offsets = UniformOffsets(length, len(tokens) // length)
+    if not offsets.count:
+        raise CorpusError(
+            f"the corpus must hold at least one segment of {length} tokens",
+            "less",
+            "Give more text or lower --segment-length.",
+        )
+    if tokenizer is not None:
+        check_known(tokens.max_id, tokenizer)
+    return offsets
+
+
+def check_known(max_id: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse ids that the tokenizer does not have."""
+    if max_id >= len(tokenizer):
+        raise CorpusError(
+            f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary",
+            max_id,
+            "Name the tokenizer that made them.",
+        )

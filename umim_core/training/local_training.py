@@ -26,7 +26,6 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.form import ModuleForm
 from umim_core.errors import CorpusError, require
-from umim_core.mining.preparation import tokenized_corpus, whole_segments
 from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
@@ -35,6 +34,7 @@ from umim_core.store.publication import build_once, publish_directory
 from umim_core.text.sources import Source, source_digests
 from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import check_range
+from umim_core.text.tokens import tokenized_corpus, whole_segments
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, place_rows, read_curve, read_summary, run_here
 from umim_core.training.train_state import newest_state, step_of

@@ -21,8 +21,8 @@ from tasks.data.counting_tables import Corpus
 from tasks.run.stage import Artifact
 from umim_core.config.recipe import ClusterConfig, MiningConfig
 from umim_core.errors import CorpusError, ResourceLimitError
-from umim_core.mining.corpus_mining import mine_rules
 from umim_core.mining.counting import count_ngrams
+from umim_core.mining.mine import mine_rules
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
@@ -101,7 +101,7 @@ def test_the_stage_counts_every_ngram_that_reaches_tau(
     assert not (counted.path / "state").exists()
 
 
-@pytest.mark.full  # the library counts documents, too: test_corpus_mining.py
+@pytest.mark.full  # the library counts documents, too: test_mine.py
 def test_a_rule_occurs_in_enough_documents(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
 ) -> None:

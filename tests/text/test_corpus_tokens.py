@@ -1,4 +1,4 @@
-"""A corpus made ready for mining."""
+"""A corpus as token files and whole segments."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from support.token_artifacts import write_documents
 from umim_core.errors import ArtifactError, CorpusError
-from umim_core.mining import preparation
-from umim_core.mining.preparation import ids_digest, tokenized_corpus, whole_segments
+from umim_core.text import token_ids
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_files import TokenFiles
-from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.token_ids import UniformOffsets, ids_digest
+from umim_core.text.tokens import tokenized_corpus, whole_segments
 
 
 def shards(directory: Path, ids: list[int]) -> TokenFiles:
@@ -64,7 +64,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_refused(
 def test_the_digest_is_that_of_the_ids_in_whole_segments(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "_HASHED_TOKENS", step)
+    monkeypatch.setattr(token_ids, "_HASHED_TOKENS", step)
     ids = list(range(25))
     want = hashlib.sha256(np.array(ids[:20], dtype="<i4").tobytes()).hexdigest()
     assert ids_digest(shards(tmp_path / "a", ids), UniformOffsets(10, 2)) == want

@@ -19,7 +19,7 @@ from umim_core.errors import (
     RuleSetError,
     UmimError,
 )
-from umim_core.mining.corpus_mining import MiningReport, mine_confident_spans, mine_rules
+from umim_core.mining.mine import MiningReport, mine_confident_spans, mine_rules
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet

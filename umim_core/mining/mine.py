@@ -1,0 +1,271 @@
+"""Mining: a corpus in, a rule directory out.
+
+::
+
+    text -> token files -> segments -> count -> rules_of -> rule directory
+                                       (Counter)  (filters, or the choice of spans)
+
+``mine_rules`` does all of it in one process. The stages of the pipeline call ``count`` and
+``rules_of`` with a counter that asks a cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.errors import ConfigError, CorpusError, RuleSetError, require
+from umim_core.mining.counting import Counter, LocalCounter, find_ngrams, thread_count
+from umim_core.mining.mining_memory import check_memory
+from umim_core.mining.mining_options import MiningOptions
+from umim_core.mining.span_choice import choose_spans
+from umim_core.rules.filters import step_counts, tau_for_budget
+from umim_core.rules.grams import NgramCounts, select
+from umim_core.rules.origin import RuleOrigin
+from umim_core.rules.protect import protected_ids
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.publication import check_absent
+from umim_core.text.sources import Source
+from umim_core.text.token_files import TokenFiles
+from umim_core.text.token_ids import UniformOffsets, ids_digest
+from umim_core.text.tokens import tokenized_corpus, whole_segments
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from umim_core.backbone.backbone import Backbone
+
+_CHOICE_TOKENS: Final = 1 << 25  # tokens at most that spans are chosen on
+
+
+class Mined(NamedTuple):
+    """Rules, and per order the n-grams that reach tau and those that pass the overlap filter."""
+
+    rules: RuleSet
+    raw: dict[int, int] = {}  # noqa: RUF012  never written to
+    overlap: dict[int, int] = {}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class MiningReport:
+    """Counts of a mining run, per order n = 2, 3, 4; tokens are those in whole segments.
+
+    Attributes:
+        tau: Least count of a rule; above the one asked for where a budget raised it.
+        raw: n-grams that reach tau; empty for confidence rules.
+        overlap: Those left by the overlap filter; likewise.
+        rules: Those left by both filters.
+        seconds: Time of tokenizing, counting and filtering.
+    """
+
+    tokens: int
+    segments: int
+    documents: int
+    tau: int
+    raw: dict[int, int]
+    overlap: dict[int, int]
+    rules: dict[int, int]
+    digest: str
+    seconds: dict[str, float]
+
+
+def excluded_ids(
+    tokenizer: PreTrainedTokenizerBase | None, protect: tuple[str, ...]
+) -> tuple[int, ...]:
+    """Return the ids that take part in no rule: special and protected ones."""
+    if tokenizer is not None:
+        return tuple(int(token) for token in protected_ids(tokenizer, protect))
+    require(
+        not protect,
+        ConfigError,
+        "protected tokens need a tokenizer",
+        list(protect),
+        "Name it with --tokenizer.",
+    )
+    return ()
+
+
+def count(
+    options: MiningOptions,
+    counter: Counter,
+    tokens: TokenFiles,
+    offsets: UniformOffsets,
+    excluded: tuple[int, ...] = (),
+    *,
+    threads: int = 1,
+    at_a_time: int | None = None,
+) -> NgramCounts:
+    """Count the n-grams of a corpus that reach tau, once the options are known to fit it.
+
+    A worker of a cluster has ``threads`` threads and counts tokens ``at_a_time``; None: all.
+    """
+    _check_documents(tokens, options)
+    check_memory(tokens, offsets, options, excluded, threads=threads, at_a_time=at_a_time)
+    return find_ngrams(
+        options, counter, tokens.document_ends() if options.count_documents else None
+    )
+
+
+def rules_of(
+    counts: NgramCounts,
+    options: MiningOptions,
+    origin: RuleOrigin,
+    tokens: TokenFiles,
+    offsets: UniformOffsets,
+) -> Mined:
+    """Filter counts into rules within the budget, or choose spans by what they save of the corpus.
+
+    Counts serve any higher tau and least number of documents; the tau of the rules is recorded.
+    """
+    _check_documents(tokens, options)
+    frequent = select(counts, max(options.tau, counts.tau), options.min_documents)
+    if options.rule_budget is not None:
+        tau = tau_for_budget(frequent, options.rule_budget, options.overlap, options.containment)
+        frequent = select(frequent, tau)
+    rules = RuleSet.from_counts(frequent, origin.model_copy(update={"tau": frequent.tau}))
+    if options.spans is not None:  # on evenly spread segments of a large corpus
+        segments = min(offsets.count, max(1, _CHOICE_TOKENS // offsets.length))
+        spread = [number * offsets.count // segments for number in range(segments)]
+        ids = np.concatenate([tokens[offsets[i] : offsets[i + 1]] for i in spread])
+        rules = choose_spans(rules, ids, np.arange(segments + 1) * offsets.length, options.spans)
+    return Mined(rules, *step_counts(frequent, frequent.tau, options.overlap))
+
+
+def _check_documents(tokens: TokenFiles, options: MiningOptions) -> None:
+    require(
+        tokens.num_documents >= options.min_documents,
+        CorpusError,
+        f"min_documents is {options.min_documents}, so the corpus must have as many documents",
+        tokens.num_documents,
+        "Lower it; ready ids and a text file are one document each.",
+    )
+
+
+def mine_rules(
+    source: Source, out: Path, *, tokenizer: str | None = None, options: MiningOptions | None = None
+) -> MiningReport:
+    """Count n-grams, filter them and write a rule directory.
+
+    The token ids go through a temporary folder next to ``out`` (4 bytes per token), so that the
+    corpus need not fit in memory. Ready token ids need no tokenizer; then no fingerprint is kept.
+    """
+    chosen = (options or MiningOptions()).check()
+    check_absent(out)
+    known = None if tokenizer is None else load_tokenizer(tokenizer)
+    excluded = excluded_ids(known, chosen.protect)  # a bad pattern is refused before hours of work
+    began = time.perf_counter()
+    with tokenized_corpus(source, known, out.parent) as tokens:
+        read = time.perf_counter()
+        offsets = whole_segments(tokens, known, chosen.segment_length)
+        counter = LocalCounter(tokens, offsets, excluded, chosen.threads)
+        threads = thread_count(chosen.threads)
+        counts = count(chosen, counter, tokens, offsets, excluded, threads=threads)
+        if not any(len(keys) for keys in counts.keys.values()):
+            raise _no_rules(counter, chosen)
+        fingerprint = None if known is None else tokenizer_fingerprint(known)
+        origin = chosen.origin(fingerprint, ids_digest(tokens, offsets))
+        counted = time.perf_counter()
+        mined = rules_of(counts, chosen, origin, tokens, offsets)
+        seconds = {
+            "tokenize": read - began,
+            "count": counted - read,
+            "filter": time.perf_counter() - counted,
+        }
+        return _saved(mined, out, tokens, offsets, seconds)
+
+
+def _saved(
+    mined: Mined, out: Path, tokens: TokenFiles, offsets: UniformOffsets, seconds: dict[str, float]
+) -> MiningReport:
+    rules = mined.rules
+    rules.save(out)
+    return MiningReport(
+        tokens=int(offsets[-1]),
+        segments=offsets.count,
+        documents=tokens.num_documents,
+        tau=rules.origin.tau or 1,
+        raw=mined.raw,
+        overlap=mined.overlap,
+        rules=rules.counts_by_order,
+        digest=rules.digest,
+        seconds=seconds,
+    )
+
+
+def _no_rules(counter: LocalCounter, options: MiningOptions) -> RuleSetError:
+    """Return the error of a threshold that nothing reaches, with the largest that something does.
+
+    Lower thresholds are tried until one is reached; each costs a count.
+    """
+    tau = options.tau
+    while tau > 1:
+        tau = max(1, tau // 8)
+        counts = find_ngrams(replace(options, tau=tau, min_documents=1), counter)
+        if most := max((int(x.max()) for x in counts.support.values() if len(x)), default=0):
+            return RuleSetError(
+                f"tau must be at most {most:,}, the count of the most frequent n-gram",
+                options.tau,
+                "Lower --tau; far below that, for rules that matter.",
+            )
+    return RuleSetError(
+        "the corpus must hold an n-gram that may be a rule",
+        "none",
+        "Give more text, or protect fewer tokens.",
+    )
+
+
+def mine_confident_spans(
+    source: Source,
+    out: Path,
+    *,
+    backbone: Backbone,
+    options: MiningOptions,
+    min_probability: float | None = None,
+) -> MiningReport:
+    """Make rules of the spans that a language model is confident about, and write their directory.
+
+    The source is text, or ready ids of the backbone's tokenizer. Of the options a budget and a
+    number of documents have no part in it. Every token of a span exceeds ``min_probability``; None
+    is the paper's.
+    """
+    from umim_core.mining.confidence import (  # it needs torch
+        DEFAULT_PROBABILITY,
+        check_probability,
+        check_segment,
+        confidence_counts,
+    )
+
+    chosen = options.check()
+    threshold = DEFAULT_PROBABILITY if min_probability is None else min_probability
+    for name in ("rule_budget", "min_documents"):
+        value = getattr(chosen, name)
+        if value != getattr(MiningOptions, name):
+            raise ConfigError(
+                f"{name} must be left out for confidence rules", value, "It would have no effect."
+            )
+    check_absent(out)
+    tokenizer = backbone.require_tokenizer()
+    check_probability(threshold)
+    check_segment(backbone, chosen.segment_length)
+    excluded = excluded_ids(tokenizer, chosen.protect)
+
+    began = time.perf_counter()
+    with tokenized_corpus(source, tokenizer, out.parent) as tokens:
+        read = time.perf_counter()
+        offsets = whole_segments(tokens, tokenizer, chosen.segment_length)
+        spans = confidence_counts(
+            backbone, tokens, offsets, min_probability=threshold, excluded=excluded
+        )
+        recorded = chosen.origin(
+            backbone.tokenizer_fingerprint or None, ids_digest(tokens, offsets)
+        )
+        origin = {"source": "confidence", "min_probability": threshold}
+        rules = RuleSet.filtered(*spans, recorded.model_copy(update=origin))
+        seconds = {"tokenize": read - began, "count": time.perf_counter() - read}
+        return _saved(Mined(rules), out, tokens, offsets, seconds)
