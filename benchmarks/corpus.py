@@ -56,11 +56,12 @@ def docstrings(split: str, cache: Path = CACHE) -> list[str]:
 def main() -> None:
     """Build the file of ids; the other benchmarks start this."""
     from umim_core.backbone.tokenizer_files import load_tokenizer
-    from umim_core.text.tokens import tokenize_documents
+    from umim_core.text.tokens import tokenize_parts
 
     folder = parse(__doc__, {"cache": CACHE}).cache
     documents = docstrings("train", folder)
-    ids = np.concatenate(list(tokenize_documents(documents, load_tokenizer(EMBEDDED))))
+    pieces = tokenize_parts(((document, True) for document in documents), load_tokenizer(EMBEDDED))
+    ids = np.concatenate([ids for ids, _ in pieces])
     partial = folder / "docstrings.partial.npy"
     np.save(partial, ids.astype(np.int32), allow_pickle=False)
     partial.replace(folder / _IDS)

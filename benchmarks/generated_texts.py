@@ -39,7 +39,7 @@ from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.stopping import end_ids
 from umim_core.store.artifacts import finite_or_none
-from umim_core.text.tokens import tokenize_documents
+from umim_core.text.tokens import tokenize_parts
 
 DECODINGS: Final[dict[str, dict[str, Any]]] = {
     "greedy": {"do_sample": False},
@@ -110,7 +110,8 @@ class Subject:
 def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) -> list[Ids]:
     """Return the beginnings of documents that are spread evenly over the corpus."""
     tokenizer = umim.backbone.require_tokenizer()
-    long = [ids for ids in tokenize_documents(texts, tokenizer) if len(ids) >= length]
+    pieces = tokenize_parts(((text, True) for text in texts), tokenizer)
+    long = [ids for ids, _ in pieces if len(ids) >= length]
     if len(long) < count:
         raise SystemExit(f"only {len(long)} documents have {length} tokens, {count} are wanted")
     chosen = np.linspace(0, len(long) - 1, count).astype(np.int64)

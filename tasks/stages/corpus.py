@@ -93,7 +93,7 @@ def corpus_stage(
                 workers=os.cpu_count() or 1,
                 progress=note,
             )
-        return {f"documents_{name}": float(size.documents) for name, size in report.splits.items()}
+        return {f"documents_{name}": float(size) for name, size in report.documents.items()}
 
     return run_stage(root, spec, build)
 

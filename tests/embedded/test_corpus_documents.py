@@ -73,5 +73,5 @@ def test_modules_that_do_not_parse_are_reported_and_left_out(
     report = build_corpus(
         tmp_path / "out", packages=("pkg",), out_of_domain=(), site_packages=site, stdlib=site / "n"
     )
-    assert report.unparsed == ("pkg/bad.py",)
+    assert report.unparsed == ["pkg/bad.py"]
     assert report.modules == 1

@@ -14,7 +14,6 @@ from umim_core.task_sets.spec import Question
 from umim_core.text.readers import iter_documents
 from umim_core.text.sources import JsonLines
 from umim_core.text.token_ids import encode
-from umim_core.text.tokens import tokenize_documents
 
 LONE = "the \ud83d shape"
 
@@ -33,7 +32,6 @@ ENTRANCES: dict[str, Callable[[UMIM], object]] = {
     "score context": lambda umim: umim.score([LONE], [["the"]]),
     "prefix": lambda umim: umim.prefix(LONE),
     "encode": lambda umim: encode(umim.backbone.require_tokenizer(), LONE),
-    "documents": lambda umim: list(tokenize_documents([LONE], umim.backbone.require_tokenizer())),
     "row": row,
     "question": lambda umim: Question(LONE, ("a", "b"), 0),
     "choice": lambda umim: Question("a", ("a", LONE), 0),

@@ -12,10 +12,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import ConfigError
 from umim_core.text.sources import TextFiles, TokenIds
-from umim_core.text.token_ids import segments
-from umim_core.text.tokens import first_ids, tokenize_documents
+from umim_core.text.token_ids import cut_segments
+from umim_core.text.tokens import first_ids, tokenize_parts
 
 PROSE = (
     "Return the sum of the elements over an axis. It's 3.14, isn't it?\n\n"
@@ -64,6 +64,19 @@ def sentencepiece_like() -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=bpe, unk_token="<unk>")
 
 
+def ids_of(
+    documents: list[str], tokenizer: PreTrainedTokenizerBase, batch_size: int = 256
+) -> list[list[int]]:
+    """Tokenize documents, each of which may come in several pieces."""
+    found: list[list[int]] = [[]]
+    for ids, last in tokenize_parts(((d, True) for d in documents), tokenizer, batch_size):
+        assert ids.dtype == np.int32
+        found[-1] += ids.tolist()
+        if last:
+            found.append([])
+    return found[:-1]
+
+
 def whole(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
@@ -76,9 +89,8 @@ def test_documents_are_tokenised_in_order(
     byte_level: PreTrainedTokenizerBase, batch_size: int
 ) -> None:
     documents = ["the sum", "", "over an axis", "the", "ü", ""]
-    found = list(tokenize_documents(documents, byte_level, batch_size))
-    assert [ids.tolist() for ids in found] == [whole(d, byte_level) for d in documents]
-    assert all(ids.dtype == np.int32 for ids in found)
+    found = ids_of(documents, byte_level, batch_size)
+    assert found == [whole(d, byte_level) for d in documents]
 
 
 def test_no_special_tokens_no_truncation_no_warning(
@@ -90,7 +102,7 @@ def test_no_special_tokens_no_truncation_no_warning(
     logger = logging.getLogger("transformers")  # it does not pass records on to the root
     logger.addHandler(caplog.handler)
     try:
-        (ids,) = tokenize_documents([PROSE], tokenizer)
+        (ids,) = ids_of([PROSE], tokenizer)
         assert caplog.messages == []
         tokenizer(PROSE)
         assert "longer than the specified maximum" in caplog.text, "the warning must exist"
@@ -107,10 +119,8 @@ def test_a_long_document_gives_the_ids_of_the_whole(
     makers = {"llama_3_like": llama_3_like, "sentencepiece_like": sentencepiece_like}
     tokenizer = makers[make]() if make in makers else byte_level
     text = PROSE * 80  # longer than two pieces
-    found = list(tokenize_documents(["before", text, "after"], tokenizer))
-    assert [ids.tolist() for ids in found] == [
-        whole(t, tokenizer) for t in ("before", text, "after")
-    ]
+    documents = ["before", text, "after"]
+    assert ids_of(documents, tokenizer) == [whole(t, tokenizer) for t in documents]
 
 
 @pytest.mark.parametrize(
@@ -140,21 +150,9 @@ def test_a_limit_below_one_is_refused(
     length=st.integers(2, 9),
 )
 def test_segments_are_the_cut_concatenation(documents: list[list[int]], length: int) -> None:
-    flat, offsets = segments((np.array(d, dtype=np.int64) for d in documents), length)
     ids = list(chain.from_iterable(documents))
+    flat, offsets = cut_segments(np.array(ids, dtype=np.int64), length)
     expected = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
     assert [flat[a:b].tolist() for a, b in pairwise(offsets)] == expected
     assert flat.size == offsets[-1]
     assert (flat.dtype, offsets.dtype) == (np.int32, np.int64)
-
-
-@pytest.mark.parametrize("bad", [-1, 2**18])
-def test_ids_out_of_range_are_located(bad: int) -> None:
-    with pytest.raises(CorpusError, match=rf"in 0..262143; got {bad} at position 4"):
-        segments([np.array([1, 2, 3]), np.array([4, bad, 6])], 2)
-
-
-@pytest.mark.parametrize("length", [1, 0, -1])
-def test_a_length_below_two_is_refused(length: int) -> None:
-    with pytest.raises(CorpusError, match=f"at least 2 tokens; got {length}"):
-        segments([], length)

@@ -11,7 +11,7 @@ import typer
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint, own_checkpoints
 from umim_core.checkpoint.next_steps import TASKS_FOLDER
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.embedded.assets import Part, embedded_names, embedded_path
+from umim_core.embedded.assets import Asset, embedded_names, embedded_path
 from umim_core.errors import ConfigError, did_you_mean
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 
@@ -21,7 +21,7 @@ def path(
         str | None,
         typer.Argument(help="A name, or the first digits of a stage's key; all if left out."),
     ] = None,
-    part: Annotated[Part, typer.Option(help="Which directory.")] = "checkpoint",
+    part: Annotated[Asset, typer.Option(help="Which directory.")] = "checkpoint",
     tasks: Annotated[
         bool, typer.Option("--tasks", help="Print the folder for lm-eval's --include_path.")
     ] = False,
@@ -50,7 +50,7 @@ def path(
     emit(document, [str(place)], as_json)
 
 
-def _all(part: Part) -> dict[str, Path]:
+def _all(part: Asset) -> dict[str, Path]:
     """Return what is on this machine."""
     shipped = {name: embedded_path(name, part) for name in embedded_names(part)}
     places = {name: place for name, place in shipped.items() if place is not None}
@@ -65,7 +65,7 @@ def _fetched() -> dict[str, Path]:
     return {model.name: model_directory(model) for model in models if model_fault(model) is None}
 
 
-def _place(name: str, part: Part) -> Path:
+def _place(name: str, part: Asset) -> Path:
     place = embedded_path(name, part)
     if place is None and part == "checkpoint":
         place = own_checkpoint(name)

@@ -154,15 +154,17 @@ def _measure(
     rules: RuleSet, source: Source, tokenizer: PreTrainedTokenizerBase | None
 ) -> dict[str, Any]:
     """Match the rules on held-out text, cut as the corpus was."""
+    import numpy as np
+
     from umim_core.rules.inspection import coverage, coverage_curve
     from umim_core.rules.matcher import Matcher
     from umim_core.text.sources import TokenIds
-    from umim_core.text.token_ids import segments
+    from umim_core.text.token_ids import cut_segments
     from umim_core.text.tokens import iter_token_pieces
 
     length = rules.origin.segment_length or _SEGMENT_LENGTH
     pieces = list(iter_token_pieces(source, tokenizer))
-    ids, offsets = segments((ids for ids, _ in pieces), length)
+    ids, offsets = cut_segments(np.concatenate([ids for ids, _ in pieces]), length)
     if not len(ids):
         raise CorpusError(
             f"held-out text must hold at least one segment of {length} tokens",

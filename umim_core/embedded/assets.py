@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal
 
-Part = Literal["checkpoint", "backbone"]
+Asset = Literal["checkpoint", "backbone"]
 _ASSETS: Final = Path(__file__).parent / "assets"
 
 
-def embedded_names(part: Part = "backbone") -> list[str]:
+def embedded_names(part: Asset = "backbone") -> list[str]:
     """Return the names of the embedded backbones or checkpoints.
 
     Both ship for a backbone of ours; of a packaged one only the checkpoint does.
@@ -17,6 +17,6 @@ def embedded_names(part: Part = "backbone") -> list[str]:
     return sorted(path.parent.name for path in _ASSETS.glob(f"umim-*/{part}") if path.is_dir())
 
 
-def embedded_path(name: str, part: Part) -> Path | None:
+def embedded_path(name: str, part: Asset) -> Path | None:
     """Return the directory of an embedded asset, or None if ``name`` is not embedded."""
     return _ASSETS / name / part if name in embedded_names(part) else None

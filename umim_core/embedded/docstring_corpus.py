@@ -27,14 +27,14 @@ import sys
 import sysconfig
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Final, Literal
 
-from umim_core.embedded.documents import Document, Kind, write_rows
+from umim_core.embedded.documents import Document, ObjectKind, write_rows
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError
 
@@ -63,16 +63,11 @@ SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test", "ood_math", "ood_s
 MIN_DOCUMENT_CHARS: Final = 120  # documents must be longer
 _CHUNK: Final = 512  # files per worker process: about a second of parsing, 0.1 s of start-up
 _BLOCKS: Final = ("body", "handlers", "orelse", "finalbody", "cases")
-Found = tuple[str, Kind, str, int]
+Found = tuple[str, ObjectKind, str, int]  # name, kind, docstring, which one of that name
 
 
 def read_modules(paths: Sequence[Path], workers: int = 1) -> Iterator[list[Found] | None]:
-    """Yield the long docstrings of each file, in order.
-
-    Yields:
-        Per file (qualified name, kind, docstring, which one of that name), or None for a file that
-        does not parse.
-    """
+    """Yield the long docstrings of each file, in order; None for a file that does not parse."""
     if workers == 1:
         yield from map(_read_module, paths)
         return
@@ -101,10 +96,6 @@ def _read_elsewhere(paths: Sequence[Path]) -> list[list[Found] | None]:
 
 
 def _read_module(path: Path) -> list[Found] | None:
-    """Return (qualified name, kind, docstring, which one of that name) of the long docstrings.
-
-    None stands for a file that does not parse.
-    """
     tree = _parse(path)
     if tree is None:
         return None
@@ -130,12 +121,12 @@ def _parse(path: Path) -> ast.Module | None:
         return None
 
 
-def _docstrings(tree: ast.Module) -> Iterator[tuple[str, Kind, str]]:
+def _docstrings(tree: ast.Module) -> Iterator[tuple[str, ObjectKind, str]]:
     """Yield (qualified name, kind, cleaned docstring), breadth first as `ast.walk` does."""
     queue: deque[tuple[ast.AST, str]] = deque([(tree, "")])
     while queue:
         node, scope = queue.popleft()
-        kind: Kind | None = None
+        kind: ObjectKind | None = None
         docstring: str | None = None
         if isinstance(node, ast.Module):
             kind, docstring = "module", ast.get_docstring(node, clean=False)
@@ -155,41 +146,19 @@ if __name__ == "__main__":
     json.dump([_read_module(Path(name)) for name in json.load(sys.stdin)], sys.stdout)
 
 
-@dataclass(frozen=True)
-class SplitSize:
-    """Size of one split: documents, characters, and bytes of the texts in UTF-8."""
-
-    documents: int
-    characters: int
-    bytes: int
-
-
-@dataclass(frozen=True)
+@dataclass
 class CorpusReport:
     """Counts of one call of `build_corpus`.
 
     Attributes:
+        documents: Documents of each split.
         modules: Modules read and parsed.
         unparsed: Modules left out because they are not valid Python or UTF-8 (posix paths).
-        unencodable: Docstrings left out because they hold lone surrogates.
-        missing: Requested packages that are not installed.
     """
 
-    splits: Mapping[Split, SplitSize]
-    modules: int
-    unparsed: tuple[str, ...]
-    unencodable: int
-    missing: tuple[str, ...]
-
-
-@dataclass
-class _State:
-    """Counts of the walk over the packages."""
-
-    seen: set[bytes] = field(default_factory=set)
+    documents: dict[Split, int] = field(default_factory=dict)
     modules: int = 0
     unparsed: list[str] = field(default_factory=list)
-    unencodable: int = 0
 
 
 def split_of(module: str) -> Literal["train", "valid", "test"]:
@@ -221,9 +190,8 @@ def build_corpus(
     """
     site = site_packages or Path(sysconfig.get_path("purelib"))
     library = stdlib or Path(sysconfig.get_path("stdlib"))
-    state = _State()
+    report, seen = CorpusReport(), set[bytes]()
     parts: dict[Split, list[Document]] = {split: [] for split in SPLITS}
-    missing = tuple(n for n in (*packages, *out_of_domain) if not (site / n).is_dir())
     trees = [*((site / name, site) for name in (*packages, *out_of_domain)), (library, library)]
     files = [list(_module_files(root, base)) for root, base in trees]
     done, total = itertools.count(1), sum(map(len, files))
@@ -232,20 +200,25 @@ def build_corpus(
         for path, docstrings in zip(paths, read_modules(paths, workers), strict=True):
             module = path.relative_to(base).as_posix()
             documents = parts[split_of(module) if number < len(packages) else foreign]
-            documents.extend(_documents(path, module, docstrings, state))
+            if docstrings is None:
+                report.unparsed.append(module)
+            else:
+                report.modules += 1
+                documents.extend(_documents(path, module, docstrings, seen))
             progress(next(done), total)
     if not parts["train"]:
         raise CorpusError(
             "the embedded corpus needs docstrings of at least one installed package",
-            f"{len(packages)} packages asked for, {len(missing)} missing, in {site}",
+            f"{len(packages)} packages asked for, {sum((site / n).is_dir() for n in packages)} of "
+            f"them in {site}",
             "Install the `pipeline` extra, or name installed packages.",
         )
     parts["train"].sort(key=lambda d: (hashlib.blake2b(d.id.encode()).digest(), d.id))
     out.mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
         write_rows(out / f"{split}.jsonl", map(vars, parts[split]))
-    sizes = {split: _size(parts[split]) for split in SPLITS}
-    return CorpusReport(sizes, state.modules, tuple(state.unparsed), state.unencodable, missing)
+        report.documents[split] = len(parts[split])
+    return report
 
 
 def installed_versions(packages: Iterable[str]) -> list[list[str]]:
@@ -275,18 +248,13 @@ def held_out_text(site_packages: Path | None = None) -> str:
 
 
 def _documents(
-    path: Path, module: str, docstrings: list[Found] | None, state: _State
+    path: Path, module: str, docstrings: list[Found], seen: set[bytes]
 ) -> Iterator[Document]:
-    """Yield the documents of one module; None stands for one that does not parse."""
-    if docstrings is None:
-        state.unparsed.append(module)
-        return
-    state.modules += 1
+    """Yield the documents of one module, those with lone surrogates left out."""
     for qualified, kind, docstring, repeat in docstrings:
         if encoding_error(docstring) is not None:
-            state.unencodable += 1
             continue
-        text, has_summary = _without_repetitions(docstring, state.seen)
+        text, has_summary = _without_repetitions(docstring, seen)
         if len(text) <= MIN_DOCUMENT_CHARS:
             continue
         suffix = f"#{repeat}" if repeat > 1 else ""
@@ -320,8 +288,3 @@ def _without_repetitions(docstring: str, seen: set[bytes]) -> tuple[str, bool]:
             seen.add(key)
         paragraphs.append(paragraph)
     return "\n\n".join(paragraphs).strip(), has_summary
-
-
-def _size(documents: Sequence[Document]) -> SplitSize:
-    texts = [document.text for document in documents]
-    return SplitSize(len(texts), sum(map(len, texts)), sum(len(t.encode()) for t in texts))

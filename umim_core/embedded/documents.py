@@ -11,7 +11,7 @@ from typing import Literal
 from umim_core.errors import CorpusError
 from umim_core.store.disk import write_bytes
 
-Kind = Literal["module", "class", "function"]
+ObjectKind = Literal["module", "class", "function"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Document:
     id: str
     text: str
     name: str
-    kind: Kind
+    kind: ObjectKind
     has_summary: bool
 
 

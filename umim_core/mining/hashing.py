@@ -13,7 +13,6 @@ from umim_core.errors import CorpusError
 from umim_core.mining.kernel import (
     EMPTY,
     PARTITIONS,
-    Ints,
     build_index,
     collect,
     insert,
@@ -21,6 +20,7 @@ from umim_core.mining.kernel import (
     rehash,
 )
 from umim_core.rules.grams import ORDERS
+from umim_core.text.token_ids import Ints
 
 NO_WEIGHTS: Final = np.zeros(0, dtype=np.int64)
 _FIRST_CAPACITY: Final = 512

@@ -17,10 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.rules.trie import prefetch
-from umim_core.text.token_ids import TOKEN_BITS
+from umim_core.text.token_ids import TOKEN_BITS, Ids, Ints
 
-Ints = NDArray[np.int64]
-Ids = NDArray[np.int32]
 EMPTY: Final = np.int64(-1)
 PARTITION_BITS: Final = 6
 PARTITIONS: Final = 1 << PARTITION_BITS

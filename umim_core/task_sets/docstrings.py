@@ -24,7 +24,7 @@ from typing import Final
 
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.embedded.docstring_corpus import TRAINING_PACKAGES, build_corpus, installed_versions
-from umim_core.embedded.documents import Document, Kind, read_documents, write_rows
+from umim_core.embedded.documents import Document, ObjectKind, read_documents, write_rows
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.task_sets.spec import QuestionForm, TaskSet, TaskSplit, add_task
 
@@ -50,7 +50,7 @@ class _Candidate:
 
     id: str
     module: str
-    kind: Kind
+    kind: ObjectKind
     summary: str
     context: str
     words: frozenset[str]
@@ -131,7 +131,7 @@ def _questions(
     candidates: Sequence[_Candidate], size: int, dropped: Counter[str]
 ) -> Iterator[dict[str, object]]:
     """Yield up to `size` rows, in the order of the candidates."""
-    by_kind: dict[Kind, list[_Candidate]] = {}
+    by_kind: dict[ObjectKind, list[_Candidate]] = {}
     for candidate in candidates:
         by_kind.setdefault(candidate.kind, []).append(candidate)
     count = 0

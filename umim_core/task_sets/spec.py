@@ -21,8 +21,7 @@ from umim_core.errors import ConfigError, CorpusError
 from umim_core.registry import Registry
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.disk import user_cache
-from umim_core.store.locking import directory_lock
-from umim_core.store.publication import publish_directory
+from umim_core.store.publication import build_once
 
 
 def read_objects(path: str | Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -189,13 +188,8 @@ class TaskSet:
         return "prompt" if self.form.part == "context" else "all"
 
     def key(self) -> dict[str, object]:
-        """Return what of the task is part of a stage's key; nothing for the embedded task.
-
-        Its stages were named before there were others.
-        """
-        if self.name == DEFAULT_TASK:
-            return {}
-        return {"task": self.name, "form": vars(self.form)}
+        """Return what of the task is part of a stage's key; nothing for the embedded task."""
+        return {} if self.name == DEFAULT_TASK else {"task": self.name, "form": vars(self.form)}
 
     def built(self) -> Path:
         """Return the folder of the questions from the task's own source, written if need be.
@@ -203,12 +197,17 @@ class TaskSet:
         It lies under ``$XDG_CACHE_HOME/umim`` (``~/.cache/umim``), one folder per content of
         ``sources``; a second process waits for the first.
         """
-        digest = sha256_bytes(canonical_json(self.sources()).encode())[:16]
-        final = user_cache() / f"{self.name}-{digest}"
-        with directory_lock(final.with_name(f"{final.name}-build"), wait_seconds=None):
-            if not final.is_dir():
-                publish_directory(final, lambda directory: self.write(directory, None, None))
-        return final
+        digest = sha256_bytes(canonical_json(self.sources()).encode())
+        place = user_cache() / f"{self.name}-{digest[:16]}"
+        build_once(
+            place,
+            digest,
+            lambda folder: self.write(folder, None, None),
+            kind="questions",
+            schema=1,
+            rebuild=True,
+        )
+        return place
 
 
 TASKS: Final = Registry[TaskSet]("umim_core.task_sets", "task")

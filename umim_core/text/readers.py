@@ -53,10 +53,10 @@ _HEADS: Final = {
 _JSON: Final = json.JSONDecoder()
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _CUT_OFF: Final = len("-Infinity") + 1  # characters in which a value may be cut off
-Part = tuple[str, bool]  # text, and whether it ends its document
+TextPiece = tuple[str, bool]  # text, and whether it ends its document
 
 
-def text_parts(file: CorpusFile) -> Iterator[Part]:
+def text_parts(file: CorpusFile) -> Iterator[TextPiece]:
     """Yield a text file, which is one document, as it is decoded.
 
     Yields:
@@ -180,7 +180,7 @@ def not_empty(source: Source, pieces: Iterable[T]) -> Iterator[T]:
         )
 
 
-def iter_parts(source: DocumentSource, bad: BadRows) -> Iterator[Part]:
+def iter_parts(source: DocumentSource, bad: BadRows) -> Iterator[TextPiece]:
     """Yield the documents of a source in parts, so that none need fit in memory.
 
     Yields:

@@ -7,7 +7,7 @@ document 1   document 2    length 4
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, overload
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 TOKEN_BITS: Final = 18
 MAX_TOKEN_ID: Final = (1 << TOKEN_BITS) - 1
-_CHUNK_IDS: Final = 1 << 20
 _HASHED_TOKENS: Final = 1 << 20
 
 Ids = NDArray[np.int32]
@@ -135,31 +134,6 @@ def check_offsets(offsets: AnyOffsets, size: int) -> AnyOffsets:
             "Give one border more than there are segments.",
         )
     return offsets
-
-
-def segments(
-    ids: Iterable[NDArray[np.integer]], length: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Concatenate documents without separators and cut them into segments.
-
-    The remainder is dropped; a corpus shorter than one segment gives none. Documents, or any other
-    chunks of the corpus, are 1-D arrays.
-
-    Returns:
-        ids int32 [segments * length] and offsets int64 [segments + 1]; segment i is
-        ``ids[offsets[i]:offsets[i + 1]]``.
-    """
-    flat = np.empty(_CHUNK_IDS, dtype=np.int32)
-    total = 0
-    for chunk in ids:
-        check_range(chunk, start=total)
-        while total + chunk.size > flat.size:
-            # Doubling: one list of all chunks would hold the corpus twice while it is joined.
-            flat.resize(2 * flat.size, refcheck=False)
-        flat[total : total + chunk.size] = chunk
-        total += chunk.size
-    flat.resize(total, refcheck=False)
-    return cut_segments(flat, length)
 
 
 def cut_segments(ids: NDArray[np.integer], length: int) -> tuple[NDArray[np.int32], Ints]:

@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from umim_core.addresses import is_address, redacted, without_options
-from umim_core.encodable import check_encodable
-from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.errors import ArtifactError, ConfigError, CorpusError, require
 from umim_core.progress import ProgressLines
 from umim_core.store.arrays import open_array
 from umim_core.store.scratch import scratch_folder
-from umim_core.text.readers import BadRows, Part, iter_parts, not_empty
+from umim_core.text.readers import BadRows, TextPiece, iter_parts, not_empty
 from umim_core.text.sources import Source, TokenIds
 from umim_core.text.token_files import TokenFiles, write_tokens
 from umim_core.text.token_ids import TokenPiece, UniformOffsets, check_range, typed_panics
@@ -50,11 +49,11 @@ _BORDERS: Final = (
 
 
 def cut_pieces(
-    parts: Iterable[Part],
+    parts: Iterable[TextPiece],
     tokenizer: PreTrainedTokenizerBase,
     piece_chars: int = PIECE_CHARS,
     max_piece_chars: int = MAX_PIECE_CHARS,
-) -> Iterator[Part]:
+) -> Iterator[TextPiece]:
     """Cut documents into pieces whose ids, one after the other, are those of the whole.
 
     Yields:
@@ -99,7 +98,7 @@ def _border(text: str, tokenizer: PreTrainedTokenizerBase, begin: int, end: int)
 
 
 def tokenize_parts(
-    parts: Iterable[Part], tokenizer: PreTrainedTokenizerBase, batch_size: int = 256
+    parts: Iterable[TextPiece], tokenizer: PreTrainedTokenizerBase, batch_size: int = 256
 ) -> Iterator[TokenPiece]:
     """Yield the ids of documents that come in parts, without special tokens.
 
@@ -126,28 +125,6 @@ def tokenize_parts(
             wide = np.asarray(ids, dtype=np.int64)
             check_range(wide, "tokenizer")
             yield wide.astype(np.int32), last
-
-
-def tokenize_documents(
-    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, batch_size: int = 256
-) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the ids of each document as one array; otherwise as `tokenize_parts`.
-
-    Yields:
-        int32 array [number of tokens], one per document, in order; empty for an empty document.
-    """
-    arrays: list[npt.NDArray[np.int32]] = []
-
-    def whole() -> Iterator[Part]:
-        for document in documents:
-            check_encodable(document)
-            yield document, True
-
-    for ids, last in tokenize_parts(whole(), tokenizer, batch_size):
-        arrays.append(ids)
-        if last:
-            yield arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-            arrays = []
 
 
 def iter_token_pieces(
@@ -201,52 +178,43 @@ def iter_file_token_pieces(
     yield from tokenize_parts(iter_parts(source, bad), tokenizer)
 
 
-def open_token_ids(source: TokenIds) -> npt.NDArray[np.unsignedinteger]:
-    """Map a ``.npy`` file of token ids into memory.
-
-    Returns:
-        Ids [T] of an unsigned integer type; their range is not checked yet.
-    """
-    if is_address(source.path):
-        raise CorpusError(
-            f"{redacted(without_options(source.path))}: token ids must be a local file",
-            "an address",
-            "Copy it: ids are memory-mapped.",
-        )
-    path = Path(source.path)
-    try:
-        array = open_array(path)
-    except ArtifactError as error:
-        raise CorpusError(
-            f"{path}: token ids must be a whole .npy file of plain integers",
-            str(error.value),
-            "Write it with numpy.save(path, ids.astype(numpy.uint32)).",
-        ) from error
-    if array.ndim != 1 or array.dtype.kind != "u" or array.size == 0:
-        raise CorpusError(
-            f"{path}: token ids must be a non-empty 1-D array of an unsigned integer type",
-            f"shape {array.shape}, dtype {array.dtype}",
-            "Write it with numpy.save(path, ids.ravel().astype(numpy.uint32)).",
-        )
-    return array
-
-
 def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:
     """Yield the ids of a ``.npy`` file in chunks, checked as they are read.
 
     Yields:
         int32 arrays [up to 2^20].
     """
-    array = open_token_ids(source)
+    require(
+        not is_address(source.path),
+        CorpusError,
+        f"{redacted(without_options(source.path))}: token ids must be a local file",
+        "an address",
+        "Copy it: ids are memory-mapped.",
+    )
+    try:
+        array = open_array(Path(source.path))
+    except ArtifactError as error:
+        raise CorpusError(
+            f"{source.path}: token ids must be a whole .npy file of plain integers",
+            str(error.value),
+            "Write it with numpy.save(path, ids.astype(numpy.uint32)).",
+        ) from error
+    require(
+        array.ndim == 1 and array.dtype.kind == "u" and array.size > 0,
+        CorpusError,
+        f"{source.path}: token ids must be a non-empty 1-D array of an unsigned integer type",
+        f"shape {array.shape}, dtype {array.dtype}",
+        "Write it with numpy.save(path, ids.ravel().astype(numpy.uint32)).",
+    )
     for start in range(0, array.size, _CHUNK_IDS):
         ids = array[start : start + _CHUNK_IDS]
         check_range(ids, source.path, start)
         yield ids.astype(np.int32)
 
 
-def _batches(pieces: Iterable[Part], batch_size: int) -> Iterator[list[Part]]:
+def _batches(pieces: Iterable[TextPiece], batch_size: int) -> Iterator[list[TextPiece]]:
     """Yield batches of pieces, few enough for the tokenizer's memory."""
-    batch: list[Part] = []
+    batch: list[TextPiece] = []
     chars = 0
     for piece in pieces:
         if batch and (len(batch) == batch_size or chars + len(piece[0]) > _BATCH_CHARS):

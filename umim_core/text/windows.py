@@ -18,15 +18,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from umim_core.errors import CorpusError
-from umim_core.text.token_ids import decode
+from umim_core.text.token_ids import Ids, decode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
