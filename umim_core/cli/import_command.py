@@ -19,7 +19,7 @@ def import_release(
 ) -> None:
     """Make a checkpoint of the paper's form from a release of its authors (Zesearch/Umim-LLM)."""
     from umim_core.checkpoint.checkpoint_index import own_place
-    from umim_core.mining.preparation import check_absent
+    from umim_core.store.publication import check_absent
 
     place = own_place("imported", out, folder.resolve().name)
     check_absent(place.directory)
