@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from support.merge_modules import FORMS
+from support.merge_modules import FORMS, give_rows, module_of
 from support.merged_models import fresh_model
 from support.pickle_bomb import PickleBomb
 from umim_core.backbone.backbone import Backbone, wrap_backbone
@@ -28,8 +28,9 @@ from umim_core.errors import (
     BackboneMismatchError,
     CheckpointError,
     TokenizerMismatchError,
-    UmimError,
 )
+from umim_core.merging.merged_model import MergedModel
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json, write_manifest
 
@@ -41,6 +42,14 @@ def make(backbone: Backbone, form: str = "paper", **rules: str) -> Checkpoint:
     return Checkpoint.of(made, {"steps": 3, "loss": 1.5, "note": "a"})
 
 
+def with_rows(backbone: Backbone, form: str = "paper") -> Checkpoint:
+    """A checkpoint whose first two rules have rows."""
+    module = give_rows(module_of(form, backbone.hidden_size), SPANS[:2])
+    return Checkpoint.of(
+        MergedModel(backbone, module, Matcher(RuleSet.from_spans(SPANS)), "compact")
+    )
+
+
 @pytest.fixture
 def saved(tiny_llama: Backbone, tmp_path: Path) -> Path:
     make(tiny_llama).save(tmp_path / "checkpoint")
@@ -50,11 +59,6 @@ def saved(tiny_llama: Backbone, tmp_path: Path) -> Path:
 def sign(directory: Path, schema: int = 1) -> None:
     """Write a manifest that fits whatever the directory holds now."""
     write_manifest(directory, kind="checkpoint", schema=schema, body={})
-
-
-def edit(directory: Path, **changes: object) -> None:
-    write_json(directory / "config.json", {**dict(read_json(directory / "config.json")), **changes})
-    sign(directory)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -83,12 +87,6 @@ def test_a_shipped_checkpoint_is_written_again_as_it_was_read(name: str, tmp_pat
     assert len({(folder / "config.json").read_bytes() for folder in folders}) == 1
     weights = (load_file(folder / "model.safetensors") for folder in folders)
     torch.testing.assert_close(*weights, rtol=0, atol=0, check_dtype=False)  # stored in bfloat16
-
-
-def test_weights_of_another_form_are_refused(saved: Path) -> None:
-    edit(saved, kind="linear")
-    with pytest.raises(CheckpointError, match="must hold the tensors"):
-        Checkpoint.load(saved)
 
 
 def test_a_loaded_module_is_frozen_and_takes_no_random_numbers(saved: Path) -> None:
@@ -140,12 +138,139 @@ def test_another_vocabulary_of_the_same_size_is_refused(
         checkpoint.check_backbone(other)
 
 
-def test_an_altered_file_is_refused(saved: Path) -> None:
-    path = saved / "model.safetensors"
-    data = bytearray(path.read_bytes())
+def rewritten(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    """Return what changes the weights of a checkpoint."""
+
+    def write(saved: Path) -> None:
+        weights = load_file(saved / "model.safetensors")
+        change(weights)
+        save_file(weights, saved / "model.safetensors")
+
+    return write
+
+
+def weight(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+    return rewritten(lambda weights: weights.update({name: change(weights[name])}))
+
+
+def header(declared: int) -> Callable[[Path], None]:
+    def write(saved: Path) -> None:
+        data = (saved / "model.safetensors").read_bytes()
+        (saved / "model.safetensors").write_bytes(struct.pack("<Q", declared) + data[8:])
+
+    return write
+
+
+def grown(saved: Path) -> None:
+    with (saved / "model.safetensors").open("r+b") as stream:
+        stream.truncate(1 << 26)
+
+
+def config(**changes: object) -> Callable[[Path], None]:
+    return lambda saved: write_json(
+        saved / "config.json", {**dict(read_json(saved / "config.json")), **changes}
+    )
+
+
+def text(content: str) -> Callable[[Path], None]:
+    return lambda saved: (saved / "config.json").write_text(content)
+
+
+SHAPES = "must hold the tensors"
+TYPES = "floating-point weights of 16 bits or more"
+FORM = "describe a merge checkpoint; got .*"
+REFUSED = {
+    "another form": (config(kind="linear"), SHAPES),
+    "huge size": (config(hidden_size=1 << 16), SHAPES),  # 34 GB of weights, never allocated
+    "missing tensor": (rewritten(lambda weights: weights.pop("query")), SHAPES),
+    "more tensors": (rewritten(lambda weights: weights.update(extra=torch.zeros(1))), SHAPES),
+    "another shape": (weight("query", lambda _: torch.zeros(4, 5)), SHAPES),
+    "no tensors": (rewritten(lambda weights: weights.clear()), SHAPES),
+    **{
+        f"{value}": (
+            weight("linear_o.weight", lambda old, value=value: old.float().fill_(value)),
+            r"finite weights; got \['linear_o\.weight'\]",
+        )
+        for value in (float("nan"), float("inf"), float("-inf"))
+    },
+    **{
+        f"{kind}": (weight("query", lambda old, kind=kind: old.to(kind)), TYPES)
+        for kind in (torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e5m2)
+    },
+    **{
+        f"header {declared}": (header(declared), "must be safetensors")
+        for declared in (1 << 20, 1 << 31, 1 << 40, 2**63, 2**64 - 1)
+    },
+    "far larger": (grown, "bytes; got 67108864 bytes"),
+    "no spans": (rewritten(lambda weights: weights.pop("rows.spans")), SHAPES),
+    "spans of nothing": (weight("rows.spans", torch.zeros_like), "rule rows of spans"),
+    "no ids": (weight("rows.spans", lambda old: old.float()), "spans of int32"),
+    "another rule": (
+        weight("rows.spans", lambda old: old.index_fill(0, torch.tensor([0]), 1)),
+        "own rules alone; got 1 of 2",
+    ),
+    "infinite row": (weight("rows.table", lambda old: old / 0), r"got \['rows\.table'\]"),
+    **{
+        f"{name}={str(value)[:9]}": (config(**{name: value}), f"{FORM}{name}")
+        for name, value in (
+            *(("hidden_size", value) for value in (0, 1 << 17, "many")),
+            *(("raw_tail", value) for value in (-1, 10**30)),
+            *(("num_heads", -1), ("positions", "rotary"), ("depth", 2), ("kind", "mean")),
+            *(("adapter_rank", 10**30), ("backbone", None), ("training", {"loss": [1]})),
+            ("code", "import os"),
+        )
+    },
+    "linear of depth 3": (config(kind="linear", depth=3), f"{FORM}linear"),
+    "nested": (text("[" * 200_000), "readable JSON"),
+    "digits": (text('{"raw_tail": ' + "9" * 5000 + "}"), "readable JSON"),
+    "surrogate": (text('{"backbone": "\\ud800"}'), "readable JSON"),
+    "BOM": (text("\ufeff{}"), "readable JSON"),
+    "list": (text("[]"), "describe a merge checkpoint"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(tiny_llama: Backbone, tmp_path: Path, name: str) -> None:
+    with_rows(tiny_llama).save(tmp_path / "x")
+    change, message = REFUSED[name]
+    change(tmp_path / "x")
+    sign(tmp_path / "x")
+    with pytest.raises((CheckpointError, ArtifactError), match=message):
+        Checkpoint.load(tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_weights_of_another_precision_are_read(saved: Path, kind: torch.dtype) -> None:
+    weight("query", lambda old: old.to(kind))(saved)
+    sign(saved)
+    assert Checkpoint.load(saved).module.query.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.safetensors", r"model\.safetensors must have the SHA-256"),
+        ("config.json", r"config\.json must have the SHA-256"),
+    ],
+)
+def test_an_altered_file_is_refused(saved: Path, name: str, message: str) -> None:
+    data = bytearray((saved / name).read_bytes())
     data[-3] ^= 0x10
-    path.write_bytes(data)
-    with pytest.raises(ArtifactError, match=r"model\.safetensors must have the SHA-256"):
+    (saved / name).write_bytes(data)
+    with pytest.raises(ArtifactError, match=message):
+        Checkpoint.load(saved)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "rules/rules.parquet", "manifest.json"])
+def test_a_missing_file_is_refused(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    with pytest.raises(ArtifactError, match="must"):
+        Checkpoint.load(saved)
+
+
+def test_an_unknown_schema_is_refused(saved: Path) -> None:
+    sign(saved, schema=2)
+    with pytest.raises(ArtifactError, match=r"must have schema 1; got 2\. Use the version of umim"):
         Checkpoint.load(saved)
 
 
@@ -158,143 +283,6 @@ def test_a_pickle_renamed_to_safetensors_does_nothing(saved: Path, tmp_path: Pat
     with pytest.raises(CheckpointError, match=r"model\.safetensors must be safetensors"):
         Checkpoint.load(saved)
     assert not fired.exists()
-
-
-@pytest.mark.parametrize("declared", [1 << 20, 1 << 31, 1 << 40, 2**63, 2**64 - 1])
-def test_a_huge_declared_header_is_refused(saved: Path, declared: int) -> None:
-    data = (saved / "model.safetensors").read_bytes()
-    (saved / "model.safetensors").write_bytes(struct.pack("<Q", declared) + data[8:])
-    sign(saved)
-    with pytest.raises(CheckpointError, match="must be safetensors"):
-        Checkpoint.load(saved)
-
-
-def test_a_file_far_larger_than_the_module_is_refused_unread(saved: Path) -> None:
-    with (saved / "model.safetensors").open("r+b") as stream:
-        stream.truncate(1 << 26)
-    sign(saved)
-    with pytest.raises(CheckpointError, match="bytes; got 67108864 bytes"):
-        Checkpoint.load(saved)
-
-
-def test_a_huge_declared_size_allocates_nothing(saved: Path) -> None:
-    edit(saved, hidden_size=1 << 16)  # 34 GB of weights
-    with pytest.raises(CheckpointError, match="must hold the tensors"):
-        Checkpoint.load(saved)
-
-
-@pytest.mark.parametrize(
-    ("changes", "where"),
-    [
-        ({"hidden_size": 0}, "hidden_size"),
-        ({"hidden_size": 1 << 17}, "hidden_size"),
-        ({"hidden_size": "many"}, "hidden_size"),
-        ({"raw_tail": 10**30}, "raw_tail"),
-        ({"adapter_rank": 10**30}, "adapter_rank"),
-        ({"num_heads": -1}, "num_heads"),
-        ({"positions": "rotary"}, "positions"),
-        ({"depth": 2}, "depth"),
-        ({"kind": "mean"}, "kind"),
-        ({"kind": "linear", "depth": 3}, "linear"),
-        ({"backbone": None}, "backbone"),
-        ({"training": {"loss": [1]}}, "training"),
-        ({"code": "import os"}, "code"),
-    ],
-)
-def test_a_configuration_out_of_bounds_is_refused(
-    saved: Path, changes: dict[str, object], where: str
-) -> None:
-    edit(saved, **changes)
-    with pytest.raises(CheckpointError, match=f"describe a merge checkpoint; got .*{where}"):
-        Checkpoint.load(saved)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda weights: weights.pop("query"),
-        lambda weights: weights.update(extra=torch.zeros(1)),
-        lambda weights: weights.update(query=torch.zeros(4, 5)),
-        lambda weights: weights.clear(),
-    ],
-    ids=["missing", "more", "shape", "none"],
-)
-def test_weights_that_do_not_fit_are_refused(
-    saved: Path, change: Callable[[dict[str, torch.Tensor]], object]
-) -> None:
-    weights = dict(Checkpoint.load(saved).module.state_dict())
-    change(weights)
-    save_file(weights, saved / "model.safetensors")
-    sign(saved)
-    with pytest.raises(CheckpointError, match="must hold the tensors"):
-        Checkpoint.load(saved)
-
-
-@pytest.mark.parametrize(
-    ("kind", "fits"),
-    [
-        *((getattr(torch, name), True) for name in ("float16", "bfloat16", "float32", "float64")),
-        *((getattr(torch, name), False) for name in ("int64", "int32", "uint8", "bool")),
-        *((getattr(torch, f"float8_{name}"), False) for name in ("e4m3fn", "e5m2")),
-        (torch.complex64, False),
-    ],
-    ids=str,
-)
-def test_weights_are_floating_point_numbers_of_16_bits_or_more(
-    saved: Path, kind: torch.dtype, fits: bool
-) -> None:
-    weights = dict(Checkpoint.load(saved).module.state_dict())
-    weights["query"] = weights["query"].to(kind)
-    save_file(weights, saved / "model.safetensors")
-    sign(saved)
-    if fits:
-        assert Checkpoint.load(saved).module.query.dtype == torch.float32
-        return
-    with pytest.raises(CheckpointError, match="floating-point weights of 16 bits or more"):
-        Checkpoint.load(saved)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 200_000,
-        '{"raw_tail": ' + "9" * 5000 + "}",
-        '{"backbone": "\\ud800"}',
-        "\ufeff{}",
-        "[]",
-    ],
-    ids=["nested", "digits", "surrogate", "BOM", "list"],
-)
-def test_a_configuration_that_is_no_json_object_of_ours_is_refused(saved: Path, text: str) -> None:
-    (saved / "config.json").write_text(text)
-    with pytest.raises(UmimError):
-        sign(saved)
-        Checkpoint.load(saved)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_weights_that_are_not_finite_are_refused(
-    tiny_llama: Backbone, tmp_path: Path, value: float
-) -> None:
-    checkpoint = make(tiny_llama)
-    with torch.no_grad():
-        checkpoint.module.linear_o.weight[3, 4] = value
-    checkpoint.save(tmp_path / "x")
-    with pytest.raises(CheckpointError, match=r"finite weights; got \['linear_o\.weight'\]"):
-        Checkpoint.load(tmp_path / "x")
-
-
-def test_an_unknown_schema_is_refused(saved: Path) -> None:
-    sign(saved, schema=2)
-    with pytest.raises(ArtifactError, match=r"must have schema 1; got 2\. Use the version of umim"):
-        Checkpoint.load(saved)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "rules/rules.parquet", "manifest.json"])
-def test_a_missing_file_is_refused(saved: Path, name: str) -> None:
-    (saved / name).unlink()
-    with pytest.raises(ArtifactError, match="must"):
-        Checkpoint.load(saved)
 
 
 @pytest.mark.parametrize("name", ["no-such-checkpoint", "umim-docs-lama"])
@@ -315,3 +303,39 @@ def test_a_bound_of_decoding_without_a_merge_means_all(tiny_checkpoint: Path) ->
     kept = bounded.model_copy(update={"merge": "prompt", "raw_tail": 16})  # both are defaults
     assert CheckpointConfig.model_validate(kept.model_dump()).recommended() == ("prompt", 16)
     assert kept.form() == bounded.form()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_come_back_with_their_spans(tiny_llama: Backbone, form: str, tmp_path: Path) -> None:
+    checkpoint = with_rows(tiny_llama, form)
+    checkpoint.save(tmp_path / "x")
+    back = Checkpoint.load(tmp_path / "x")
+    assert back.config == checkpoint.config
+    assert back.config.rule_rows == 2
+    assert back.module.digest() == checkpoint.module.digest()
+    ids, lengths = torch.tensor([[1, 2, 0, 0], [3, 4, 5, 0], [6, 7, 8, 9]]), torch.tensor([2, 3, 4])
+    spans = tiny_llama.embed(ids)
+    assert torch.equal(back.module(spans, lengths, ids), checkpoint.module(spans, lengths, ids))
+    assert not any(parameter.requires_grad for parameter in back.module.parameters())
+
+
+def test_rows_of_other_rules_than_the_matchers_are_not_saved(
+    tiny_llama: Backbone, tmp_path: Path
+) -> None:
+    module = give_rows(module_of("paper", tiny_llama.hidden_size), SPANS)
+    matcher = Matcher(RuleSet.from_spans(SPANS[1:]))
+    Checkpoint.of(MergedModel(tiny_llama, module, matcher, "compact")).save(tmp_path / "x")
+    back = Checkpoint.load(tmp_path / "x")
+    assert back.config.rule_rows == 2
+    assert back.module.rows.spans.tolist() == [[3, 4, 5, -1], [6, 7, 8, 9]]
+    assert torch.equal(back.module.rows.table, module.rows.table[1:])
+
+
+def test_rows_stay_with_their_rules(tiny_llama: Backbone) -> None:
+    checkpoint = with_rows(tiny_llama)
+    kept = checkpoint.with_contents(checkpoint.module, RuleSet.from_spans([(3, 4, 5), (8, 9)]))
+    assert (kept.config.rule_rows, kept.module.rows.spans.tolist()) == (1, [[3, 4, 5, -1]])
+    assert torch.equal(kept.module.rows.table, checkpoint.module.rows.table[1:])
+    assert (checkpoint.config.rule_rows, len(checkpoint.module.rows)) == (2, 2)
+    none = checkpoint.with_contents(checkpoint.module, RuleSet.from_spans([(8, 9)]))
+    assert (none.config.rule_rows, none.module.rows) == (0, None)
