@@ -56,6 +56,11 @@ CHECKPOINT = ("-c", "CHECKPOINT")
 ERRORS = {
     "compress: checkpoint": (("compress", "x", "-c", "no-such"), "a checkpoint must be one of"),
     "compress: surrogate": (("compress", "a\udcff", *CHECKPOINT), "a text must be UTF-8"),
+    "ppl: dtype": (("ppl", "a.txt", "-c", "no-such", "--dtype", "float8"), "dtype must be one of"),
+    "generate: raw tail": (
+        ("generate", "w1", "-c", "no-such", "--raw-tail", "-3"),
+        "raw_tail must be an integer of at least 0",
+    ),
     "ppl: device": (("ppl", "a.txt", *CHECKPOINT, "--device", "cuda:99"), "device must be cpu"),
     "ppl: halves": (
         ("ppl", "a.txt", *CHECKPOINT, "--prompt", "--segment-length", "8", "--context", "5"),
@@ -105,6 +110,8 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
     [
         (["generate", "x", "--merge", "some"], "'some' is not one of 'all', 'prompt', 'none'"),
         (["ppl"], "Missing argument"),
+        (["bench", "--budget", "-1"], "Invalid value for '--budget'"),
+        (["generate", "x", "--target-tr", "0.8"], "Invalid value for '--target-tr'"),
         (["rules", "x", "--top", "-1"], "Invalid value for '--top'"),
         (["mime"], "No such command 'mime'"),
     ],

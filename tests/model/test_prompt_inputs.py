@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from umim_core import UMIM
-from umim_core.errors import GenerationError
+from umim_core.errors import CorpusError, GenerationError
 
 TEXTS = ["w1 w2 w9 w3 w4", "w5 w6 w7"]
 IDS = [[1, 2, 9, 3, 4], [5, 6, 7]]
@@ -66,6 +66,7 @@ def test_padded_ids_come_with_their_mask(tiny_umim: UMIM) -> None:
         ([{"input_ids": [1]}], {}, "a list of mappings"),
         (torch.tensor(3), {}, "shape"),
         (5, {}, "int"),
+        ([{"role": "user", "content": "w1"}], {}, "with a chat template; got one without"),
         (torch.tensor([1.5]), {}, "1-D array of at least one token id"),
         (torch.tensor([99]), {}, "ids must lie between"),
         (torch.tensor(PADDED), {"attention_mask": torch.ones(2, 4)}, "shape of the ids"),
@@ -79,3 +80,37 @@ def test_what_is_no_prompt_is_refused(
 ) -> None:
     with pytest.raises(GenerationError, match=message):
         tiny_umim.generate(prompts, **options)
+
+
+def test_padding_without_a_mask_is_warned_of(
+    tiny_umim: UMIM, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = torch.tensor([[1, 2, 9, 3], [0, 0, 4, 5]])  # <pad> is id 0
+    tiny_umim.generate(ids, max_new_tokens=1)
+    assert "rows [1] begin or end with the padding token 0" in caplog.text
+    caplog.clear()
+    tiny_umim.generate(ids, attention_mask=(ids != 0).long(), max_new_tokens=1)
+    tiny_umim.generate({"input_ids": ids, "attention_mask": (ids != 0).long()}, max_new_tokens=1)
+    tiny_umim.generate(ids[1], max_new_tokens=1)
+    tiny_umim.generate([np.array([1, 2]), np.array([3])], max_new_tokens=1)
+    assert caplog.messages == []
+
+
+LONE = "the \ud83d shape"
+ENTRANCES = {
+    "generate": lambda umim: umim.generate(LONE),
+    "a batch": lambda umim: umim.generate(["w1", LONE]),
+    "stream": lambda umim: list(umim.stream(LONE)),
+    "prefix": lambda umim: umim.prefix(LONE),
+    "compress": lambda umim: umim.compress(LONE),
+    "perplexity": lambda umim: umim.perplexity(["w1 w2", LONE]),
+    "contexts": lambda umim: umim.score([LONE], [["w1"]]),
+    "continuations": lambda umim: umim.score(["w1"], [[LONE]]),
+    "stop strings": lambda umim: umim.generate("w1", stop_strings=["w1", LONE]),
+}
+
+
+@pytest.mark.parametrize("name", ENTRANCES)
+def test_lone_surrogates_are_refused_at_every_entrance(tiny_umim: UMIM, name: str) -> None:
+    with pytest.raises((GenerationError, CorpusError), match="lone surrogates"):
+        ENTRANCES[name](tiny_umim)

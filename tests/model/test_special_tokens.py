@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from support.command_line import console, document
 from support.merged_models import fresh_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
@@ -86,38 +84,3 @@ def test_leading_ids_are_what_a_tokenizer_puts_first(
     leading: list[int],
 ) -> None:
     assert leading_ids(with_template(word_tokenizer(WORDS), template)) == leading
-
-
-@pytest.fixture(scope="module")
-def checkpoint(umim: UMIM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("special")
-    umim.backbone.model.save_pretrained(folder / "backbone")
-    umim.backbone.require_tokenizer().save_pretrained(folder / "backbone")
-    made = umim.checkpoint
-    config = made.config.model_copy(update={"backbone": str(folder / "backbone")})
-    Checkpoint(config, made.module, made.rules).save(folder / "checkpoint")
-    return folder / "checkpoint"
-
-
-@pytest.mark.parametrize(
-    ("switch", "rows"),
-    [
-        ([], [[BOS, *range(k, k + 4)] for k in (1, 5)]),
-        (["--no-special-tokens"], [[1, 2, 3, 4, 5], [5, 6, 7, 8]]),
-    ],
-)
-def test_every_window_of_the_command_begins_with_the_bos(
-    umim: UMIM,
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    switch: list[str],
-    rows: list[list[int]],
-) -> None:
-    (tmp_path / "text.txt").write_text(f"{TEXT} w5 w6 w7 w8", encoding="utf-8")
-    options = ["-c", checkpoint, "--segment-length", 5, "--dtype", "float32", *switch]
-    found = document(console(monkeypatch, capsys)("ppl", tmp_path / "text.txt", *options, "--json"))
-    assert (found["windows"], found["targets"]) == (len(rows), sum(len(row) - 1 for row in rows))
-    arrays = [torch.tensor(row).numpy() for row in rows]
-    assert found["ppl_base"] == pytest.approx(umim.perplexity(arrays, merge="none"), rel=1e-5)

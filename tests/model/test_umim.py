@@ -72,31 +72,6 @@ def test_merge_none_is_the_base_model(umim: UMIM) -> None:
     assert (output.token_reduction, output.gen_kv_reduction) == ((0.0,), (0.0,))
 
 
-def test_merge_prompt_keeps_generated_tokens_raw(umim: UMIM) -> None:
-    output = umim.generate(TEXT, max_new_tokens=12, merge="prompt")
-    assert output.token_reduction[0] > 0
-    assert output.gen_kv_reduction == (0.0,)
-
-
-def test_reductions_have_one_entry_per_prompt(umim: UMIM) -> None:
-    together = umim.generate([TEXT, TEXT[:1]], max_new_tokens=12)
-    alone = [umim.generate(text, max_new_tokens=12) for text in (TEXT, TEXT[:1])]
-    assert together.token_reduction == tuple(output.token_reduction[0] for output in alone)
-    assert together.gen_kv_reduction == tuple(output.gen_kv_reduction[0] for output in alone)
-    assert together.token_reduction[0] > together.token_reduction[1] == 0.0
-
-
-def test_an_eos_ends_the_text_and_stays_out_of_it(umim: UMIM) -> None:
-    eos = umim.backbone.tokenizer.eos_token_id
-    outputs = umim.generate(
-        list(LETTERS[:20]), max_new_tokens=40, do_sample=True, temperature=3.0, seed=1
-    )
-    ended = [i for i, ids in enumerate(outputs.ids) if ids[-1] == eos]
-    assert ended
-    assert all(eos not in ids[:-1] for ids in outputs.ids)
-    assert all("</s>" not in outputs.text[i] for i in ended)
-
-
 def test_without_a_tokenizer_ids_are_generated_and_no_text(backbone: Backbone, umim: UMIM) -> None:
     bare = wrap_backbone(backbone.model, None)
     rules = [tuple(backbone.encode("abc"))]
@@ -104,13 +79,6 @@ def test_without_a_tokenizer_ids_are_generated_and_no_text(backbone: Backbone, u
         [0, 1, 2, 3], max_new_tokens=9
     )
     assert (output.text, len(output.ids[0])) == (("",), 9)
-
-
-def test_a_stop_string_ends_the_text(umim: UMIM) -> None:
-    free = umim.generate(TEXT, max_new_tokens=16).text[0]
-    stop = free[3:5]
-    stopped = umim.generate(TEXT, max_new_tokens=16, stop_strings=[stop]).text[0]
-    assert stopped == free[: free.index(stop) + 2]
 
 
 @pytest.mark.parametrize(
@@ -183,9 +151,3 @@ def test_a_context_is_read_as_a_prompt_is(tiny_umim: UMIM, raw_tail: int) -> Non
     assert found == pytest.approx([table[4], table[5]], abs=1e-5)
     [base] = tiny_umim.score([WORDS], [["w4", "w5"]], merge="none")
     assert (found == pytest.approx(base, abs=1e-5)) == (raw_tail == 99)
-
-
-def test_perplexity_has_no_prompt_and_no_raw_tail(tiny_umim: UMIM) -> None:
-    rows = [np.array(tiny_umim.backbone.encode(WORDS))]
-    tailed = perplexity(rows, tiny_umim.merged_model.reading("all", 5))
-    assert tailed == perplexity(rows, tiny_umim.merged_model)
