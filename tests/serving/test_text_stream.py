@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.serving.text_stream import TextStream
+from umim_core.serving.engine_worker import TextStream
 
 
 @pytest.fixture(scope="module")

@@ -303,6 +303,7 @@ class Gateway:
             )  # fmt: skip
         for token, _ in pairs:
             plain = isinstance(token, str) and token.isascii() and token.isdecimal()
+            plain = plain and len(token) < 20  # Python refuses thousands of digits
             number = token if isinstance(asked, list) else int(token) if plain else None
             if type(number) is not int or number < 0 or str(number) != str(token):
                 raise bad_field(

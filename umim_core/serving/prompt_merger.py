@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.config.form import check_raw_tail
-from umim_core.errors import GenerationError
+from umim_core.errors import GenerationError, require
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher, segment_parts, segment_prefix
 from umim_core.serving.span_files import SpanTable
@@ -96,34 +96,33 @@ class PromptMerger:
         return [int(token) for token in rows[rows >= 0]]
 
     def _checked(self, ids: Sequence[int] | NDArray[np.integer], size: int) -> Ints:
+        rule = "a prompt must be a list of token ids"
         try:
             array = np.asarray(ids)
         except (ValueError, OverflowError) as error:
-            raise GenerationError("a prompt must be a list of token ids", str(error)) from error
+            raise GenerationError(rule, str(error)) from error
         if array.size == 0 and array.ndim == 1:
             return array.astype(np.int64)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise GenerationError(
-                "a prompt must be a list of token ids", f"shape {array.shape}, {array.dtype}"
-            )
-        if int(array.min()) < 0 or int(array.max()) >= size:
-            raise GenerationError(
-                f"ids must lie between 0 and {size - 1}",
-                f"{int(array.min())} .. {int(array.max())}",
-                "Encode with the exported model's own tokenizer; merge a prompt once.",
-            )
+        fits = array.ndim == 1 and array.dtype.kind in "iu"
+        require(fits, GenerationError, rule, f"shape {array.shape}, {array.dtype}")
+        least, most = int(array.min()), int(array.max())
+        require(
+            least >= 0 and most < size,
+            GenerationError,
+            f"ids must lie between 0 and {size - 1}",
+            f"{least} .. {most}",
+            "Encode with the exported model's own tokenizer; merge a prompt once.",
+        )
         return array.astype(np.int64)
 
 
 def _checked_ranges(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
     """Return ranges if they are in order, apart and inside a prompt of ``size`` tokens."""
+    rule = f"ranges must follow each other within 0..{size}"
+    remedy = "Give (first token, end) pairs in the order of the prompt."
     at = 0
     for first, end in ranges:
-        if not at <= first <= end <= size:
-            raise GenerationError(
-                f"ranges must follow each other within 0..{size}",
-                f"({first}, {end}) after {at}",
-                "Give (first token, end) pairs in the order of the prompt.",
-            )
+        value = f"({first}, {end}) after {at}"
+        require(at <= first <= end <= size, GenerationError, rule, value, remedy)
         at = end
     return list(ranges)
