@@ -12,16 +12,16 @@ from transformers import PreTrainedModel
 from support.merge_modules import give_rows, module_of
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.errors import ConfigError
-from umim_core.merging.module import MAX_SPAN
 from umim_core.merging.span_cache import TabulatedMerger
+from umim_core.rules.grams import LONGEST
 
 VOCAB, SIZE = 29, 16
 TABULATED = {  # and the offsets of their tables
     "paper": 1,
-    "learned": MAX_SPAN,
-    "linear": MAX_SPAN,
-    "learned, last residual": MAX_SPAN,
-    "linear, exponential residual": MAX_SPAN,
+    "learned": LONGEST,
+    "linear": LONGEST,
+    "learned, last residual": LONGEST,
+    "linear, exponential residual": LONGEST,
 }
 
 
@@ -43,8 +43,8 @@ def test_equals_the_direct_path(
 ) -> None:
     module = module_of(form, SIZE, 4, dtype).requires_grad_(True)
     weight = torch.randn(VOCAB, SIZE, generator=torch_rng).to(dtype)
-    span_ids = torch.randint(VOCAB, (40, MAX_SPAN), generator=torch_rng)
-    lengths = torch.arange(40) % MAX_SPAN + 1  # every length
+    span_ids = torch.randint(VOCAB, (40, LONGEST), generator=torch_rng)
+    lengths = torch.arange(40) % LONGEST + 1  # every length
     if rows:
         spans = zip(span_ids[8:24].tolist(), lengths[8:24].tolist(), strict=True)
         give_rows(module, [tuple(ids[:n]) for ids, n in spans if n > 1])

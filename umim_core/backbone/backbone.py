@@ -100,22 +100,18 @@ class Backbone:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the architecture, the configuration and the weights."""
         return self.identity.fingerprint
 
     @property
     def hidden_size(self) -> int:
-        """Embedding size d."""
         return int(self.embedding_weight.shape[1])
 
     @property
     def vocab_size(self) -> int:
-        """Number of rows V of the embedding matrix."""
         return int(self.embedding_weight.shape[0])
 
     @property
     def num_layers(self) -> int:
-        """Number of layers L of the trunk."""
         return int(self.model.config.num_hidden_layers)
 
     @property
@@ -136,12 +132,10 @@ class Backbone:
 
     @property
     def head_weight(self) -> Tensor:
-        """The output projection [V, d]."""
         return self.projection.get_parameter("weight")
 
     @property
     def head_bias(self) -> Tensor | None:
-        """The output bias [V], or None."""
         bias = getattr(self.projection, "bias", None)
         return bias if isinstance(bias, Tensor) else None
 
@@ -212,7 +206,6 @@ class Backbone:
         return out
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Project hidden states [..., d] to logits [..., V]."""
         out: Tensor = self.projection(hidden)
         return out
 
@@ -308,7 +301,6 @@ def _wrap(
     revision: str | None,
     identity: ModelIdentity,
 ) -> Backbone:
-    """Take a frozen model apart and try it."""
     # None where there is no output projection, and where there are no input embeddings
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # theirs
     if head is None or model.base_model is model:
@@ -334,7 +326,6 @@ def _wrap(
 
 @torch.no_grad()
 def check_capabilities(backbone: Backbone) -> None:
-    """Try what the method needs and refuse a model that cannot do it exactly."""
     _check_parts(backbone)
     n = _units(backbone)
     with typed_failures(backbone, "a backbone must answer token ids with logits"):
@@ -411,7 +402,6 @@ def _units(backbone: Backbone) -> int:
 
 
 def _ids(backbone: Backbone, first: int, end: int) -> Tensor:
-    """Return the ids first .. end - 1 as a row, different where the vocabulary allows."""
     return torch.arange(first, end, device=backbone.device)[None] % backbone.vocab_size
 
 
@@ -497,7 +487,6 @@ def _check_positions(backbone: Backbone, row: Tensor, plain: Tensor) -> None:
 
 
 def _check_cache(backbone: Backbone, row: Tensor, short: Tensor, plain: Tensor) -> None:
-    """Compare two rows in one forward, and after units were taken back, with each row alone."""
     n, m = row.shape[1], short.shape[1]
     alone = backbone.hidden(backbone.embed(short))
     ids = torch.cat([row, torch.cat([short, row[:, : n - m]], dim=1)])
@@ -517,7 +506,6 @@ def _check_cache(backbone: Backbone, row: Tensor, short: Tensor, plain: Tensor) 
 
 
 def _cached(backbone: Backbone, ids: Tensor, cache: RowCache) -> Tensor:
-    """Run ids [B, W] on top of a cache, as generation does: [B, W, d]."""
     embeddings = backbone.embed(ids)
     cache.begin(ids.shape[1])
     out: Tensor = backbone.trunk(
@@ -531,7 +519,6 @@ def _cached(backbone: Backbone, ids: Tensor, cache: RowCache) -> Tensor:
 
 
 def state_tolerance(backbone: Backbone) -> float:
-    """Return the largest difference of two ways to the same states, of their norm."""
     return _TOLERANCE.get(backbone.dtype, max(_TOLERANCE.values()))
 
 
@@ -549,7 +536,6 @@ def _same(backbone: Backbone, rule: str, states: Tensor, wanted: Tensor, remedy:
 
 @contextmanager
 def typed_failures(backbone: Backbone, rule: str) -> Iterator[None]:
-    """Turn what foreign code raises into an error that names the model."""
     try:
         yield
     except (BackboneError, torch.OutOfMemoryError):

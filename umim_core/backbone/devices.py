@@ -78,7 +78,6 @@ def processor_flags() -> frozenset[str]:
 
 
 def usable_device(asked: str) -> str:
-    """Return the device asked for."""
     if not has_device(asked):
         gpus = gpu_count()
         names = ", ".join(["cpu", "cuda", *(f"cuda:{number}" for number in range(gpus))])
@@ -91,14 +90,12 @@ def usable_device(asked: str) -> str:
 
 
 def gpu_count() -> int:
-    """Return how many GPUs this machine has."""
     import torch
 
     return torch.cuda.device_count() if has_device("cuda") else 0
 
 
 def default_device() -> str:
-    """Return ``cuda`` where there is one, else ``cpu``."""
     return "cuda" if has_device("cuda") else "cpu"
 
 

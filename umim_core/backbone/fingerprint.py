@@ -60,7 +60,6 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, without: object = 
 
 
 def _pipeline(text: str, without: object) -> dict[str, object]:
-    """Return the parts of a tokenizer's JSON that count, an added token left out."""
     pipeline: dict[str, object] = json.loads(text)
     ignored = ("padding", "truncation", "post_processor")
     state = {name: part for name, part in pipeline.items() if name not in ignored}

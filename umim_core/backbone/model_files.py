@@ -68,7 +68,6 @@ def _named_sizes() -> Iterator[None]:
 
 
 def check_dtype(dtype: str) -> None:
-    """Refuse a data type that no weights are loaded in."""
     known = [*sorted(DTYPES), PUBLISHED, AUTO]
     if dtype not in known:
         raise ConfigError(f"dtype must be one of {known}", dtype, "Choose one of them.")

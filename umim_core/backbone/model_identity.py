@@ -79,7 +79,6 @@ class ModelIdentity:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of family, configuration and weights."""
         return self._digest(self.config)
 
     @property
@@ -95,18 +94,15 @@ class ModelIdentity:
 
     @property
     def function(self) -> dict[str, object]:
-        """The configuration without neutral settings."""
         return {name: value for name, value in self.config.items() if name not in self.neutral}
 
     def _plain(self, names: set[str]) -> dict[str, object]:
-        """Return the configuration with neutral settings as if nobody had set them."""
         plain = {name: value for name, value in self.config.items() if name not in names}
         defaults = {name: self.neutral[name] for name in names}
         return plain | {name: value for name, value in defaults.items() if value is not None}
 
     @property
     def weights_digest(self) -> str:
-        """SHA-256 over all tensors."""
         return sha256_bytes("\n".join(self.weights).encode())
 
     def _digest(self, config: Mapping[str, object]) -> str:

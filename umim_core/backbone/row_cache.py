@@ -154,11 +154,9 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         return (self.plan.view if self.plan else self.length + query_length), 0
 
     def get_seq_length(self) -> int:
-        """Return the length of the longest row."""
         return self.length
 
     def get_max_length(self) -> int:
-        """Return how many columns the buffers may grow to."""
         return self.max_length
 
 
@@ -312,7 +310,6 @@ class RowCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """Bytes that the buffers take."""
         buffers = [buffer for layer in self._rows for buffer in (layer.keys, layer.values)]
         return sum(buffer.nbytes for buffer in buffers if buffer is not None)
 

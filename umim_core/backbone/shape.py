@@ -58,7 +58,6 @@ class BackboneShape(BaseModel):
 
     @classmethod
     def of_config(cls, config: PreTrainedConfig) -> Self:
-        """Read the shape off a transformers configuration."""
         inner = config.get_text_config()
         if inner.model_type not in _GATED_MLP:
             raise ConfigError(
@@ -89,12 +88,10 @@ class BackboneShape(BaseModel):
 
     @property
     def query_width(self) -> int:
-        """Width h k of all query heads."""
         return self.heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Width g k of all key heads."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -110,7 +107,6 @@ class BackboneShape(BaseModel):
 
     @property
     def head_weights(self) -> int:
-        """Weights V d of the output projection."""
         return self.vocab_size * self.hidden_size
 
     @property

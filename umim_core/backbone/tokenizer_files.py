@@ -66,7 +66,6 @@ FOREIGN_ERRORS: Final = (
 
 
 def backbone_names() -> list[str]:
-    """Return the names of the backbones that ship with UMIM or come in a package."""
     return [*embedded_names(), *PACKAGED.names()]
 
 
@@ -291,7 +290,6 @@ def refuse_code(what: str, name: str, settings: Mapping[str, object]) -> None:
 
 
 def load_error(what: str, name: str, error: BaseException) -> BackboneError:
-    """Return the error of something that could not be loaded."""
     first, _, rest = str(error).strip().partition("\n")
     reason = f"{first} {rest.strip().splitlines()[0]}" if first.endswith(":") and rest else first
     return _nowhere(

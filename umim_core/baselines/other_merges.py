@@ -35,8 +35,8 @@ from torch.nn.functional import cosine_similarity
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import Ints
 from umim_core.merging.forms.span_ops import inside_spans
-from umim_core.merging.module import MAX_SPAN
 from umim_core.merging.packing import Segmentation
+from umim_core.rules.grams import LONGEST
 from umim_core.rules.matcher import Matcher
 
 
@@ -123,7 +123,7 @@ class SimilarNeighbours(WholeTextSegmenter):
             start, end = first[pair], last[pair + 1]
             if not left:
                 break
-            if end - start < MAX_SPAN:
+            if end - start < LONGEST:
                 joined[pair + 1], last[start], first[end] = True, end, start
                 left -= 1
         return np.diff(np.flatnonzero(np.append(~joined, True)))

@@ -16,7 +16,8 @@ from umim_core.checkpoint.checkpoint_files import CheckpointConfig
 from umim_core.errors import CheckpointError, ConfigError
 from umim_core.merging.adapters import SpanAdapters
 from umim_core.merging.forms.rule_rows import RuleRows
-from umim_core.merging.module import MAX_SPAN, MergeModule
+from umim_core.merging.module import MergeModule
+from umim_core.rules.grams import LONGEST
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.disk import unwritable
 
@@ -61,7 +62,7 @@ def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeMo
         module = MergeModule.of(config, config.hidden_size, config.num_heads)
     wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     if config.rule_rows:
-        wanted |= {_SPANS: (config.rule_rows, MAX_SPAN)}
+        wanted |= {_SPANS: (config.rule_rows, LONGEST)}
         wanted |= {_TABLE: (config.rule_rows, config.hidden_size)}
     if config.adapter_rank:
         wanted |= _adapter_shapes(path, config.adapter_rank)

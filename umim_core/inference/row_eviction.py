@@ -30,7 +30,7 @@ from umim_core.inference.rows import Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.span_eviction import CERTAIN, SINKS
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.trie import Ints
+from umim_core.text.token_ids import Ints
 
 
 class RowEviction:

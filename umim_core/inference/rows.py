@@ -21,7 +21,7 @@ from umim_core.inference.sampling import TokenChooser, log_probs
 from umim_core.inference.stopping import Stopper, StopReason
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Advance, Matcher, SuffixMatcher
-from umim_core.rules.trie import Ints
+from umim_core.text.token_ids import Ints
 
 _FIRST_CAPACITY: Final = 64
 _NO_RULES: Final = np.zeros(1, dtype=np.uint64)

@@ -79,7 +79,6 @@ class _AdaptedLinear(nn.Module):
         self._layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x [.., in] to [.., out]."""
         out: Tensor = self.linear(x)
         rows = _merged.get()
         if rows is None:

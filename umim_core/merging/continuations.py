@@ -23,7 +23,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from umim_core.backbone.attention_masks import (
@@ -37,8 +36,8 @@ from umim_core.merging.likelihood import TokenScores, split_scores, target_score
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits
 from umim_core.rules.matcher import Parts
+from umim_core.text.token_ids import AnyInts
 
-Ints = NDArray[np.integer]
 _PADDING: Final = -1
 _CONTEXT: Final = 0
 _COLUMNS: Final = 2048  # of a row with several continuations: its mask is [L, L]
@@ -87,7 +86,7 @@ class _Layout:
 
 
 def _layout(
-    contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]], device: torch.device
+    contexts: Sequence[AnyInts], endings: Sequence[Sequence[AnyInts]], device: torch.device
 ) -> _Layout:
     """Lay out continuations after contexts given as the positions of their units [S_b]."""
     tails = [sum(len(ending) - 1 for ending in row) for row in endings]
@@ -123,14 +122,14 @@ def _layout(
     )  # fmt: skip
 
 
-def _alone(endings: Sequence[Sequence[Ints]]) -> bool:
+def _alone(endings: Sequence[Sequence[AnyInts]]) -> bool:
     """Return whether every row has one continuation, which then is the row's own end."""
     return all(len(row) == 1 for row in endings)
 
 
 def score_continuations(
-    contexts: Sequence[Ints],
-    endings: Sequence[Sequence[Ints]],
+    contexts: Sequence[AnyInts],
+    endings: Sequence[Sequence[AnyInts]],
     merged_model: MergedModel,
     parts: Sequence[Parts | None] | None = None,
 ) -> list[list[TokenScores]]:
@@ -187,8 +186,8 @@ def _widened(units: Tensor, width: int) -> Tensor:
 
 
 def _states(
-    contexts: Sequence[Ints],
-    endings: Sequence[Sequence[Ints]],
+    contexts: Sequence[AnyInts],
+    endings: Sequence[Sequence[AnyInts]],
     layout: _Layout,
     packed: PackedUnits,
     merged_model: MergedModel,
@@ -214,7 +213,10 @@ def _states(
 
 
 def _check_length(
-    contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]], backbone: Backbone, windowed: bool
+    contexts: Sequence[AnyInts],
+    endings: Sequence[Sequence[AnyInts]],
+    backbone: Backbone,
+    windowed: bool,
 ) -> None:
     """Refuse what does not fit; ``windowed`` if the backbone's own windows are in force."""
     inputs = [max(map(len, row)) - 1 for row in endings]

@@ -25,20 +25,16 @@ Shapes: B rows, T raw tokens of the longest, M different spans, N tokens of the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.attention_masks import additive_mask
 from umim_core.config.form import UnitPositions
 from umim_core.merging.packing import PackedUnits, Segmenter
-from umim_core.rules.grams import ORDERS
-
-Ints = NDArray[np.int64]
-_LONGEST: Final = ORDERS[-1]
+from umim_core.rules.grams import LONGEST
+from umim_core.text.token_ids import Ints
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class BranchLayout:
         causal = columns[None, :] <= columns[:, None]  # [T, T]
         allowed = causal & self.trunk[:, None, :]
         seen = columns.expand_as(self.lengths)
-        for _ in range(_LONGEST - 1):  # itself and two predecessors; those before are trunk
+        for _ in range(LONGEST - 1):  # itself and two predecessors; those before are trunk
             allowed.scatter_(2, seen[:, :, None], True)
             before = seen - self.lengths.gather(1, seen)
             seen = torch.where(before < 0, seen, before)
@@ -140,9 +136,9 @@ class _Prefixes:
     @classmethod
     def of(cls, packed: PackedUnits, matcher: Segmenter | None) -> _Prefixes:
         spans, sizes = packed.span_ids.cpu().numpy(), packed.span_lengths.cpu().numpy()
-        lengths = np.ones((len(spans) + 1, _LONGEST), dtype=np.int64)
-        units = np.tile(np.arange(_LONGEST), (len(spans) + 1, 1))  # raw tokens, one by one
-        for size in range(2, _LONGEST):
+        lengths = np.ones((len(spans) + 1, LONGEST), dtype=np.int64)
+        units = np.tile(np.arange(LONGEST), (len(spans) + 1, 1))  # raw tokens, one by one
+        for size in range(2, LONGEST):
             longer = np.flatnonzero(sizes > size)
             if matcher is not None and len(longer):
                 borders = np.arange(len(longer) + 1, dtype=np.int64) * size
@@ -163,16 +159,15 @@ class _Prefixes:
         return cls(*map(torch.from_numpy, parts))
 
     def to(self, device: torch.device) -> _Prefixes:
-        """Return the tables on a device."""
         parts = (self.lengths, self.units, self.surrogate, self.span_ids, self.span_lengths)
         return _Prefixes(*(part.to(device) for part in parts))
 
 
 def _span_keys(spans: Ints, row: Ints, last: Ints, sizes: Ints) -> Ints:
     """Return length and zero-padded ids [P, 1 + 4] of the units that end at ``last`` in spans."""
-    keys = np.zeros((len(row), 1 + _LONGEST), dtype=np.int64)
+    keys = np.zeros((len(row), 1 + LONGEST), dtype=np.int64)
     keys[:, 0] = sizes
-    for place in range(_LONGEST):
+    for place in range(LONGEST):
         inside = np.flatnonzero(sizes > place)
         keys[inside, 1 + place] = spans[row[inside], last[inside] - sizes[inside] + 1 + place]
     return keys

@@ -29,7 +29,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.attention_masks import check_attention_window
@@ -38,8 +37,8 @@ from umim_core.errors import EvaluationError, NumericalError
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Parts
+from umim_core.text.token_ids import AnyInts
 
-Ints = NDArray[np.integer]
 _HEAD_BYTES: Final = 64 << 20  # logits held at once: 128 rows of 128k float32 entries
 
 
@@ -58,7 +57,7 @@ class TokenScores:
 
 @torch.no_grad()
 def score_rows(
-    rows: Sequence[Ints],
+    rows: Sequence[AnyInts],
     merged_model: MergedModel,
     given: Sequence[int] | None = None,
     parts: Sequence[Parts | None] | None = None,
@@ -82,7 +81,7 @@ def score_rows(
     return _score_layout(rows, given or [1] * len(rows), layout, merged_model)
 
 
-def token_log_probs(rows: Sequence[Ints], merged_model: MergedModel) -> list[Tensor]:
+def token_log_probs(rows: Sequence[AnyInts], merged_model: MergedModel) -> list[Tensor]:
     """Return log p(x_{t+1} | compressed x_0 .. x_t) for every target; see ``score_rows``.
 
     Per row these are T_b - 1 numbers (float64, CPU); entry t belongs to raw token t + 1.
@@ -91,7 +90,7 @@ def token_log_probs(rows: Sequence[Ints], merged_model: MergedModel) -> list[Ten
     return [scores.log_probs.cpu().double() for scores in scored]
 
 
-def _check_rows(rows: Sequence[Ints], vocab_size: int) -> None:
+def _check_rows(rows: Sequence[AnyInts], vocab_size: int) -> None:
     sizes = [np.size(row) for row in rows]
     if not sizes or min(sizes) == 0:
         raise EvaluationError("every row must hold at least one token", sizes, "Drop empty rows.")
@@ -125,7 +124,7 @@ def _check_positions(layout: BranchLayout, backbone: Backbone) -> None:
 
 
 def _score_layout(
-    rows: Sequence[Ints], leading: Sequence[int], layout: BranchLayout, merged_model: MergedModel
+    rows: Sequence[AnyInts], leading: Sequence[int], layout: BranchLayout, merged_model: MergedModel
 ) -> list[TokenScores]:
     """Run the forward of a layout and score its targets."""
     width = layout.trunk.shape[1]

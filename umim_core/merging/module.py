@@ -22,10 +22,9 @@ import copy
 from umim_core.merging.forms.attention_form import MergeModule
 from umim_core.merging.forms.contextual_form import ContextualPooling
 from umim_core.merging.forms.linear_form import LinearMerge
-from umim_core.merging.forms.span_ops import MAX_SPAN
 from umim_core.rules.ruleset import RuleSet
 
-__all__ = ["MAX_SPAN", "ContextualPooling", "LinearMerge", "MergeModule", "with_rows_of"]
+__all__ = ["ContextualPooling", "LinearMerge", "MergeModule", "with_rows_of"]
 
 
 def with_rows_of(module: MergeModule, rules: RuleSet) -> MergeModule:

@@ -20,7 +20,7 @@ from torch import Tensor
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import CorpusError
-from umim_core.rules.grams import ORDERS
+from umim_core.rules.grams import LONGEST
 
 Segmentation = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -123,7 +123,7 @@ def pack_rows(
     shape = (len(rows), int(counts.max(initial=0)))
     token_ids, starts, lengths = (np.zeros(shape, dtype=np.int64) for _ in range(3))
     span_index = np.full(shape, -1, dtype=np.int64)
-    spans = np.zeros((shape[0], shape[1], ORDERS[-1]), dtype=np.int64)
+    spans = np.zeros((shape[0], shape[1], LONGEST), dtype=np.int64)
     for b, (ids, (row_starts, row_lengths)) in enumerate(zip(rows, segmentations, strict=True)):
         units = len(row_starts)
         ends = np.cumsum(row_lengths)
@@ -133,14 +133,14 @@ def pack_rows(
                 f"{int(row_lengths.sum())} of {len(ids)} tokens",
                 "Use the matcher's own segmentation.",
             )
-        if units and not 1 <= row_lengths.min() <= row_lengths.max() <= ORDERS[-1]:
+        if units and not 1 <= row_lengths.min() <= row_lengths.max() <= LONGEST:
             raise CorpusError(
-                f"a unit must have 1 to {ORDERS[-1]} tokens",
+                f"a unit must have 1 to {LONGEST} tokens",
                 f"{int(row_lengths.min())}..{int(row_lengths.max())}",
                 "Cut it into shorter ones.",
             )
         starts[b, :units], lengths[b, :units] = row_starts, row_lengths
-        for offset in range(ORDERS[-1]):
+        for offset in range(LONGEST):
             inside = row_lengths > offset
             spans[b, :units, offset][inside] = ids[row_starts[inside] + offset]
     merged = lengths > 1

@@ -31,14 +31,13 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError
 from umim_core.merging.packing import Segmentation
-from umim_core.rules.grams import ORDERS
+from umim_core.rules.grams import LONGEST
+from umim_core.text.token_ids import Ints
 
-Ints = NDArray[np.int64]
-CERTAIN: Final = ORDERS[-1] - 1  # tokens behind a unit's first after which no rule changes the unit
+CERTAIN: Final = LONGEST - 1  # tokens behind a unit's first after which no rule changes the unit
 SINKS: Final = 1  # first tokens of a text whose columns always stay
 _NEVER: Final = np.iinfo(np.int64).max
 

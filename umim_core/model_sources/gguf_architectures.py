@@ -214,7 +214,6 @@ def _rope(file: GgufFile, prefix: str, head_dim: int) -> dict[str, object]:
 
 
 def _llama3_scaling(factors: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, object]:
-    """Return the settings whose divisors of the rotary frequencies a file stores."""
     factor = float(factors.max())
     wanted = llama3_divisors(factor, theta, head_dim)
     if factors.shape != wanted.shape or not np.allclose(factors, wanted, rtol=1e-4):
@@ -241,7 +240,6 @@ def unsupported(what: str, value: object) -> NoReturn:
 
 
 def refuse(rule: str, value: object, remedy: str) -> NoReturn:
-    """Refuse a GGUF file."""
     raise BackboneError(rule, value, remedy)
 
 
@@ -262,7 +260,6 @@ class TensorPlan:
 
 
 def tensors_of(architecture: Architecture, config: Mapping[str, Any]) -> Iterator[TensorPlan]:
-    """Yield the tensors of a model, layer by layer."""
     d, f, s = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
     hs, ks = heads * s, keys * s

@@ -64,7 +64,6 @@ def quantisation(directory: Path) -> str:
 
 
 def _types(file: GgufFile) -> dict[str, int]:
-    """Return how many weights a file holds in each type."""
     counts: Counter[str] = Counter()
     for tensor in file.tensors.values():
         counts[tensor.kind] += int(np.prod(tensor.shape))

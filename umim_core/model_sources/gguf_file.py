@@ -78,14 +78,11 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file."""
-
     path: Path
     metadata: dict[str, Value]
     tensors: dict[str, GgufTensor]
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return an entry that is a string; see ``integer``."""
         value = self._entry(key, default)
         return value if isinstance(value, str) else self._wrong(key, value, "a string")
 
@@ -111,12 +108,10 @@ class GgufFile:
         return float(value)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """Return an entry that is true or false; see ``integer``."""
         value = self._entry(key, default)
         return value if isinstance(value, bool) else self._wrong(key, value, "true or false")
 
     def texts(self, key: str) -> list[str]:
-        """Return an entry that is a list of strings; see ``integer``."""
         value = self._entry(key, None)
         if isinstance(value, str) or not isinstance(value, Sequence):
             self._wrong(key, value, "a list of strings")
@@ -125,7 +120,6 @@ class GgufFile:
         return [str(entry) for entry in value]
 
     def integers(self, key: str) -> list[int]:
-        """Return an entry that is a list of whole numbers; see ``integer``."""
         value = self._entry(key, None)
         if isinstance(value, str) or not isinstance(value, Sequence):
             self._wrong(key, value, "a list of whole numbers")

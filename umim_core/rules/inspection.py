@@ -64,8 +64,6 @@ def _surrogates(rules: RuleSet) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: its token ids, and its count in the corpus it was mined from."""
-
     ids: tuple[int, ...]
     count: int
 
@@ -149,7 +147,6 @@ def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> l
 
 
 def top_rules(rules: RuleSet, most: int) -> list[Rule]:
-    """Return the rules with the highest counts, ties by order, then ids."""
     return _rules_at(rules, np.argsort(-rules.support, kind="stable")[:most])
 
 

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.errors import LeakError
 from umim_core.rules.filters import pack_spans
-from umim_core.rules.grams import ORDERS
+from umim_core.rules.grams import LONGEST, ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import Ints
 
@@ -66,8 +66,6 @@ _COUNTING: Final = " ".join(2 * run for run in ("0123456789", "123456789", "1234
 
 @dataclass(frozen=True)
 class Leak:
-    """A rule that spells out private text."""
-
     span: tuple[int, ...]
     text: str
     kind: Kind
@@ -128,7 +126,7 @@ def scan_rules(rules: RuleSet, tokenizer: PreTrainedTokenizerBase) -> list[Leak]
     leaks = []
     for n in reversed(ORDERS):
         ids, support = rules.ids_by_order[n], rules.support_by_order[n]
-        following = _following(ids) if n == ORDERS[-1] else None
+        following = _following(ids) if n == LONGEST else None
         for low in range(0, len(ids), _CHUNK):
             rows = np.arange(low, min(low + _CHUNK, len(ids)))
             spans = ids[rows].tolist() if following is None else _extended(ids, rows, following)

@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, require
+from umim_core.rules.grams import LONGEST
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.trie import LONGEST, Words, advance, is_rule, segment
+from umim_core.rules.trie import Words, advance, is_rule, segment
 from umim_core.text.token_ids import MAX_TOKEN_ID, Ints, check_offsets, read_ids
 
 
@@ -154,13 +155,11 @@ class Matcher:
         return result
 
     def contains(self, span: Sequence[int]) -> bool:
-        """Return whether these 2 to 4 ids are exactly one rule."""
         if not 2 <= len(span) <= LONGEST or not 0 <= min(span) <= max(span) <= MAX_TOKEN_ID:
             return False
         return bool(is_rule(np.array(span, np.int32), 0, len(span), self._tables.slots))
 
     def suffixes(self, rows: int) -> SuffixMatcher:
-        """Return what merges the end of ``rows`` texts that grow token by token."""
         return SuffixMatcher(self._tables.slots, rows)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, RuleSetError, require
 from umim_core.rules.damage_table import DamageTable, Floats
-from umim_core.rules.grams import ORDERS
+from umim_core.rules.grams import LONGEST, ORDERS
 from umim_core.rules.inspection import token_reduction
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Text = tuple[NDArray[np.integer], Ints]  # ids of all segments, flat, and segment borders
 _STEPS: Final = 32  # recorded prices
-_MOST_REDUCTION: Final = (ORDERS[-1] - 1) / ORDERS[-1]
+_MOST_REDUCTION: Final = (LONGEST - 1) / LONGEST
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,6 @@ def prices(table: DamageTable) -> Floats:
 
 
 def priced(table: DamageTable) -> RuleSet:
-    """Return the rules of a damage table, each with its price."""
     return replace(table.rules, prices=prices(table).astype(np.float32))
 
 
@@ -176,7 +175,6 @@ def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:
 
 
 def _by_price(rules: RuleSet, price: NDArray[np.floating]) -> Ints:
-    """Return the places of rules by rising price, of equal ones the most frequent first."""
     return np.lexsort((-rules.support, price))
 
 
@@ -214,7 +212,6 @@ def keep_all(table: DamageTable, text: Text) -> Cut:
 
 
 def rules_under(rules: RuleSet, bound: float) -> RuleSet:
-    """Return the rules whose price is at most a bound; maybe none."""
     return rules.take(rules.require_prices() <= bound)
 
 
@@ -269,13 +266,11 @@ def without_tokens(
 
 
 def _protecting(rules: RuleSet, protect: Sequence[str]) -> RuleOrigin:
-    """Return the origin of rules with further protected patterns."""
     known = rules.origin
     return known.model_copy(update={"protect": tuple(dict.fromkeys((*known.protect, *protect)))})
 
 
 def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:
-    """Return which rules hold none of the tokens [R] (bool)."""
     return ~np.concatenate([np.isin(rules.ids_by_order[n], tokens).any(axis=1) for n in ORDERS])
 
 

@@ -202,7 +202,6 @@ class RuleSet:
         )
 
     def require_prices(self) -> Prices:
-        """Return the price of each rule [R]."""
         if self.prices is None:
             raise RuleSetError(
                 "a bound on damage needs the price of every rule",

@@ -43,13 +43,12 @@ from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError
 from umim_core.rules.filters import pack_spans
-from umim_core.rules.grams import ORDERS
+from umim_core.rules.grams import LONGEST, ORDERS
 from umim_core.store.arrays import open_array, save_array
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, Ids, Ints
 
 Words = NDArray[np.uint64]
 
-LONGEST: Final = ORDERS[-1]
 _FIRST_NODE: Final = 1 << TOKEN_BITS  # parents below are tokens
 _RULE: Final = np.uint64(1)
 _CONTINUES: Final = np.uint64(2)
@@ -361,14 +360,13 @@ class MatcherTables:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
         return self.slots.nbytes + self.pairs.nbytes
 
     @classmethod
     def build(cls, ids_by_order: dict[int, Ids]) -> MatcherTables:
         """Build the tables of rules [R_n, n] (int32) per order, rows ascending, ids < 2^18."""
         pairs, triples = _prefixes(ids_by_order, 2), _prefixes(ids_by_order, 3)
-        nodes = len(pairs) + len(triples) + len(ids_by_order[ORDERS[-1]])
+        nodes = len(pairs) + len(triples) + len(ids_by_order[LONGEST])
         size = _size(nodes)
         if size > _MAX_SLOTS:
             raise ArtifactError(
@@ -381,11 +379,9 @@ class MatcherTables:
         return cls(_read_only(slots), _read_only(bits))
 
     def infix_free(self, ids_by_order: dict[int, Ids]) -> bool:
-        """Return whether none of the rules lies inside another."""
         return not any(holds_shorter(ids, self.slots) for ids in _rows(ids_by_order))
 
     def write(self, path: Path, digest: str, ids_by_order: dict[int, Ids]) -> None:
-        """Write the tables as an array file, with the SHA-256 of their rule set (hex)."""
         header = np.zeros(_HEADER, dtype=_DTYPE)
         header[:3] = _LAYOUT, len(self.slots), self.infix_free(ids_by_order)
         header[_DIGEST] = _digest_words(digest)
@@ -423,7 +419,6 @@ class MatcherTables:
 
 
 def _hold(slots: Words, pairs: Words, ids_by_order: dict[int, Ids]) -> bool:
-    """Return whether tables are those of the rules."""
     flags, bits = np.zeros(len(slots), dtype=np.uint8), np.zeros(len(pairs), dtype=np.uint64)
     return (
         all(mark(ids, slots, flags, bits) for ids in _rows(ids_by_order))

@@ -27,6 +27,7 @@ _HASHED_TOKENS: Final = 1 << 20
 
 Ids = NDArray[np.int32]
 Ints = NDArray[np.int64]
+AnyInts = NDArray[np.integer]
 TokenPiece = tuple[Ids, bool]  # ids, and whether they end their document
 
 

@@ -32,9 +32,9 @@ from umim_core.errors import ConfigError, EvaluationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.merging.merged_model import MergedModel
+from umim_core.rules.grams import LONGEST
 from umim_core.rules.matcher import Advance, Matcher, SuffixMatcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.trie import LONGEST
 from umim_core.throughput.break_even import Phase, ThroughputRow
 from umim_core.throughput.roofline import ModelShape, Roofline, measure_peak, synchronize
 

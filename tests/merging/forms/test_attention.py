@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from support.merge_modules import layer_norm, linear, module_of, placed, pooled, spans_of, uniform
-from umim_core.merging.module import MAX_SPAN, LinearMerge, MergeModule
+from umim_core.merging.module import LinearMerge, MergeModule
+from umim_core.rules.grams import LONGEST
 
 
 @pytest.mark.parametrize("form", ["paper", "learned"])
@@ -27,7 +28,7 @@ def test_has_exactly_the_parameters_of_the_paper(size: int, heads: int) -> None:
         return sum(parameter.numel() for parameter in module.parameters())
 
     assert count(MergeModule(size, heads)) == 2 * size * size + 7 * size
-    assert count(MergeModule(size, heads, "learned")) == 2 * size * size + (7 + MAX_SPAN) * size
+    assert count(MergeModule(size, heads, "learned")) == 2 * size * size + (7 + LONGEST) * size
 
 
 def test_weights_are_drawn_in_this_order() -> None:

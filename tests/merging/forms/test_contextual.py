@@ -18,7 +18,8 @@ from support.merge_modules import (
     spans_of,
 )
 from support.merge_modules import uniform as draw
-from umim_core.merging.module import MAX_SPAN, ContextualPooling, MergeModule
+from umim_core.merging.module import ContextualPooling, MergeModule
+from umim_core.rules.grams import LONGEST
 
 
 def attended(layer: torch.nn.Module, heads: int, span: list[Row]) -> list[Row]:
@@ -54,7 +55,7 @@ def test_equals_the_formula_in_plain_arithmetic(
 
 @pytest.mark.parametrize(("size", "heads"), [(16, 4), (64, 1), (128, 8)])
 def test_has_two_layers_more_than_the_paper(size: int, heads: int) -> None:
-    for positions, more in (("none", 0), ("learned", MAX_SPAN)):
+    for positions, more in (("none", 0), ("learned", LONGEST)):
         module = MergeModule(size, heads, positions, depth=3)
         assert isinstance(module, ContextualPooling)
         count = sum(parameter.numel() for parameter in module.parameters())

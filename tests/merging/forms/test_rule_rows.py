@@ -9,7 +9,7 @@ from torch import Tensor
 from support.merge_modules import FORMS, give_rows, module_of, spans_of
 from umim_core.errors import ConfigError
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
-from umim_core.merging.module import MAX_SPAN
+from umim_core.rules.grams import LONGEST
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
@@ -19,7 +19,7 @@ ROWS = [(7, 8), (7, 8, 9), (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("top", [3, MAX_TOKEN_ID + 1], ids=["few ids", "all ids"])
-@pytest.mark.parametrize("width", [2, 3, MAX_SPAN])
+@pytest.mark.parametrize("width", [2, 3, LONGEST])
 def test_lookup_equals_a_dictionary(top: int, width: int, torch_rng: torch.Generator) -> None:
     def drawn(count: int) -> tuple[Tensor, Tensor, list[tuple[int, ...]]]:
         ids = torch.randint(top, (count, width), generator=torch_rng)

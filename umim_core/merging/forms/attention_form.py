@@ -36,11 +36,11 @@ from umim_core.merging.adapters import SpanAdapters
 from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.forms.span_ops import (
     ANCHORS,
-    MAX_SPAN,
     draw_linear,
     inside_spans,
     reset_norm,
 )
+from umim_core.rules.grams import LONGEST
 from umim_core.store.artifacts import canonical_json
 
 
@@ -85,7 +85,6 @@ class MergeModule(nn.Module):
         kind: str = PAPER,
         residual: Residual = "none",
     ) -> Self:
-        """Return an object of the class that stands for the policies."""
         if cls is not MergeModule or (kind, depth) == (PAPER, 1):  # a copy comes without arguments
             return super().__new__(cls)
         check_form(positions, depth, kind, residual)
@@ -125,7 +124,6 @@ class MergeModule(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type of the weights, and of the surrogates."""
         return self.norm_o.weight.dtype
 
     def digest(self) -> str:
@@ -153,13 +151,11 @@ class MergeModule(nn.Module):
         return self.add_rows(merged, ids, lengths)
 
     def add_anchor(self, merged: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Add the anchors of tokens [M, N, d], with a residual, to what was merged [M, d]."""
         if self.residual == "none":
             return merged
         return merged + ANCHORS[self.residual](tokens.to(self.dtype), lengths)
 
     def add_rows(self, merged: Tensor, ids: Tensor | None, lengths: Tensor) -> Tensor:
-        """Add the rule rows, if any, of spans of ids [M, N] to what was merged [M, d]."""
         out: Tensor = merged if self.rows is None else merged + self.rows(ids, lengths)
         return out
 
@@ -172,7 +168,7 @@ class MergeModule(nn.Module):
         self.linear_o = nn.Linear(size, size)
         self.norm_o = nn.LayerNorm(size, eps=1e-5)
         learned = self.positions == "learned"
-        self.offset = nn.Parameter(torch.zeros(MAX_SPAN, size)) if learned else None
+        self.offset = nn.Parameter(torch.zeros(LONGEST, size)) if learned else None
         nn.init.normal_(self.query, std=0.02)
 
     @torch.no_grad()
@@ -196,7 +192,7 @@ class MergeModule(nn.Module):
     @property
     def table_offsets(self) -> int:
         """Offsets with a table of their own: four with learned positions, else one; 0: no table."""
-        return 1 if self.offset is None else MAX_SPAN
+        return 1 if self.offset is None else LONGEST
 
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Pool tokens [M, N, d] to surrogates [M, d]."""
@@ -210,11 +206,9 @@ class MergeModule(nn.Module):
         return self.values(self.place(tokens))
 
     def place(self, tokens: Tensor) -> Tensor:
-        """Add the offsets' vectors, if learned, to embeddings [..., N, d]."""
         return tokens if self.offset is None else tokens + self.offset[: tokens.shape[-2]]
 
     def values(self, tokens: Tensor) -> Tensor:
-        """Compute P of what is to be pooled, [..., N, d]."""
         out: Tensor = self.norm_kv(F.gelu(self.linear_kv(tokens)))
         return out
 

@@ -60,7 +60,6 @@ class ContextualPooling(MergeModule, kind="attention", depth=3, positions=("none
     """
 
     def make_weights(self) -> None:
-        """Register the pooling, then the layers."""
         super().make_weights()
         layers = [SpanAttention(self.hidden_size, self.num_heads) for _ in range(self.depth - 1)]
         self.layers = nn.ModuleList(layers)
@@ -79,7 +78,6 @@ class ContextualPooling(MergeModule, kind="attention", depth=3, positions=("none
         return 0
 
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Pool tokens [M, N, d] to surrogates [M, d]."""
         tokens, inside = self.place(tokens), inside_spans(lengths, tokens.shape[1])
         for layer in self.layers:
             tokens = layer(tokens, inside)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from umim_core.merging.forms.attention_form import MergeModule
-from umim_core.merging.forms.span_ops import MAX_SPAN, draw_linear, inside_spans
+from umim_core.merging.forms.span_ops import draw_linear, inside_spans
+from umim_core.rules.grams import LONGEST
 
 
 class LinearMerge(MergeModule, kind="linear"):
@@ -23,33 +24,31 @@ class LinearMerge(MergeModule, kind="linear"):
     """
 
     def make_weights(self) -> None:
-        """Register Linear_o (4 d -> d) and LN_o."""
-        self.linear_o = nn.Linear(MAX_SPAN * self.hidden_size, self.hidden_size)
+        self.linear_o = nn.Linear(LONGEST * self.hidden_size, self.hidden_size)
         self.norm_o = nn.LayerNorm(self.hidden_size, eps=1e-5)
 
     @torch.no_grad()
     def initialise(self, embedding_std: float, generator: torch.Generator | None = None) -> None:
-        """Draw Linear_o, and set LN_o."""
         draw_linear(self.linear_o, generator)
         self.reset_output(embedding_std)
 
     @property
     def table_offsets(self) -> int:
         """Offsets that need a table of their own: all four."""
-        return MAX_SPAN
+        return LONGEST
 
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Map tokens [M, N, d], N at most 4, zero beyond their span, to surrogates [M, d]."""
         count, width, size = tokens.shape
-        missing = tokens.new_zeros(count, MAX_SPAN - width, size)
-        joined = torch.cat([tokens, missing], dim=1).view(count, MAX_SPAN * size)
+        missing = tokens.new_zeros(count, LONGEST - width, size)
+        joined = torch.cat([tokens, missing], dim=1).view(count, LONGEST * size)
         out: Tensor = self.norm_o(self.linear_o(joined))
         return out
 
     def project(self, tokens: Tensor) -> Tensor:
         """Compute W_t e_t of tokens [..., N, d] at offsets 0 .. N-1, N at most 4."""
         size = self.hidden_size
-        blocks = self.linear_o.weight.view(size, MAX_SPAN, size)[:, : tokens.shape[-2]]
+        blocks = self.linear_o.weight.view(size, size)[:, : tokens.shape[-2]]
         return torch.einsum("...nd,ond->...no", tokens, blocks)
 
     def pool(self, projected: Tensor, lengths: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from umim_core.errors import ConfigError
-from umim_core.merging.forms.span_ops import MAX_SPAN, inside_spans
-from umim_core.rules.grams import ORDERS
+from umim_core.merging.forms.span_ops import inside_spans
+from umim_core.rules.grams import LONGEST, ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
 
@@ -34,7 +34,7 @@ def frequent_spans(rules: RuleSet, count: int) -> Tensor:
     """Return the spans of the most frequent rules [K, 4] (int32), -1 beyond a span, ascending."""
     spans = np.concatenate(
         [
-            np.pad(rules.ids_by_order[n], ((0, 0), (0, MAX_SPAN - n)), constant_values=_NONE)
+            np.pad(rules.ids_by_order[n], ((0, 0), (0, LONGEST - n)), constant_values=_NONE)
             for n in ORDERS
         ]
     )
@@ -55,10 +55,10 @@ class RuleRows(nn.Module):
 
     def __init__(self, spans: Tensor, hidden_size: int) -> None:
         super().__init__()
-        fits = spans.dtype == torch.int32 and spans.shape[1:] == (MAX_SPAN,)
+        fits = spans.dtype == torch.int32 and spans.shape[1:] == (LONGEST,)
         if not fits or not 0 < len(spans) < _MOST_ROWS:
             raise ConfigError(
-                f"rule rows must be of 1 to {_MOST_ROWS - 1:,} spans of {MAX_SPAN} ids (int32)",
+                f"rule rows must be of 1 to {_MOST_ROWS - 1:,} spans of {LONGEST} ids (int32)",
                 f"{tuple(spans.shape)} {spans.dtype}",
                 "Take the spans of a rule set.",
             )
@@ -97,8 +97,8 @@ class RuleRows(nn.Module):
 
         Two searches in sorted keys: of the first two ids, then of their rank with the other two.
         """
-        wide = F.pad(ids, (0, MAX_SPAN - ids.shape[1]))
-        wide = wide.masked_fill(~inside_spans(lengths, MAX_SPAN), _NONE)
+        wide = F.pad(ids, (0, LONGEST - ids.shape[1]))
+        wide = wide.masked_fill(~inside_spans(lengths, LONGEST), _NONE)
         pairs, keys = _keys_of(wide)
         heads = torch.searchsorted(self._pairs, pairs)
         keys = keys | (heads << 2 * (TOKEN_BITS + 1))

@@ -12,10 +12,6 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from umim_core.rules.grams import ORDERS
-
-MAX_SPAN: Final = ORDERS[-1]
-
 
 def inside_spans(lengths: Tensor, width: int) -> Tensor:
     """Return which of ``width`` offsets lie in a span of each length: [M, width] (bool)."""
