@@ -5,8 +5,7 @@ Refusals of pickled weights and of ``auto_map`` are in ``backbone/test_backbone.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,72 +23,8 @@ from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA
 from umim_core.errors import BackboneError, BackboneMismatchError, CheckpointError
 from umim_core.store.artifacts import write_manifest
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME = "owner/name"
 FIRST, SECOND = "a" * 40, "b" * 40
-# Keywords that every call of a function must have; None stands for any value.
-REQUIRED: dict[str, dict[str, object]] = {
-    "AutoConfig.from_pretrained": {"trust_remote_code": False, "revision": None},
-    "AutoTokenizer.from_pretrained": {"trust_remote_code": False, "revision": None},
-    "AutoModelForCausalLM.from_pretrained": {
-        "trust_remote_code": False,
-        "revision": None,
-        "use_safetensors": True,
-    },
-    "AutoModelForTokenClassification.from_pretrained": {
-        "trust_remote_code": False,
-        "revision": None,
-        "use_safetensors": True,
-    },
-    "snapshot_download": {"revision": None, "allow_patterns": None},
-    "hf_hub_download": {"revision": None},
-}
-
-
-def lacking(source: str) -> Iterator[str]:
-    """Yield "line: function needs keyword" for calls that lack what they must have."""
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
-            continue
-        name = ast.unparse(node.func)
-        given = {k.arg: k.value for k in node.keywords}
-        known = next((known for known in REQUIRED if f".{name}".endswith(f".{known}")), None)
-        if name.startswith("Auto") and name.endswith(".from_pretrained") and known is None:
-            yield f"{node.lineno}: {name} is not in the table of this test"
-        for keyword, wanted in REQUIRED.get(known or "", {}).items():
-            value = given.get(keyword)
-            if value is None or (wanted is not None and ast.unparse(value) != str(wanted)):
-                yield f"{node.lineno}: {name} needs {keyword}" + (
-                    "" if wanted is None else f"={wanted}"
-                )
-
-
-def test_every_load_by_name_pins_its_revision_and_refuses_code_and_pickle() -> None:
-    files = [
-        path for room in ("umim_core", "tasks", "flows") for path in (ROOT / room).rglob("*.py")
-    ]
-    found = [
-        f"{path.relative_to(ROOT)}:{problem}"
-        for path in files
-        for problem in lacking(path.read_text(encoding="utf-8"))
-    ]
-    assert found == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "AutoConfig.from_pretrained(name, revision=r)",
-        "AutoConfig.from_pretrained(name, trust_remote_code=False)",
-        "AutoTokenizer.from_pretrained(name, revision=r, trust_remote_code=True)",
-        "transformers.AutoModelForCausalLM.from_pretrained(n, revision=r, trust_remote_code=False)",
-        "AutoModel.from_pretrained(name, revision=r, trust_remote_code=False)",
-        "snapshot_download(name, allow_patterns=[])",
-        "huggingface_hub.hf_hub_download(name)",
-    ],
-)
-def test_a_load_that_lacks_something_is_found(source: str) -> None:
-    assert list(lacking(source))
 
 
 @pytest.fixture

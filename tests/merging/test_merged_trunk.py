@@ -93,15 +93,6 @@ def test_a_row_alone_equals_the_row_in_a_batch(depth: int, rank: int) -> None:
 
 
 @pytest.mark.parametrize(("depth", "rank"), FORMS)
-def test_a_sampled_batch_follows_its_streams(depth: int, rank: int) -> None:
-    model = random_merged_model(build("llama"), random_rules(1, False), depth, rank)
-    config = settings(8, do_sample=True, num_return_sequences=3, seed=4)
-    first, again = (Engine(model).generate([[1, 2, 3]], config) for _ in range(2))
-    assert first.rows == again.rows
-    assert len({row.ids for row in first.rows}) > 1
-
-
-@pytest.mark.parametrize(("depth", "rank"), FORMS)
 def test_a_chat_of_two_turns_equals_one_forward_of_each_state(depth: int, rank: int) -> None:
     """The second turn needs the last raw states and columns that the first one left."""
     backbone, matcher = build("llama"), random_rules(5, False)

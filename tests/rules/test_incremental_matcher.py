@@ -40,20 +40,6 @@ def test_worked_example_of_the_docstring() -> None:
     assert followed({(b, c)}, [a, b, c]) == [(0, (a,)), (0, (b,)), (1, (b, c))]
 
 
-def test_a_merge_takes_back_units_and_not_tokens() -> None:
-    assert followed({(1, 2), (0, 1, 2, 3)}, [0, 1, 2, 3])[-2:] == [(1, (1, 2)), (2, (0, 1, 2, 3))]
-
-
-@pytest.mark.parametrize("order", [2, 3, 4])
-def test_a_span_may_cover_everything_there_is(order: int) -> None:
-    span = tuple(range(order))
-    assert followed({span}, list(span))[-1] == (order - 1, span)
-
-
-def test_token_zero_before_the_beginning_is_no_token() -> None:
-    assert followed({(0, 0), (0, 0, 0), (0, 0, 0, 0)}, [0]) == [(0, (0,))]
-
-
 def test_a_token_that_ends_a_row_merges_nothing() -> None:
     suffixes = Matcher(RuleSet.from_spans([(3, 4)])).suffixes(2)
     assert step(suffixes, [3, 3]) == [(0, (3,)), (0, (3,))]

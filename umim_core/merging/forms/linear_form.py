@@ -48,7 +48,7 @@ class LinearMerge(MergeModule, kind="linear"):
     def project(self, tokens: Tensor) -> Tensor:
         """Compute W_t e_t of tokens [..., N, d] at offsets 0 .. N-1, N at most 4."""
         size = self.hidden_size
-        blocks = self.linear_o.weight.view(size, size)[:, : tokens.shape[-2]]
+        blocks = self.linear_o.weight.view(size, LONGEST, size)[:, : tokens.shape[-2]]
         return torch.einsum("...nd,ond->...no", tokens, blocks)
 
     def pool(self, projected: Tensor, lengths: Tensor) -> Tensor:

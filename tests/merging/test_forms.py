@@ -1,10 +1,10 @@
-"""Every form of the merge module: what must not change its output, and what may (reliability 8)."""
+"""Every form of the merge module: formulas, and what may change its output (reliability 8)."""
 
 from __future__ import annotations
 
 import copy
 import math
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
@@ -12,10 +12,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.merge_modules import FORMS, module_of, spans_of
+from support.merge_modules import (
+    FORMS,
+    Row,
+    attend,
+    layer_norm,
+    linear,
+    module_of,
+    placed,
+    pooled,
+    spans_of,
+    uniform,
+)
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError
-from umim_core.merging.forms.span_ops import ANCHORS
+from umim_core.merging.forms.span_ops import ANCHORS, exponential_embedding, last_embedding
 from umim_core.merging.module import MergeModule
 
 EVERY = pytest.mark.parametrize("form", FORMS)
@@ -141,6 +152,119 @@ def test_an_untrained_residual_module_gives_the_anchor_itself(
     module.initialise(0.043, torch_rng)
     spans, lengths = spans_of(8, 4, 64, torch_rng), torch.arange(8) % 4 + 1
     assert torch.equal(module(spans, lengths), ANCHORS[module.residual](spans, lengths))
+
+
+def attended(layer: torch.nn.Module, heads: int, span: list[Row]) -> list[Row]:
+    """One pre-norm layer of self-attention, token by token."""
+    size = len(span[0])
+    borders = list(pairwise(range(0, size + 1, size // heads)))
+    wide = [linear(layer_norm(e, layer.norm), layer.linear_qkv) for e in span]
+    queries, keys, values = ([row[i * size : (i + 1) * size] for row in wide] for i in range(3))
+    out = []
+    for token, query in zip(span, queries, strict=True):
+        mixed: Row = []
+        for a, b in borders:
+            mixed += attend(query[a:b], [k[a:b] for k in keys], [v[a:b] for v in values])
+        added = linear(mixed, layer.linear_o)
+        out.append([x + y for x, y in zip(token, added, strict=True)])
+    return out
+
+
+def formula(module: MergeModule, span: list[Row]) -> Row:
+    """The surrogate of a span in plain arithmetic."""
+    if module.kind == "linear":
+        joined = [number for token in span for number in token]
+        joined += [0.0] * (module.hidden_size * (4 - len(span)))
+        return layer_norm(linear(joined, module.linear_o), module.norm_o)
+    span = placed(module, span)
+    for layer in getattr(module, "layers", ()):
+        span = attended(layer, module.num_heads, span)
+    return pooled(module, span)
+
+
+@ALONE
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_equals_the_formula_in_plain_arithmetic(
+    form: str, length: int, torch_rng: torch.Generator
+) -> None:
+    module = module_of(form, 8, 2, torch.float64)
+    span = spans_of(1, length, 8, torch_rng).double()
+    want = torch.tensor(formula(module, span[0].tolist()), dtype=torch.float64)
+    assert torch.allclose(module(span, torch.tensor([length]))[0], want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("form", "squares", "singles"),
+    [
+        ("paper", 2, 7),
+        ("learned", 2, 11),
+        ("depth 3", 10, 19),
+        ("depth 3, learned", 10, 23),
+        ("linear", 4, 3),
+    ],
+)
+@pytest.mark.parametrize(("size", "heads"), [(4, 4), (64, 1), (128, 8)])
+def test_has_exactly_the_parameters_of_its_table(
+    form: str, squares: int, singles: int, size: int, heads: int
+) -> None:
+    count = sum(p.numel() for p in MergeModule(size, heads, **FORMS[form]).parameters())
+    assert count == squares * size * size + singles * size
+
+
+def test_weights_are_drawn_in_this_order_the_layers_behind_the_pooling() -> None:
+    paper, deep = MergeModule(16), MergeModule(16, depth=3)
+    generator = torch.Generator().manual_seed(8)
+    paper.initialise(0.5, torch.Generator().manual_seed(8))
+    deep.initialise(0.5, torch.Generator().manual_seed(8))
+    for layer in (paper.linear_kv, paper.linear_o):
+        weight, bias = uniform(layer, 0.25, generator)
+        assert torch.equal(layer.weight, weight)
+        assert torch.equal(layer.bias, bias)
+    assert torch.equal(paper.query, torch.empty(4, 4).normal_(0.0, 0.02, generator=generator))
+    state = deep.state_dict()
+    for name, value in paper.state_dict().items():
+        assert torch.equal(state[name], value), name
+    for layer in deep.layers:
+        for linear_map, scale in ((layer.linear_qkv, 1.0), (layer.linear_o, 0.5)):
+            weight, bias = uniform(linear_map, 0.25, generator)
+            assert torch.equal(linear_map.weight, scale * weight)
+            assert torch.equal(linear_map.bias, scale * bias)
+
+
+SIZES = torch.tensor([1, 2, 3, 4])
+
+
+def test_last_takes_the_last_token_of_each_span(torch_rng: torch.Generator) -> None:
+    spans = spans_of(4, 4, 8, torch_rng)
+    want = torch.stack([spans[0, 0], spans[1, 1], spans[2, 2], spans[3, 3]])
+    assert torch.equal(last_embedding(spans, SIZES), want)
+
+
+def test_exponential_doubles_the_weight_from_token_to_token(torch_rng: torch.Generator) -> None:
+    spans = spans_of(4, 4, 8, torch_rng).double()
+    one, two, three, four = spans
+    want = torch.stack(
+        [
+            one[0],
+            (two[0] + 2 * two[1]) / 3,
+            (three[0] + 2 * three[1] + 4 * three[2]) / 7,
+            (four[0] + 2 * four[1] + 4 * four[2] + 8 * four[3]) / 15,
+        ]
+    )
+    assert torch.allclose(exponential_embedding(spans, SIZES), want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("anchor", ANCHORS)
+@pytest.mark.parametrize("form", [{}, {"depth": 3}, {"kind": "linear"}], ids=str)
+def test_a_residual_module_adds_its_own_output_to_the_anchor(
+    anchor: Any, form: dict[str, Any], torch_rng: torch.Generator
+) -> None:
+    alone, added = MergeModule(16, **form), MergeModule(16, **form, residual=anchor)
+    alone.initialise(0.1, torch_rng)
+    added.load_state_dict(alone.state_dict())
+    spans = spans_of(4, 4, 16, torch_rng)
+    want = ANCHORS[anchor](spans, SIZES) + alone(spans, SIZES)
+    assert torch.allclose(added(spans, SIZES), want, rtol=0, atol=1e-6)
 
 
 @EVERY
