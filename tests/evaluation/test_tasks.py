@@ -30,16 +30,15 @@ from umim_core.evaluation.tasks.lm_eval_tasks import (
     GenerationTask,
     PaperTask,
     SequenceTask,
-    contest_answer,
     generation_config,
     knows_task,
     load_tasks,
     own_config,
     run_task,
 )
+from umim_core.evaluation.text_metrics.answers import code_tests, contest_answer
 from umim_core.evaluation.text_metrics.bertscore import BERTSCORE
-from umim_core.evaluation.text_metrics.code_tests import code_tests
-from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
+from umim_core.evaluation.text_metrics.registry import find_metrics
 from umim_core.task_sets.generation_spec import (
     GENERATION_TASKS,
     GenerationQuestion,
@@ -137,7 +136,7 @@ def test_every_task_has_a_file_for_lm_evals_command(names: set[str]) -> None:
         assert made is not None and made["task"] == name and knows_task(name)
         assert name in index
     for name in GENERATION_TASKS.names():
-        assert {TEXT_METRICS.find(metric) for metric in GENERATION_TASKS.find(name).metrics}
+        assert find_metrics(GENERATION_TASKS.find(name).metrics)
         assert "GenerationTask" in (index[name].cfg or {})["class"]
     assert own_config("umim_gsm8k") is None and own_config("../umim_piqa") is None
 

@@ -25,13 +25,19 @@ from umim_core.evaluation.generation_quality import (
     generation_quality,
     repetition,
 )
+from umim_core.evaluation.text_metrics.answers import (
+    exact_match,
+    pass_at_k,
+    pass_figures,
+    recall,
+    substring_match,
+)
 from umim_core.evaluation.text_metrics.bertscore import (
     BERTSCORE,
     TextFeatures,
     bertscore,
     greedy_bertscore,
 )
-from umim_core.evaluation.text_metrics.code_tests import pass_at_k, pass_figures
 from umim_core.evaluation.text_metrics.reference_similarity import (
     FEWEST_TEXTS,
     KINDS,
@@ -42,7 +48,6 @@ from umim_core.evaluation.text_metrics.reference_similarity import (
     reference_similarity,
     rouge,
 )
-from umim_core.evaluation.text_metrics.string_match import exact_match, recall, substring_match
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import RowOutput

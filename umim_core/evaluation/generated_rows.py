@@ -194,8 +194,9 @@ class RowWriter:
                 sizes.append(shortened.sizes(0))
                 behind.append(None)
                 continue
-            whole = not isinstance(scorer, Scorer)
-            fitted = ids[-room:] if whole else scorer.fit(ids, room, may_merge)[0]
+            fitted = ids[-room:]
+            if isinstance(scorer, Scorer):
+                fitted, _ = scorer.fit(ids, room, may_merge)
             read.append(fitted)
             sizes.append(Sizes(context_tokens=len(fitted)))
             behind.append(parts_behind(may_merge, len(ids) - len(fitted)))

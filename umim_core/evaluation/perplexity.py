@@ -8,7 +8,7 @@ compressed perplexity divide by the same targets and can stand in one table.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,42 +125,6 @@ def second_half_perplexity(
         [len(second) for _, second in halves],
         scorer.total.context_token_reduction or 0.0,
     )
-
-
-@dataclass(frozen=True)
-class HalfComparison:
-    """Raw second halves behind first halves that were shortened in one way, against another.
-
-    Attributes:
-        read: Perplexity of the second halves, and token reduction of the first.
-        cache_reduction: Share of the first halves' columns that the KV cache does not hold.
-        shortfall: Part of the token reduction that was asked for and is missing.
-        nats: ln(ppl / ppl of the first way); ``error`` is its standard error, paired by window.
-    """
-
-    read: PerplexityResult
-    cache_reduction: float
-    shortfall: float
-    nats: float
-    error: float | None
-
-
-def compare_second_halves(
-    segments: Sequence[Ints], scorers: Mapping[str, AnyScorer], batch_size: int = 8
-) -> dict[str, HalfComparison]:
-    """Compute ``second_half_perplexity`` of the same windows in several ways, by name.
-
-    Windows are raw ids [T_b] of two tokens or more. Ways are the base model, UMIM and baselines
-    (``method_scorer``). Differences are taken to the first.
-    """
-    comparisons: dict[str, HalfComparison] = {}
-    first = None
-    for name, scorer in scorers.items():
-        read = second_half_perplexity(segments, scorer, batch_size)
-        first = first or read
-        held, missing = scorer.total.cache_reduction or 0.0, scorer.total.shortfall_share
-        comparisons[name] = HalfComparison(read, held, missing, *read.increase_over(first))
-    return comparisons
 
 
 def _result(

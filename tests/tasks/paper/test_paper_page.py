@@ -11,7 +11,7 @@ from tasks.paper.paper_page import Measured, paper_page, paper_tables
 from tasks.run.recipes import recipe_names
 from umim_core.evaluation.generated_rows import REDUCTIONS
 from umim_core.evaluation.text_metrics.reference_similarity import KINDS
-from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
+from umim_core.evaluation.text_metrics.registry import TEXT_METRICS
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
 
 TABLE = """\

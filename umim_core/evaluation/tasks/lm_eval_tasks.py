@@ -53,7 +53,6 @@ from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
-from lm_eval.tasks.aime.utils import process_results
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.adaptation.choices import encode_pair
@@ -62,13 +61,8 @@ from umim_core.errors import ConfigError, CorpusError, did_you_mean
 from umim_core.evaluation.console import one_line_errors
 from umim_core.evaluation.generated_rows import REDUCTIONS, GeneratedText
 from umim_core.evaluation.model_args import task_context, task_tokenizer
-from umim_core.evaluation.text_metrics.code_tests import PASS_FIGURES, pass_figures
-from umim_core.evaluation.text_metrics.text_metric import (
-    TEXT_METRICS,
-    TextMetric,
-    add_text_metric,
-    mean_figures,
-)
+from umim_core.evaluation.text_metrics.answers import mean_figures
+from umim_core.evaluation.text_metrics.registry import TextMetric, find_metrics
 from umim_core.store.artifacts import directory_digest
 from umim_core.task_sets.generation_spec import (
     GENERATION_TASKS,
@@ -98,7 +92,7 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no typ
     @one_line_errors()
     def __init__(self, config: dict[str, Any]) -> None:
         features = (config.get("metadata") or {}).get(FEATURES)
-        metrics = [TEXT_METRICS.find(name) for name in config["text_metrics"]]
+        metrics = find_metrics(config["text_metrics"])
         if features is None:
             metrics = [metric for metric in metrics if not metric.needs_features]
         else:
@@ -152,17 +146,6 @@ def judged(
         figures |= metric.score(texts, row)
     saved = [text.reductions for text in texts if isinstance(text, GeneratedText)]
     return figures | (mean_figures(saved) if len(saved) == len(texts) else {})
-
-
-@add_text_metric("contest_answer", *PASS_FIGURES)
-def contest_answer(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
-    r"""Return pass@k of all answers to a problem, as lm-eval's AIME tasks judge each.
-
-    The answer is the last ``\boxed{...}``; it is a whole number, of which ``27.0`` is a spelling.
-    """
-    (reference,) = row["references"]
-    problem = {"answer": reference.removesuffix(".0")}
-    return pass_figures([process_results(problem, [text])["exact_match"] == 1 for text in texts])
 
 
 SEQUENCE_METRIC: Final = "acc_seq"
@@ -305,7 +288,7 @@ class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships n
 def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[str, object]:
     """Return a task with its questions as lm-eval's configuration."""
     options, context = TaskOptions.read(metadata), task_context(metadata)
-    metrics = [TEXT_METRICS.find(name) for name in task.metrics]
+    metrics = find_metrics(task.metrics)
     runs = context is None or task.length <= context
     rows = make_rows(task, options, task_tokenizer(metadata)) if runs else [_NOTHING]
     figures = [figure for metric in metrics for figure in metric.figures]

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.evaluation.text_metrics.text_metric import add_text_metric, mean_figures
+from umim_core.evaluation.text_metrics.answers import mean_figures
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,6 @@ def greedy_bertscore(text: Tensor, reference: Tensor) -> float:
     return 2 * precision * recall / total if total > 0 else 0.0
 
 
-@add_text_metric("bertscore", BERTSCORE, needs_features=True)
 def bertscore(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
     """Return the F1 by the features that the row names; of several references the best counts."""
     features = features_of(row["features"])

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.errors import EvaluationError, MissingExtraError
+from umim_core.evaluation.text_metrics.answers import mean_figures
 from umim_core.evaluation.text_metrics.bertscore import BERTSCORE, TextFeatures, greedy_bertscore
-from umim_core.evaluation.text_metrics.text_metric import add_text_metric, mean_figures
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
@@ -33,7 +33,6 @@ KINDS: Final = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 
 
-@add_text_metric("rouge", *KINDS)
 def rouge(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
     """Return the four F1 scores, 0..1; of several references the best counts, kind by kind.
 
@@ -103,7 +102,6 @@ def _compute_mauve() -> Any:
     return compute_mauve
 
 
-@add_text_metric("chrf")
 def chrf(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
     """Return chrF, 0..1; of several references the best counts.
 
