@@ -1,14 +1,20 @@
-"""Gateway in front of a real engine on loopback: our own server, which takes ids."""
+"""The gateway: before a real engine, our own server, and before ones that send what they like."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import signal
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from transformers import PreTrainedTokenizerBase
 
@@ -25,6 +31,7 @@ from support.servers import (
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.errors import ConfigError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.engine_app import EngineServer
@@ -251,21 +258,289 @@ def test_a_client_that_goes_ends_the_engines_work(
         assert metric(upstream, "umim_generated_tokens_total") < 1000
 
 
+USER = {"role": "user", "content": QUESTIONS[0]}
+GOOD = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}], "usage": {"x": 1}}
+
+
+class OddEngine:
+    """Answers whatever it is told; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.answers: dict[str, bytes] = {}
+        self.bodies: list[dict[str, Any]] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as reader:
+            path, size = reader.readline().split()[1].decode(), 0
+            while (line := reader.readline()) not in (b"\r\n", b""):
+                if line.lower().startswith(b"content-length:"):
+                    size = int(line.split(b":")[1])
+            if size:
+                self.bodies.append(json.loads(reader.read(size)))
+            try:
+                connection.sendall(self.answers.get(path, plain(b"{}")))
+            except OSError:
+                return
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def plain(body: bytes, head: bytes = b"content-type: application/json\r\n") -> bytes:
+    size = b"content-length: %d\r\nconnection: close\r\n" % len(body)
+    return b"HTTP/1.1 200 OK\r\n" + head + size + b"\r\n" + body
+
+
+def events(*parts: bytes) -> bytes:
+    lines = b"".join(b"data: " + part + b"\n\n" for part in parts)
+    return plain(lines, b"content-type: text/event-stream\r\n")
+
+
+@contextmanager
+def odd(tokenizer: PreTrainedTokenizerBase, export: Path) -> Iterator[tuple[OddEngine, str]]:
+    engine = OddEngine()
+    gate = Gateway(engine.url, tokenizer, PromptMerger.load(export), Limits(), upstream_masks=True)
+    with in_thread(gate.app(None)) as url:
+        yield engine, url
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def pair(tokenizer: PreTrainedTokenizerBase, export: Path) -> Iterator[tuple[OddEngine, str]]:
+    with odd(tokenizer, export) as both:
+        yield both
+
+
+def choice(**fields: Any) -> bytes:
+    return json.dumps({**GOOD, "choices": [{**GOOD["choices"][0], **fields}]}).encode()
+
+
+ODD = [
+    b"", b"[]", b"null", b"<html>", b"[" * 9_000, b'{"choices": 5}', b'{"choices": [5]}',
+    b'{"choices": [{"text": "\\ud800"}]}', b'{"usage": {"x": NaN}}', b'{"usage": {"x": 1e999}}',
+    choice(index=[0]), choice(index=-1), choice(index="0"), choice(text=5), choice(text={}),
+    choice(finish_reason=["stop"]), choice(logprobs=[1]), choice(logprobs={"tokens": [1]}),
+    choice(logprobs={"tokens": ["a"], "token_logprobs": 5}),
+    choice(logprobs={"tokens": ["a"], "token_logprobs": ["x"]}),
+    choice(logprobs={"tokens": ["a"], "top_logprobs": [[1, 2]]}),
+    choice(logprobs={"tokens": 5}), choice(logprobs={"tokens": ["a"], "top_logprobs": {"a": 1}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("body", ODD)
+def test_what_cannot_be_translated_is_502(
+    pair: tuple[OddEngine, str], body: bytes, streamed: bool
+) -> None:
+    engine, url = pair
+    good = json.dumps(GOOD).encode()
+    engine.answers[COMPLETIONS] = events(good, body, b"[DONE]") if streamed else plain(body)
+    answer = httpx.post(url + CHAT, json={"messages": [USER], "stream": streamed}, timeout=60)
+    if not streamed:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_malformed")
+        return
+    last = [line for line in answer.text.split("\n") if line][-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "upstream_malformed"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("merged", [True, False])
+def test_an_error_that_is_null_ends_no_stream(
+    pair: tuple[OddEngine, str], path: str, merged: bool
+) -> None:
+    engine, url = pair
+    part = json.dumps({**GOOD, "error": None}).encode()
+    engine.answers[path] = engine.answers[COMPLETIONS] = events(part, part, b"[DONE]")
+    headers = {"x-umim-merge": "on" if merged else "off"}
+    body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [USER]}
+    answer = httpx.post(url + path, json={**body, "stream": True}, headers=headers, timeout=60)
+    assert answer.text.count('"choices"') == 2 and answer.text.endswith("[DONE]\n\n")
+
+
+BOMB = gzip.compress(bytes(200 << 20))
+GZIP = b"content-encoding: gzip\r\n"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/models", "/health"])
+@pytest.mark.parametrize(
+    ("sent", "streamed"),
+    [
+        (plain(BOMB, GZIP), False),
+        (plain(BOMB, GZIP + b"content-type: text/event-stream\r\n"), True),
+        (plain(b"[" + b"1," * (30 << 20)), False),
+        (events(b"x" * (60 << 20)), True),
+        (b"HTTP/1.1 799 Odd\r\ncontent-length: 0\r\n\r\n", False),
+    ],
+)
+def test_an_engine_cannot_fill_the_memory(
+    pair: tuple[OddEngine, str], path: str, sent: bytes, streamed: bool
+) -> None:
+    engine, url = pair
+    engine.answers = {path: sent, COMPLETIONS: sent}
+    before = psutil.Process().memory_info().rss
+    body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [USER]}
+    if path in (CHAT, COMPLETIONS):
+        answer = httpx.post(url + path, json={**body, "stream": streamed}, timeout=60)
+    else:
+        answer = httpx.get(url + path, timeout=60)
+    assert "upstream_malformed" in answer.text
+    assert psutil.Process().memory_info().rss - before < 150 << 20
+
+
+def models(*lengths: object) -> bytes:
+    data = [{"id": f"m{k}", "max_model_len": length} for k, length in enumerate(lengths)]
+    return plain(json.dumps({"data": data}).encode())
+
+
+@pytest.mark.parametrize(
+    ("answer", "model", "tokens"),
+    [
+        (models(-5), None, 1024),
+        (models(0), None, 1024),
+        (models(True), None, 1024),
+        (models("9"), None, 1024),
+        (models(None), None, 1024),
+        (plain(b"<html>"), None, 1024),
+        (plain(b'{"data": 5}'), None, 1024),
+        (b"HTTP/1.1 500 x\r\ncontent-length: 0\r\n\r\n", None, 1024),
+        (b"garbage", None, 1024),
+        (models(100), None, 100),
+        (models(100, 200), "m1", 200),
+        (models(100, 200), "other", 100),
+        (models(10**9), None, 1024),
+    ],
+)
+def test_what_an_engine_says_of_its_models_is_checked_and_forgotten(
+    tokenizer: PreTrainedTokenizerBase, export: Path, monkeypatch: pytest.MonkeyPatch,
+    answer: bytes, model: str | None, tokens: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("umim_core.serving.gateway._KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr("umim_core.serving.gateway._UNKNOWN_SECONDS", 0.0)
+    with odd(tokenizer, export) as (engine, url):
+        for said, most in ((answer, tokens), (models(70), 70)):
+            engine.answers = {"/v1/models": said, COMPLETIONS: plain(json.dumps(GOOD).encode())}
+            body = {"messages": [USER], **({"model": model} if model else {})}
+            assert httpx.post(url + CHAT, json=body, timeout=60).status_code == 200
+            asked = engine.bodies[-1]
+            room = most - len(asked["prompt"])
+            assert asked["max_tokens"] == (1024 if most == 1024 else room)
+        one = httpx.get(url + "/v1/models/m0", timeout=60)
+        assert one.json() == {"id": "m0", "max_model_len": 70}
+        assert httpx.get(url + "/v1/models/a%2Fb", timeout=60).status_code == 404
+
+
+REPLY = {"role": "assistant", "content": "Fine.", "refusal": None}
+ECHOES: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [USER, REPLY, USER]}, ""),
+    ({"messages": [USER, {**REPLY, "tool_calls": [], "audio": None, "annotations": []}, USER]}, ""),
+    ({"messages": [{**USER, "content": [{"type": "text", "text": "a "}] * 2}, USER]}, ""),
+    ({"messages": [{"role": "assistant", "content": None}, USER]}, ""),
+    ({"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}, ""),
+    ({"modalities": ["text"], "functions": None, "chat_template_kwargs": {}}, ""),
+    ({"add_generation_prompt": True, "continue_final_message": False}, ""),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"messages": [{**REPLY, "tool_calls": [{"id": "1"}]}, USER]}, "messages"),
+    ({"messages": [{**USER, "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+    ({"messages": [{**USER, "role": 5}]}, "messages"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "reason"), ECHOES)
+def test_chats_merge_unless_the_engine_must_see_them(
+    pair: tuple[OddEngine, str], fields: dict[str, Any], reason: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    engine, url = pair
+    engine.answers = dict.fromkeys((CHAT, COMPLETIONS), plain(json.dumps(GOOD).encode()))
+    name = f'umim_prompts_unmerged_total{{reason="{reason}"}}'
+    before = metric(url, name) if reason and name in httpx.get(url + "/metrics").text else 0
+    body = {"messages": [USER], "max_tokens": 3, **fields}
+    assert httpx.post(url + CHAT, json=body, timeout=60).status_code == 200
+    asked = engine.bodies[-1]
+    if reason:
+        assert asked == body and metric(url, name) == before + 1
+        assert reason in caplog.text and QUESTIONS[0] not in caplog.text
+    else:
+        assert asked["max_tokens"] == 3 and not set(fields) & set(asked)
+        assert max(asked["prompt"]) >= 8192  # an id of a span
+
+
 def test_every_request_has_a_bias_against_the_ids_of_spans(
-    export: Path, tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase, export: Path
 ) -> None:
     merger = PromptMerger.load(export)
     new = range(merger.vocab_size, merger.vocab_size + merger.span_count)
     gate = Gateway("http://127.0.0.1:1", tokenizer, merger, Limits())
     asked = {"prompt": [1], "logit_bias": {"7": 2.0, str(new[0]): 100}}
     bias = gate._masked(asked)["logit_bias"]
-    assert bias["7"] == 2.0 and asked["logit_bias"][str(new[0])] == 100
-    assert {int(token) for token, value in bias.items() if value == -100.0} == set(new)
+    assert bias == {"7": 2.0} | dict.fromkeys(map(str, new), -100.0)
     listed = gate._masked({"logit_bias": [[5, False], [new[0], 100]]})["logit_bias"]
     assert listed == [[5, False], *([token, -100.0] for token in new)]
-    for odd in ("5", 1, [5], [[5]]):
-        with pytest.raises(ApiError, match="logit_bias must be") as refused:
-            gate._masked({"logit_bias": odd})
-        assert (refused.value.status, refused.value.param) == (400, "logit_bias")
     masking = Gateway("http://127.0.0.1:1", tokenizer, merger, Limits(), upstream_masks=True)
     assert masking._masked(asked) == asked
+
+
+WRONG_IDS = (
+    "08192",
+    " 8192",
+    "+8192",
+    "8_192",
+    "8192.0",
+    "-1",
+    "",
+    "\u0668\u0661\u0669\u0662",
+    "x",
+)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"logit_bias": {wrong: 200}} for wrong in WRONG_IDS),
+        *({"logit_bias": [[wrong, 200]]} for wrong in (*WRONG_IDS, 8192.0, True, None, "8192")),
+        *({"logit_bias": odd} for odd in ("5", 1, [5], [[5]], [{"5": 1}])),
+    ],
+)
+def test_a_bias_is_for_plain_ids(
+    tokenizer: PreTrainedTokenizerBase, export: Path, asked: dict[str, Any]
+) -> None:
+    gate = Gateway("http://127.0.0.1:1", tokenizer, PromptMerger.load(export), Limits())
+    with pytest.raises(ApiError, match="logit_bias must be") as refused:
+        gate._masked(asked)
+    assert (refused.value.status, refused.value.param) == (400, "logit_bias")
+
+
+@pytest.mark.parametrize(
+    "upstream",
+    [
+        "ftp://user:PW@127.0.0.1", "http://user:PW@127.0.0.1", "http://PW@127.0.0.1",
+        "http://127.0.0.1/?key=PW", "user:PW@127.0.0.1", "//u:PW@127.0.0.1", "PW", "http://",
+        "http://127.0.0.1:PW", "http://127.0.0.1#PW", "http://u:PW%40@127.0.0.1:1",
+        "\x00PW",
+    ],
+)  # fmt: skip
+def test_an_upstreams_address_is_never_shown(
+    tokenizer: PreTrainedTokenizerBase, export: Path, upstream: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Gateway(upstream, tokenizer, PromptMerger.load(export), Limits())
+    assert "PW" not in str(refused.value) and refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize("raw", [b'{"prompt": "a", "x": 1e999}', b'{"prompt": [1], "x": 1e999}'])
+def test_numbers_that_are_none_stop_here(pair: tuple[OddEngine, str], raw: bytes) -> None:
+    answer = httpx.post(pair[1] + COMPLETIONS, content=raw, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")

@@ -1,23 +1,30 @@
-"""Exported models: what transformers computes, what they may write, what is refused."""
+"""Exported models, files of their spans, and prompts merged by these: equal to our engine; what is
+altered, torn or of another form is refused.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
 from support.command_line import Umim, console, document
 from support.exported_models import SPANS, Exported
+from support.processes import output_of
 from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
@@ -25,9 +32,11 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import ModuleForm
+from umim_core.embedded.assets import embedded_path
 from umim_core.errors import (
     ArtifactError,
     ConfigError,
+    GenerationError,
     RuleSetError,
     TokenizerMismatchError,
     UmimError,
@@ -37,7 +46,17 @@ from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.model_export import export_model
-from umim_core.serving.span_files import ADAPTERS, SpanTable, read_adapters
+from umim_core.serving.prompt_merger import PromptMerger
+from umim_core.serving.span_files import (
+    ADAPTERS,
+    RECORD,
+    TABLE,
+    TOKENIZER,
+    SpanTable,
+    read_adapters,
+)
+from umim_core.store.artifacts import sha256_file
+from umim_core.text.chat_parts import content_places, encode_parts
 
 
 @pytest.fixture
@@ -237,3 +256,203 @@ def test_the_command_refuses_bad_arguments(
     assert result.code == 1
     assert message in result.err
     assert not Path("new").exists()
+
+
+TABLE_SPANS = [(1, 2), (3, 4), (1, 2, 3), (4, 5, 6, 7)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / TOKENIZER).write_text("{}")
+    SpanTable(RuleSet.from_spans(TABLE_SPANS, "a" * 64), 50, 16).write(tmp_path)
+    return tmp_path
+
+
+def change(folder: Path, **fields: Any) -> None:
+    record = json.loads((folder / RECORD).read_text())
+    (folder / RECORD).write_text(json.dumps(record | fields))
+
+
+def put(folder: Path, **tensors: Any) -> None:
+    """Replace the tensors and their digest."""
+    save_file(tensors, folder / TABLE)
+    files = json.loads((folder / RECORD).read_text())["files"]
+    change(folder, files=files | {TABLE: sha256_file(folder / TABLE)})
+
+
+def test_what_was_written_is_read(folder: Path) -> None:
+    table = SpanTable.load(folder, tokenizer_fingerprint="a" * 64)
+    assert [tuple(row) for n in (2, 3, 4) for row in table.rules.ids_by_order[n].tolist()] == (
+        TABLE_SPANS
+    )
+    assert (table.vocab_size, table.raw_tail, table.fingerprint) == (50, 16, "a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"format": 2}, "must have format 1; got 2"),
+        ({"vocab_size": 0}, "must describe the spans"),
+        ({"spans": 5}, r"must hold ids \[5, 4\]"),
+        ({"vocab_size": 7}, r"span ids must lie in 0\.\.6; got 7"),
+    ],
+)
+def test_other_records_are_refused(folder: Path, fields: dict[str, Any], message: str) -> None:
+    change(folder, **fields)
+    with pytest.raises(ArtifactError, match=message):
+        SpanTable.load(folder)
+
+
+@pytest.mark.parametrize("name", [RECORD, TABLE])
+def test_a_missing_file_is_refused(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(ArtifactError, match=name):
+        SpanTable.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("ids", "lengths"),
+    [
+        ([[1, 2, -1, -1], [1, 2, 3, -1]] * 2, [2, 3, 2, 3]),
+        ([[1, 2, -1, -1]] * 4, [2] * 4),
+        ([[1, 2, 3, 4]] * 4, [5] * 4),
+    ],
+    ids=["orders", "twice", "long"],
+)
+def test_tables_that_no_export_writes_are_refused(
+    folder: Path, ids: list[list[int]], lengths: list[int]
+) -> None:
+    put(folder, ids=np.array(ids, np.int32), lengths=np.array(lengths, np.int8))
+    with pytest.raises(ArtifactError, match=r"must hold (sorted )?spans"):
+        SpanTable.load(folder)
+
+
+def test_another_tokenizer_is_refused(folder: Path) -> None:
+    with pytest.raises(TokenizerMismatchError):
+        SpanTable.load(folder, tokenizer_fingerprint="b" * 64)
+    (folder / TOKENIZER).write_text('{"version": "1.0"}')
+    with pytest.raises(TokenizerMismatchError, match="must be the tokenizer"):
+        SpanTable.load(folder)
+
+
+VOCAB = 1000
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] | trim }}<|endoftext|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+Spans = list[tuple[int, ...]]
+
+
+def merger(spans: Spans, raw_tail: int = 0, vocab_size: int = VOCAB) -> PromptMerger:
+    return PromptMerger(SpanTable(RuleSet.from_spans(spans), vocab_size, raw_tail))
+
+
+def oracle(
+    ids: Sequence[int], spans: Spans, ranges: Sequence[tuple[int, int]], raw_tail: int
+) -> list[int]:
+    """Longest span first, left to right, in a dictionary of spans in the order of their ids."""
+    known = {
+        span: VOCAB + i for i, span in enumerate(sorted(set(spans), key=lambda s: (len(s), s)))
+    }
+    last = [-1] * len(ids)  # where a span that covers this token must end
+    for first, end in ranges:
+        last[first:end] = [max(first, end - raw_tail)] * (end - first)
+    merged, at = [], 0
+    while at < len(ids):
+        for n in (4, 3, 2):
+            unit = known.get(tuple(ids[at : at + n]))
+            if unit is not None and at + n <= last[at]:
+                merged.append(unit)
+                at += n
+                break
+        else:
+            merged.append(ids[at])
+            at += 1
+    return merged
+
+
+@pytest.fixture(scope="module")
+def rules() -> RuleSet:
+    directory = embedded_path("umim-docs-gpt2", "checkpoint")
+    assert directory is not None
+    return RuleSet.load(directory / "rules")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    tokenizer = AutoTokenizer.from_pretrained(embedded_path("umim-docs-gpt2", "backbone"))
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equals_the_oracle_on_random_texts(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(100):
+        alphabet = int(rng.integers(2, 40))
+        spans = [tuple(rng.integers(0, alphabet, rng.integers(2, 5)).tolist()) for _ in range(50)]
+        ids = rng.integers(0, alphabet, rng.integers(0, 80)).tolist()
+        cuts = sorted(rng.integers(0, len(ids) + 1, 2 * int(rng.integers(1, 4))).tolist())
+        ranges = list(zip(cuts[::2], cuts[1::2], strict=True))
+        raw_tail = int(rng.integers(0, 6))
+        own = merger(spans, raw_tail)
+        merged = own.merge(ids, ranges)
+        assert merged == oracle(ids, spans, ranges, raw_tail)
+        assert own.merge(ids, raw_tail=2) == oracle(ids, spans, [(0, len(ids))], 2)
+        assert own.expand(merged) == ids
+
+
+def test_units_of_a_chat_begin_those_of_the_next_turn(
+    rules: RuleSet, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    own = PromptMerger(SpanTable(rules, len(tokenizer), 4))
+
+    def write(chat: Sequence[Any]) -> str:
+        return str(
+            tokenizer.apply_chat_template(list(chat), add_generation_prompt=True, tokenize=False)
+        )
+
+    asked = "Return the sum of the array elements over a given axis. If None, the sum of all."
+    chat = [{"role": "system", "content": "Return the sum of the array elements over an axis."}]
+    begun: list[int] = []
+    for turn in range(4):
+        chat.append({"role": "user", "content": f"{asked} ({turn})"})
+        text = write(chat)
+        ids, ranges = encode_parts(tokenizer, text, content_places(chat, text, write))
+        merged = own.merge(ids, ranges)
+        assert own.expand(merged) == ids.tolist()
+        assert len(ranges) == turn + 1
+        assert len(merged) < len(ids) - 4 * turn
+        assert merged[: len(begun)] == begun
+        reply = "The sum of the array elements over the axis."
+        chat.append({"role": "assistant", "content": reply})
+        begun = merged + tokenizer(reply)["input_ids"]
+
+
+def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
+    SpanTable(RuleSet.from_spans([(1, 2)]), VOCAB, 0).write(tmp_path)
+    probe = (
+        "import sys\nfrom pathlib import Path\n"
+        "from umim_core.serving.prompt_merger import PromptMerger\n"
+        "import umim_core.text.chat_parts\n"
+        f"print(PromptMerger.load(Path({str(tmp_path)!r})).merge([1, 2]))\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    assert output_of(sys.executable, "-c", probe).splitlines() == ["[1000]", "[]"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "ranges", "raw_tail", "message"),
+    [
+        ([1, VOCAB], None, 0, "ids must lie between 0 and 999"),
+        ([1.5], None, 0, "must be a list of token ids"),
+        ([[1], [1, 2]], None, 0, "must be a list of token ids"),
+        (["a"], None, 0, "must be a list of token ids"),
+        ([1, 2, 3], [(0, 2), (1, 3)], 0, "ranges must follow each other"),
+        ([1, 2, 3], [(-2, 1)], 0, "ranges must follow each other"),
+        ([1, 2, 3], None, "3", "raw_tail must be an integer of at least 0"),
+    ],
+)
+def test_bad_prompts_are_refused(ids: Any, ranges: Any, raw_tail: Any, message: str) -> None:
+    with pytest.raises((GenerationError, ConfigError), match=message):
+        merger([(1, 2)]).merge(ids, ranges, raw_tail=raw_tail)

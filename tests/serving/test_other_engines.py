@@ -159,7 +159,9 @@ def test_the_same_client_chats_with_our_own_server(exported: Exported) -> None:
     if not engines:
         pytest.skip("needs OpenAI's client, as `tools/engine.sh llama` installs it")
     with (
-        served(exported.directory, "--base", "--dtype", "float32") as upstream,
+        served(
+            exported.directory, "--base", "--dtype", "float32", "--report-cached-tokens"
+        ) as upstream,
         gateway(upstream, exported.directory, "--upstream-masks") as url,
     ):
         turn = two_turns(engines[0].with_name("python"), url, exported.chats[0])
