@@ -36,7 +36,7 @@ from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.text_metrics.bertscore import TextFeatures, features_of
 from umim_core.evaluation.text_metrics.reference_similarity import References, require_libraries
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import RowOutput
+from umim_core.inference.rows import Row
 from umim_core.inference.stopping import end_ids
 from umim_core.store.artifacts import finite_or_none
 from umim_core.text.tokens import tokenize_parts
@@ -70,10 +70,10 @@ class Subject:
     max_damage: float = math.inf
     references: References | None = None
 
-    def generate(self, decoding: str, merge: Merge, seed: int) -> list[RowOutput]:
+    def generate(self, decoding: str, merge: Merge, seed: int) -> list[Row]:
         """Generate from every prompt, in batches; the seed differs from batch to batch."""
         bound = self.max_damage if merge == "all" else math.inf
-        rows: list[RowOutput] = []
+        rows: list[Row] = []
         for first in range(0, len(self.prompts), self.batch_size):
             batch = self.prompts[first : first + self.batch_size]
             drawn = seed * len(self.prompts) + first

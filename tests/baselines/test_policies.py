@@ -24,7 +24,7 @@ from umim_core.baselines.streaming_llm import SinksAndNewest
 from umim_core.errors import BackboneError, EvaluationError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import RowOutput
+from umim_core.inference.rows import Row
 from umim_core.merging.likelihood import TokenScores
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
@@ -239,7 +239,7 @@ class WritingCase:
     backbone: Backbone
     method: EvictedColumns
 
-    def rows(self, share: float, options: GenerateOptions = PLAIN) -> list[RowOutput]:
+    def rows(self, share: float, options: GenerateOptions = PLAIN) -> list[Row]:
         """Rows under a budget of a share of all tokens, rounded up."""
 
         def budget(prompt: Ints, generated: int) -> int:
@@ -316,7 +316,7 @@ def test_text_goes_on_beyond_the_positions_where_they_restart(kept_positions: bo
     rotation = None if kept_positions else key_rotation(backbone)
     places: list[int] = []
 
-    def write(budget: int) -> list[RowOutput]:
+    def write(budget: int) -> list[Row]:
         given = PROMPTS, options, backbone, lambda ids: SinksAndNewest(rotation)
         return generate_evicted(*given, lambda *_: budget)
 

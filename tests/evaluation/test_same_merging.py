@@ -12,19 +12,19 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.evaluation.harness import UmimLM
 from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import EngineOutput
+from umim_core.inference.outputs import Generation
 
 TEXT = "the cat sat on the mat and the dog sat on the log near the old cat house"
 ASKED = {"until": ["zz"], "max_gen_toks": 6, "do_sample": False}
 
 
 @pytest.fixture
-def outputs(monkeypatch: pytest.MonkeyPatch) -> list[EngineOutput]:
+def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
     """What every engine returns, in order."""
-    found: list[EngineOutput] = []
+    found: list[Generation] = []
     generate = Engine.generate
 
-    def kept(self: Engine, *args: object, **options: object) -> EngineOutput:
+    def kept(self: Engine, *args: object, **options: object) -> Generation:
         found.append(generate(self, *args, **options))  # type: ignore[arg-type]
         return found[-1]
 
@@ -47,7 +47,7 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> list[EngineOutput]:
 )
 def test_both_merge_the_same_spans(
     checkpoint_path: Path,
-    outputs: list[EngineOutput],
+    outputs: list[Generation],
     caplog: pytest.LogCaptureFixture,
     recommended: tuple[Merge, int] | None,
     said: dict[str, object],
@@ -91,7 +91,7 @@ CHAT = [
 @pytest.mark.parametrize("said", [{}, {"raw_tail": 0}, {"merge": "all"}])
 def test_chats_merge_what_users_say_alone(
     checkpoint_path: Path,
-    outputs: list[EngineOutput],
+    outputs: list[Generation],
     monkeypatch: pytest.MonkeyPatch,
     said: dict[str, object],
 ) -> None:

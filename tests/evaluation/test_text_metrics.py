@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.evaluation.conftest import TEXT
+from support.engine_matrix import finished_row
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
@@ -50,7 +51,7 @@ from umim_core.evaluation.text_metrics.reference_similarity import (
 )
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import RowOutput
+from umim_core.inference.rows import Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
@@ -303,23 +304,11 @@ def test_perplexity_of_nothing_is_refused(
         continuation_perplexity(prompts, texts, tiny_llama)
 
 
-def row(prompt: tuple[int, ...], ids: tuple[int, ...], lengths: tuple[int, ...]) -> RowOutput:
-    return RowOutput(
-        ids=ids,
-        prompt_ids=prompt,
-        prompt_units=lengths[0],
-        prompt_spans=(),
-        generated_spans=(),
-        cache_lengths=lengths,
-        stop_reason="length",
-    )
-
-
 def test_a_set_is_measured_from_its_rows(tiny_llama: Backbone) -> None:
     rows = [
-        row(PROMPTS[0], ID_TEXTS[0], (2, 3, 3, 3, 4)),  # 4 fed: U = 1 1 1 2 of t = 1 2 3 4
-        row(PROMPTS[1], ID_TEXTS[1], (1, 2)),
-        row(PROMPTS[2], ID_TEXTS[2], (3, 4, 5, 6, 7)),
+        finished_row(PROMPTS[0], ID_TEXTS[0], (2, 3, 3, 3, 4), [(0, 2)]),  # U = 1 1 1 2 of t = 1 2 3 4
+        finished_row(PROMPTS[1], ID_TEXTS[1], (1, 2)),
+        finished_row(PROMPTS[2], ID_TEXTS[2], (3, 4, 5, 6, 7), [(0, 4)]),
     ]
     found = generation_quality(rows, tiny_llama).metrics()
     assert found["token_reduction"] == pytest.approx((1 / 3 + 0 + 1 / 2) / 3)
@@ -334,7 +323,7 @@ def test_a_set_is_measured_from_its_rows(tiny_llama: Backbone) -> None:
 SPOKEN = ("the cat sat on the mat and the dog", "by the sea the old cat house near")
 
 
-def generate(merged_model: MergedModel, merge: Merge) -> tuple[RowOutput, ...]:
+def generate(merged_model: MergedModel, merge: Merge) -> tuple[Row, ...]:
     rows = [np.asarray(merged_model.backbone.encode(text)) for text in SPOKEN]
     return Engine(merged_model).generate(rows, GenerateOptions(max_new_tokens=16, merge=merge)).rows
 

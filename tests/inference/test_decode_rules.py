@@ -18,7 +18,7 @@ from support.engine_matrix import (
     settings,
 )
 from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import RowOutput
+from umim_core.inference.rows import Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 
@@ -30,7 +30,7 @@ def model(matcher: Matcher, bound: float | None = None) -> MergedModel:
     return MergedModel(backbone, module_for(backbone), matcher, "compact", decode_max_damage=bound)
 
 
-def rows_of(merged_model: MergedModel, **options: object) -> tuple[RowOutput, ...]:
+def rows_of(merged_model: MergedModel, **options: object) -> tuple[Row, ...]:
     chosen = replace(SAMPLING, **options)
     return Engine(merged_model).generate(random_prompts(5, 4), chosen).rows
 

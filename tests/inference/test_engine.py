@@ -18,7 +18,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import RowOutput
+from umim_core.inference.rows import Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -47,7 +47,7 @@ def chain() -> Backbone:
 
 def follow(
     chain: Backbone, rules: list[tuple[int, ...]], prompt: list[int], new: int, **options: object
-) -> RowOutput:
+) -> Row:
     engine = Engine(MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans(rules)), "compact"))
     return engine.generate([prompt], settings(new, **options)).rows[0]
 

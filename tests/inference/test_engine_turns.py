@@ -28,7 +28,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import EngineOutput, Forward
+from umim_core.inference.outputs import Forward, Generation
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 
@@ -82,7 +82,7 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
             assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
             compared += 1
 
-    output: EngineOutput | None = None
+    output: Generation | None = None
     for seed, prompts in enumerate(turns):
         for b, prompt in enumerate(prompts):
             if output is not None:  # it was not fed; no rule crosses into the new turn

@@ -25,7 +25,7 @@ from support.engine_matrix import build, from_scratch, module_for, settings
 from support.pairwise import pairwise
 from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import EngineOutput, Forward
+from umim_core.inference.outputs import Forward, Generation
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -96,7 +96,7 @@ def compared(
     dtype: torch.dtype,
     tolerance: float,
     unit_positions: UnitPositions = "compact",
-) -> EngineOutput:
+) -> Generation:
     """Generate what the cases (of one rule set) plan, and compare every step of every row."""
     [rules] = {case.rules for case in cases}
     [end] = {case.end for case in cases}

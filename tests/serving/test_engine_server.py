@@ -24,7 +24,7 @@ from support.servers import (
     wait_for,
 )
 from umim_core import UMIM
-from umim_core.inference.row_batch import LiveRow
+from umim_core.inference.rows import Row
 from umim_core.serving.engine_app import EngineServer
 from umim_core.serving.engine_worker import BatchSizes
 from umim_core.serving.guard import Limits
@@ -315,7 +315,7 @@ class Gate:
         self._step = held.engine.worker._batch.step
         held.engine.worker._batch.step = self.step  # type: ignore[method-assign]
 
-    def step(self) -> list[LiveRow]:
+    def step(self) -> list[Row]:
         self._steps += 1
         if self._steps > self._free:
             assert self._open.wait(120)

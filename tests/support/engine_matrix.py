@@ -18,8 +18,10 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
+from umim_core.inference.rows import GeneratedUnits, Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -113,6 +115,27 @@ def settings(max_new_tokens: int = 16, **options: object) -> GenerateOptions:
 
 SAMPLED = {"do_sample": True, "temperature": 1.5}
 CHEAP = 0.5
+
+
+def finished_row(
+    prompt: Sequence[int],
+    ids: Sequence[int],
+    lengths: Sequence[int],
+    prompt_spans: Sequence[tuple[int, int]] = (),
+    generated_spans: Sequence[tuple[int, int]] = (),
+) -> Row:
+    """A row of these ids, merged spans and cache lengths."""
+
+    def cut(tokens: int, spans: Sequence[tuple[int, int]]) -> Segmentation:
+        inside = {place for start, size in spans for place in range(start + 1, start + size)}
+        starts = np.array([place for place in range(tokens) if place not in inside], np.int64)
+        return starts, np.diff([*starts, tokens])
+
+    units, (_, sizes) = GeneratedUnits(None, 1), cut(len(ids) - 1, generated_spans)
+    units._lengths[0, : len(sizes)], units._counts[0] = sizes, len(sizes)
+    row = Row([*prompt, *ids], 0, len(prompt), cut(len(prompt), prompt_spans), _units=units)
+    row._lengths, row.stop_reason = list(lengths), "length"
+    return row
 
 
 def tail_apart(prompt: Sequence[int], raw_tail: int) -> list[list[int]]:

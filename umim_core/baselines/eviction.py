@@ -30,21 +30,22 @@ from typing import Final
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns, Ints
-from umim_core.errors import EvaluationError, GenerationError
+from umim_core.errors import EvaluationError, GenerationError, require
+from umim_core.inference.engine import Batch, exhaust
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import RowOutput
-from umim_core.inference.prompts import check_room
-from umim_core.inference.rows import GeneratedUnits, Row, choose_tokens, record_forward
-from umim_core.inference.sampling import TokenChooser, fresh_seed
-from umim_core.inference.stopping import Stopper
+from umim_core.inference.outputs import GenerationState
+from umim_core.inference.prefix_store import SharedPrefix
+from umim_core.inference.prompts import Prompts, check_room
+from umim_core.inference.rows import Row
+from umim_core.inference.sampling import fresh_seed
 from umim_core.merging.likelihood import TokenScores, target_scores
 from umim_core.merging.merged_model import MergedModel
+from umim_core.rules.matcher import Advance, Matcher
 
 WEIGHED_TOKENS: Final = 128  # 30 layers of 9 heads: 0.28 GB of float32 weights at 2,048 columns
 
@@ -86,6 +87,11 @@ class PolicyCache:
     @property
     def columns(self) -> int:
         return self._cache.get_seq_length()
+
+    @property
+    def lengths(self) -> Tensor:
+        """Columns of the only row [1] (int64, CPU)."""
+        return torch.tensor([self.columns])
 
     @property
     def _next_position(self) -> int:
@@ -226,6 +232,55 @@ Budget = Callable[[Ints, int], int]
 """Columns that may stay, at least 1, of a prompt [T] and so many generated tokens G behind it."""
 
 
+class PolicyReader:
+    """Reads one prompt, and tokens behind it, into columns that a policy chooses."""
+
+    def __init__(self, backbone: Backbone, policy: CachePolicy, budget: Budget) -> None:
+        self._model = MergedModel.without_merging(backbone)
+        self._policy, self._budget = policy, budget
+        self._prompt: Ints = np.zeros(0, dtype=np.int64)
+
+    @property
+    def merged_model(self) -> MergedModel:
+        """The model, which merges nothing."""
+        return self._model
+
+    def matcher(self, options: GenerateOptions) -> Matcher | None:
+        """Return none: generated tokens stay raw."""
+
+    def begin(
+        self,
+        prompts: Prompts,
+        options: GenerateOptions,
+        new: int,
+        *,
+        past: GenerationState | None,
+        shared: SharedPrefix | None,
+        several: bool,
+    ) -> tuple[PolicyCache, Tensor]:
+        """Read the prompt; see ``Reader``."""
+        [self._prompt] = prompts.ids
+        cache = PolicyCache(self._model.backbone, self._policy)
+        return cache, self._read(self._prompt, cache)
+
+    def feed(
+        self, step: Advance, tokens: Ints, columns: PolicyCache, positions: Tensor | None
+    ) -> Tensor:
+        """Read the token chosen last."""
+        return self._read(tokens, columns)
+
+    def gathered(self, places: Sequence[tuple[PolicyCache, int]]) -> PolicyCache:
+        """Return the only row's columns."""
+        return places[0][0]
+
+    def _read(self, ids: Ints, cache: PolicyCache) -> Tensor:
+        backbone = self._model.backbone
+        generated = cache.tokens + len(ids) - len(self._prompt)
+        allowed = self._budget(self._prompt, generated)
+        hidden = cache.read(torch.from_numpy(ids).to(backbone.device), allowed)
+        return backbone.head(hidden[-1:])
+
+
 @torch.no_grad()
 def generate_evicted(
     prompts: Sequence[Ints],
@@ -233,27 +288,40 @@ def generate_evicted(
     backbone: Backbone,
     new_policy: Callable[[Ints], CachePolicy],
     budget: Budget,
-) -> list[RowOutput]:
+) -> list[Row]:
     """Generate a text after each prompt of raw ids [T_b], at least one each.
 
-    ``options`` are as for the engine; nothing is merged or streamed. The budget is
-    asked after the prompt, and after each token that was read. Samples of a prompt lie side by
-    side; ``cache_lengths`` has the columns after every forward.
+    ``options`` are as for the engine; nothing is merged or streamed. The budget is asked after the
+    prompt, and after each token that was read. Samples of a prompt lie side by side;
+    ``cache_lengths`` has the columns after every forward.
     """
-    config = options.check(MergedModel.without_merging(backbone), len(prompts))
-    samples, new = options.samples, config.max_new_tokens or 0
-    _check_plain(options)
+    samples, new = options.samples, options.new_tokens
+    options.check(MergedModel.without_merging(backbone), len(prompts))
+    refused = {
+        "merge": options.merge != "none",
+        "span_eviction": options.span_eviction is not None,
+        "streamer": options.streamer is not None,
+        "overlong='truncate'": options.overlong == "truncate",
+    }
+    require(
+        not any(refused.values()),
+        GenerationError,
+        "a cache policy generates raw tokens, whole prompts, and no stream",
+        ", ".join(name for name, is_set in refused.items() if is_set),
+        "Leave it out; merge is 'none'.",
+    )
     policies = [(ids, new_policy(ids)) for ids in prompts for _ in range(samples)]
     longest = max((_positions(ids, new, one, budget) for ids, one in policies), default=0)
     check_room(backbone, longest, new)
     check_attention_window(backbone.model.config, longest)
-    if config.do_sample and options.seed is None:
+    if options.sampled and options.seed is None:
         options = replace(options, seed=fresh_seed())  # one for all rows, as in a batch
-    streams = range(len(prompts) * samples) if options.streams is None else options.streams
-    return [
-        _row(ids, stream, config, options, PolicyCache(backbone, policy), budget)
-        for (ids, policy), stream in zip(policies, streams, strict=True)
-    ]
+    streams = range(len(policies)) if options.streams is None else options.streams
+    alone, rows = options.setting(num_return_sequences=None), list[Row]()
+    for (ids, policy), stream in zip(policies, streams, strict=True):
+        batch = Batch(PolicyReader(backbone, policy, budget))
+        rows += exhaust(batch.run([ids], replace(alone, streams=[stream])))[0]
+    return rows
 
 
 def _positions(ids: Ints, new: int, policy: CachePolicy, budget: Budget) -> int:
@@ -262,48 +330,3 @@ def _positions(ids: Ints, new: int, policy: CachePolicy, budget: Budget) -> int:
         return tokens
     held = budget(ids, new - 2)  # before the last token that is read
     return min(tokens, max(len(ids), held + 1))
-
-
-def _row(
-    ids: Ints,
-    stream: int,
-    config: GenerationConfig,
-    options: GenerateOptions,
-    cache: PolicyCache,
-    budget: Budget,
-) -> RowOutput:
-    backbone = cache.backbone
-    row = Row(ids.tolist(), 0, len(ids), (np.arange(len(ids)), np.ones(len(ids), dtype=np.int64)))
-    chooser = TokenChooser(
-        config,
-        [len(ids)],
-        options.seed,
-        options.logits_processor,
-        streams=[stream],
-        device=backbone.device,
-    )
-    stopper = Stopper(config, backbone.tokenizer, options.stopping_criteria)
-    tokens = ids
-    while True:
-        allowed = budget(ids, len(row.ids))
-        hidden = cache.read(torch.from_numpy(tokens).to(backbone.device), allowed)
-        logits = backbone.head(hidden[-1:])
-        record_forward([row], logits, torch.tensor([cache.columns]), options.observer)
-        tokens = choose_tokens([row], logits, chooser, stopper, options.logprobs)
-        if row.stop_reason is not None:
-            return row.output(GeneratedUnits(None, 1), 0, options.logprobs is not None)
-
-
-def _check_plain(options: GenerateOptions) -> None:
-    asked = {
-        "merge": options.merge != "none",
-        "span_eviction": options.span_eviction is not None,
-        "streamer": options.streamer is not None,
-        "overlong='truncate'": options.overlong == "truncate",
-    }
-    if refused := [name for name, is_set in asked.items() if is_set]:
-        raise GenerationError(
-            "a cache policy generates raw tokens, whole prompts, and no stream",
-            ", ".join(refused),
-            "Leave it out; merge is 'none'.",
-        )

@@ -15,6 +15,7 @@ from umim_core.cli.console_output import JsonFlag, emit, write
 from umim_core.errors import ConfigError, require
 
 if TYPE_CHECKING:
+    from umim_core.inference.rows import Row
     from umim_core.model.generation_output import GenerationOutput
     from umim_core.model.inputs import PromptInput
 
@@ -178,26 +179,17 @@ def _lines(texts: Sequence[str]) -> list[str]:
 
 
 def _document(out: GenerationOutput) -> dict[str, object]:
-    samples = [_sample(out, row) for row in range(len(out.text))]
+    samples = [_sample(*pair) for pair in zip(out.text, out.rows, strict=True)]
     timings = {"first_token": out.timings.first_token, "decode": out.timings.decode}
     body = samples[0] if len(samples) == 1 else {"samples": samples}
     ways = {"merge": out.merge, "raw_tail": out.raw_tail, "span_eviction": out.span_eviction}
     return {**body, **ways, "timings": timings}
 
 
-def _sample(out: GenerationOutput, row: int) -> dict[str, object]:
-    sample: dict[str, object] = {
-        "text": out.text[row],
-        "ids": list(out.ids[row]),
-        "prompt_spans": [list(span) for span in out.prompt_spans[row]],
-        "generated_spans": [list(span) for span in out.generated_spans[row]],
-        "token_reduction": out.token_reduction[row],
-        "gen_kv_reduction": out.gen_kv_reduction[row],
-        "cumulative_kv_reduction": out.cumulative_kv_reduction[row],
-        "cache_lengths": list(out.cache_lengths[row]),
-        "stop_reason": out.stop_reasons[row],
-    }
-    if out.logprobs is not None and out.top_logprobs is not None:
-        sample["logprobs"] = list(out.logprobs[row])
-        sample["top_logprobs"] = [[list(pair) for pair in step] for step in out.top_logprobs[row]]
-    return sample
+def _sample(text: str, row: Row) -> dict[str, object]:
+    names = (
+        *("ids", "prompt_spans", "generated_spans", "token_reduction", "gen_kv_reduction"),
+        *("cumulative_kv_reduction", "cache_lengths", "stop_reason"),
+        *(("logprobs", "top_logprobs") if row.logprobs is not None else ()),
+    )
+    return {"text": text} | {name: getattr(row, name) for name in names}

@@ -29,8 +29,8 @@ from umim_core.evaluation.method_scoring import (
 from umim_core.evaluation.scoring import Asked, Ints, Scorer, Sizes
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import HONOURED, IGNORED, GenerateOptions
-from umim_core.inference.outputs import RowOutput
 from umim_core.inference.prompts import PromptIds
+from umim_core.inference.rows import Row
 from umim_core.inference.stopping import eos_ids
 from umim_core.rules.matcher import Parts, parts_behind
 
@@ -149,7 +149,7 @@ class GeneratedText(str):
         return text_with_reductions
 
     @classmethod
-    def of_row(cls, text: str, row: RowOutput, tokens: int) -> Self:
+    def of_row(cls, text: str, row: Row, tokens: int) -> Self:
         of_prompt = (tokens - row.prompt_units) / tokens
         values = (of_prompt, row.gen_kv_reduction, row.cumulative_kv_reduction)
         return cls(text, dict(zip(REDUCTIONS, values, strict=True)))
@@ -176,7 +176,7 @@ class RowWriter:
         options: GenerateOptions,
         asked: Sequence[Asked],
         parts: Sequence[Parts | None],
-    ) -> list[tuple[RowOutput, tuple[int, ...], Sizes]]:
+    ) -> list[tuple[Row, tuple[int, ...], Sizes]]:
         """Generate a text after each prompt of raw ids [T_b], in one batch.
 
         ``asked`` is what each prompt asks, for token reducers, ``parts`` its tokens that may merge,
@@ -211,7 +211,7 @@ class RowWriter:
             raw_tail=0 if merge == "none" else scorer.merged_model.raw_tail,
             span_eviction=scorer.age if isinstance(scorer, EvictedScorer) else None,
         )
-        rows: Sequence[RowOutput]
+        rows: Sequence[Row]
         if isinstance(scorer, EvictedScorer) and scorer.age is None:
             by_ids = {ids.tobytes(): own for ids, own in zip(read, behind, strict=True)}
             backbone, policy = scorer.merged_model.backbone, scorer.new_policy

@@ -23,7 +23,7 @@ from umim_core.evaluation.text_metrics.reference_similarity import (
     ReferenceSimilarity,
     reference_similarity,
 )
-from umim_core.inference.outputs import RowOutput
+from umim_core.inference.rows import Row
 from umim_core.merging.merged_model import MergedModel
 
 REPETITION_ORDERS: Final = (2, 3, 4)
@@ -114,7 +114,7 @@ def continuation_perplexity(
 
 
 def generation_quality(
-    rows: Sequence[RowOutput],
+    rows: Sequence[Row],
     backbone: Backbone,
     references: References | None = None,
 ) -> GenerationQuality:

@@ -2,17 +2,30 @@
 
 One forward per token, always, with one new unit per row::
 
-    prompt ids --match--> units --prefill--> cache, logits
-    repeat: choose y; stop?; does a rule end at y among the generated tokens?
-            no   feed e(y)                    cache length + 1
-            yes  roll back its earlier units,
-                 feed the surrogate           cache length - rolled back + 1
+    join    prompt ids --match--> units --prefill--> cache, logits
+    step    does a rule end at y, the token chosen last, among the generated tokens?
+                no   feed e(y)                    cache length + 1
+                yes  roll back its earlier units,
+                     feed the surrogate           cache length - rolled back + 1
+            choose y by the logits; stop?
 
-Prompts merge by all rules, y by those of ``decode_rules``. With ``span_eviction`` nothing is
+Rows join and leave between two steps::
+
+    step      1     2     3     4     5
+    row a     p a1  a2    a3    -           p: prefill, on its own
+    row b           p b1  b2    b3    b4
+    row c                       p c1  c2    takes the memory that a has left
+
+``generate`` lets its rows join and steps until all have ended. A row's tokens do not depend on the
+others: it has its own rules, choice of tokens and stopping, and in the forward the batch has only
+one unit of it. A change of rows copies their columns once. Of rows that joined together those that
+ended are fed, too, and gain nothing, until all have or they are taken out.
+
+Prompts merge by all rules, y by those within the bound on prices. With ``span_eviction`` nothing is
 merged, and the columns of old spans go (``row_eviction``).
 
 The last token of a row is never fed: nothing follows it, unless another turn continues the state.
-Rows that have ended are fed, too, and gain nothing. Samples of one prompt share its prefill.
+Samples of one prompt share its prefill.
 
 At a merge depth k above 0 a token passes the first k layers as it is. Then its unit is made of its
 state and those of the span's earlier tokens, three of which are kept per row (``unit_cache``); only
@@ -28,44 +41,104 @@ Source: paper, "Inference with UMIM".
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from umim_core.backbone.attention_masks import check_attention_window
+from umim_core.backbone.attention_masks import attention_window, check_attention_window
+from umim_core.errors import GenerationError, NumericalError
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock, Prefix, Timings
-from umim_core.inference.prompts import Prompts, TokenPrompt, check_room, cut_left, read_prompts
-from umim_core.inference.row_eviction import row_eviction
-from umim_core.inference.rows import (
-    GeneratedUnits,
-    choose_tokens,
-    new_rows,
-    record_forward,
+from umim_core.inference.outputs import Forward, Generation, GenerationState, Prefix, Timings
+from umim_core.inference.prefix_store import PrefixStore, SharedPrefix
+from umim_core.inference.prompts import (
+    Prompts,
+    TokenPrompt,
+    check_room,
+    cut_left,
+    read_prompts,
 )
-from umim_core.inference.sampling import TokenChooser
+from umim_core.inference.row_eviction import RowEviction
+from umim_core.inference.rows import GeneratedUnits, Row
+from umim_core.inference.sampling import TokenChooser, log_probs
 from umim_core.inference.stopping import Stopper
 from umim_core.inference.unit_cache import UnitCache, UnitInputs, new_cache, run_layers
 from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.packing import pack_rows
 from umim_core.rules.matcher import Advance, Matcher
 from umim_core.rules.pruning import rules_under
+from umim_core.text.token_ids import Ints
 
-Steps = Generator[NDArray[np.int64], None, EngineOutput]
+T = TypeVar("T")
 
 
-class DecodeRules:
-    """Matchers of generated tokens, made of a model's rules; the latest one is kept."""
+def exhaust(steps: Generator[None, None, T]) -> T:
+    """Take all steps and return what they end with."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            output: T = end.value
+            return output
 
-    def __init__(self, merged_model: MergedModel) -> None:
-        self._merged_model = merged_model
-        self._latest: tuple[float, Matcher] | None = None
+
+class Reader(Protocol):
+    """What a batch runs on: it reads prompts and generated units into columns of its own."""
+
+    @property
+    def merged_model(self) -> MergedModel:
+        """The model."""
 
     def matcher(self, options: GenerateOptions) -> Matcher | None:
         """Return the matcher of generated tokens; None where they stay raw."""
+
+    def begin(
+        self,
+        prompts: Prompts,
+        options: GenerateOptions,
+        new: int,
+        *,
+        past: GenerationState | None,
+        shared: SharedPrefix | None,
+        several: bool,
+    ) -> tuple[Any, Tensor]:
+        """Read prompts: columns, in rows side by side for each sample, and logits [B, V].
+
+        There is room for so many new tokens. ``shared`` has columns of the only prompt; several
+        rows may run together.
+        """
+
+    def feed(self, step: Advance, tokens: Ints, columns: Any, positions: Tensor | None) -> Tensor:
+        """Roll back, feed one unit per row, return the next logits [B, V].
+
+        The newest tokens [B] of ended rows mean nothing. Positions [B, 1] are those of the newest
+        tokens; None where they are columns.
+        """
+
+    def gathered(self, places: Sequence[tuple[Any, int]]) -> Any:
+        """Return columns with copies of rows of others."""
+
+
+class Engine:
+    """Reads prompts and generated units by a merged model; the module's weights are fixed."""
+
+    def __init__(self, merged_model: MergedModel) -> None:
+        self._merged_model, self.backbone = merged_model, merged_model.backbone
+        self._inputs = UnitInputs(merged_model)
+        self._latest: tuple[float, Matcher] | None = None
+
+    @property
+    def merged_model(self) -> MergedModel:
+        """The model."""
+        return self._merged_model
+
+    def matcher(self, options: GenerateOptions) -> Matcher | None:
+        """See ``Reader``; the latest matcher of a bound on prices is kept."""
         if options.merge not in (None, "all") or self._merged_model.matcher is None:
             return None
         whole = self._merged_model.require_matcher()
@@ -77,42 +150,21 @@ class DecodeRules:
             self._latest = latest = bound, Matcher(rules_under(whole.rules, bound))
         return latest[1]
 
-
-def exhaust(steps: Steps) -> EngineOutput:
-    """Take all steps of a request and return what they end with."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            output: EngineOutput = end.value
-            return output
-
-
-class Engine:
-    """Generate with prompt merging and decoding-time merging; the module's weights are fixed."""
-
-    def __init__(self, merged_model: MergedModel) -> None:
-        self.merged_model, self.backbone = merged_model, merged_model.backbone
-        self.preserved = merged_model.unit_positions == "preserved"
-        self._inputs = UnitInputs(merged_model)
-        self.decode_rules = DecodeRules(merged_model)
-
     def generate(
         self,
         prompts: Sequence[TokenPrompt],
         options: GenerateOptions,
         past: GenerationState | Prefix | None = None,
-    ) -> EngineOutput:
+    ) -> Generation:
         """Generate a continuation of every prompt: all of its ``steps``."""
         return exhaust(self.steps(prompts, options, past))
 
-    @torch.no_grad()
     def steps(
         self,
         prompts: Sequence[TokenPrompt],
         options: GenerateOptions,
         past: GenerationState | Prefix | None = None,
-    ) -> Steps:
+    ) -> Generator[None, None, Generation]:
         """Generate token by token.
 
         Args:
@@ -123,102 +175,61 @@ class Engine:
             past: The state of an earlier output, or a prefix of all prompts; it is not read again.
 
         Yields:
-            The ids just chosen [B]; those of rows that have ended mean nothing.
-
-        Returns:
-            Raw ids, spans and cache lengths per row.
+            After every token.
         """
-        clock = LapClock()
-        if isinstance(past, Prefix):
-            past = past.fork(len(prompts))
-        if past is not None:
-            past.check(len(prompts), self.merged_model)
-        config, samples = options.check(self.merged_model, len(prompts)), options.samples
-        read = read_prompts(
-            prompts,
-            None if past is None else past.unfed,
-            options.reading(self.merged_model),
-        )
-        if options.overlong == "truncate" and past is None:
-            read = cut_left(read, config.max_new_tokens or 0, self.merged_model)
-        rows = new_rows(read, past, samples)
-        eviction = row_eviction(options, self.merged_model, rows, past)
-        chooser = TokenChooser(
-            config,
-            [len(row.raw) for row in rows],
-            options.seed,
-            options.logits_processor,
-            past_lengths=[row.past for row in rows],
-            streams=options.streams,
-            device=self.backbone.device,
-        )
-        stopper = Stopper(config, self.backbone.tokenizer, options.stopping_criteria)
-        units = GeneratedUnits(self.decode_rules.matcher(options), len(rows))
-        first_cache = self.room(read, past, config.max_new_tokens or 0, options)
-        streamer, complete = options.streamer, False
+        state = past.fork(len(prompts)) if isinstance(past, Prefix) else past
+        complete = False
         try:
-            if streamer is not None:
-                streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
-            before = [row.past for row in rows[::samples]]
-            logits = self.prefill(read, first_cache, before).repeat_interleave(samples, 0)
-            cache = first_cache.repeated(samples)
-            while True:
-                if eviction is not None:
-                    eviction.drop(cache.evictable)
-                record_forward(rows, logits, cache.lengths, options.observer)
-                tokens = choose_tokens(rows, logits, chooser, stopper, options.logprobs)
-                if streamer is not None:
-                    streamer.put(torch.from_numpy(tokens))  # type: ignore[no-untyped-call]
-                clock.stop()
-                yield tokens
-                clock.start()
-                running = np.array([row.stop_reason is None for row in rows])
-                if not running.any():
-                    break
-                if eviction is not None:
-                    eviction.push(tokens, running)
-                given_positions = self.preserved or eviction is not None
-                raw_lengths = [len(row.raw) for row in rows] if given_positions else None
-                step = units.push(tokens, running)
-                logits = self.feed(step, tokens, cache, raw_lengths)
+            rows, columns, timings = yield from Batch(self).run(prompts, options, state)
             complete = True
         finally:
-            if past is not None and not complete:  # it failed, or the generator was abandoned
-                past.give_back(first_cache)
-            if streamer is not None:
-                streamer.end()  # type: ignore[no-untyped-call]
-        state = GenerationState(tuple(tuple(row.raw) for row in rows), cache, self.merged_model)
-        if eviction is not None:  # its positions are not known without the columns that went
-            state.release()
-        return EngineOutput(
-            tuple(row.output(units, b, options.logprobs is not None) for b, row in enumerate(rows)),
-            Timings(clock.laps[0], sum(clock.laps[1:])),
-            state,
-            options.merge or "all",
-            options.raw_tail or 0,
-            options.span_eviction,
-            () if eviction is None else eviction.dropped,
-        )
+            if state is not None and complete:
+                state.release()
+            elif state is not None:  # it failed, or the generator was abandoned
+                state.give_back()
+        after = GenerationState(tuple(tuple(row.raw) for row in rows), columns, self._merged_model)
+        if options.span_eviction is not None:
+            after.release()  # its positions are not known without the columns that went
+        return Generation(tuple(rows), timings, after, options)
 
     @torch.no_grad()
     def prefix(self, prompt: TokenPrompt, options: GenerateOptions) -> Prefix:
         """Read a text like a prompt of ``steps``, into a cache that many requests continue."""
-        options = replace(options, max_new_tokens=1)
-        options.check(self.merged_model, 1)
-        read = read_prompts([prompt], None, options.reading(self.merged_model))
-        cache = self.room(read, None, 1, options)
-        self.prefill(read, cache, [0])
+        read = read_prompts([prompt], None, options.reading(self._merged_model))
+        cache = self._room(read, options, 1, None, several=False)
+        self._prefill(read, cache, [0])
         [(starts, lengths)] = read.cuts
         spans = zip(starts.tolist(), lengths.tolist(), strict=True)
         merged = tuple((start, length) for start, length in spans if length > 1)
-        return Prefix(tuple(read.ids[0].tolist()), merged, cache, self.merged_model)
+        return Prefix(tuple(read.ids[0].tolist()), merged, cache, self._merged_model)
 
-    def room(
+    def begin(
         self,
         prompts: Prompts,
-        past: GenerationState | None,
-        new: int,
         options: GenerateOptions,
+        new: int,
+        *,
+        past: GenerationState | None,
+        shared: SharedPrefix | None,
+        several: bool,
+    ) -> tuple[UnitCache, Tensor]:
+        """See ``Reader``."""
+        cache = self._room(prompts, options, new, past, several)
+        before = [0] * len(prompts.ids) if past is None else [len(ids) for ids in past.fed_ids]
+        if shared is not None:
+            shared.cache.allow(cache.units.max_length, cache.evictable.max_length)
+            cache, before = shared.cache, [shared.tokens]
+            prompts = _behind(prompts, shared)
+        logits = self._prefill(prompts, cache, before)
+        return cache.repeated(options.samples), logits.repeat_interleave(options.samples, 0)
+
+    def _room(
+        self,
+        prompts: Prompts,
+        options: GenerateOptions,
+        new: int,
+        past: GenerationState | None,
+        several: bool,
     ) -> UnitCache:
         """Return a cache with room for so many new tokens: a new one, or that of ``past``."""
         units = prompts.packed.unit_counts.cpu()
@@ -228,14 +239,14 @@ class Engine:
             raw = raw + torch.tensor([len(ids) for ids in past.fed_ids])
         # The last token chosen is never fed.
         limit, most_raw = int(units.max()) + new - 1, int(raw.max()) + new - 1
-        highest = most_raw if self.preserved else limit
+        preserved = self._merged_model.unit_positions == "preserved"
+        highest = most_raw if preserved else limit
         check_room(self.backbone, highest, new)
-        rows = len(units) * options.samples
         evicts = options.span_eviction is not None
-        if rows > 1 or self.preserved or evicts:  # one row keeps the backbone's windows
+        if several or preserved or evicts:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None:
-            depth = self.merged_model.merge_depth
+            depth = self._merged_model.merge_depth
             layers = (self.backbone.num_layers - depth, depth)
             return new_cache(layers, len(units), limit, most_raw, self.backbone.device)
         # Short prompts are padded to the widest, wherever their rows begin.
@@ -245,7 +256,7 @@ class Engine:
         cache.allow(max(limit, padded), max(most_raw, wide))
         return cache
 
-    def prefill(self, prompts: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
+    def _prefill(self, prompts: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Fill the cache with the prompts' units; return the logits after each row's last [B, V].
 
         ``past`` are the raw tokens that each row holds already.
@@ -253,13 +264,13 @@ class Engine:
         packed, cache = prompts.packed, unit_cache.units
         states = self._inputs.of_prompts(prompts, unit_cache, past)
         cache.begin(packed.token_ids.shape[1])
-        if self.preserved:
+        if self._merged_model.unit_positions == "preserved":
             before = torch.tensor(past, device=self.backbone.device)[:, None]
             positions = packed.position_ids("preserved") + before
         else:  # padding takes its row's last position: its column may lie beyond the backbone's
             last_unit = cache.columns[:, :1] + packed.unit_counts[:, None] - 1
             positions = cache.columns.minimum(last_unit)
-        trunk = self.merged_model.trunk
+        trunk = self._merged_model.trunk
         with trunk.adapting(packed.lengths > 1):
             hidden = run_layers(trunk.upper, states, cache, positions)
         cache.commit(packed.unit_counts.cpu())
@@ -273,26 +284,304 @@ class Engine:
         return self.backbone.head(hidden[torch.arange(len(last), device=hidden.device), last])
 
     def feed(
-        self,
-        step: Advance,
-        tokens: NDArray[np.int64],
-        unit_cache: UnitCache,
-        raw_lengths: Sequence[int] | None,
+        self, step: Advance, tokens: Ints, columns: UnitCache, positions: Tensor | None
     ) -> Tensor:
-        """Roll back, feed one unit per row, return the next logits [B, V].
-
-        The newest tokens [B] of ended rows mean nothing. ``raw_lengths`` are the raw tokens per
-        row, the newest included; None where positions are columns.
-        """
-        cache, trunk = unit_cache.units, self.merged_model.trunk
-        positions = None
-        if raw_lengths is not None:
-            positions = torch.tensor(raw_lengths, device=self.backbone.device)[:, None] - 1
+        """See ``Reader``."""
+        cache, trunk = columns.units, self._merged_model.trunk
         if step.rollback.any():
             cache.rollback(torch.from_numpy(step.rollback))
-        states = self._inputs.of_step(step, tokens, unit_cache, positions)
+        states = self._inputs.of_step(step, tokens, columns, positions)
         cache.begin(1)
         with trunk.adapting(torch.from_numpy(step.lengths > 1)):
             hidden = run_layers(trunk.upper, states, cache, positions)
         cache.commit(torch.from_numpy(step.lengths > 0))
         return self.backbone.head(hidden)[:, 0]
+
+    def gathered(self, places: Sequence[tuple[UnitCache, int]]) -> UnitCache:
+        """See ``Reader``."""
+        return UnitCache.of_rows(places)
+
+
+def _behind(prompts: Prompts, shared: SharedPrefix) -> Prompts:
+    """Return what of a prompt is to be evaluated."""
+    ids = prompts.ids[0][shared.tokens :]
+    starts, lengths = prompts.cuts[0]
+    cut = (starts[shared.units :] - shared.tokens, lengths[shared.units :])
+    return Prompts([ids], [cut], pack_rows([ids], [cut], device=prompts.packed.starts.device))
+
+
+@dataclass(eq=False)
+class _Request:
+    """Rows that joined together, and what chooses their tokens; logits are of those present."""
+
+    options: GenerateOptions
+    rows: list[Row]
+    present: list[int]
+    units: GeneratedUnits
+    chooser: TokenChooser
+    stopper: Stopper
+    eviction: RowEviction | None
+    logits: Tensor
+
+    def advance(self) -> Advance:
+        """Cut the tokens chosen last into units."""
+        tokens = np.array([row.raw[-1] for row in self.rows], dtype=np.int64)
+        running = np.array([row.running for row in self.rows])
+        running[[n for n in range(len(self.rows)) if n not in self.present]] = False
+        if self.eviction is not None:
+            self.eviction.push(tokens, running)
+        step = self.units.push(tokens, running)
+        if len(self.present) == len(self.rows):
+            return step
+        return Advance(*(of[self.present] for of in (step.rollback, step.spans, step.lengths)))
+
+    def note(self, logits: Tensor, lengths: Tensor) -> None:
+        """Note what a forward gave the rows that are present: logits [P, V], columns [P]."""
+        self.logits = logits
+        for number, length in zip(self.present, lengths.tolist(), strict=True):
+            if self.rows[number].running:
+                self.rows[number]._lengths.append(length)
+        if self.options.observer is not None:
+            rows = [self.rows[number] for number in self.present]
+            generated = tuple(row.ids for row in rows)
+            running = tuple(row.running for row in rows)
+            self.options.observer(Forward(logits, lengths.clone(), generated, running))
+
+    def choose(self) -> None:
+        """Give every row that runs its next token, and end rows."""
+        logits = self.logits
+        if len(self.present) < len(self.rows):
+            logits = logits.new_zeros(len(self.rows), logits.shape[1])
+            logits[self.present] = self.logits
+        running = [row.running and n in self.present for n, row in enumerate(self.rows)]
+        try:
+            tokens = self.chooser.choose(logits, [row.raw for row in self.rows], running)
+            if self.options.logprobs is not None:
+                self._record(logits, tokens, running, self.options.logprobs)
+            for number, (row, token) in enumerate(zip(self.rows, tokens, strict=True)):
+                if running[number]:
+                    row.raw.append(token)
+                    row.stop_reason = self.stopper.reason(row.raw, row.generated, number)
+        except (GenerationError, NumericalError) as error:
+            for row in self.rows:
+                row.error = error
+
+    def _record(
+        self, logits: Tensor, tokens: Sequence[int], running: Sequence[bool], top: int
+    ) -> None:
+        scores, chosen = log_probs(logits, np.array(tokens, dtype=np.int64))
+        best = scores.topk(top, dim=-1)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        for row, value, (ids, values), runs in zip(self.rows, chosen, pairs, running, strict=True):
+            if runs and row._logprobs is not None:
+                row._logprobs.append(value)
+                row._top_logprobs.append(tuple(zip(ids, values, strict=True)))
+
+
+class Batch:
+    """Rows that run together; for one thread.
+
+    With a store others may join, and the columns of rows that leave are kept for prompts that begin
+    alike.
+    """
+
+    def __init__(self, reader: Reader, store: PrefixStore | None = None) -> None:
+        self._reader, self._store = reader, store
+        self._requests: list[_Request] = []
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that are present."""
+        return [one.rows[number] for one in self._requests for number in one.present]
+
+    def room(self, prompt: TokenPrompt, options: GenerateOptions) -> int:
+        """Return how many tokens the backbone has room for behind a prompt; below 1 for none."""
+        model = self._reader.merged_model
+        packed = read_prompts([prompt], None, options.reading(model)).packed
+        preserved = model.unit_positions == "preserved"
+        held = packed.raw_counts if preserved else packed.unit_counts
+        limits = (model.backbone.max_positions, attention_window(model.backbone.model.config))
+        most = min((limit for limit in limits if limit is not None), default=sys.maxsize)
+        return most - int(held[0]) + 1  # the last token is never fed
+
+    @torch.no_grad()
+    def join(
+        self,
+        prompts: Sequence[TokenPrompt],
+        options: GenerateOptions,
+        past: GenerationState | None = None,
+    ) -> list[Row]:
+        """Read prompts and add their rows, the samples of a prompt side by side."""
+        model = self._reader.merged_model
+        if past is not None:
+            past.check(len(prompts), model)
+        config, samples = options.check(model, len(prompts)), options.samples
+        new = config.max_new_tokens or 0
+        unfed = None if past is None else past.unfed
+        read = read_prompts(prompts, unfed, options.reading(model))
+        if options.overlong == "truncate" and past is None:
+            read = cut_left(read, new, model)
+        before = [()] * len(prompts) if past is None else past.fed_ids
+        units = GeneratedUnits(self._reader.matcher(options), len(prompts) * samples)
+        rows = [
+            Row(
+                [*fed, *ids.tolist()],
+                len(fed),
+                len(ids),
+                cut,
+                _units=units,
+                _number=b * samples + n,
+                _logprobs=None if options.logprobs is None else [],
+            )
+            for b, (fed, ids, cut) in enumerate(zip(before, read.ids, read.cuts, strict=True))
+            for n in range(samples)
+        ]
+        chooser = TokenChooser(
+            config,
+            [len(row.raw) for row in rows],
+            options.seed,
+            options.logits_processor,
+            past_lengths=[row.past for row in rows],
+            streams=options.streams,
+            device=model.backbone.device,
+        )
+        stopper = Stopper(config, model.backbone.tokenizer, options.stopping_criteria)
+        eviction = RowEviction.of(options.span_eviction, model, rows, past is not None)
+        shared, several = None, self._store is not None or len(rows) > 1
+        if self._store is not None and len(prompts) == 1 and past is None:
+            shared = self._store.find(read.ids[0], read.cuts[0][0])
+        columns, logits = self._reader.begin(
+            read, options, new, past=past, shared=shared, several=several
+        )
+        for number, row in enumerate(rows):
+            row._place, row.reused = (columns, number), 0 if shared is None else shared.units
+        one = _Request(
+            options, rows, list(range(len(rows))), units, chooser, stopper, eviction, logits
+        )
+        self._noted([one], columns, logits)
+        self._requests.append(one)
+        return rows
+
+    @torch.no_grad()
+    def step(self) -> list[Row]:
+        """Feed the tokens chosen last, then choose one for every row that runs.
+
+        Those that ended or failed are returned, too; once all of a request have, they leave.
+        """
+        begun = [one for one in self._requests if any(row.generated for row in one.rows)]
+        if begun:
+            self._feed(begun)
+        stepped = self.rows
+        for one in self._requests:
+            one.choose()
+        for one in list(self._requests):
+            if not any(row.running for row in one.rows):
+                self.leave([one.rows[number] for number in one.present])
+        return stepped
+
+    def run(
+        self,
+        prompts: Sequence[TokenPrompt],
+        options: GenerateOptions,
+        past: GenerationState | None = None,
+    ) -> Generator[None, None, tuple[list[Row], Any, Timings]]:
+        """Let rows join and step until they have ended; yield after every step.
+
+        Returns:
+            The rows, their columns and the time it took.
+        """
+        seconds, began, streamer = list[float](), time.perf_counter(), options.streamer
+        rows = self.join(prompts, options, past)
+        columns = self._together(rows)
+        try:
+            if streamer is not None:
+                streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
+            while self._requests:
+                self.step()
+                if rows[0].error is not None:
+                    raise rows[0].error
+                if streamer is not None:
+                    streamer.put(torch.tensor([rows[0].raw[-1]]))  # type: ignore[no-untyped-call]
+                seconds.append(time.perf_counter() - began)
+                yield
+                began = time.perf_counter()
+        finally:
+            if streamer is not None:
+                streamer.end()  # type: ignore[no-untyped-call]
+        return rows, columns, Timings(seconds[0], sum(seconds[1:]))
+
+    def leave(self, rows: Sequence[Row]) -> None:
+        """Take rows out, whether they have ended or not; their columns go to the store."""
+        for one in list(self._requests):
+            gone = [n for n in one.present if any(one.rows[n] is row for row in rows)]
+            stay = [place for place, n in enumerate(one.present) if n not in gone]
+            if not gone:
+                continue
+            for row in (one.rows[n] for n in gone):
+                if self._store is not None and row.error is None and row._place is not None:
+                    self._store.put(*row.held(), row._place)
+                row._place = None
+            one.present, one.logits = [one.present[place] for place in stay], one.logits[stay]
+            if not stay:
+                self._requests.remove(one)
+
+    def forget(self) -> None:
+        """Free the columns that are kept for later prompts."""
+        if self._store is not None:
+            self._store.clear()
+
+    def drop(self) -> None:
+        """Take all rows out and keep no columns, those of earlier rows neither."""
+        self._requests.clear()
+        self.forget()
+
+    def _feed(self, requests: Sequence[_Request]) -> None:
+        """Read the tokens that some requests chose last."""
+        rows = [(one, one.rows[number]) for one in requests for number in one.present]
+        columns = self._together([row for _, row in rows])
+        steps = [one.advance() for one in requests]
+        step = Advance(
+            np.concatenate([one.rollback for one in steps]),
+            np.concatenate([one.spans for one in steps]),
+            np.concatenate([one.lengths for one in steps]),
+        )
+        tokens = np.array([row.raw[-1] for _, row in rows], dtype=np.int64)
+        positions, model = None, self._reader.merged_model
+        preserved = model.unit_positions == "preserved"
+        if preserved or any(one.eviction is not None for one in requests):
+            held = (columns.lengths.numpy() - step.rollback).tolist()
+            of_rows = [
+                len(row.raw) - 1 if preserved or one.eviction is not None else length
+                for (one, row), length in zip(rows, held, strict=True)
+            ]
+            positions = torch.tensor(of_rows, device=model.backbone.device)[:, None]
+        logits = self._reader.feed(step, tokens, columns, positions)
+        self._noted(requests, columns, logits)
+
+    def _noted(self, requests: Sequence[_Request], columns: Any, logits: Tensor) -> None:
+        """Drop the columns of old spans after a forward; hand logits [B, V] to their requests."""
+        if any(one.eviction is not None for one in requests):
+            gone: list[list[int]] = []
+            for one in requests:
+                old = [()] * len(one.rows) if one.eviction is None else one.eviction.old()
+                gone += [list(old[number]) for number in one.present]
+                for number in one.present:
+                    one.rows[number].dropped += len(old[number])
+            columns.evictable.drop(gone)
+        lengths, first = columns.lengths, 0
+        for one in requests:
+            part = slice(first, first + len(one.present))
+            one.note(logits[part], lengths[part])
+            first = part.stop
+
+    def _together(self, rows: Sequence[Row]) -> Any:
+        """Return columns of exactly these rows, in order."""
+        places = [row._place for row in rows if row._place is not None]
+        columns = places[0][0]
+        if [(id(of), row) for of, row in places] != [
+            (id(columns), row) for row in range(len(columns.lengths))
+        ]:
+            columns = self._reader.gathered(places)
+            for number, row in enumerate(rows):
+                row._place = (columns, number)
+        return columns

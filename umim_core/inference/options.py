@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
@@ -310,6 +311,23 @@ class GenerateOptions:
             config.max_new_tokens = NEW_TOKENS
         self._check_sampling(bool(config.do_sample))
         return replace(self, config=config, **_SETTINGS)
+
+    def setting(self, **changes: object) -> GenerateOptions:
+        """Return options with other settings of transformers."""
+        config = copy(self._built())
+        vars(config).update(changes)
+        return replace(self, config=config, **_SETTINGS)
+
+    @property
+    def new_tokens(self) -> int:
+        """Most tokens to generate."""
+        number = self.max_new_tokens if self.config is None else self.config.max_new_tokens
+        return NEW_TOKENS if number is None else number
+
+    @property
+    def sampled(self) -> bool:
+        """Whether tokens are drawn."""
+        return bool(self.do_sample if self.config is None else self.config.do_sample)
 
     @property
     def samples(self) -> int:

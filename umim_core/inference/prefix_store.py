@@ -25,13 +25,12 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, require
 from umim_core.inference.unit_cache import UnitCache
+from umim_core.text.token_ids import Ints
 
 MOST_ROWS: Final = 4096  # their keys take 100 bytes a unit, beside columns of 500 and more
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from umim_core.errors import GenerationError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
 from umim_core.rules.matcher import Parts
-
-Ids = NDArray[np.int64]
+from umim_core.text.token_ids import Ints
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class PromptIds:
     tokens stay raw. ``unmerged`` says why more stays raw than the template and replies; mostly "".
     """
 
-    ids: Ids
+    ids: Ints
     parts: Parts
     unmerged: str = ""
 
@@ -37,7 +36,7 @@ TokenPrompt = NDArray[np.integer] | Sequence[int] | PromptIds
 class Prompts:
     """The rows of a request, before samples are split off: raw ids [T_b] and their units."""
 
-    ids: list[Ids]
+    ids: list[Ints]
     cuts: list[Segmentation]
     packed: PackedUnits
 
@@ -67,7 +66,7 @@ def read_prompts(
 
 def _checked(
     b: int, ids: NDArray[np.integer] | Sequence[int], vocab_size: int, unfed: Sequence[int] | None
-) -> Ids:
+) -> Ints:
     try:
         array = np.asarray(ids)
     except ValueError as error:  # lists of different lengths inside

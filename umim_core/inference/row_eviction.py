@@ -22,10 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.backbone.row_cache import RowCache
-from umim_core.errors import GenerationError
-from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import GenerationState
+from umim_core.errors import GenerationError, require
 from umim_core.inference.rows import Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.span_eviction import CERTAIN, SINKS
@@ -51,11 +48,21 @@ class RowEviction:
             for start, length in zip(*matcher.segment(np.array(ids)), strict=True):
                 self._wait(row, int(start), int(length), certain=0)
 
-    @property
-    def dropped(self) -> tuple[int, ...]:
-        """Columns that each row has given up."""
-        pairs = zip(self._read, self._held, strict=True)
-        return tuple(read - len(held) for read, held in pairs)
+    @classmethod
+    def of(
+        cls, age: int | None, merged_model: MergedModel, rows: Sequence[Row], goes_on: bool
+    ) -> RowEviction | None:
+        """Return the eviction of spans of an age from rows; None without one."""
+        if age is None:
+            return None
+        require(
+            not goes_on,
+            GenerationError,
+            "span eviction needs a cache of its own from the first prompt on",
+            "past",
+            "Pass the whole text as the prompt, or leave span_eviction out.",
+        )
+        return cls(merged_model.require_matcher(), age, [row.prompt_ids for row in rows])
 
     def push(self, tokens: Ints, running: NDArray[np.bool_]) -> None:
         """Follow the tokens that the next forward reads; see ``GeneratedUnits.push``."""
@@ -79,8 +86,8 @@ class RowEviction:
                 (max(end + self._age, start + certain), range(max(start, SINKS), end))
             )
 
-    def drop(self, cache: RowCache) -> None:
-        """Drop what is old once a forward is done."""
+    def old(self) -> list[list[int]]:
+        """Return the columns of each row that are old once a forward is done, and forget them."""
         gone: list[list[int]] = []
         for held, waiting, read in zip(self._held, self._waiting, self._read, strict=True):
             columns: list[int] = []
@@ -89,23 +96,4 @@ class RowEviction:
             for column in reversed(columns):
                 del held[column]
             gone.append(columns)
-        cache.drop(gone)
-
-
-def row_eviction(
-    options: GenerateOptions,
-    merged_model: MergedModel,
-    rows: Sequence[Row],
-    past: GenerationState | None,
-) -> RowEviction | None:
-    """Return the eviction that options ask for; None without."""
-    if options.span_eviction is None:
-        return None
-    if past is not None:
-        raise GenerationError(
-            "span eviction needs a cache of its own from the first prompt on",
-            "past",
-            "Pass the whole text as the prompt, or leave span_eviction out.",
-        )
-    prompts = [row.prompt_ids for row in rows]
-    return RowEviction(merged_model.require_matcher(), options.span_eviction, prompts)
+        return gone

@@ -1,34 +1,34 @@
-"""Rows in progress: their generated tokens, cut into units token by token, and their record.
+"""A row: its prompt, what is generated behind it, and how both were cut into units.
 
-The rules see generated tokens only; the token that ends a row is never fed. What merges is decided
-by ``incremental_matcher``; here it is noted.
+Shapes: B rows, T raw tokens, S units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from umim_core.inference.outputs import Forward, GenerationState, Observer, RowOutput, TopTokens
-from umim_core.inference.prompts import Prompts
-from umim_core.inference.sampling import TokenChooser, log_probs
-from umim_core.inference.stopping import Stopper, StopReason
+from umim_core.errors import GenerationError, NumericalError
+from umim_core.inference.stopping import StopReason
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Advance, Matcher, SuffixMatcher
 from umim_core.text.token_ids import Ints
 
 _FIRST_CAPACITY: Final = 64
 _NO_RULES: Final = np.zeros(1, dtype=np.uint64)
+Spans = tuple[tuple[int, int], ...]
+TopTokens = tuple[tuple[int, float], ...]
 
 
 class GeneratedUnits:
-    """The units of B rows of generated tokens, empty at first; all raw without a matcher."""
+    """The units of B rows of generated tokens, empty at first; all raw without a matcher.
+
+    The rules see generated tokens only; the token that ends a row is never fed. What merges is
+    decided by ``incremental_matcher``; here it is noted.
+    """
 
     def __init__(self, matcher: Matcher | None, rows: int) -> None:
         self._suffixes = (
@@ -52,118 +52,148 @@ class GeneratedUnits:
         self._counts += running
         return step
 
-    def spans(self, row: int) -> tuple[tuple[int, int], ...]:
+    def lengths(self, row: int) -> Ints:
+        """Return the tokens of each unit of a row [S]."""
+        return self._lengths[row, : self._counts[row]].astype(np.int64)
+
+    def spans(self, row: int) -> Spans:
         """Return a row's merged units as (start, length) in generated tokens, in order."""
-        lengths = self._lengths[row, : self._counts[row]].astype(np.int64)
-        starts, merged = np.cumsum(lengths) - lengths, lengths > 1
-        return tuple(zip(starts[merged].tolist(), lengths[merged].tolist(), strict=True))
+        lengths = self.lengths(row)
+        return _merged((np.cumsum(lengths) - lengths, lengths))
 
 
-@dataclass
+def _merged(cut: Segmentation) -> Spans:
+    starts, lengths = cut
+    merged = lengths > 1
+    return tuple(zip(starts[merged].tolist(), lengths[merged].tolist(), strict=True))
+
+
+@dataclass(eq=False)
 class Row:
-    """State of one row.
+    """One row, while it runs and when it has ended.
 
     Attributes:
         raw: All raw ids so far: an earlier turn's, the prompt's and the generated ones.
         past: How many an earlier turn left in the cache.
-        prompt: How many were prefilled, as the units of ``cut``.
-        cache_lengths: Units held after every forward.
-        logprobs: Of the generated ids, where asked for.
-        top_logprobs: Most probable ids of each step, where asked for.
-        stop_reason: None while it runs.
+        prompt_length: How many were prefilled: the prompt, behind an earlier turn's last token
+            where a state was continued.
+        cut: The units they were prefilled as.
+        reused: Units among them that were not evaluated, since their columns were kept.
+        dropped: Columns that span eviction has dropped.
+        stop_reason: Why it ended; None while it runs.
+        error: Why it failed, if it did.
     """
 
     raw: list[int]
     past: int
-    prompt: int
-    cut: Segmentation
-    cache_lengths: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[TopTokens] = field(default_factory=list)
+    prompt_length: int
+    cut: Segmentation = field(repr=False)
+    reused: int = 0
+    dropped: int = 0
     stop_reason: StopReason | None = None
+    error: GenerationError | NumericalError | None = None
+    _units: GeneratedUnits | None = field(default=None, repr=False)
+    _number: int = field(default=0, repr=False)  # in its request, and in _units
+    _place: tuple[Any, int] | None = field(default=None, repr=False)  # its cache and row there
+    _lengths: list[int] = field(default_factory=list, repr=False)
+    _logprobs: list[float] | None = field(default=None, repr=False)
+    _top_logprobs: list[TopTokens] = field(default_factory=list, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what was read and generated, and how."""
+        return isinstance(other, Row) and self._record == other._record
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
+
+    @property
+    def _record(self) -> tuple[object, ...]:
+        units = (self.prompt_units, self.prompt_spans, self.generated_spans, self.cache_lengths)
+        return self.ids, self.prompt_ids, units, self.stop_reason, self.logprobs, self.top_logprobs
+
+    @property
+    def running(self) -> bool:
+        """Whether it goes on."""
+        return self.stop_reason is None and self.error is None
+
+    @property
+    def generated(self) -> int:
+        """Generated tokens."""
+        return len(self.raw) - self.past - self.prompt_length
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Generated raw ids; an end-of-sequence id that ended the row is included."""
+        return tuple(self.raw[self.past + self.prompt_length :])
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """Raw ids that were prefilled."""
-        return tuple(self.raw[self.past : self.past + self.prompt])
+        return tuple(self.raw[self.past : self.past + self.prompt_length])
 
     @property
-    def ids(self) -> tuple[int, ...]:
-        """Generated raw ids."""
-        return tuple(self.raw[self.past + self.prompt :])
+    def prompt_units(self) -> int:
+        """Units they were prefilled as."""
+        return len(self.cut[0])
 
-    def output(self, units: GeneratedUnits, row: int, scored: bool) -> RowOutput:
-        """Hand the record over; ``row`` is this row's number in ``units``."""
-        assert self.stop_reason is not None  # noqa: S101  a request ends when all rows have
-        starts, lengths = self.cut
-        spans = zip(starts.tolist(), lengths.tolist(), strict=True)
-        return RowOutput(
-            ids=self.ids,
-            prompt_ids=self.prompt_ids,
-            prompt_units=len(starts),
-            prompt_spans=tuple((s, n) for s, n in spans if n > 1),
-            generated_spans=units.spans(row),
-            cache_lengths=tuple(self.cache_lengths),
-            stop_reason=self.stop_reason,
-            logprobs=tuple(self.logprobs) if scored else None,
-            top_logprobs=tuple(self.top_logprobs) if scored else None,
-        )
+    @property
+    def prompt_spans(self) -> Spans:
+        """Their merged spans as (start, length) in raw prompt tokens."""
+        return _merged(self.cut)
 
+    @property
+    def generated_spans(self) -> Spans:
+        """Merged spans among the generated tokens that were fed (all but the last)."""
+        return () if self._units is None else self._units.spans(self._number)
 
-def new_rows(prompts: Prompts, past: GenerationState | None, samples: int) -> list[Row]:
-    """Return the rows of a request, the samples of a prompt side by side."""
-    before = ((),) * len(prompts.ids) if past is None else past.fed_ids
-    return [
-        Row([*fed, *ids.tolist()], len(fed), len(ids), cut)
-        for fed, ids, cut in zip(before, prompts.ids, prompts.cuts, strict=True)
-        for _ in range(samples)
-    ]
+    @property
+    def cache_lengths(self) -> tuple[int, ...]:
+        """Units in the cache after the prefill and after each fed token, one per generated id.
 
+        A continued state counts from what it held.
+        """
+        return tuple(self._lengths)
 
-def record_forward(
-    rows: Sequence[Row], logits: Tensor, lengths: Tensor, observer: Observer | None
-) -> None:
-    """Note what running rows hold after a forward [B], and show it with its logits [B, V]."""
-    for row, length in zip(rows, lengths.tolist(), strict=True):
-        if row.stop_reason is None:
-            row.cache_lengths.append(length)
-    if observer is not None:
-        running = torch.tensor([row.stop_reason is None for row in rows])
-        observer(Forward(logits, lengths.clone(), tuple(row.ids for row in rows), running))
+    @property
+    def logprobs(self) -> tuple[float, ...] | None:
+        """The model's log-probability of each generated id, before any processor; if asked for."""
+        return None if self._logprobs is None else tuple(self._logprobs)
 
+    @property
+    def top_logprobs(self) -> tuple[TopTokens, ...] | None:
+        """The most probable (id, log-probability) at each step; None unless asked for."""
+        return None if self._logprobs is None else tuple(self._top_logprobs)
 
-def choose_tokens(
-    rows: Sequence[Row],
-    logits: Tensor,
-    chooser: TokenChooser,
-    stopper: Stopper,
-    logprobs: int | None,
-) -> NDArray[np.int64]:
-    """Give every running row its next token by logits [B, V], and end rows.
+    @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens of the prompt."""
+        return (self.prompt_length - self.prompt_units) / self.prompt_length
 
-    Of the most probable ids ``logprobs`` are recorded; None records nothing.
+    @property
+    def gen_kv_reduction(self) -> float:
+        """1 - U_T / T: entries saved at the end among the T generated tokens fed; 0 if T = 0.
 
-    Returns:
-        The choice of all rows [B]; that of ended rows means nothing.
-    """
-    running = [row.stop_reason is None for row in rows]
-    tokens = chooser.choose(logits, [row.raw for row in rows], running)
-    ids = np.array(tokens, dtype=np.int64)
-    if logprobs is not None:
-        _record(rows, ids, logits, logprobs)
-    for number, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-        if row.stop_reason is None:
-            row.raw.append(token)
-            generated = len(row.raw) - row.past - row.prompt
-            row.stop_reason = stopper.reason(row.raw, generated, number)
-    return ids
+        Above 1 where span eviction dropped more columns than the tokens added, old spans of the
+        prompt included.
 
+        Source: paper, "Generation Quality" (Gen-KV TR).
+        """
+        fed = self.generated - 1
+        return (fed - self._lengths[-1] + self._lengths[0]) / fed if fed else 0.0
 
-def _record(rows: Sequence[Row], tokens: Ints, logits: Tensor, top: int) -> None:
-    scores, chosen = log_probs(logits, tokens)
-    best = scores.topk(top, dim=-1)
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    for row, value, (ids, values) in zip(rows, chosen, pairs, strict=True):
-        if row.stop_reason is None:
-            row.logprobs.append(value)
-            row.top_logprobs.append(tuple(zip(ids, values, strict=True)))
+    @property
+    def cumulative_kv_reduction(self) -> float:
+        """1 - sum U_t / sum t over the T generated tokens fed; 0 if T = 0.
+
+        Source: paper, "Generation Quality" (cumulative KV TR).
+        """
+        fed = self.generated - 1
+        held = sum(self._lengths[1:]) - fed * self._lengths[0]
+        return 1.0 - held / (fed * (fed + 1) / 2) if fed else 0.0
+
+    def held(self) -> tuple[Ints, Ints]:
+        """Return the raw ids in the cache [T], and where their units start [S], of a first turn."""
+        assert self._units is not None and not self.past  # noqa: S101  rows that a store keeps
+        lengths = self._units.lengths(self._number)
+        starts = np.cumsum(lengths) - lengths + self.prompt_length
+        ids = np.array(self.raw[: self.prompt_length + int(lengths.sum())], dtype=np.int64)
+        return ids, np.concatenate([self.cut[0], starts])

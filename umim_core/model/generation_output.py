@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Generic, TypeVar
 
 from rich.console import Console
 from torch import Tensor
@@ -10,123 +13,121 @@ from transformers import TextStreamer
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
-from umim_core.inference.outputs import EngineOutput, GenerationState, Spans, Timings, TopTokens
-from umim_core.inference.stopping import StopReason
-from umim_core.model.showing import Decode, Piece, View, unit_texts
+from umim_core.inference.outputs import Generation
+from umim_core.inference.rows import Row, TopTokens
+from umim_core.model.showing import Piece, View, unit_texts
+
+T = TypeVar("T")
+
+
+class Column(Generic[T]):
+    """One entry per row, read from the rows."""
+
+    def __init__(self, entry: Callable[[Row], T]) -> None:
+        self._entry = entry
+
+    def __get__(self, output: GenerationOutput | None, owner: object) -> tuple[T, ...]:
+        """Return the entries of all rows."""
+        return () if output is None else tuple(self._entry(row) for row in output.rows)
 
 
 @dataclass(frozen=True)
-class GenerationOutput:
+class GenerationOutput(Generation):
     """Generated texts, one entry per row in every tuple; the samples of a prompt stand together.
 
     Attributes:
-        text: Generated text, decoded from the raw ids, without special tokens; "" where the
-            backbone has no tokenizer.
-        ids: Generated raw ids, an end-of-sequence id included.
-        prompt_ids: Raw ids that were prefilled.
-        prompt_spans: Merged spans of the prompt as (start, length) in raw prompt tokens.
-        generated_spans: The same among the generated tokens; with border matching a start may be
-            negative, in the prompt.
-        cache_lengths: Units in the cache after the prefill and after each fed token.
-        token_reduction: (raw tokens - units) / raw tokens of the prompt.
-        gen_kv_reduction: Share of the generated tokens' cache entries saved at the end; above 1
-            where entries of the prompt went, too (``match_border``, ``span_eviction``).
-        cumulative_kv_reduction: The same, summed over all steps.
-        stop_reasons: ``eos``, ``stop_string``, ``criteria`` or ``length``.
-        logprobs: The model's log-probability of each generated id; None unless asked for.
-        top_logprobs: The most probable (id, log-probability) per step; None unless asked for.
+        rows: The rows, of which the tuples below are columns; see ``Row``.
         timings: Seconds to the first token and for the others.
         state: To continue with another turn: ``generate(..., past=output.state)``.
-        decode: The backbone's, to show the texts.
-        merge: What was merged: what the caller said, else what the checkpoint recommends.
-        raw_tail: Last tokens of each prompt that stayed raw, likewise.
-        span_eviction: Age in tokens at which columns of spans left the cache; None without.
-        dropped: How many left it, of all layers or of those below the merge depth; empty without.
+        options: What was asked for, with what the checkpoint recommends and the model's settings.
+        backbone: The model, which decodes the ids.
     """
 
-    text: tuple[str, ...]
-    ids: tuple[tuple[int, ...], ...]
-    prompt_ids: tuple[tuple[int, ...], ...]
-    prompt_spans: tuple[Spans, ...]
-    generated_spans: tuple[Spans, ...]
-    cache_lengths: tuple[tuple[int, ...], ...]
-    token_reduction: tuple[float, ...]
-    gen_kv_reduction: tuple[float, ...]
-    cumulative_kv_reduction: tuple[float, ...]
-    stop_reasons: tuple[StopReason, ...]
-    logprobs: tuple[tuple[float, ...], ...] | None
-    top_logprobs: tuple[tuple[TopTokens, ...], ...] | None
-    timings: Timings = field(compare=False)
-    state: GenerationState = field(compare=False, repr=False)
-    decode: Decode = field(compare=False, repr=False)
-    merge: Merge = field(default="all", compare=False)
-    raw_tail: int = field(default=0, compare=False)
-    span_eviction: int | None = field(default=None, compare=False)
-    dropped: tuple[int, ...] = field(default=(), compare=False)
+    backbone: Backbone = field(compare=False, repr=False)
 
-    @classmethod
-    def of(cls, output: EngineOutput, backbone: Backbone) -> GenerationOutput:
-        """Decode what the engine returned."""
-        rows, wordless = output.rows, backbone.tokenizer is None
-        scored = rows[0].logprobs is not None
-        return cls(
-            text=tuple("" if wordless else backbone.decode(list(row.ids)) for row in rows),
-            ids=tuple(row.ids for row in rows),
-            prompt_ids=tuple(row.prompt_ids for row in rows),
-            prompt_spans=tuple(row.prompt_spans for row in rows),
-            generated_spans=tuple(row.generated_spans for row in rows),
-            cache_lengths=tuple(row.cache_lengths for row in rows),
-            token_reduction=tuple(row.token_reduction for row in rows),
-            gen_kv_reduction=tuple(row.gen_kv_reduction for row in rows),
-            cumulative_kv_reduction=tuple(row.cumulative_kv_reduction for row in rows),
-            stop_reasons=tuple(row.stop_reason for row in rows),
-            logprobs=tuple(row.logprobs or () for row in rows) if scored else None,
-            top_logprobs=tuple(row.top_logprobs or () for row in rows) if scored else None,
-            timings=output.timings,
-            state=output.state,
-            decode=backbone.decode,
-            merge=output.merge,
-            raw_tail=output.raw_tail,
-            span_eviction=output.span_eviction,
-            dropped=output.dropped,
-        )
+    ids = Column(lambda row: row.ids)
+    prompt_ids = Column(lambda row: row.prompt_ids)
+    prompt_spans = Column(lambda row: row.prompt_spans)
+    generated_spans = Column(lambda row: row.generated_spans)
+    cache_lengths = Column(lambda row: row.cache_lengths)
+    token_reduction = Column(lambda row: row.token_reduction)
+    gen_kv_reduction = Column(lambda row: row.gen_kv_reduction)
+    cumulative_kv_reduction = Column(lambda row: row.cumulative_kv_reduction)
+    stop_reasons = Column(lambda row: row.stop_reason)
+
+    @cached_property
+    def text(self) -> tuple[str, ...]:
+        """Generated text without special tokens; "" where the backbone has no tokenizer."""
+        wordless = self.backbone.tokenizer is None
+        return tuple("" if wordless else self.backbone.decode(list(row.ids)) for row in self.rows)
+
+    @property
+    def logprobs(self) -> tuple[tuple[float, ...], ...] | None:
+        """The model's log-probability of each generated id; None unless asked for."""
+        scored = [row.logprobs for row in self.rows if row.logprobs is not None]
+        return tuple(scored) if scored else None
+
+    @property
+    def top_logprobs(self) -> tuple[tuple[TopTokens, ...], ...] | None:
+        """The most probable (id, log-probability) per step; None unless asked for."""
+        scored = [row.top_logprobs for row in self.rows if row.top_logprobs is not None]
+        return tuple(scored) if scored else None
+
+    @property
+    def merge(self) -> Merge:
+        """What was merged: what the caller said, else what the checkpoint recommends."""
+        return self.options.merge or "all"
+
+    @property
+    def raw_tail(self) -> int:
+        """Last tokens of each prompt that stayed raw, likewise."""
+        return self.options.raw_tail or 0
+
+    @property
+    def span_eviction(self) -> int | None:
+        """Age in tokens at which columns of spans left the cache; None without."""
+        return self.options.span_eviction
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """How many left it, of all layers or of those below the merge depth; empty without."""
+        return () if self.span_eviction is None else tuple(row.dropped for row in self.rows)
 
     @property
     def views(self) -> tuple[View, ...]:
         """Prompt and text of every row, to be shown."""
-        return tuple(self._view(row) for row in range(len(self.ids)))
+        return tuple(self._view(row) for row in self.rows)
 
-    def _view(self, row: int) -> View:
-        prompt_ids, ids = self.prompt_ids[row], self.ids[row]
-        border = len(prompt_ids)
-        spans = dict(self.prompt_spans[row])
-        spans |= {start + border: length for start, length in self.generated_spans[row]}
-        parts: list[tuple[int, int, int, bool]] = []  # tokens, of the unit, unit, in the prompt
-        start = unit = 0
-        while start < border + len(ids):
-            length = spans.get(start, 1)
-            inside = border - start  # tokens of the unit in the prompt
-            cut = (inside, length - inside) if 0 < inside < length else (length,)
-            parts += [(n, length, unit, inside > 0 and not i) for i, n in enumerate(cut)]
-            start, unit = start + length, unit + 1
-        texts = unit_texts([*prompt_ids, *ids], [tokens for tokens, *_ in parts], self.decode)
-        pieces = [Piece(text, *part[1:]) for text, part in zip(texts, parts, strict=True)]
-        units = border - round(self.token_reduction[row] * border)
-        saved = round(self.gen_kv_reduction[row] * max(0, len(ids) - 1))
+    def _view(self, row: Row) -> View:
+        border, total = row.prompt_length, row.prompt_length + row.generated
+        spans = dict(row.prompt_spans)
+        spans |= {start + border: length for start, length in row.generated_spans}
+        units: list[tuple[int, int]] = []  # start and tokens
+        start = 0
+        while start < total:
+            units.append((start, spans.get(start, 1)))
+            start += units[-1][1]
+        texts = unit_texts(
+            [*row.prompt_ids, *row.ids], [tokens for _, tokens in units], self.backbone.decode
+        )
+        pieces = tuple(
+            Piece(text, tokens, unit, start < border)
+            for unit, (text, (start, tokens)) in enumerate(zip(texts, units, strict=True))
+        )
+        saved = round(row.gen_kv_reduction * max(0, row.generated - 1))
         summary = (
-            f"{border} prompt tokens -> {units} units, token reduction "
-            f"{self.token_reduction[row]:.1%}; {len(ids)} generated tokens, {saved} of their "
-            f"cache entries saved, cumulative KV TR {self.cumulative_kv_reduction[row]:.1%}; first "
+            f"{border} prompt tokens -> {row.prompt_units} units, token reduction "
+            f"{row.token_reduction:.1%}; {row.generated} generated tokens, {saved} of their "
+            f"cache entries saved, cumulative KV TR {row.cumulative_kv_reduction:.1%}; first "
             f"token after {1000 * self.timings.first_token:,.0f} ms"
         )
         if (self.merge, self.raw_tail) != ("all", 0):
             tail = f", raw tail {self.raw_tail}" if self.raw_tail else ""
             summary += f"; merge {self.merge}{tail}"
         if self.span_eviction is not None:
-            read = border + max(0, len(ids) - 1)
-            of_all = f"{self.dropped[row]} of {read} columns dropped"
+            of_all = f"{row.dropped} of {total - 1} columns dropped"
             summary += f", span eviction {self.span_eviction}: {of_all}"
-        return View(tuple(pieces), summary, "umim-generation")
+        return View(pieces, summary, "umim-generation")
 
     def show(self, console: Console | None = None) -> None:
         """Print every prompt and text with merged spans coloured, and a line of figures."""

@@ -18,7 +18,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge, check_merge
 from umim_core.errors import EvaluationError, GenerationError, require
-from umim_core.inference.engine import Engine, Steps, exhaust
+from umim_core.inference.engine import Engine, exhaust
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import GenerationState, Prefix
 from umim_core.merging.continuations import score_continuations
@@ -176,7 +176,7 @@ class UMIM:
         """
         chosen = GenerateOptions.of(options, changes)
         inputs = (prompts, input_ids, attention_mask, add_special_tokens)
-        return GenerationOutput.of(exhaust(self._steps(*inputs, past, chosen)), self.backbone)
+        return exhaust(self._steps(*inputs, past, chosen))
 
     def stream(
         self,
@@ -217,7 +217,8 @@ class UMIM:
                 next(steps)
             except StopIteration as end:
                 yield from pieces.drain()
-                return GenerationOutput.of(end.value, self.backbone)
+                output: GenerationOutput = end.value
+                return output
             yield from pieces.drain()
 
     def prefix(
@@ -256,8 +257,8 @@ class UMIM:
         add_special_tokens: bool | None,
         past: GenerationState | Prefix | None,
         options: GenerateOptions,
-    ) -> Steps:
-        """Return the steps of a generation that merges as the checkpoint recommends.
+    ) -> Generator[None, None, GenerationOutput]:
+        """Generate step by step, merging as the checkpoint recommends.
 
         A bound on prices while decoding implies ``merge="all"``.
         """
@@ -274,11 +275,12 @@ class UMIM:
         items = prompt_items(prompts, input_ids, mask)
         if mask is None and not isinstance(prompts, Mapping):
             warn_of_padding(items, self.backbone)
-        return self.engine.steps(
+        generation = yield from self.engine.steps(
             encode_prompts(items, self.backbone, past, add_special_tokens),
             replace(options.of_model(self.backbone), merge=merge, raw_tail=raw_tail),
             past,
         )
+        return GenerationOutput(**vars(generation), backbone=self.backbone)
 
     @torch.no_grad()
     def score(

@@ -24,11 +24,11 @@ import torch
 from tokenizers import Tokenizer
 
 from umim_core.errors import UmimError
-from umim_core.inference.engine import Engine
+from umim_core.inference.engine import Batch, Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import PromptIds, TokenPrompt
-from umim_core.inference.row_batch import LiveRow, RowBatch
+from umim_core.inference.rows import Row
 from umim_core.serving.guard import ServerMetrics
 from umim_core.serving.openai_api import ApiError, bad_field, try_later
 
@@ -87,7 +87,7 @@ class Job:
     deliver: Callable[[list[Event]], None]
     cancelled: bool = False
     overtaken: int = 0
-    _rows: dict[LiveRow, tuple[int, TextStream]] = field(default_factory=dict, repr=False)
+    _texts: list[tuple[int, Row, TextStream]] = field(default_factory=list, repr=False)
 
     @property
     def samples(self) -> int:
@@ -116,7 +116,7 @@ class EngineWorker:
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer, metrics: ServerMetrics, sizes: BatchSizes
     ) -> None:
-        self._batch = RowBatch(engine, PrefixStore(sizes.kept_bytes))
+        self._batch = Batch(engine, PrefixStore(sizes.kept_bytes))
         self._tokenizer, self._sizes = tokenizer, sizes
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
@@ -216,11 +216,12 @@ class EngineWorker:
     def _join(self, job: Job) -> int:
         """Read a prompt; return how many tokens it had."""
         try:
-            config = job.options.config
-            if job.shorten and config is not None:
-                room = self._batch.room(job.prompt, job.options)
-                config.max_new_tokens = max(1, min(config.max_new_tokens or 1, room))
-            rows = self._batch.join(job.prompt, job.options)
+            options = job.options
+            if job.shorten:
+                room = self._batch.room(job.prompt, options)
+                most = max(1, min(options.new_tokens, room))
+                options = options.setting(max_new_tokens=most)
+            rows = self._batch.join([job.prompt], options)
         except UmimError as error:
             return self._refuse(job, error)
         except (MemoryError, RuntimeError) as error:
@@ -230,10 +231,11 @@ class EngineWorker:
             ids = job.prompt.ids if isinstance(job.prompt, PromptIds) else job.prompt
             return self._refuse(job, _no_memory(f"a prompt of {len(ids)} tokens"))
         first = rows[0]
-        for number, live in enumerate(rows):
-            job._rows[live] = number, TextStream(self._tokenizer, job.stops)
-        job.deliver([Started(first.row.prompt, first.prompt_units, first.reused)])
-        return first.row.prompt
+        job._texts = [
+            (number, row, TextStream(self._tokenizer, job.stops)) for number, row in enumerate(rows)
+        ]
+        job.deliver([Started(first.prompt_length, first.prompt_units, first.reused)])
+        return first.prompt_length
 
     def _refuse(self, job: Job, error: UmimError) -> int:
         self._running.remove(job)
@@ -248,26 +250,25 @@ class EngineWorker:
             return
         self._batch.step()
         for job in list(self._running):
-            events = [self._event(job, live) for live in list(job._rows)]
+            events = [self._event(job, *text) for text in list(job._texts)]
             failed = any(isinstance(event, Failed) for event in events)
-            if failed or not job._rows:
+            if failed or not job._texts:
                 self._end(job)
             job.deliver(events)
 
-    def _event(self, job: Job, live: LiveRow) -> Event:
+    def _event(self, job: Job, index: int, row: Row, stream: TextStream) -> Event:
         """Return what a forward added to a row."""
-        if live.error is not None:
-            return Failed(live.error)
-        index, stream = job._rows[live]
-        text = stream.push(live.row.raw[-1])
-        if not live.running:
+        if row.error is not None:
+            return Failed(row.error)
+        text = stream.push(row.raw[-1])
+        if not row.running:
             text += stream.finish()
         finish = None
-        if stream.stopped or not live.running:
-            finish = "length" if live.row.stop_reason == "length" and not stream.stopped else "stop"
-            self._batch.leave([live])
-            del job._rows[live]
-        return Piece(index, text, finish, len(live.row.ids))
+        if stream.stopped or not row.running:
+            finish = "length" if row.stop_reason == "length" and not stream.stopped else "stop"
+            self._batch.leave([row])
+            job._texts = [text for text in job._texts if text[0] != index]
+        return Piece(index, text, finish, row.generated)
 
     def _drop(self) -> None:
         """Fail all requests that run: a forward that broke off left their columns undefined."""
@@ -275,13 +276,13 @@ class EngineWorker:
         rows = len(self._batch.rows)
         self._batch.drop()
         for job in failed:
-            job._rows.clear()
+            job._texts.clear()
             job.deliver([Failed(_no_memory(f"{rows} rows"))])
         _log.warning("out of memory, %d requests failed", len(failed))
 
     def _end(self, job: Job) -> None:
-        self._batch.leave(list(job._rows))
-        job._rows.clear()
+        self._batch.leave([row for _, row, _ in job._texts])
+        job._texts.clear()
         self._running.remove(job)
 
 

@@ -14,12 +14,11 @@ from support.engine_matrix import VOCAB, build, module_for, random_rules
 from support.merged_models import random_merged_model
 from umim_core.errors import GenerationError
 from umim_core.inference import prefix_store
-from umim_core.inference.engine import Engine
+from umim_core.inference.engine import Batch, Engine
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import RowOutput
 from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import PromptIds
-from umim_core.inference.row_batch import LiveRow, RowBatch
+from umim_core.inference.rows import Row
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
 
@@ -51,8 +50,8 @@ Units = list[bytes]
 
 def model_columns(columns: int) -> tuple[UnitCache, int]:
     """A row of so many columns."""
-    batch = RowBatch(Engine(model("compact")), PrefixStore(0))
-    (live,) = batch.join(np.ones(columns, dtype=np.int64), settings(1, merge="none"))
+    batch = Batch(Engine(model("compact")), PrefixStore(0))
+    (live,) = batch.join([np.ones(columns, dtype=np.int64)], settings(1, merge="none"))
     return live._place
 
 
@@ -66,22 +65,22 @@ def beginning(one: Units, other: Units) -> int:
     return [*equal, False].index(False)
 
 
-def drive(batch: RowBatch, waiting: list[tuple], apart: int = 2) -> list[list[LiveRow]]:
+def drive(batch: Batch, waiting: list[tuple], apart: int = 2) -> list[list[Row]]:
     """Let requests join one by one, some steps apart, until all rows have ended."""
-    joined: list[list[LiveRow]] = []
+    joined: list[list[Row]] = []
     while waiting or batch.rows:
         if waiting:
-            joined.append(batch.join(*waiting.pop(0)))
+            joined.append(batch.join([waiting[0][0]], waiting.pop(0)[1]))
         for _ in range(apart):
             if batch.rows:
                 batch.step()
     return joined
 
 
-def assert_same(rows: Sequence[LiveRow], alone: Sequence[RowOutput]) -> None:
+def assert_same(rows: Sequence[Row], alone: Sequence[Row]) -> None:
     for live, row in zip(rows, alone, strict=True):
-        assert live.row.ids == row.ids
-        assert live.row.stop_reason == row.stop_reason
+        assert live.ids == row.ids
+        assert live.stop_reason == row.stop_reason
 
 
 @pytest.mark.parametrize("merge", ["all", "prompt", "none"])
@@ -90,7 +89,7 @@ def test_rows_that_come_and_go_get_the_tokens_of_a_request_alone(kind: str, merg
     merged_model = model(kind)
     engine, request = Engine(merged_model), GenerateOptions(merge=merge, raw_tail=0, seed=3)
     ids = prompts(1, merged_model.backbone.vocab_size)
-    batch = RowBatch(engine, PrefixStore(STORE))
+    batch = Batch(engine, PrefixStore(STORE))
     waiting = [(ids[b], replace(request, max_new_tokens=new)) for b, (_, new) in enumerate(SIZES)]
     for rows, prompt, (_, new) in zip(drive(batch, waiting), ids, SIZES, strict=True):
         assert_same(rows, engine.generate([prompt], replace(request, max_new_tokens=new)).rows)
@@ -99,9 +98,9 @@ def test_rows_that_come_and_go_get_the_tokens_of_a_request_alone(kind: str, merg
 def test_samples_of_one_request_are_those_of_the_engine() -> None:
     engine = Engine(model("compact"))
     prompt = prompts(2, VOCAB)[0]
-    rows = drive(RowBatch(engine, PrefixStore(0)), [(prompt, settings(8, 3, seed=11))])[0]
+    rows = drive(Batch(engine, PrefixStore(0)), [(prompt, settings(8, 3, seed=11))])[0]
     assert_same(rows, engine.generate([prompt], settings(8, 3, seed=11)).rows)
-    assert len({live.row.ids for live in rows}) > 1
+    assert len({live.ids for live in rows}) > 1
 
 
 @pytest.mark.parametrize("kind", ["compact", "preserved", "inside"])
@@ -112,7 +111,7 @@ def test_a_chat_that_goes_on_evaluates_only_what_is_new(kind: str) -> None:
         Engine(merged_model),
         GenerateOptions(max_new_tokens=4, merge="prompt", raw_tail=2),
     )
-    batch, rng = RowBatch(engine, PrefixStore(STORE)), np.random.default_rng(5)
+    batch, rng = Batch(engine, PrefixStore(STORE)), np.random.default_rng(5)
     said: list[int] = []
     parts: list[tuple[int, int]] = []
     held = 0
@@ -122,37 +121,37 @@ def test_a_chat_that_goes_on_evaluates_only_what_is_new(kind: str) -> None:
         said += new
         prompt = PromptIds(np.array(said), tuple(parts))
         (live,) = drive(batch, [(prompt, request)])[0]
-        assert live.row.ids == engine.generate([prompt], request).rows[0].ids
+        assert live.ids == engine.generate([prompt], request).rows[0].ids
         # All but the reply's last token, which was never fed.
         assert live.reused == held, f"turn {turn}"
         assert live.prompt_units - live.reused <= len(new) + 1
-        held = live.prompt_units + len(live.row.ids) - 1
-        said += live.row.ids
+        held = live.prompt_units + len(live.ids) - 1
+        said += live.ids
 
 
 def test_rows_taken_out_early_leave_the_others_as_they_are() -> None:
     engine = Engine(model("compact"))
     ids, long = prompts(4, VOCAB), GenerateOptions(max_new_tokens=12)
-    batch = RowBatch(engine, PrefixStore(STORE))
-    (gone,), (stays,) = (batch.join(ids[b], long) for b in (0, 1))
+    batch = Batch(engine, PrefixStore(STORE))
+    (gone,), (stays,) = (batch.join([ids[b]], long) for b in (0, 1))
     for _ in range(4):
         batch.step()
     batch.leave([gone])
     batch.leave([gone])  # twice is once
     while batch.rows:
         batch.step()
-    assert len(gone.row.ids) == 4
-    assert gone.row.ids == engine.generate([ids[0]], long).rows[0].ids[:4]
-    assert stays.row.ids == engine.generate([ids[1]], long).rows[0].ids
+    assert len(gone.ids) == 4
+    assert gone.ids == engine.generate([ids[0]], long).rows[0].ids[:4]
+    assert stays.ids == engine.generate([ids[1]], long).rows[0].ids
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
     engine, request = Engine(model("compact")), settings(2, merge="none")
     ids = [np.full(30, number) for number in range(1, 9)]
     probe = PrefixStore(STORE)
-    drive(RowBatch(engine, probe), [(ids[0], request)])
+    drive(Batch(engine, probe), [(ids[0], request)])
     store = PrefixStore(3 * probe.bytes)
-    drive(RowBatch(engine, store), [(row, request) for row in ids])
+    drive(Batch(engine, store), [(row, request) for row in ids])
     assert store.bytes == 3 * probe.bytes
     starts = np.arange(30)
     assert [store.find(row, starts) is not None for row in ids] == [False] * 5 + [True] * 3
@@ -161,11 +160,11 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
 def test_a_row_larger_than_the_bound_pushes_nothing_out() -> None:
     engine, request = Engine(model("compact")), settings(2, merge="none")
     probe, short = PrefixStore(STORE), np.full(30, 1)
-    drive(RowBatch(engine, probe), [(short, request)])
+    drive(Batch(engine, probe), [(short, request)])
     store = PrefixStore(probe.bytes)
     longer = np.full(40, 1)  # goes on from the short one
     drive(
-        RowBatch(engine, store),
+        Batch(engine, store),
         [(row, request) for row in (short, longer)],
     )
     assert store.bytes == probe.bytes
@@ -183,7 +182,7 @@ def test_a_look_up_takes_no_longer_the_more_rows_are_kept(monkeypatch: pytest.Mo
     shared = prefix_store._shared
     monkeypatch.setattr(prefix_store, "_shared", counted)
     engine, store = Engine(model("compact")), PrefixStore(STORE)
-    batch = RowBatch(engine, store)
+    batch = Batch(engine, store)
     pairs = [np.array(pair) for pair in product(range(VOCAB), repeat=2)]
     drive(batch, [(pair, settings(1, merge="none")) for pair in pairs], apart=1)
     assert compared <= 3 * len(pairs)
@@ -217,7 +216,7 @@ def test_a_prompt_takes_over_units_and_never_half_of_one() -> None:
     engine = Engine(model("compact"))
     store = PrefixStore(STORE)
     prompt = prompts(6, VOCAB)[4]
-    drive(RowBatch(engine, store), [(prompt, settings(2, merge="prompt"))])
+    drive(Batch(engine, store), [(prompt, settings(2, merge="prompt"))])
     starts = engine.merged_model.segment_prompt(prompt)[0]
     merged = int(np.flatnonzero(np.diff(starts) > 1)[0])
     raw = store.find(prompt, np.arange(len(prompt)))
@@ -228,24 +227,24 @@ def test_a_prompt_takes_over_units_and_never_half_of_one() -> None:
 
 
 def test_a_row_that_cannot_be_is_refused_and_the_others_go_on() -> None:
-    batch = RowBatch(Engine(model("compact")), PrefixStore(STORE))
-    (live,) = batch.join(prompts(7, VOCAB)[0], settings(6))
+    batch = Batch(Engine(model("compact")), PrefixStore(STORE))
+    (live,) = batch.join(prompts(7, VOCAB)[:1], settings(6))
     with pytest.raises(GenerationError, match="positions"):
-        batch.join(np.ones(95, dtype=np.int64), settings(6, merge="none"))
+        batch.join([np.ones(95, dtype=np.int64)], settings(6, merge="none"))
     with pytest.raises(GenerationError, match="ids must lie"):
-        batch.join(np.array([VOCAB]), settings(6))
+        batch.join([np.array([VOCAB])], settings(6))
     while batch.rows:
         batch.step()
-    assert len(live.row.ids) == 6
+    assert len(live.ids) == 6
 
 
 def test_a_row_without_a_finite_score_fails_alone() -> None:
     engine = Engine(model("compact"))
     ids = prompts(8, VOCAB)
-    batch = RowBatch(engine, PrefixStore(STORE))
-    (bad,), (good,) = (batch.join(ids[b], settings(3)) for b in (0, 1))
-    bad._logits = torch.full_like(bad._logits, torch.nan)
+    batch = Batch(engine, PrefixStore(STORE))
+    (bad,), (good,) = (batch.join([ids[b]], settings(3)) for b in (0, 1))
+    batch._requests[0].logits.fill_(torch.nan)
     while batch.rows:
         batch.step()
     assert bad.error is not None and "finite score" in str(bad.error)
-    assert good.row.ids == engine.generate([ids[1]], settings(3)).rows[0].ids
+    assert good.ids == engine.generate([ids[1]], settings(3)).rows[0].ids
