@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.evaluation.conftest import TEXT
 from support.engine_matrix import finished_row
+from tests.evaluation.conftest import TEXT
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
@@ -306,7 +306,9 @@ def test_perplexity_of_nothing_is_refused(
 
 def test_a_set_is_measured_from_its_rows(tiny_llama: Backbone) -> None:
     rows = [
-        finished_row(PROMPTS[0], ID_TEXTS[0], (2, 3, 3, 3, 4), [(0, 2)]),  # U = 1 1 1 2 of t = 1 2 3 4
+        finished_row(
+            PROMPTS[0], ID_TEXTS[0], (2, 3, 3, 3, 4), [(0, 2)]
+        ),  # U = 1 1 1 2 of t = 1 2 3 4
         finished_row(PROMPTS[1], ID_TEXTS[1], (1, 2)),
         finished_row(PROMPTS[2], ID_TEXTS[2], (3, 4, 5, 6, 7), [(0, 4)]),
     ]

@@ -1,4 +1,4 @@
-"""Rows that join and leave a batch against the engine, which runs each request alone."""
+"""Rows that come and go, units of what they generate, kept columns, columns that age out."""
 
 from __future__ import annotations
 
@@ -9,20 +9,39 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from support.engine_matrix import VOCAB, build, module_for, random_rules
+from support.engine_matrix import (
+    SAMPLED,
+    VOCAB,
+    build,
+    module_for,
+    random_prompts,
+    random_rules,
+    settings,
+)
 from support.merged_models import random_merged_model
+from support.pairwise import pairwise
+from umim_core import UMIM
+from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
 from umim_core.inference import prefix_store
 from umim_core.inference.engine import Batch, Engine
 from umim_core.inference.options import GenerateOptions
+from umim_core.inference.outputs import Forward
 from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import PromptIds
-from umim_core.inference.rows import Row
+from umim_core.inference.rows import GeneratedUnits, Row
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.throughput.throughput import FixedPairs
 
 SIZES = ((9, 12), (17, 5), (3, 20), (11, 1), (24, 9))
+
+
 STORE = 1 << 24
 
 
@@ -38,11 +57,6 @@ def model(kind: str) -> MergedModel:
 def prompts(seed: int, vocab: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.integers(1, min(vocab, VOCAB), size) for size, _ in SIZES]
-
-
-def settings(new: int, samples: int = 1, **options: object) -> GenerateOptions:
-    chosen = {"do_sample": True, "n": samples} if samples > 1 else {}
-    return GenerateOptions(max_new_tokens=new, **chosen, **options)
 
 
 Units = list[bytes]
@@ -98,8 +112,16 @@ def test_rows_that_come_and_go_get_the_tokens_of_a_request_alone(kind: str, merg
 def test_samples_of_one_request_are_those_of_the_engine() -> None:
     engine = Engine(model("compact"))
     prompt = prompts(2, VOCAB)[0]
-    rows = drive(Batch(engine, PrefixStore(0)), [(prompt, settings(8, 3, seed=11))])[0]
-    assert_same(rows, engine.generate([prompt], settings(8, 3, seed=11)).rows)
+    rows = drive(
+        Batch(engine, PrefixStore(0)),
+        [(prompt, settings(8, do_sample=True, num_return_sequences=3, seed=11))],
+    )[0]
+    assert_same(
+        rows,
+        engine.generate(
+            [prompt], settings(8, do_sample=True, num_return_sequences=3, seed=11)
+        ).rows,
+    )
     assert len({live.ids for live in rows}) > 1
 
 
@@ -248,3 +270,160 @@ def test_a_row_without_a_finite_score_fails_alone() -> None:
         batch.step()
     assert bad.error is not None and "finite score" in str(bad.error)
     assert good.ids == engine.generate([ids[1]], settings(3)).rows[0].ids
+
+
+TOKEN = st.integers(0, 2)
+
+
+RULES = st.sets(st.lists(TOKEN, min_size=2, max_size=4).map(tuple), max_size=12)
+
+
+def push(units: GeneratedUnits, *tokens: int | None) -> None:
+    """Push one token per row; None for a row that has ended."""
+    running = np.array([token is not None for token in tokens])
+    units.push(np.array([token or 0 for token in tokens], dtype=np.int64), running)
+
+
+def test_a_row_outgrows_its_first_buffer() -> None:
+    units = GeneratedUnits(Matcher(RuleSet.from_spans([(1, 2)])), rows=2)
+    for step in range(300):
+        push(units, 0, 1 + step % 2)
+    assert units.spans(0) == ()
+    assert units.spans(1) == tuple((start, 2) for start in range(0, 300, 2))
+
+
+def test_fixed_pairs_merge_every_two_tokens() -> None:
+    units = GeneratedUnits(FixedPairs(), rows=2)
+    for tokens in ((7, 7), (7, None), (8, 9), (9, 9), (7, None)):
+        push(units, *tokens)
+    assert [units.spans(row) for row in (0, 1)] == [((0, 2), (2, 2)), ((0, 2),)]
+
+
+@given(rules=RULES, rows=st.lists(st.lists(TOKEN, max_size=24), min_size=1, max_size=4))
+def test_units_after_every_token_are_the_segmentation_of_the_generated_ids(
+    rules: set[tuple[int, ...]], rows: list[list[int]]
+) -> None:
+    matcher = Matcher(RuleSet.from_spans(rules))
+    units = GeneratedUnits(matcher, len(rows))
+    for step in range(max(map(len, rows))):
+        push(units, *(row[step] if step < len(row) else None for row in rows))
+        for b, row in enumerate(rows):
+            starts, lengths = matcher.segment(np.array(row[: step + 1], dtype=np.int64))
+            found = zip(starts.tolist(), lengths.tolist(), strict=True)
+            assert units.spans(b) == tuple((s, n) for s, n in found if n > 1)
+
+
+NAMES = ("llama", "gpt2", "gpt-neox")
+
+
+def hidden_columns(
+    prompt: np.ndarray, generated: list[int], read: int, age: int, matcher: Matcher
+) -> list[int]:
+    """Columns that are gone once ``read`` tokens were read, of a prompt that was read whole."""
+    last, border = read - 1, len(prompt)
+    gone = []
+    for start, length in zip(*matcher.segment(prompt), strict=True):
+        if last - (start + length - 1) >= age:
+            gone += range(max(start, 1), start + length - 1)
+    made = np.array(generated[: read - border], dtype=np.int64)
+    for start, length in zip(*matcher.segment(made), strict=True):
+        first = border + start
+        if last - (first + length - 1) >= age and last - first >= 3:
+            gone += range(first, first + length - 1)
+    return gone
+
+
+@pairwise(name=NAMES, age=[0, 4], infix_free=[True, False], rows=[1, 4])
+@torch.no_grad()
+def test_every_step_equals_a_masked_forward(
+    name: str, age: int, infix_free: bool, rows: int
+) -> None:
+    backbone, matcher = build(name), random_rules(3, infix_free)
+    prompts = random_prompts(5, rows)
+    everything = 0
+
+    def compare(forward: Forward) -> None:
+        nonlocal everything
+        for b, prompt in enumerate(prompts):
+            if not forward.running[b]:
+                continue
+            made = list(forward.generated[b])
+            ids = np.array([*prompt, *made], dtype=np.int64)
+            seen = torch.ones(len(ids), len(ids)).tril().bool()
+            for query in range(len(prompt), len(ids)):
+                seen[query, hidden_columns(prompt, made, query, age, matcher)] = False
+            lowest = torch.finfo(torch.float64).min
+            mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, lowest)
+            states = backbone.hidden(backbone.embed(torch.from_numpy(ids))[None], mask[None, None])
+            assert float((forward.logits[b] - backbone.head(states[0, -1:])[0]).abs().max()) < 1e-5
+            gone = hidden_columns(prompt, made, len(ids), age, matcher)
+            assert forward.lengths[b] == len(ids) - len(gone)
+            everything += len(gone)
+
+    output = Engine(MergedModel(backbone, module_for(backbone), matcher, "compact")).generate(
+        prompts,
+        settings(12, **SAMPLED, merge="none", span_eviction=age, seed=0, observer=compare),
+    )
+    assert everything > 0
+    assert all(row.token_reduction == 0 and not row.generated_spans for row in output.rows)
+
+
+@torch.no_grad()
+def test_a_row_that_ended_leaves_the_others_as_they_are() -> None:
+    backbone, matcher = build("llama"), random_rules(3, False)
+    prompts, engine = (
+        random_prompts(5, 4),
+        Engine(MergedModel(backbone, module_for(backbone), matcher, "compact")),
+    )
+    options = settings(12, merge="none", span_eviction=0, seed=0)
+    whole = engine.generate(prompts, options).rows
+    ends = int(whole[0].ids[2])
+    ended = settings(12, merge="none", span_eviction=0, seed=0, eos_token_id=ends)
+    found = engine.generate(prompts, ended).rows
+    sizes = []
+    for row, prompt, free in zip(found, prompts, whole, strict=True):
+        size = next((n for n, x in enumerate(free.ids, 1) if x == ends), len(free.ids))
+        assert list(row.ids) == list(free.ids[:size])
+        (alone,) = engine.generate([prompt], ended).rows
+        assert row.cache_lengths == alone.cache_lengths
+        sizes.append(size)
+    assert min(sizes) < max(sizes)
+
+
+def test_samples_of_a_prompt_lose_their_own_columns(tiny_umim: UMIM) -> None:
+    options = {"merge": "none", "span_eviction": 0, "do_sample": True, "seed": 0}
+    prompt = "w1 w2 w9 w3 w4 w5"
+    out = tiny_umim.generate(prompt, n=3, max_new_tokens=6, **options)
+    assert [lengths[0] for lengths in out.cache_lengths] == [4, 4, 4]
+    whole = tiny_umim.generate(prompt, n=3, max_new_tokens=6, **{**options, "span_eviction": 99})
+    assert [lengths[0] for lengths in whole.cache_lengths] == [6, 6, 6]
+    plain = tiny_umim.generate(prompt, n=3, max_new_tokens=6, merge="none", do_sample=True, seed=0)
+    assert whole.ids == plain.ids
+    assert "; merge none, span eviction 0: " in out.views[0].summary
+    dropped = 11 - out.cache_lengths[0][-1]  # six tokens of the prompt, five that were fed
+    assert f"{dropped} of 11 columns dropped" in out.views[0].summary
+    assert "eviction" not in plain.views[0].summary
+
+
+@pytest.mark.parametrize("merge", ["none", "all"])
+def test_below_the_merge_depth_dropped_columns_are_those_of_raw_tokens(merge: Merge) -> None:
+    matcher, prompts = random_rules(1, True), random_prompts(3, 2)
+    engine = Engine(random_merged_model(build("llama"), matcher, 1, 0))
+    out = engine.generate(prompts, settings(12, merge=merge, span_eviction=0))
+    gone = [
+        hidden_columns(prompt, list(row.ids), len(prompt) + 11, 0, matcher)
+        for prompt, row in zip(prompts, out.rows, strict=True)
+    ]
+    dropped = [row.dropped for row in out.rows]
+    assert dropped == list(map(len, gone))
+    assert min(dropped) > 0
+
+
+def test_an_evicted_state_is_not_continued(tiny_umim: UMIM) -> None:
+    out = tiny_umim.generate("w1 w2 w9", merge="none", span_eviction=0, max_new_tokens=3)
+    with pytest.raises(GenerationError, match="spans were evicted from it"):
+        tiny_umim.generate("w5", merge="none", max_new_tokens=3, past=out.state)
+    plain = tiny_umim.generate("w1 w2 w9", merge="none", max_new_tokens=3)
+    with pytest.raises(GenerationError, match="span eviction needs a cache of its own"):
+        tiny_umim.generate("w5", merge="none", span_eviction=0, max_new_tokens=3, past=plain.state)
+    assert tiny_umim.generate("w5", merge="none", max_new_tokens=3, past=plain.state).ids

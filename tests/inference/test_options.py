@@ -1,17 +1,39 @@
-"""Every refusal of an option, at the public door; what a model says where a caller does not."""
+"""Options: every refusal at the public door, what a model says, prices while decoding, room."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import GenerationConfig, TextStreamer
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, TextStreamer
 
+from support.engine_matrix import (
+    CHEAP,
+    SAMPLED,
+    build,
+    cheap_rules,
+    module_for,
+    priced_rules,
+    random_prompts,
+    settings,
+)
+from support.merged_models import fresh_model
+from support.tiny_models import SIZES
 from umim_core import UMIM
-from umim_core.errors import UmimError
-from umim_core.inference.options import GenerateOptions
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import UnitPositions
+from umim_core.errors import GenerationError, UmimError
+from umim_core.inference.engine import Engine
+from umim_core.inference.options import DEFAULT_TOP_K, GenerateOptions
+from umim_core.inference.rows import Row
+from umim_core.merging.merged_model import MergedModel
+from umim_core.rules.matcher import Matcher
 
 TEXT = "w1 w2 w9 w3 w4 w5"
 
@@ -95,3 +117,217 @@ def test_options_are_one_value_that_names_change(tiny_umim: UMIM) -> None:
     out = tiny_umim.generate(TEXT, options)
     assert out == tiny_umim.generate(TEXT, max_new_tokens=5, merge="none", eos_token_id=[1, 2])
     assert tiny_umim.generate(TEXT, options, merge="all").merge == "all"
+
+
+PROMPT = "w1 w2 w3 w4 w5"
+
+
+IDS = [1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def umim(
+    tiny_model: Callable[[str, int], PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast
+) -> Iterator[UMIM]:
+    """Without rules; its generation_config may be changed; torch's generator is kept."""
+    backbone = wrap_backbone(tiny_model("llama", 0), tiny_tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield UMIM(backbone, Checkpoint.of(fresh_model(backbone, [])))
+
+
+def theirs(umim: UMIM, **options: object) -> list[int]:
+    out = umim.backbone.model.generate(
+        torch.tensor([IDS]),
+        attention_mask=torch.ones(1, len(IDS), dtype=torch.int64),
+        max_new_tokens=12,
+        pad_token_id=0,
+        **options,
+    )
+    return out[0, len(IDS) :].tolist()
+
+
+def filled(umim: UMIM, **options: object) -> GenerationConfig:
+    config = GenerateOptions(**options).of_model(umim.backbone).config
+    assert config is not None
+    return config
+
+
+def test_greedy_calls_leave_torchs_generator_alone(umim: UMIM) -> None:
+    before = torch.get_rng_state()
+    umim.generate(PROMPT, max_new_tokens=3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "own", [{"repetition_penalty": 1.9}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": [9, 20]}]
+)
+def test_what_is_not_given_is_the_models_own(umim: UMIM, own: dict[str, object]) -> None:
+    plain = umim.generate(PROMPT, max_new_tokens=12).ids
+    umim.backbone.model.generation_config = GenerationConfig(**own, eos_token_id=[30, 31])
+    output = umim.generate(PROMPT, max_new_tokens=12)
+    assert list(output.ids[0]) == theirs(umim) and output.ids != plain
+    assert umim.generate(PROMPT, config=GenerationConfig(max_new_tokens=12)) == output
+
+
+def test_what_is_given_overrides_the_models_own(umim: UMIM) -> None:
+    umim.backbone.model.generation_config = GenerationConfig(repetition_penalty=1.9, eos_token_id=0)
+    output = umim.generate(PROMPT, max_new_tokens=12, repetition_penalty=1.2)
+    assert list(output.ids[0]) == theirs(umim, repetition_penalty=1.2) != theirs(umim)
+
+
+def test_a_model_that_samples_samples_by_default(umim: UMIM) -> None:
+    own = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, max_length=9, eos_token_id=0)
+    umim.backbone.model.generation_config = own
+    found = filled(umim)
+    assert (found.do_sample, found.temperature, found.top_p, found.top_k) == (True, 0.6, 0.9, 50)
+    assert (found.max_new_tokens, found.max_length) == (64, None)
+    assert not filled(umim, do_sample=False).do_sample
+    assert filled(umim, temperature=0.3).temperature == 0.3
+
+
+def test_sampling_takes_transformers_top_k_unless_another_is_given(umim: UMIM) -> None:
+    assert filled(umim, do_sample=True).top_k == DEFAULT_TOP_K
+    for given in (0, None):
+        assert filled(umim, do_sample=True, top_k=given).top_k == 0
+    assert filled(umim, do_sample=True, top_k=3).top_k == 3
+
+
+def test_a_model_whose_file_asks_for_beams_is_refused_until_they_are_overridden(umim: UMIM) -> None:
+    umim.backbone.model.generation_config = GenerationConfig(num_beams=4, eos_token_id=0)
+    with pytest.raises(GenerationError, match="num_beams"):
+        umim.generate(PROMPT, max_new_tokens=3)
+    assert umim.generate(PROMPT, config=GenerationConfig(num_beams=1, max_new_tokens=3)).ids[0]
+
+
+def test_an_end_token_may_be_given(umim: UMIM) -> None:
+    free = umim.generate(PROMPT, max_new_tokens=12, eos_token_id=None).ids[0]
+    assert len(free) == 12
+    for ends in (free[4], [99, free[4]]):
+        output = umim.generate(PROMPT, max_new_tokens=12, eos_token_id=ends)
+        assert output.ids[0] == free[: free.index(free[4]) + 1]
+        assert output.stop_reasons == ("eos",)
+
+
+SAMPLING = settings(**SAMPLED, seed=0)
+
+
+def model(matcher: Matcher, bound: float | None = None) -> MergedModel:
+    backbone = build("llama")
+    return MergedModel(backbone, module_for(backbone), matcher, "compact", decode_max_damage=bound)
+
+
+def rows_of(merged_model: MergedModel, **options: object) -> tuple[Row, ...]:
+    chosen = replace(SAMPLING, **options)
+    return Engine(merged_model).generate(random_prompts(5, 4), chosen).rows
+
+
+@pytest.fixture(params=[True, False], ids=["infix-free", "nested"])
+def matcher(request: pytest.FixtureRequest) -> Matcher:
+    return priced_rules(3, request.param)
+
+
+@pytest.mark.parametrize("bound", [-math.inf, -0.5])
+def test_a_bound_below_all_prices_merges_prompts_alone(matcher: Matcher, bound: float) -> None:
+    assert rows_of(model(matcher), decode_max_damage=bound) == rows_of(
+        model(matcher), merge="prompt"
+    )
+
+
+def test_raw_prompts_are_gone_on_with_as_by_a_model_of_the_cheap_rules(matcher: Matcher) -> None:
+    raw = {"raw_tail": 99}
+    bounded = rows_of(model(matcher), decode_max_damage=CHEAP, **raw)
+    assert bounded == rows_of(model(cheap_rules(matcher)), **raw)
+    assert bounded != rows_of(model(matcher), **raw)
+
+
+def test_a_request_overrides_the_bound_of_the_model(matcher: Matcher) -> None:
+    every, cheap = rows_of(model(matcher)), rows_of(model(matcher), decode_max_damage=CHEAP)
+    bounded = model(matcher, CHEAP)
+    assert every != cheap == rows_of(bounded)
+    assert rows_of(bounded, decode_max_damage=math.inf) == every
+    assert rows_of(bounded, merge="prompt") == rows_of(model(matcher), merge="prompt")
+
+
+def test_bounds_of_several_requests_do_not_mix(matcher: Matcher) -> None:
+    engine, prompts = Engine(model(matcher)), random_prompts(5, 4)
+    bounds = (CHEAP, None, -1.0, CHEAP)
+    found = [
+        engine.generate(prompts, replace(SAMPLING, decode_max_damage=bound)).rows
+        for bound in bounds
+    ]
+    assert found == [rows_of(model(matcher), decode_max_damage=bound) for bound in bounds]
+
+
+NEW, CONTEXT = 5, 64
+
+
+VOCAB_SIZE = SIZES["vocab_size"]
+
+
+BOS = VOCAB_SIZE - 1
+
+
+LETTERS = range(1, BOS)
+
+
+ROOM = CONTEXT - NEW + 1
+
+
+def ids_of(length: int) -> list[int]:
+    return np.random.default_rng(3).integers(1, BOS, length).tolist()
+
+
+def with_rules(backbone: Backbone, positions: UnitPositions = "compact") -> UMIM:
+    spans = [(a, b) for a in LETTERS for b in LETTERS[::2]]
+    return UMIM(
+        backbone, Checkpoint.of(fresh_model(backbone, spans, 0.2, unit_positions=positions))
+    )
+
+
+def test_an_overlong_prompt_is_refused_with_what_to_do(tiny_backbone: Backbone) -> None:
+    with pytest.raises(GenerationError, match="overlong='truncate'"):
+        with_rules(tiny_backbone).generate(ids_of(ROOM + 1), merge="none", max_new_tokens=NEW)
+
+
+def test_without_merging_the_last_tokens_are_kept(tiny_backbone: Backbone) -> None:
+    umim, ids = with_rules(tiny_backbone), ids_of(150)
+    options = {"merge": "none", "max_new_tokens": NEW, "overlong": "truncate"}
+    output = umim.generate(ids, **options)
+    assert list(output.prompt_ids[0]) == ids[-ROOM:]
+    assert output == umim.generate(ids[-ROOM:], **options)
+    assert umim.generate(ids[:9], **options).prompt_ids[0] == tuple(ids[:9])
+
+
+@pytest.mark.parametrize("positions", ["compact", "preserved"])
+def test_leading_units_are_dropped_whole(tiny_llama: Backbone, positions: UnitPositions) -> None:
+    umim, ids = with_rules(tiny_llama, positions), ids_of(150)
+    output = umim.generate([ids, ids[:8]], merge="all", max_new_tokens=NEW, overlong="truncate")
+    kept = list(output.prompt_ids[0])
+    assert kept == ids[-len(kept) :]
+    starts, lengths = umim.matcher.segment(np.array(ids))
+    assert len(ids) - len(kept) in starts.tolist()
+    after = umim.matcher.segment(np.array(kept))[1].tolist()
+    assert after == lengths[-len(after) :].tolist() and max(after) > 1
+    assert (len(after) if positions == "compact" else len(kept)) in (ROOM, ROOM - 1)
+    assert (len(kept) > ROOM) == (positions == "compact")
+    assert output.prompt_ids[1] == tuple(ids[:8])
+    assert output.ids[0] == umim.generate(kept, merge="all", max_new_tokens=NEW).ids[0]
+
+
+def test_a_bos_in_front_stays(
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> None:
+    tokenizer = word_tokenizer(["<eos>", *(f"w{i}" for i in range(1, VOCAB_SIZE))])
+    tokenizer.bos_token = f"w{BOS}"
+    ids = [BOS, *ids_of(150)]
+    output = with_rules(wrap_backbone(tiny_model("llama", 0), tokenizer)).generate(
+        ids, merge="none", max_new_tokens=NEW, overlong="truncate"
+    )
+    assert list(output.prompt_ids[0]) == [BOS, *ids[-ROOM + 1 :]]
+
+
+def test_new_tokens_that_leave_no_room_are_refused(tiny_llama: Backbone) -> None:
+    with pytest.raises(GenerationError, match="64 positions"):
+        with_rules(tiny_llama).generate([1, 2], max_new_tokens=CONTEXT + 1, overlong="truncate")

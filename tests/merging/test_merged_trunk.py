@@ -12,7 +12,6 @@ from support.engine_matrix import build, random_prompts, random_rules, settings
 from support.family_configs import EXACT
 from support.family_configs import random_model as model_of_family
 from support.merged_models import oracle_states, random_merged_model, units_of
-from support.pairwise import pairwise
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.split import split_backbone
@@ -27,6 +26,8 @@ from umim_core.merging.likelihood import score_rows, token_log_probs
 from umim_core.merging.merged_model import MergedModel
 
 FORMS = [(1, 0), (1, 3), (0, 3)]
+
+
 UNSPLIT = {"biogpt", "granite-unscaled", "opt", "xglm"}  # not exactly: refused by name
 
 
@@ -51,38 +52,6 @@ def test_the_parts_of_every_family_give_the_whole_or_are_refused(family: str) ->
     assert all(torch.equal(before[n], v) for n, v in backbone.model.state_dict().items())
 
 
-class Recorder:
-    """Logits by row and generated tokens."""
-
-    def __init__(self) -> None:
-        self.logits: dict[tuple[int, int], torch.Tensor] = {}
-
-    def __call__(self, forward: Forward) -> None:
-        for row, ids in enumerate(forward.generated):
-            if forward.running[row]:
-                self.logits[row, len(ids)] = forward.logits[row]
-
-
-@pairwise(family=["llama", "qwen2", "gpt2", "mistral"], rank=[0, 3], infix_free=[True, False])
-def test_decoding_equals_a_forward_from_scratch_after_every_step(
-    family: str, rank: int, infix_free: bool
-) -> None:
-    backbone, matcher = build(family), random_rules(3, infix_free)
-    model = random_merged_model(backbone, matcher, 1, rank, rows=20)
-    prompts, seen = random_prompts(7, 3), Recorder()
-    output = Engine(model).generate(prompts, settings(14, observer=seen))
-    merged = 0
-    for row, (prompt, out) in enumerate(zip(prompts, output.rows, strict=True)):
-        merged += len(out.generated_spans)
-        for step in range(len(out.ids)):
-            ids = [*prompt.tolist(), *out.ids[:step]]
-            units = units_of(matcher, ids, len(prompt))
-            expected = backbone.head(oracle_states(model, ids, units)[-1])
-            assert torch.allclose(seen.logits[row, step], expected, rtol=0, atol=1e-10)
-            assert out.cache_lengths[step] == len(units)
-    assert merged > 3
-
-
 @pytest.mark.parametrize(("depth", "rank"), FORMS)
 def test_a_row_alone_equals_the_row_in_a_batch(depth: int, rank: int) -> None:
     model = random_merged_model(build("llama"), random_rules(1, False), depth, rank)
@@ -90,24 +59,6 @@ def test_a_row_alone_equals_the_row_in_a_batch(depth: int, rank: int) -> None:
     together = Engine(model).generate(prompts, settings(10))
     for prompt, row in zip(prompts, together.rows, strict=True):
         assert Engine(model).generate([prompt], settings(10)).rows[0] == row
-
-
-@pytest.mark.parametrize(("depth", "rank"), FORMS)
-def test_a_chat_of_two_turns_equals_one_forward_of_each_state(depth: int, rank: int) -> None:
-    """The second turn needs the last raw states and columns that the first one left."""
-    backbone, matcher = build("llama"), random_rules(5, False)
-    model = random_merged_model(backbone, matcher, depth, rank)
-    engine, seen = Engine(model), Recorder()
-    first = engine.generate([[1, 2, 3, 4]], settings(6))
-    second = engine.generate([[5, 6, 7]], settings(4, observer=seen), past=first.state)
-    prompt, turn = [1, 2, 3, 4], list(first.rows[0].ids)
-    units = units_of(matcher, [*prompt, *turn[:-1]], len(prompt))
-    base = len(prompt) + len(turn) - 1
-    units += [(base, 1), *((base + 1 + s, n) for s, n in units_of(matcher, [5, 6, 7], 3))]
-    assert second.rows[0].cache_lengths[0] == len(units)
-    if depth:
-        expected = backbone.head(oracle_states(model, [*prompt, *turn, 5, 6, 7], units)[-1])
-        assert torch.allclose(seen.logits[0, 0], expected, rtol=0, atol=1e-10)
 
 
 def test_a_failed_turn_gives_columns_and_recent_states_back() -> None:

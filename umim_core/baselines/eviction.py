@@ -36,7 +36,7 @@ from umim_core.backbone.attention_masks import check_attention_window, eager_att
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns, Ints
 from umim_core.errors import EvaluationError, GenerationError, require
-from umim_core.inference.engine import Batch, exhaust
+from umim_core.inference.engine import Batch, Engine, exhaust
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import GenerationState
 from umim_core.inference.prefix_store import SharedPrefix
@@ -45,7 +45,7 @@ from umim_core.inference.rows import Row
 from umim_core.inference.sampling import fresh_seed
 from umim_core.merging.likelihood import TokenScores, target_scores
 from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.matcher import Advance, Matcher
+from umim_core.rules.matcher import Advance
 
 WEIGHED_TOKENS: Final = 128  # 30 layers of 9 heads: 0.28 GB of float32 weights at 2,048 columns
 
@@ -232,35 +232,26 @@ Budget = Callable[[Ints, int], int]
 """Columns that may stay, at least 1, of a prompt [T] and so many generated tokens G behind it."""
 
 
-class PolicyReader:
+class PolicyEngine(Engine):
     """Reads one prompt, and tokens behind it, into columns that a policy chooses."""
 
     def __init__(self, backbone: Backbone, policy: CachePolicy, budget: Budget) -> None:
-        self._model = MergedModel.without_merging(backbone)
+        super().__init__(MergedModel.without_merging(backbone))
         self._policy, self._budget = policy, budget
         self._prompt: Ints = np.zeros(0, dtype=np.int64)
-
-    @property
-    def merged_model(self) -> MergedModel:
-        """The model, which merges nothing."""
-        return self._model
-
-    def matcher(self, options: GenerateOptions) -> Matcher | None:
-        """Return none: generated tokens stay raw."""
 
     def begin(
         self,
         prompts: Prompts,
         options: GenerateOptions,
         new: int,
-        *,
         past: GenerationState | None,
         shared: SharedPrefix | None,
         several: bool,
     ) -> tuple[PolicyCache, Tensor]:
-        """Read the prompt; see ``Reader``."""
+        """Read the prompt."""
         [self._prompt] = prompts.ids
-        cache = PolicyCache(self._model.backbone, self._policy)
+        cache = PolicyCache(self.backbone, self._policy)
         return cache, self._read(self._prompt, cache)
 
     def feed(
@@ -269,16 +260,11 @@ class PolicyReader:
         """Read the token chosen last."""
         return self._read(tokens, columns)
 
-    def gathered(self, places: Sequence[tuple[PolicyCache, int]]) -> PolicyCache:
-        """Return the only row's columns."""
-        return places[0][0]
-
     def _read(self, ids: Ints, cache: PolicyCache) -> Tensor:
-        backbone = self._model.backbone
         generated = cache.tokens + len(ids) - len(self._prompt)
         allowed = self._budget(self._prompt, generated)
-        hidden = cache.read(torch.from_numpy(ids).to(backbone.device), allowed)
-        return backbone.head(hidden[-1:])
+        hidden = cache.read(torch.from_numpy(ids).to(self.backbone.device), allowed)
+        return self.backbone.head(hidden[-1:])
 
 
 @torch.no_grad()
@@ -319,7 +305,7 @@ def generate_evicted(
     streams = range(len(policies)) if options.streams is None else options.streams
     alone, rows = options.setting(num_return_sequences=None), list[Row]()
     for (ids, policy), stream in zip(policies, streams, strict=True):
-        batch = Batch(PolicyReader(backbone, policy, budget))
+        batch = Batch(PolicyEngine(backbone, policy, budget))
         rows += exhaust(batch.run([ids], replace(alone, streams=[stream])))[0]
     return rows
 

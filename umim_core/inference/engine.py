@@ -45,7 +45,7 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -69,7 +69,6 @@ from umim_core.inference.sampling import TokenChooser, log_probs
 from umim_core.inference.stopping import Stopper
 from umim_core.inference.unit_cache import UnitCache, UnitInputs, new_cache, run_layers
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.packing import pack_rows
 from umim_core.rules.matcher import Advance, Matcher
 from umim_core.rules.pruning import rules_under
 from umim_core.text.token_ids import Ints
@@ -87,62 +86,26 @@ def exhaust(steps: Generator[None, None, T]) -> T:
             return output
 
 
-class Reader(Protocol):
-    """What a batch runs on: it reads prompts and generated units into columns of its own."""
-
-    @property
-    def merged_model(self) -> MergedModel:
-        """The model."""
-
-    def matcher(self, options: GenerateOptions) -> Matcher | None:
-        """Return the matcher of generated tokens; None where they stay raw."""
-
-    def begin(
-        self,
-        prompts: Prompts,
-        options: GenerateOptions,
-        new: int,
-        *,
-        past: GenerationState | None,
-        shared: SharedPrefix | None,
-        several: bool,
-    ) -> tuple[Any, Tensor]:
-        """Read prompts: columns, in rows side by side for each sample, and logits [B, V].
-
-        There is room for so many new tokens. ``shared`` has columns of the only prompt; several
-        rows may run together.
-        """
-
-    def feed(self, step: Advance, tokens: Ints, columns: Any, positions: Tensor | None) -> Tensor:
-        """Roll back, feed one unit per row, return the next logits [B, V].
-
-        The newest tokens [B] of ended rows mean nothing. Positions [B, 1] are those of the newest
-        tokens; None where they are columns.
-        """
-
-    def gathered(self, places: Sequence[tuple[Any, int]]) -> Any:
-        """Return columns with copies of rows of others."""
-
-
 class Engine:
-    """Reads prompts and generated units by a merged model; the module's weights are fixed."""
+    """Reads prompts and generated units by a merged model; the module's weights are fixed.
+
+    A batch runs on ``begin``, ``feed`` and ``gathered``, which a policy of the cache overrides.
+    """
 
     def __init__(self, merged_model: MergedModel) -> None:
-        self._merged_model, self.backbone = merged_model, merged_model.backbone
+        self.merged_model, self.backbone = merged_model, merged_model.backbone
         self._inputs = UnitInputs(merged_model)
         self._latest: tuple[float, Matcher] | None = None
 
-    @property
-    def merged_model(self) -> MergedModel:
-        """The model."""
-        return self._merged_model
-
     def matcher(self, options: GenerateOptions) -> Matcher | None:
-        """See ``Reader``; the latest matcher of a bound on prices is kept."""
-        if options.merge not in (None, "all") or self._merged_model.matcher is None:
+        """Return the matcher of generated tokens; None where they stay raw.
+
+        The latest one of a bound on prices is kept.
+        """
+        if options.merge not in (None, "all") or self.merged_model.matcher is None:
             return None
-        whole = self._merged_model.require_matcher()
-        bound = options.decode_bound(self._merged_model)
+        whole = self.merged_model.require_matcher()
+        bound = options.decode_bound(self.merged_model)
         if bound is None:
             return whole
         latest = self._latest  # another thread may replace it
@@ -187,7 +150,7 @@ class Engine:
                 state.release()
             elif state is not None:  # it failed, or the generator was abandoned
                 state.give_back()
-        after = GenerationState(tuple(tuple(row.raw) for row in rows), columns, self._merged_model)
+        after = GenerationState(tuple(tuple(row.raw) for row in rows), columns, self.merged_model)
         if options.span_eviction is not None:
             after.release()  # its positions are not known without the columns that went
         return Generation(tuple(rows), timings, after, options)
@@ -195,31 +158,34 @@ class Engine:
     @torch.no_grad()
     def prefix(self, prompt: TokenPrompt, options: GenerateOptions) -> Prefix:
         """Read a text like a prompt of ``steps``, into a cache that many requests continue."""
-        read = read_prompts([prompt], None, options.reading(self._merged_model))
+        read = read_prompts([prompt], None, options.reading(self.merged_model))
         cache = self._room(read, options, 1, None, several=False)
         self._prefill(read, cache, [0])
         [(starts, lengths)] = read.cuts
         spans = zip(starts.tolist(), lengths.tolist(), strict=True)
         merged = tuple((start, length) for start, length in spans if length > 1)
-        return Prefix(tuple(read.ids[0].tolist()), merged, cache, self._merged_model)
+        return Prefix(tuple(read.ids[0].tolist()), merged, cache, self.merged_model)
 
     def begin(
         self,
         prompts: Prompts,
         options: GenerateOptions,
         new: int,
-        *,
         past: GenerationState | None,
         shared: SharedPrefix | None,
         several: bool,
-    ) -> tuple[UnitCache, Tensor]:
-        """See ``Reader``."""
+    ) -> tuple[Any, Tensor]:
+        """Read prompts: columns, in rows side by side for each sample, and logits [B, V].
+
+        There is room for so many new tokens. ``shared`` has columns of the only prompt; several
+        rows may run together.
+        """
         cache = self._room(prompts, options, new, past, several)
         before = [0] * len(prompts.ids) if past is None else [len(ids) for ids in past.fed_ids]
         if shared is not None:
             shared.cache.allow(cache.units.max_length, cache.evictable.max_length)
             cache, before = shared.cache, [shared.tokens]
-            prompts = _behind(prompts, shared)
+            prompts = prompts.behind(shared.tokens, shared.units)
         logits = self._prefill(prompts, cache, before)
         return cache.repeated(options.samples), logits.repeat_interleave(options.samples, 0)
 
@@ -239,14 +205,14 @@ class Engine:
             raw = raw + torch.tensor([len(ids) for ids in past.fed_ids])
         # The last token chosen is never fed.
         limit, most_raw = int(units.max()) + new - 1, int(raw.max()) + new - 1
-        preserved = self._merged_model.unit_positions == "preserved"
+        preserved = self.merged_model.unit_positions == "preserved"
         highest = most_raw if preserved else limit
         check_room(self.backbone, highest, new)
         evicts = options.span_eviction is not None
         if several or preserved or evicts:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None:
-            depth = self._merged_model.merge_depth
+            depth = self.merged_model.merge_depth
             layers = (self.backbone.num_layers - depth, depth)
             return new_cache(layers, len(units), limit, most_raw, self.backbone.device)
         # Short prompts are padded to the widest, wherever their rows begin.
@@ -264,13 +230,13 @@ class Engine:
         packed, cache = prompts.packed, unit_cache.units
         states = self._inputs.of_prompts(prompts, unit_cache, past)
         cache.begin(packed.token_ids.shape[1])
-        if self._merged_model.unit_positions == "preserved":
+        if self.merged_model.unit_positions == "preserved":
             before = torch.tensor(past, device=self.backbone.device)[:, None]
             positions = packed.position_ids("preserved") + before
         else:  # padding takes its row's last position: its column may lie beyond the backbone's
             last_unit = cache.columns[:, :1] + packed.unit_counts[:, None] - 1
             positions = cache.columns.minimum(last_unit)
-        trunk = self._merged_model.trunk
+        trunk = self.merged_model.trunk
         with trunk.adapting(packed.lengths > 1):
             hidden = run_layers(trunk.upper, states, cache, positions)
         cache.commit(packed.unit_counts.cpu())
@@ -283,11 +249,13 @@ class Engine:
         # the head of its own; 184 ms on one core against 5, with a head of 49,152 x 576.
         return self.backbone.head(hidden[torch.arange(len(last), device=hidden.device), last])
 
-    def feed(
-        self, step: Advance, tokens: Ints, columns: UnitCache, positions: Tensor | None
-    ) -> Tensor:
-        """See ``Reader``."""
-        cache, trunk = columns.units, self._merged_model.trunk
+    def feed(self, step: Advance, tokens: Ints, columns: Any, positions: Tensor | None) -> Tensor:
+        """Roll back, feed one unit per row, return the next logits [B, V].
+
+        The newest tokens [B] of ended rows mean nothing. Positions [B, 1] are those of the newest
+        tokens; None where they are columns.
+        """
+        cache, trunk = columns.units, self.merged_model.trunk
         if step.rollback.any():
             cache.rollback(torch.from_numpy(step.rollback))
         states = self._inputs.of_step(step, tokens, columns, positions)
@@ -297,17 +265,9 @@ class Engine:
         cache.commit(torch.from_numpy(step.lengths > 0))
         return self.backbone.head(hidden)[:, 0]
 
-    def gathered(self, places: Sequence[tuple[UnitCache, int]]) -> UnitCache:
-        """See ``Reader``."""
+    def gathered(self, places: Sequence[tuple[Any, int]]) -> Any:
+        """Return columns with copies of rows of others."""
         return UnitCache.of_rows(places)
-
-
-def _behind(prompts: Prompts, shared: SharedPrefix) -> Prompts:
-    """Return what of a prompt is to be evaluated."""
-    ids = prompts.ids[0][shared.tokens :]
-    starts, lengths = prompts.cuts[0]
-    cut = (starts[shared.units :] - shared.tokens, lengths[shared.units :])
-    return Prompts([ids], [cut], pack_rows([ids], [cut], device=prompts.packed.starts.device))
 
 
 @dataclass(eq=False)
@@ -385,8 +345,8 @@ class Batch:
     alike.
     """
 
-    def __init__(self, reader: Reader, store: PrefixStore | None = None) -> None:
-        self._reader, self._store = reader, store
+    def __init__(self, engine: Engine, store: PrefixStore | None = None) -> None:
+        self._engine, self._store = engine, store
         self._requests: list[_Request] = []
 
     @property
@@ -396,7 +356,7 @@ class Batch:
 
     def room(self, prompt: TokenPrompt, options: GenerateOptions) -> int:
         """Return how many tokens the backbone has room for behind a prompt; below 1 for none."""
-        model = self._reader.merged_model
+        model = self._engine.merged_model
         packed = read_prompts([prompt], None, options.reading(model)).packed
         preserved = model.unit_positions == "preserved"
         held = packed.raw_counts if preserved else packed.unit_counts
@@ -412,7 +372,7 @@ class Batch:
         past: GenerationState | None = None,
     ) -> list[Row]:
         """Read prompts and add their rows, the samples of a prompt side by side."""
-        model = self._reader.merged_model
+        model = self._engine.merged_model
         if past is not None:
             past.check(len(prompts), model)
         config, samples = options.check(model, len(prompts)), options.samples
@@ -422,7 +382,7 @@ class Batch:
         if options.overlong == "truncate" and past is None:
             read = cut_left(read, new, model)
         before = [()] * len(prompts) if past is None else past.fed_ids
-        units = GeneratedUnits(self._reader.matcher(options), len(prompts) * samples)
+        units = GeneratedUnits(self._engine.matcher(options), len(prompts) * samples)
         rows = [
             Row(
                 [*fed, *ids.tolist()],
@@ -450,9 +410,7 @@ class Batch:
         shared, several = None, self._store is not None or len(rows) > 1
         if self._store is not None and len(prompts) == 1 and past is None:
             shared = self._store.find(read.ids[0], read.cuts[0][0])
-        columns, logits = self._reader.begin(
-            read, options, new, past=past, shared=shared, several=several
-        )
+        columns, logits = self._engine.begin(read, options, new, past, shared, several)
         for number, row in enumerate(rows):
             row._place, row.reused = (columns, number), 0 if shared is None else shared.units
         one = _Request(
@@ -546,7 +504,7 @@ class Batch:
             np.concatenate([one.lengths for one in steps]),
         )
         tokens = np.array([row.raw[-1] for _, row in rows], dtype=np.int64)
-        positions, model = None, self._reader.merged_model
+        positions, model = None, self._engine.merged_model
         preserved = model.unit_positions == "preserved"
         if preserved or any(one.eviction is not None for one in requests):
             held = (columns.lengths.numpy() - step.rollback).tolist()
@@ -555,7 +513,7 @@ class Batch:
                 for (one, row), length in zip(rows, held, strict=True)
             ]
             positions = torch.tensor(of_rows, device=model.backbone.device)[:, None]
-        logits = self._reader.feed(step, tokens, columns, positions)
+        logits = self._engine.feed(step, tokens, columns, positions)
         self._noted(requests, columns, logits)
 
     def _noted(self, requests: Sequence[_Request], columns: Any, logits: Tensor) -> None:
@@ -581,7 +539,7 @@ class Batch:
         if [(id(of), row) for of, row in places] != [
             (id(columns), row) for row in range(len(columns.lengths))
         ]:
-            columns = self._reader.gathered(places)
+            columns = self._engine.gathered(places)
             for number, row in enumerate(rows):
                 row._place = (columns, number)
         return columns

@@ -148,17 +148,15 @@ class GenerateOptions:
     def of(cls, options: GenerateOptions | None, changes: Mapping[str, Any]) -> GenerateOptions:
         """Return options with changes by name; transformers' names are understood, too."""
         beams = sorted(_BEAMS & changes.keys())
-        require(
+        _need(
             not beams,
-            GenerationError,
             "beam search is not supported",
             ", ".join(beams),
             "Leave it out; n with do_sample gives several texts.",
         )
         for alias, name in _ALIASES.items():
-            require(
+            _need(
                 not {alias, name} <= changes.keys(),
-                GenerationError,
                 "an option must be given once",
                 f"{alias} and {name}",
                 "Leave one of them out.",
@@ -174,16 +172,14 @@ class GenerateOptions:
     def __post_init__(self) -> None:
         """Refuse what no model could do."""
         given: object = self.config
-        require(
+        _need(
             given is None or isinstance(given, GenerationConfig),
-            GenerationError,
             "config must be a GenerationConfig of transformers",
             type(given).__name__,
             "Make one, or give its settings as options.",
         )
-        require(
+        _need(
             given is None or not self._given,
-            GenerationError,
             "settings must be given in config or as options, not both",
             list(self._given),
             "Put them into config.",
@@ -193,30 +189,26 @@ class GenerateOptions:
             self._check_sampling(self.do_sample is not False)
         for name in ("logits_processor", "stopping_criteria"):
             value: object = getattr(self, name)
-            require(
+            _need(
                 value is None or isinstance(value, list),
-                GenerationError,
                 f"{name} must be a list",
                 type(value).__name__,
                 "Put it into a list.",
             )
-        require(
+        _need(
             self.overlong in get_args(Overlong),
-            GenerationError,
             f"overlong must be one of {get_args(Overlong)}",
             self.overlong,
             "Choose one.",
         )
-        require(
+        _need(
             self.seed is None or (_whole(self.seed) and self.seed >= 0),
-            GenerationError,
             "a seed must be an integer of at least 0",
             self.seed,
             "Leave it out, or use 0.",
         )
-        require(
+        _need(
             self.logprobs is None or (_whole(self.logprobs) and self.logprobs >= 0),
-            GenerationError,
             "logprobs must be an integer of at least 0",
             self.logprobs,
             "Leave it out, or use 0.",
@@ -228,16 +220,14 @@ class GenerateOptions:
             check_merge(self.merge)
         most: object = self.decode_max_damage
         number = isinstance(most, int | float) and not isinstance(most, bool)
-        require(
+        _need(
             most is None or (number and not math.isnan(self.decode_max_damage or 0)),
-            GenerationError,
             "decode_max_damage must be a number of nats per saved token",
             most,
             "Give 0.2 for example, or inf to merge by all rules.",
         )
-        require(
+        _need(
             most in (None, math.inf) or self.merge in (None, "all"),
-            GenerationError,
             "decode_max_damage needs merging in the prompt and while decoding",
             f"merge {self.merge!r}",
             "Merge all, or leave it out.",
@@ -259,9 +249,8 @@ class GenerateOptions:
         """Refuse settings of sampling where nothing is drawn."""
         given = self._given
         idle = [name for name, same in _SAMPLING.items() if given.get(name) not in (None, same)]
-        require(
+        _need(
             sampled or not idle,
-            GenerationError,
             f"{', '.join(_SAMPLING)} need do_sample",
             idle,
             "Sample, or leave them out.",
@@ -273,9 +262,8 @@ class GenerateOptions:
             return self.config
         settings = self._given
         for name in _INTEGERS:
-            require(
+            _need(
                 _whole(settings.get(name, 0)),
-                GenerationError,
                 f"{name} must be an integer",
                 settings.get(name),
                 "Give a whole number.",
@@ -339,9 +327,8 @@ class GenerateOptions:
         """Return transformers' settings; refuse what a model cannot do for so many prompts."""
         config = self._built()
         new: object = config.max_new_tokens
-        require(
+        _need(
             _whole(new) and config.max_new_tokens >= 1,
-            GenerationError,
             "max_new_tokens must be an integer of at least 1",
             new,
             "Ask for one token or more.",
@@ -353,40 +340,35 @@ class GenerateOptions:
             if value is not None and not name.startswith("_") and _NEUTRAL.get(name) != value
             if name not in allowed
         }
-        require(
+        _need(
             not unknown,
-            GenerationError,
             f"generation settings must be among {sorted(HONOURED)}",
             unknown,
             "Leave the others out (beam search is not supported); where the model's own "
             "generation_config names them, give others in `config`.",
         )
-        require(
+        _need(
             self.samples == 1 or (self.samples > 1 and bool(config.do_sample)),
-            GenerationError,
             "num_return_sequences must be 1, or more with do_sample",
             self.samples,
             "Sample, or ask for one.",
         )
         rows = prompts * self.samples
-        require(
+        _need(
             self.streamer is None or rows == 1,
-            GenerationError,
             "a streamer takes one row",
             f"{rows} rows",
             "Stream one prompt and one sample.",
         )
         ids = merged_model.backbone.vocab_size
-        require(
+        _need(
             (self.logprobs or 0) <= ids,
-            GenerationError,
             f"logprobs must lie between 0 and {ids}",
             self.logprobs,
             "Ask for fewer.",
         )
-        require(
+        _need(
             self.span_eviction is None or self.merge == "none" or merged_model.merge_depth > 0,
-            GenerationError,
             "span_eviction reads prompt and generated tokens raw",
             f"merge {self.merge or 'all'!r}",
             "Merge none, or leave it out.",
@@ -420,6 +402,10 @@ def _checked(settings: Mapping[str, Any]) -> GenerationConfig:
             str(error).rstrip("."),
             "Correct it, or leave it out.",
         ) from error
+
+
+def _need(ok: bool, rule: str, value: object, remedy: str) -> None:
+    require(ok, GenerationError, rule, value, remedy)
 
 
 def _whole(value: object) -> bool:

@@ -40,6 +40,12 @@ class Prompts:
     cuts: list[Segmentation]
     packed: PackedUnits
 
+    def behind(self, tokens: int, units: int) -> Prompts:
+        """Return the rest of the only prompt."""
+        starts, lengths = self.cuts[0]
+        ids, cut = self.ids[0][tokens:], (starts[units:] - tokens, lengths[units:])
+        return Prompts([ids], [cut], pack_rows([ids], [cut], device=self.packed.starts.device))
+
 
 def read_prompts(
     prompts: Sequence[TokenPrompt],

@@ -1,0 +1,144 @@
+"""Every step of the engine against a forward from scratch, over all that may change it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.engine_matrix import (
+    CHEAP,
+    CONFIGS,
+    SAMPLED,
+    build,
+    cheap_rules,
+    from_scratch,
+    module_for,
+    priced_rules,
+    random_prompts,
+    settings,
+    tail_apart,
+)
+from support.merge_modules import give_rows
+from support.merged_models import oracle_states, random_merged_model
+from support.pairwise import pairwise
+from umim_core.backbone.backbone import Backbone
+from umim_core.inference.engine import Engine
+from umim_core.inference.outputs import Forward, Generation
+from umim_core.merging.merged_model import MergedModel
+from umim_core.rules.matcher import Matcher
+
+# Family, attention, type, tolerance, and where spans merge. transformers computes some parts in
+# float32 whatever the model: GPT-Neo's scores and the softmax of Llama-like eager attention.
+EXACT = [(name, "sdpa", torch.float64, 1e-10) for name in CONFIGS if name != "gpt-neo"]
+ROUNDED = [
+    ("gpt-neo", "eager", torch.float64, 1e-5),
+    ("llama", "eager", torch.float64, 1e-5),
+    ("gpt2", "eager", torch.float64, 1e-10),
+    ("llama", "sdpa", torch.float32, 1e-5),
+    ("gpt2", "sdpa", torch.float32, 1e-5),
+]
+CASES = [
+    *((*case, form) for case in (*EXACT, *ROUNDED) for form in ("compact", "preserved")),
+    *((*EXACT[0], form) for form in ("depth", "depth-adapters")),
+    *((name, "sdpa", torch.float64, 1e-10, "depth-adapters") for name in ("qwen2", "gpt2")),
+    ("mistral", "sdpa", torch.float64, 1e-10, "depth"),
+]
+Case = tuple[str, str, torch.dtype, float, str]
+
+
+def merged_model(backbone: Backbone, matcher: Matcher, form: str, rule_rows: bool) -> MergedModel:
+    if form.startswith("depth"):
+        rank = 3 if form == "depth-adapters" else 0
+        return random_merged_model(backbone, matcher, 1, rank, rows=20 * rule_rows)
+    module = module_for(backbone)
+    if rule_rows:
+        give_rows(module, matcher.rules.ids_by_order[2][::2].tolist())
+    return MergedModel(backbone, module, matcher, "compact" if form == "compact" else "preserved")
+
+
+def recomputed(
+    model: MergedModel, matchers: list[Matcher], parts: list[list[int]]
+) -> tuple[torch.Tensor, int]:
+    """Logits behind parts that are matched apart, and the units they make."""
+    backbone = model.backbone
+    if not model.merge_depth:
+        module, positions = model.require_module(), model.unit_positions
+        return from_scratch(backbone, module, matchers, parts, positions)
+    units, ids = [], list[int]()
+    for matcher, part in zip(matchers, parts, strict=True):
+        cut = zip(*matcher.segment(torch.tensor(part, dtype=torch.int64).numpy()), strict=True)
+        units += [(len(ids) + int(start), int(length)) for start, length in cut]
+        ids += part
+    return backbone.head(oracle_states(model, ids, units)[-1]), len(units)
+
+
+@pairwise(
+    case=CASES,
+    rows=[1, 4],
+    turns=[1, 3],
+    infix_free=[True, False],
+    rule_rows=[False, True],
+    reading=[(0, None), (3, None), (0, CHEAP)],
+)
+@torch.no_grad()
+def test_engine_equals_recompute(
+    case: Case,
+    rows: int,
+    turns: int,
+    infix_free: bool,
+    rule_rows: bool,
+    reading: tuple[int, float | None],
+) -> None:
+    name, attention, dtype, tolerance, form = case
+    (raw_tail, damage), new = reading, 12 if turns == 1 else 6
+    matcher = priced_rules(3, infix_free)
+    decoding = matcher if damage is None else cheap_rules(matcher)
+    model = merged_model(build(name, dtype, attention), matcher, form, rule_rows)
+    parts: list[list[list[int]]] = [[] for _ in range(rows)]
+    by: list[list[Matcher]] = [[] for _ in range(rows)]
+    compared = 0
+
+    def compare(forward: Forward) -> None:
+        nonlocal compared
+        for b in range(rows):
+            assert forward.running[b]
+            made = list(forward.generated[b])
+            expected, units = recomputed(model, [*by[b], decoding], [*parts[b], made])
+            assert forward.lengths[b] == units
+            error = float((forward.logits[b] - expected).abs().max())
+            assert error <= max(tolerance, 1e-5 if turns > 1 else 0), (b, made, error)
+            compared += 1
+
+    output: Generation | None = None
+    for turn in range(turns):
+        prompts = random_prompts(5 + turn, rows)
+        for b, prompt in enumerate(prompts):
+            if output is not None:  # it was not fed; no rule crosses into the new turn
+                parts[b].append([output.rows[b].ids[-1]])
+            parts[b] += tail_apart(prompt, raw_tail)
+            by[b] += [matcher] * (len(parts[b]) - len(by[b]))
+        options = settings(
+            new, **SAMPLED, seed=turn, raw_tail=raw_tail, decode_max_damage=damage, observer=compare
+        )
+        past = None if output is None else output.state
+        output = Engine(model).generate(prompts, options, past=past)
+        for b, row in enumerate(output.rows):
+            parts[b].append(list(row.ids[:-1]))
+            by[b].append(decoding)
+    assert compared == turns * new * rows
+    assert output is not None
+    if turns == 1:  # something was rolled back
+        assert any(row.gen_kv_reduction > 0 for row in output.rows)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@torch.no_grad()
+def test_positions_of_units_and_of_tokens_are_not_the_same(name: str) -> None:
+    """The contract would see one form taken for the other."""
+    backbone, matcher = build(name), priced_rules(3, infix_free=False)
+    prompt = [token for ids in random_prompts(5, 2) for token in ids.tolist()]
+    logits = [
+        recomputed(merged_model(backbone, matcher, form, False), [matcher], [prompt])[0]
+        for form in ("compact", "preserved")
+    ]
+    assert float((logits[0] - logits[1]).abs().max()) > 1e-3
