@@ -45,7 +45,7 @@ def test_the_document_holds_rows_break_even_and_verdict(umim: Umim, text: Path) 
     ("options", "message"),
     [
         (("--lengths", "256,many"), "--lengths must be numbers with commas"),
-        (("--batch-sizes", "0"), "--batch-sizes: Input should be greater than or equal to 1"),
+        (("--batch-sizes", "0"), "batch_sizes.0: Input should be greater than or equal to 1"),
     ],
 )
 def test_bad_input_is_refused(umim: Umim, options: tuple[str, ...], message: str) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
-from pydantic import ValidationError
 
 from umim_core.backbone.devices import default_device
 from umim_core.cli import shared_options as shared
@@ -70,7 +69,10 @@ def bench(
     as_json: JsonFlag = False,
 ) -> None:
     """Time a checkpoint against its base model: prefill, decode, memory and whether it pays."""
-    config = _config(
+    from umim_core.config.recipe_files import validated
+
+    config = validated(
+        BenchmarkConfig,
         {
             "prompt_lengths": _LENGTHS if lengths is None else _numbers(lengths, int, "--lengths"),
             "batch_sizes": _numbers(batch_sizes, int, "--batch-sizes"),
@@ -78,7 +80,8 @@ def bench(
             "new_tokens": new_tokens,
             "pairs": pairs,
             "warmup": warmup,
-        }
+        },
+        "the options",
     )
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
@@ -129,17 +132,6 @@ def _numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Num
     except ValueError as error:
         raise ConfigError(
             f"{option} must be numbers with commas between them", text, "Write 256,512."
-        ) from error
-
-
-def _config(values: dict[str, object]) -> BenchmarkConfig:
-    try:
-        return BenchmarkConfig.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        option = str(first["loc"][0]).removeprefix("prompt_").removeprefix("token_")
-        raise ConfigError(
-            f"--{option.replace('_', '-')}: {first['msg']}", first.get("input"), "Correct it."
         ) from error
 
 

@@ -9,6 +9,7 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.config.form import ModuleForm, UnitPositions
 
 
 def init(
@@ -22,9 +23,9 @@ def init(
             "weighs later tokens more."
         ),
     ] = "last",
-    rule_rows: shared.RuleRowsOption = 0,
-    unit_positions: shared.UnitPositionsOption = "compact",
-    merge_depth: shared.MergeDepthOption = 0,
+    rule_rows: int = shared.of_field(ModuleForm, "rule_rows"),
+    unit_positions: UnitPositions = shared.of_field(ModuleForm, "unit_positions"),
+    merge_depth: int = shared.of_field(ModuleForm, "merge_depth"),
     seed: Annotated[int, typer.Option(min=0, help="Of the weights that training starts from.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
@@ -39,7 +40,6 @@ def init(
     from umim_core.backbone.backbone import load_backbone
     from umim_core.checkpoint.next_steps import after_training
     from umim_core.checkpoint.untrained import untrained_checkpoint
-    from umim_core.config.form import ModuleForm
     from umim_core.config.recipe_files import validated
     from umim_core.rules.ruleset import RuleSet
 

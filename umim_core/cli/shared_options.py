@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
+from pydantic import BaseModel
 
 from umim_core.config.form import Merge, check_raw_tail
 from umim_core.encodable import encoding_error
@@ -133,44 +134,17 @@ OutOption = Annotated[
     typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
 ]
 RulesOption = Annotated[Path, typer.Option(help="Rule directory that umim mine wrote.")]
-ResidualOption = Annotated[
-    Literal["none", "last", "exponential"],
-    typer.Option(
-        help="What the module adds to: nothing (the paper), the embedding of a span's last token, "
-        "or an average that weighs later tokens more."
-    ),
-]
-UnitPositionsOption = Annotated[
-    Literal["compact", "preserved"],
-    typer.Option(
-        help="Positions of units in the model: 0, 1, 2, ... (the paper), or those of their last "
-        "tokens in the text."
-    ),
-]
-RuleRowsOption = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="Most frequent rules that have a vector each, zero until trained, added to what the "
-        "module gives; 0: none (the paper).",
-    ),
-]
-MergeDepthOption = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="Layers of the model that read every token before spans merge; 0: embeddings merge "
-        "(the paper).",
-    ),
-]
-AdapterRankOption = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="Rank of adapters that act on merged units alone; raw text stays as it is. 0: none "
-        "(the paper).",
-    ),
-]
+
+
+def of_field(model: type[BaseModel], name: str, default: object = None) -> Any:
+    """Return the option of a configuration's field: its words, its bounds, perhaps its default."""
+    field = model.model_json_schema(by_alias=False)["properties"][name]
+    return typer.Option(
+        field["default"] if default is None else default,
+        help=field["description"],
+        min=field.get("minimum"),
+        max=field.get("maximum"),
+    )
 
 
 def given_text(argument: str | None) -> str:

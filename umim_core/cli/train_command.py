@@ -5,17 +5,15 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from umim_core.checkpoint.next_steps import BATCH_SIZE, STEPS
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.config.form import ModuleForm, Residual, UnitPositions
 from umim_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from umim_core.config.form import ModuleForm
 
 _VALIDATIONS = 4  # of a short run; a long one is validated every 50 steps
 _VALIDATION_ROWS = 32  # at most: more would take a short run longer than its training
@@ -50,20 +48,16 @@ def train(
         Literal["none", "learned"],
         typer.Option(help="What the module sees of a token's place in its span; none: the paper."),
     ] = "learned",
-    residual: shared.ResidualOption = "last",
-    rule_rows: shared.RuleRowsOption = 2048,
-    unit_positions: shared.UnitPositionsOption = "compact",
-    merge_depth: shared.MergeDepthOption = 0,
-    adapter_rank: shared.AdapterRankOption = 8,
+    residual: Residual = shared.of_field(ModuleForm, "residual", "last"),
+    rule_rows: int = shared.of_field(ModuleForm, "rule_rows", 2048),
+    unit_positions: UnitPositions = shared.of_field(ModuleForm, "unit_positions"),
+    merge_depth: int = shared.of_field(ModuleForm, "merge_depth"),
+    adapter_rank: int = shared.of_field(ModuleForm, "adapter_rank", 8),
     prompt_rows: Annotated[
-        float,
-        typer.Option(min=0.0, help="Share of rows with a merged start and the loss on the rest."),
+        float, typer.Option(min=0.0, help="Share of rows with a merged start, the rest scored.")
     ] = 0.25,
     copy_rows: Annotated[
-        float,
-        typer.Option(
-            min=0.0, help="Share of rows that repeat their merged half, with the loss there."
-        ),
+        float, typer.Option(min=0.0, help="Share of rows that repeat their merged half.")
     ] = 0.25,
     start: Annotated[
         str | None,
@@ -94,7 +88,6 @@ def train(
     from umim_core.backbone.devices import default_device, usable_device
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
-    from umim_core.config.form import ModuleForm
     from umim_core.config.recipe import DistillConfig
     from umim_core.config.recipe_files import validated
     from umim_core.rules.ruleset import RuleSet
@@ -186,7 +179,6 @@ def _lines(out: Path, name: str | None, summary: dict[str, float], seconds: floa
 def _form_of(checkpoint: Path, asked: ModuleForm) -> ModuleForm:
     """Return the form of a checkpoint that is trained further."""
     from umim_core.checkpoint.checkpoint_files import read_config
-    from umim_core.config.form import ModuleForm
 
     own = ModuleForm.model_validate(read_config(checkpoint).form())
     if asked not in (own, ModuleForm.model_validate(_FORM)):
