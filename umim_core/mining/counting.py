@@ -53,7 +53,6 @@ def count_ngrams(
     offsets: Offsets,
     tau: int,
     excluded: Iterable[int] = (),
-    max_order: int = ORDERS[-1],
     *,
     threads: int | None = None,
 ) -> NgramCounts:
@@ -64,7 +63,6 @@ def count_ngrams(
         offsets: Segment borders [num_segments + 1] (int64), first 0, last T.
         tau: Least count, at least 1; overlapping occurrences count.
         excluded: Ids that take part in no gram.
-        max_order: Longest order to count; longer ones are empty in the result.
         threads: Threads; None takes one per core. The result does not depend on them.
 
     Source: paper, "N-gram Extraction and Frequency Counting".
@@ -75,7 +73,7 @@ def count_ngrams(
     check_offsets(offsets, len(ids))
     dropped = excluded_mask(excluded)
     counts = NgramCounts(dict.fromkeys(ORDERS, NO_KEYS), dict.fromkeys(ORDERS, NO_KEYS), tau)
-    for order in range(ORDERS[0], max_order + 1):
+    for order in ORDERS:
         indexes = rank_indexes(counts.keys, order)
         counter = OrderCounter(order, indexes, dropped, threads=threads)
         counter.add(ids, offsets)
@@ -298,16 +296,6 @@ def _borders(offsets: Offsets, low: int, high: int) -> Ints:
     return np.concatenate([[0], inner - low, [high - low]]).astype(np.int64)
 
 
-def document_ranges(document_ends: Ints, total: int, parts: int) -> list[tuple[int, int]]:
-    """Cut the tokens at document borders into at most ``parts`` ranges of about equal size."""
-    targets = np.arange(1, parts) * total // parts
-    inner = document_ends[
-        np.minimum(np.searchsorted(document_ends, targets), len(document_ends) - 1)
-    ]
-    cuts = np.unique(np.concatenate([[0], np.minimum(inner, total), [total]]))
-    return [(int(low), int(high)) for low, high in pairwise(cuts)]
-
-
 # Who counts
 
 
@@ -369,11 +357,13 @@ class LocalCounter:
 
 
 def recount_ranges(total: int, document_ends: Ints | None, parts: int) -> list[tuple[int, int]]:
-    """Cut ``total`` tokens into ranges to recount, at document borders where they matter."""
+    """Cut tokens into at most so many ranges of about equal size, at document borders if given."""
+    cuts = np.arange(parts + 1, dtype=np.int64) * total // parts
     if document_ends is not None:
-        return document_ranges(document_ends, total, parts)
-    cuts = [total * part // parts for part in range(parts + 1)]
-    return [(low, high) for low, high in pairwise(cuts) if low < high]
+        at = np.searchsorted(document_ends, cuts[1:-1])
+        inner = document_ends[np.minimum(at, len(document_ends) - 1)]
+        cuts = np.unique(np.concatenate([cuts[:1], np.minimum(inner, total), cuts[-1:]]))
+    return [(int(low), int(high)) for low, high in pairwise(cuts) if low < high]
 
 
 def find_ngrams(
