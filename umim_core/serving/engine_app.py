@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -70,8 +71,8 @@ class EngineServer:
     def app(self, token: str | None) -> Starlette:
         """Return the application, for requests with a bearer token; its engine lives with it."""
         routes = [
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/v1/completions", self._completion, methods=["POST"]),
+            Route("/v1/chat/completions", partial(self._answer, read_chat), methods=["POST"]),
+            Route("/v1/completions", partial(self._answer, read_completion), methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
@@ -99,13 +100,7 @@ class EngineServer:
         alive = await self.engine.alive()
         return JSONResponse({"status": "ok" if alive else "stopped"}, 200 if alive else 503)
 
-    async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, read_chat)
-
-    async def _completion(self, request: Request) -> Response:
-        return await self._answer(request, read_completion)
-
-    async def _answer(self, request: Request, read: Callable[[bytes], AnyBody]) -> Response:
+    async def _answer(self, read: Callable[[bytes], AnyBody], request: Request) -> Response:
         """Answer a request, whole or streamed; what fails before the first token is a 4xx."""
         raw = await read_body(request, self._limits)
         body = await self._lanes.run(len(raw), lambda: read(raw))

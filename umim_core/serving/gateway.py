@@ -78,10 +78,10 @@ Translate = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class MergedPrompt(NamedTuple):
-    """Number of a prompt's raw tokens, and the ids that are sent."""
+    """The ids that are sent, and how many tokens a prompt has before and after merging."""
 
-    raw: int
     ids: list[int]
+    counts: dict[str, int]
 
 
 class Gateway:
@@ -172,15 +172,10 @@ class Gateway:
         def translate(part: dict[str, Any]) -> dict[str, Any]:
             completion = _of_engine(_Completion, part)
             choices = [
-                Choice(
-                    choice.index,
-                    choice.text or "",
-                    choice.finish_reason,
-                    _chat_logprobs(choice.logprobs),
-                )
-                for choice in completion.choices or ()
+                Choice(one.index, one.text or "", one.finish_reason, _chat_logprobs(one.logprobs))
+                for one in completion.choices or ()
             ]
-            count = _counted(completion.usage, prompt)
+            count = completion.usage and {**completion.usage, "umim": prompt.counts}
             return answer.chunk(choices, count) if streamed else answer.whole(choices, count)
 
         # The prompt holds what add_generation_prompt asks for, as true is all that came here.
@@ -216,8 +211,9 @@ class Gateway:
         body = {**document, "prompt": prompt.ids}
 
         def translate(part: dict[str, Any]) -> dict[str, Any]:
-            count = _counted(part.get("usage"), prompt)
-            return part if count is None else {**part, "usage": count}
+            usage = part.get("usage")
+            counted = {"usage": {**usage, "umim": prompt.counts}} if isinstance(usage, dict) else {}
+            return {**part, **counted}
 
         return await self._forward(request, _COMPLETIONS, body, translate)
 
@@ -249,7 +245,8 @@ class Gateway:
             merged = raw
         self.metrics.raw_tokens.inc(len(raw))
         self.metrics.merged_tokens.inc(len(merged))
-        return MergedPrompt(len(raw), merged)
+        counts = {"raw_prompt_tokens": len(raw), "merged_prompt_tokens": len(merged)}
+        return MergedPrompt(merged, counts)
 
     async def _context(self, request: Request, model: object) -> int | None:
         """Return how many tokens the engine's model has room for, if it says so; kept a while."""
@@ -504,14 +501,6 @@ def _mergeable(document: dict[str, Any]) -> list[dict[str, str]] | str:
     except ValidationError:
         return "messages"
     return [message.plain() for message in messages]
-
-
-def _counted(count: object, prompt: MergedPrompt) -> dict[str, Any] | None:
-    """Return an engine's count of tokens with those of the prompt before and after merging."""
-    if not isinstance(count, dict):
-        return None
-    both = {"raw_prompt_tokens": prompt.raw, "merged_prompt_tokens": len(prompt.ids)}
-    return {**count, "umim": both}
 
 
 def _chat_logprobs(given: dict[str, Any] | None) -> dict[str, Any] | None:

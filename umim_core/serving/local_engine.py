@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -115,18 +115,15 @@ class LocalEngine:
 
         The answer has at most ``new_tokens`` where the request says no number.
         """
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
-
-        def put(new: list[Event]) -> None:
-            for one in new:
-                events.put_nowait(one)
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[list[Event]]()
 
         def deliver(new: list[Event]) -> None:
-            loop.call_soon_threadsafe(put, new)
+            loop.call_soon_threadsafe(events.put_nowait, new)
 
         try:
             prompt = await self._prompt(body, merging)
-            job = self._job(prompt, body, merging, new_tokens, deliver)
+            options = self._options(body, merging, new_tokens)
+            job = Job(prompt, options, body.new_tokens is None, body.stops, deliver)
             self.worker.submit(job)
         except UmimError as error:
             yield Failed(error)
@@ -134,30 +131,13 @@ class LocalEngine:
         try:
             left = job.samples
             while left:
-                one = await events.get()
-                yield one
-                if isinstance(one, Failed):
-                    return
-                left -= isinstance(one, Piece) and one.finish is not None
+                for one in await events.get():
+                    yield one
+                    if isinstance(one, Failed):
+                        return
+                    left -= isinstance(one, Piece) and one.finish is not None
         finally:
             self.worker.cancel(job)
-
-    def _job(
-        self,
-        prompt: TokenPrompt,
-        body: AnyBody,
-        merging: bool,
-        new_tokens: int,
-        deliver: Callable[[list[Event]], None],
-    ) -> Job:
-        """Translate a body for the worker."""
-        return Job(
-            prompt,
-            self._options(body, merging, new_tokens),
-            body.new_tokens is None,
-            body.stops,
-            deliver,
-        )
 
     def _options(self, body: AnyBody, merging: bool, new_tokens: int) -> GenerateOptions:
         """Sample as OpenAI's, whatever the model's own generation_config says."""
