@@ -94,7 +94,7 @@ def table_of(entry: Measured) -> dict[str, object]:
     for task in (first, *rest):
         if task in GENERATION_TASKS.names():
             metrics = GENERATION_TASKS.find(task).metrics
-            names += [name for metric in metrics for name in TEXT_METRICS.find(metric).figures]
+            names += [name for metric in metrics for name in TEXT_METRICS[metric].figures]
         else:
             names += ["acc_seq", "acc", "acc_norm", "pass@1", "pass@4", *KINDS]
             names.append("exact_match,flexible-extract")
