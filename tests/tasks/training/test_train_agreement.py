@@ -32,10 +32,10 @@ class StaleListing(PosixPath):
 class Unreadable(PosixPath):
     """A directory whose states cannot be read; everything else can."""
 
-    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
-        if self.parent.name.startswith("step-"):
+    def __fspath__(self) -> str:
+        if self.parent.name.startswith("step-") and self.name == "manifest.json":
             raise PermissionError(13, "Permission denied", str(self))
-        return super().read_text(encoding, errors)
+        return super().__fspath__()
 
 
 def train_seeing(rank: int, run: Run, odd: int, folder: Path) -> None:
