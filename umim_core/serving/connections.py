@@ -59,7 +59,6 @@ class Connection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is being answered."""
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         return cycle is None or cycle.response_complete or self.transport.is_closing()
 
@@ -80,7 +79,6 @@ class Connection(H11Protocol):
             self.app = error_response(refused)
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request."""
         super().data_received(data)
         if self.idle and self._waiting is None:
             self._waiting = self.loop.call_later(self.head_seconds, self._no_head)
@@ -89,22 +87,18 @@ class Connection(H11Protocol):
             self._waiting = None
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         self.idle_since = self.loop.time()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the timers."""
         self._end(self._waiting, self._stuck)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Wait for a reader who is behind."""
         super().pause_writing()
         self._stuck = self.loop.call_later(self.write_seconds, self._unread)
 
     def resume_writing(self) -> None:
-        """Go on: it has caught up."""
         super().resume_writing()
         self._end(self._stuck)
 

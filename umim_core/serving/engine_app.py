@@ -54,16 +54,13 @@ class AnswerEngine(Protocol):
     def life(self) -> AbstractAsyncContextManager[None]:
         """Answer requests for the length of a block."""
 
-    async def alive(self) -> bool:
-        """Return whether requests are answered."""
+    async def alive(self) -> bool: ...
 
     def events(self, body: AnyBody, merging: bool, new_tokens: int) -> AsyncGenerator[Event, None]:
         """Give what happens to a request; see ``LocalEngine``."""
 
 
 class EngineServer:
-    """The routes of one served model."""
-
     def __init__(self, engine: AnswerEngine, limits: Limits) -> None:
         self.engine, self._limits = engine, limits
         self._began, self._lanes = int(time.time()), Lanes()
@@ -147,7 +144,6 @@ class _Running:
         return one
 
     async def start(self) -> None:
-        """Wait until the prompt was read."""
         first = await self._next()
         assert isinstance(first, Started)  # noqa: S101  the engine's order
         self._started = first
@@ -171,7 +167,6 @@ class _Running:
         return usage(raw=read.raw, merged=read.merged, generated=generated, cached=self._cached)
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
-        """Return the whole answer."""
         texts: dict[int, str] = {}
         ends: dict[int, str | None] = {}
         async for piece in self._pieces():
@@ -183,7 +178,6 @@ class _Running:
     async def stream(
         self, answer: Answer, with_usage: bool
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Give the documents of a stream."""
         try:
             async for piece in self._pieces():
                 if piece.text or piece.finish is not None:

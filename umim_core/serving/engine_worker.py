@@ -59,8 +59,6 @@ class Piece:
 
 @dataclass(frozen=True)
 class Failed:
-    """A request ended by an error."""
-
     error: UmimError
 
 
@@ -91,7 +89,6 @@ class Job:
 
     @property
     def samples(self) -> int:
-        """Rows that it needs."""
         return self.options.samples
 
 
@@ -126,7 +123,6 @@ class EngineWorker:
         self._thread = Thread(target=self._run, name="umim-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -138,7 +134,6 @@ class EngineWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether requests are answered."""
         return self._thread.is_alive() and not self._stopping
 
     def submit(self, job: Job) -> None:
@@ -257,7 +252,6 @@ class EngineWorker:
             job.deliver(events)
 
     def _event(self, job: Job, index: int, row: Row, stream: TextStream) -> Event:
-        """Return what a forward added to a row."""
         if row.error is not None:
             return Failed(row.error)
         text = stream.push(row.raw[-1])

@@ -126,7 +126,6 @@ class Gateway:
         )
 
     def app(self, token: str | None) -> Starlette:
-        """Return the application, for requests with a bearer token if there is one."""
         routes = [
             Route(_CHAT, self._chat, methods=["POST"]),
             Route(_COMPLETIONS, self._completion, methods=["POST"]),
@@ -475,7 +474,6 @@ def _document(content: bytes) -> dict[str, Any]:
 
 
 def _models_of(answer: httpx.Response) -> list[dict[str, Any]]:
-    """Return the models that an engine describes."""
     models = _document(answer.content).get("data")
     if not isinstance(models, list) or not all(isinstance(one, dict) for one in models):
         raise _malformed("the engine must list its models")
@@ -483,7 +481,6 @@ def _models_of(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def _passed(answer: httpx.Response) -> Response:
-    """Return an engine's answer as it is."""
     response = Response(answer.content, answer.status_code)
     response.raw_headers += answer.headers.raw
     return response

@@ -105,7 +105,6 @@ class Guard:
             self._tokens = [os.fsencode(token), latin if len(latin) == len(token) else b""]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request; see the ASGI specification."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -143,7 +142,6 @@ class Guard:
             _log.info("%s", json.dumps(line))
 
     def _refused(self, path: str, headers: Headers) -> ApiError | None:
-        """Return why a request is not answered."""
         if self._tokens:
             given = [value for name, value in headers.raw if name == b"authorization"]
             scheme, _, value = (given[0] if len(given) == 1 else b"").partition(b" ")
@@ -164,7 +162,6 @@ class Guard:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Return the body of a request."""
     announced = request.headers.get("content-length", "0")
     size, body = int(announced) if announced.isdecimal() else 0, bytearray()
     try:
@@ -202,7 +199,6 @@ def error_response(error: UmimError) -> JSONResponse:
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Report an error; starlette's handler."""
     if isinstance(error, UmimError):
         return error_response(error)
     if isinstance(error, HTTPException):
@@ -301,7 +297,6 @@ class EventStream(StreamingResponse):
             yield DONE if document is None else event(document)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events; see the ASGI specification."""
         try:
             await super().__call__(scope, receive, send)
         finally:

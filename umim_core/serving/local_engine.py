@@ -72,7 +72,6 @@ class Served:
 
     @property
     def backbone(self) -> Backbone:
-        """The frozen model."""
         return self.merged_model.backbone
 
 
@@ -105,7 +104,6 @@ class LocalEngine:
             await run_in_threadpool(self.worker.stop)
 
     async def alive(self) -> bool:
-        """Return whether requests are answered."""
         return self.worker.alive
 
     async def events(

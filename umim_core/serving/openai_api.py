@@ -89,21 +89,18 @@ class ApiError(UmimError):
         return type(self), parts, {"param": self.param}
 
     def document(self) -> dict[str, Any]:
-        """Return the body of the answer."""
         other = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {"message": str(self), "type": _TYPES.get(self.status, other)}
         return {"error": {**error, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the answer."""
         if self.status == 503:
             return {"retry-after": str(RETRY_SECONDS)}
         return {"www-authenticate": "Bearer"} if self.status == 401 else {}
 
 
 def bad_field(param: str, rule: str, value: object, remedy: str = "") -> ApiError:
-    """Return a 400 for a field."""
     return ApiError(400, "invalid_field", rule, value, remedy, param=param)
 
 
@@ -113,7 +110,6 @@ def try_later(code: str, rule: str, value: object) -> ApiError:
 
 
 def unknown_model(served: str, asked: str) -> ApiError:
-    """Return a 404 for the name of a model."""
     rule = "the model must be the one that is served"
     return ApiError(404, "model_not_found", rule, asked, f"Ask for {served}.", param="model")
 
@@ -157,8 +153,6 @@ _Count = Annotated[int, Field(ge=1)] | None
 
 
 class StreamOptions(_Fields):
-    """Options of a stream."""
-
     include_usage: bool = False
     include_obfuscation: bool = False
 
@@ -185,12 +179,10 @@ class Body(_Fields):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Texts that end an answer."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def new_tokens(self) -> int | None:
-        """Most tokens of the answer."""
         return self.max_tokens
 
 
@@ -222,14 +214,11 @@ Messages = Annotated[
 
 
 class ChatBody(Body):
-    """Body of ``/v1/chat/completions``."""
-
     messages: Messages
     max_completion_tokens: _Count = None
 
     @property
     def new_tokens(self) -> int | None:
-        """Most tokens of the answer."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -244,7 +233,6 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def read_json(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body."""
     try:
         document = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
@@ -257,12 +245,10 @@ def read_json(raw: bytes) -> dict[str, Any]:
 
 
 def read_chat(raw: bytes) -> ChatBody:
-    """Return the checked body of a chat."""
     return checked(ChatBody, _supported(read_json(raw)))
 
 
 def read_completion(raw: bytes) -> CompletionBody:
-    """Return the checked body of a completion."""
     document = _supported(read_json(raw))
     prompt = document.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
@@ -338,7 +324,6 @@ def _place(error: ErrorDetails, document: object) -> tuple[int | str, ...]:
 
 
 def event(document: dict[str, Any]) -> bytes:
-    """Return a server-sent event."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return b"data: " + text.encode() + b"\n\n"
 
@@ -376,13 +361,11 @@ class Answer:
         }
 
     def whole(self, choices: Sequence[Choice], count: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the answer as one document."""
         return self._document("chat.completion", choices, count, streamed=False)
 
     def chunk(
         self, choices: Sequence[Choice], count: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return a document of a stream."""
         return self._document("chat.completion.chunk", choices, count, streamed=True)
 
     def _document(

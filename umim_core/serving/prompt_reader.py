@@ -40,7 +40,6 @@ class Lanes:
         self._one_long = asyncio.Semaphore()
 
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
-        """Return what some work gives, of a request of so many characters."""
         if size <= _LONG:
             return await run_in_threadpool(work)
         async with self._one_long:
@@ -72,7 +71,6 @@ class PromptReader:
         return ReadPrompt(ids)
 
     async def chat(self, messages: Sequence[dict[str, str]], most_tokens: int | None) -> ReadPrompt:
-        """Return the ids of a chat by the tokenizer's template."""
         size = sum(len(message["content"]) + 64 for message in messages)
         return await self._lanes.run(size, lambda: self._chat(messages, most_tokens))
 

@@ -136,7 +136,6 @@ class SpanTable:
 
 
 def read_record(directory: Path) -> SpanRecord:
-    """Read ``umim_spans.json``."""
     path = directory / RECORD
     content = read_json(path)
     remedy = "Use the version of umim that wrote it, or export the model again."

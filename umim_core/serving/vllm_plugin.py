@@ -89,7 +89,6 @@ class UmimRenderer(HfRenderer):  # type: ignore[misc]  # vLLM has no types here
         return conversation, self._remembering(prompt, conversation, params)
 
     async def render_messages_async(self, messages: Any, params: Any) -> tuple[Any, Any]:
-        """Return the same as ``render_messages``."""
         conversation, prompt = await super().render_messages_async(messages, params)
         return conversation, self._remembering(prompt, conversation, params)
 
