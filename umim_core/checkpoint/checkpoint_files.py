@@ -29,7 +29,6 @@ from umim_core.errors import (
     FetchHashError,
     did_you_mean,
 )
-from umim_core.model_sources.model_cache import packaged_directory
 from umim_core.store.artifacts import canonical_json, described, read_json
 
 if TYPE_CHECKING:
@@ -203,6 +202,8 @@ def default_checkpoint(*, local_files_only: bool = False) -> str:
     It is ``umim-smollm2-135m-adapters``, whose backbone is fetched if need be. Where that is
     impossible it is ``umim-docs-llama``, which needs no network, and a line on stderr says so.
     """
+    from umim_core.model_sources.model_cache import packaged_directory  # imports numpy
+
     directory = embedded_path(DEFAULT_CHECKPOINT, "checkpoint")
     if directory is None:
         return FALLBACK_CHECKPOINT
