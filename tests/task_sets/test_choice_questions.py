@@ -19,7 +19,7 @@ def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "q.jsonl:1 must be one JSON object"),
+        ("{", "q.jsonl:1: a line must be JSON"),
         ('{"context": "c", "choices": ["a", "b"]}', "q.jsonl:1 must hold context"),
         ('{"context": "c", "choices": ["a", "b"], "gold": true}', "q.jsonl:1 must hold context"),
         ('{"context": "c", "choices": ["a"], "gold": 0}', "q.jsonl:1: .* at least two choices"),
@@ -27,9 +27,9 @@ def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> N
             '{"context": "\\ud800", "choices": ["a", "b"], "gold": 0}',
             "1: text must not hold lone surrogates",
         ),
-        ("[" * 100_000, "q.jsonl:1 must be one JSON object"),
-        ("1" * 5000, "q.jsonl:1 must be one JSON object"),
-        ('{"context": "c", "choices": ["a", "b"], "gold": 0}\n\n[1]', "q.jsonl:3 must be one JSON"),
+        ("[" * 100_000, "q.jsonl: item 1 of the array must be whole JSON"),
+        ("1" * 5000, "q.jsonl:1: a line must be JSON"),
+        ('{"context": "c", "choices": ["a", "b"], "gold": 0}\n\n[1]', "q.jsonl:3: a row must be a"),
         ("", "must hold questions"),
     ],
 )
@@ -42,6 +42,6 @@ def test_bad_lines_name_file_and_line(tmp_path: Path, line: str, message: str) -
 
 def test_an_unreadable_file_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe")
-    for name in ("bad.jsonl", "missing.jsonl"):
-        with pytest.raises(CorpusError, match="readable UTF-8"):
+    for name, message in (("bad.jsonl", "must be UTF-8"), ("missing.jsonl", "must be readable")):
+        with pytest.raises(CorpusError, match=message):
             read_questions(tmp_path / name)

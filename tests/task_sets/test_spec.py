@@ -32,7 +32,7 @@ def write(folder: Path, splits: tuple[str, ...] = ("train", "valid", "test")) ->
 def test_a_missing_folder_or_split_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="task_data must name a folder"):
         load_splits(DOCSTRINGS, str(tmp_path / "nothing"))
-    with pytest.raises(CorpusError, match=r"test\.jsonl must be readable"):
+    with pytest.raises(CorpusError, match=r"test\.jsonl: the file must be readable"):
         load_splits(DOCSTRINGS, str(write(tmp_path, ("train", "valid"))))
 
 

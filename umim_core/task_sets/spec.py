@@ -7,8 +7,7 @@ questions has a JSON object per line.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
@@ -22,36 +21,7 @@ from umim_core.registry import Registry
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.disk import user_cache
 from umim_core.store.publication import build_once
-
-
-def read_objects(path: str | Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Yield place ("<file>:<line>"), line number from 1, and object of a JSON Lines file.
-
-    Blank lines are skipped.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(
-            f"the data file {path} must be readable UTF-8", str(error), "Check the path."
-        ) from error
-    # split("\n"), not splitlines(): a JSON string may hold U+2028, which is no line break here.
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            place = f"{path}:{number}"
-            yield place, number, _object(line, place)
-
-
-def _object(line: str, place: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:  # no JSON; endless numbers; too many brackets
-        raise CorpusError(
-            f"{place} must be one JSON object", str(error), "Correct the line."
-        ) from error
-    if not isinstance(value, dict):
-        raise CorpusError(f"{place} must be one JSON object", value, "Correct the line.")
-    return value
+from umim_core.text.readers import read_objects
 
 
 @dataclass(frozen=True)
@@ -81,11 +51,8 @@ class Question:
 
 
 def read_questions(path: str | Path) -> list[Question]:
-    """Read questions from JSON lines ``{"context": str, "choices": [str], "gold": int}``.
-
-    An ``id`` (text) is kept, other keys are ignored; blank lines are skipped.
-    """
-    questions = [_question(row, place) for place, _, row in read_objects(path)]
+    """Read questions: rows ``{"context": str, "choices": [str], "gold": int}``, and an ``id``."""
+    questions = [_question(row, place) for place, row in read_objects(path)]
     if not questions:
         raise CorpusError(f"the question file {path} must hold questions", "none", "Fill it.")
     return questions

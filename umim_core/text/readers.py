@@ -12,7 +12,8 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
+from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import pyarrow as pa
@@ -192,7 +193,7 @@ def iter_parts(source: DocumentSource, bad: BadRows) -> Iterator[TextPiece]:
             yield from text_parts(file)
         return
     if isinstance(source, JsonLines):
-        rows = _json_rows(files_of(source), source.field)
+        rows = ((p, _field_of(row, source.field)) for p, row in _json_rows(files_of(source)))
     elif isinstance(source, ParquetFiles):
         rows = _parquet_rows(files_of(source), source.field)
     else:
@@ -238,7 +239,17 @@ def _problem(value: object, nul: NulPolicy) -> _Unreadable | None:
     return None
 
 
-def _json_rows(files: Sequence[CorpusFile], name: str) -> Iterator[tuple[str, object]]:
+def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield place and object of every row of a JSON Lines file or array; no row may be bad."""
+    for place, row in _json_rows([CorpusFile(str(path))]):
+        if isinstance(row, _Unreadable):
+            raise CorpusError(f"{place}: {row.rule}", row.value, "Correct it.")
+        if not isinstance(row, dict):
+            raise CorpusError(f"{place}: a row must be a JSON object", row, "Correct it.")
+        yield place, row
+
+
+def _json_rows(files: Sequence[CorpusFile]) -> Iterator[tuple[str, object]]:
     for file in files:
         with file.open_unpacked() as stream:
             with typed_errors(file):
@@ -246,23 +257,20 @@ def _json_rows(files: Sequence[CorpusFile], name: str) -> Iterator[tuple[str, ob
             if any(head.startswith(magic) for magic in _HEADS):
                 raise CorpusError(f"{file}: rows must be UTF-8", head[:8], _utf8_remedy(head))
             if head.removeprefix(_BOM).lstrip().startswith(b"["):
-                rows = _array_items(file, _decoded(file, stream))
-                for number, row in enumerate(rows, 1):
-                    yield f"{file}: item {number}", _field_of(row, name)
-            else:
-                for number, line in enumerate(_lines(file, stream), 1):
-                    if line.strip():
-                        yield f"{file}:{number}", _field_of(_json_value(line), name)
+                items = _array_items(file, _decoded(file, stream))
+                yield from ((f"{file}: item {number}", row) for number, row in enumerate(items, 1))
+                continue
+            for number, line in enumerate(_lines(file, stream), 1):
+                if line.strip():
+                    yield f"{file}:{number}", _json_value(line)
 
 
 def _lines(file: CorpusFile, stream: BinaryIO) -> Iterator[bytes]:
-    number = 0
-    while True:
+    for number in count(1):
         with typed_errors(file):
             line = stream.readline(_MAX_ROW + 1)
         if not line:
             return
-        number += 1
         if len(line) > _MAX_ROW:
             raise CorpusError(
                 f"{file}:{number}: a line must be at most {_MAX_ROW} bytes",
@@ -323,10 +331,12 @@ def _array_items(file: CorpusFile, texts: Iterator[str]) -> Iterator[object]:
         at = end + 1
         if text[end] == "]":
             break
-    behind = text[at + (number == 0) :] + "".join(texts)
-    if behind.strip():
+    behind = text[at + (number == 0) :].strip()
+    while not behind and (more := next(texts, "")):
+        behind = more.strip()
+    if behind:
         raise CorpusError(
-            f"{file}: nothing may follow a JSON array", behind.strip()[:200], "Write one per file."
+            f"{file}: nothing may follow a JSON array", behind[:200], "Write one per file."
         )
 
 
