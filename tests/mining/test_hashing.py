@@ -9,18 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.ngram_oracle import flat
 from umim_core.errors import CorpusError
 from umim_core.mining.hashing import (
-    BYTES_PER_PAIR,
-    NO_INDEX,
     PartitionedCounts,
-    index_bytes,
-    rank_index,
     table_bytes,
 )
-from umim_core.mining.kernel import PARTITIONS, gram_ranks, scatter_keys
-from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
+from umim_core.text.token_ids import TOKEN_BITS
 
 LARGEST = 2**63 - 1
 
@@ -106,34 +100,3 @@ def test_the_size_follows_its_law_within_one_growth_step(
     add(table, rng.choice(1 << 40, distinct, replace=False))
     assert len(table) == distinct
     assert 1 / 1.61 <= table.nbytes / table_bytes(distinct) <= 1.61
-
-
-def sorted_keys(rng: np.random.Generator, size: int) -> np.ndarray:
-    return np.sort(rng.choice(1 << 44, size, replace=False))
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 5000])
-def test_an_index_holds_every_key_with_its_rank(size: int, rng: np.random.Generator) -> None:
-    keys = sorted_keys(rng, size)
-    index = rank_index(keys)
-    assert not index.flags.writeable
-    assert index.nbytes == pytest.approx(index_bytes(size), abs=BYTES_PER_PAIR)
-    pairs = index.reshape(-1, 2)
-    used = pairs[pairs[:, 0] >= 0]
-    assert sorted(used.tolist()) == [[int(key), rank] for rank, key in enumerate(keys)]
-    assert len(used) < len(pairs), "a search for another key ends"
-
-
-def test_keys_are_scattered_to_their_partitions(rng: np.random.Generator) -> None:
-    segments = rng.integers(0, MAX_TOKEN_ID + 1, (20, 50))
-    ids, offsets = flat(segments.tolist())
-    ids = ids.astype(np.int32)
-    ranks, keys = np.empty(ids.size, np.int64), np.empty(ids.size, np.int64)
-    borders = np.zeros(PARTITIONS + 1, np.int64)
-    nothing = np.zeros(MAX_TOKEN_ID + 1, dtype=np.bool_)
-    gram_ranks(ids, offsets, 1, nothing, NO_INDEX, NO_INDEX, ranks)
-    scatter_keys(ids, offsets, 2, ranks, keys, borders)
-    want = (segments[:, :-1].astype(np.int64) << TOKEN_BITS) | segments[:, 1:]
-    assert np.sort(keys[: borders[-1]]).tolist() == np.sort(want.reshape(-1)).tolist()
-    for part in range(PARTITIONS):
-        assert set(partition_of(keys[borders[part] : borders[part + 1]]).tolist()) <= {part}

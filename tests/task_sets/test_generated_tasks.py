@@ -11,7 +11,7 @@ from umim_core.evaluation.text_metrics.answers import recall, substring_match
 from umim_core.task_sets.generation_spec import (
     CHAT_ROOM,
     GENERATION_TASKS,
-    Row,
+    GenerationRow,
     TaskOptions,
     make_rows,
 )
@@ -20,7 +20,9 @@ from umim_core.task_sets.spec import TaskSplit
 NEEDLE = re.compile(r"One of the special magic \w+ for ([a-z]+-[a-z]+) is: (\d{7}|[a-z]+-[a-z]+)\.")
 
 
-def rows(name: str, count: int = 3, split: TaskSplit = "test", **options: object) -> list[Row]:
+def rows(
+    name: str, count: int = 3, split: TaskSplit = "test", **options: object
+) -> list[GenerationRow]:
     asked = TaskOptions.read(
         {"task_questions": count, **{f"task_{k}": v for k, v in options.items()}}
     )

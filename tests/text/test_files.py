@@ -8,7 +8,6 @@ import io
 import json
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -67,19 +66,6 @@ def assert_no_secret(text: str) -> None:
     assert USER not in text
     assert SECRET not in text
     assert "sEcReT" not in text
-
-
-# Order
-
-
-@pytest.mark.parametrize("second", ["a.txt", "*.txt", "x/../a.txt", "link.txt", "file://"])
-def test_a_file_named_twice_is_refused(tmp_path: Path, second: str) -> None:
-    (tmp_path / "x").mkdir()
-    (tmp_path / "a.txt").write_text("text")
-    (tmp_path / "link.txt").symlink_to("a.txt")
-    other = f"{tmp_path}/{second}" if second != "file://" else f"file://{tmp_path}/a.txt"
-    with pytest.raises(CorpusError, match=r"must be named once; got .*a\.txt and .*would count"):
-        expand((str(tmp_path / "a.txt"), other))
 
 
 # Remote files

@@ -72,10 +72,10 @@ def sample_segments(ids: Tokens, offsets: Offsets, tokens: int) -> tuple[Ids, In
     """
     segments, total = len(offsets) - 1, int(offsets[-1])
     groups, full = -(-segments // _GROUP_SEGMENTS), segments // _GROUP_SEGMENTS
-    wanted = min(groups, max(1, math.ceil(groups * tokens / max(total, 1))))
+    count = min(groups, max(1, math.ceil(groups * tokens / max(total, 1))))
     chosen = np.arange(groups)
-    if wanted <= full:  # the rest of a group at the end may be one segment: no sample
-        chosen = np.sort(np.random.default_rng(0).choice(full, wanted, replace=False))
+    if count <= full:  # the rest of a group at the end may be one segment: no sample
+        chosen = np.sort(np.random.default_rng(0).choice(full, count, replace=False))
     parts, sizes = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
     for group in chosen:
         low = int(group) * _GROUP_SEGMENTS

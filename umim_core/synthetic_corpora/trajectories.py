@@ -169,12 +169,12 @@ class _FiniteLogits(LogitsProcessor):
 @contextmanager
 def _settings_of_ours_alone(model: GenerationMixin) -> Iterator[None]:
     """Keep ``generate`` from adding settings of the model's file, a repetition penalty say."""
-    own = model.generation_config
+    stored = model.generation_config
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # theirs
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = stored
 
 
 def _cut(row: list[int], room: int, ends: Sequence[int]) -> Trajectory:

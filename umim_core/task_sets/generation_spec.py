@@ -116,7 +116,7 @@ def add_generation_task(task: GenerationSet) -> GenerationSet:
 
 QUESTIONS: Final = 100  # where a call does not say it
 CHAT_ROOM: Final = 64  # tokens that a chat template may add to a prompt
-Row = dict[str, Any]
+GenerationRow = dict[str, Any]
 
 
 _PREFIX: Final = "task_"
@@ -162,7 +162,7 @@ def make_rows(
     options: TaskOptions,
     tokenizer: PreTrainedTokenizerBase,
     split: TaskSplit = "test",
-) -> list[Row]:
+) -> list[GenerationRow]:
     """Return the questions of a task as rows.
 
     They have ``id``, ``prompt``, ``question``, ``answer_prefix``, ``references``, ``prompt_tokens``
@@ -193,7 +193,7 @@ def new_tokens(task: GenerationSet, options: TaskOptions) -> int:
     return options.task_new_tokens or task.max_new_tokens
 
 
-def _row(task: GenerationSet, question: GenerationQuestion, prompt_tokens: int) -> Row:
+def _row(task: GenerationSet, question: GenerationQuestion, prompt_tokens: int) -> GenerationRow:
     used = task.used_fields()
     return {
         "id": question.id,

@@ -56,7 +56,7 @@ def reports(wish: Wish) -> Iterator[GenerationQuestion]:
 def _fields(findings: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
     """Deal sentences out to the sections, each behind its finding."""
     share = [taken[place :: len(findings)] for place in range(len(findings))]
-    sections = [" ".join((own, *rest)) for own, rest in zip(findings, share, strict=True)]
+    sections = [" ".join((finding, *rest)) for finding, rest in zip(findings, share, strict=True)]
     return {"report": "\n\n".join(sections)}
 
 

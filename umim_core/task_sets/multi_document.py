@@ -87,20 +87,20 @@ def one_document_answers(wish: Wish) -> Iterator[GenerationQuestion]:
         rng = generator(wish, number)
         places, filler = _places(rng), sentences(rng)
         gold = next(places)
-        own = gold.document(rng, filler)
+        answering = gold.document(rng, filler)
         question, answer = gold.asked(rng)
         depth = (0.5 + number * _STEP) % 1
         others = (place.document(rng, filler) for place in places)
-        fields = filled(wish, others, partial(_fields, own, question, depth))
+        fields = filled(wish, others, partial(_fields, answering, question, depth))
         yield GenerationQuestion(str(number), fields, (answer,))
 
 
-def _fields(own: str, question: str, depth: float, others: Sequence[str]) -> dict[str, str]:
-    texts = inserted(others, [own], [depth])
+def _fields(answering: str, question: str, depth: float, others: Sequence[str]) -> dict[str, str]:
+    texts = inserted(others, [answering], [depth])
     return {
         "documents": "\n\n".join(f"Document [{n}]{text}" for n, text in enumerate(texts, 1)),
         "question": question,
-        "position": f"{texts.index(own) + 1} of {len(texts)}",
+        "position": f"{texts.index(answering) + 1} of {len(texts)}",
     }
 
 

@@ -81,10 +81,10 @@ def filled(
     would not fit.
     """
     taken: list[str] = []
-    left = wish.room - wish.size(fields(taken))
+    room = wish.room - wish.size(fields(taken))
     for unit in units:
-        left -= wish.count(f" {unit}")
-        if left < 0:
+        room -= wish.count(f" {unit}")
+        if room < 0:
             break
         taken.append(unit)
     filled_fields = fields(taken)

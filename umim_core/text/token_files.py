@@ -181,15 +181,15 @@ class TokenFiles:
         """Return the position after the last token of every document [num_documents] (int64)."""
         ends = [_none(_ENDS)]
         for part, start in zip(self._parts, self._starts, strict=False):
-            own = _mapped(self.directory, part, 1)
-            bounds = np.concatenate([[0], own, [part.tokens]])
+            inside = _mapped(self.directory, part, 1)
+            bounds = np.concatenate([[0], inside, [part.tokens]])
             if (np.diff(bounds) < 0).any() or bounds[-2] != part.tokens:
                 raise ArtifactError(
                     f"{self.directory / part.files[1]} must rise to {part.tokens}, the last token",
-                    f"ends from {int(own.min(initial=0))} to {int(own.max(initial=0))}",
+                    f"ends from {int(inside.min(initial=0))} to {int(inside.max(initial=0))}",
                     _REBUILD,
                 )
-            ends.append(start + own)
+            ends.append(start + inside)
         return np.concatenate(ends)
 
     def _read(self, part: TokenPart, start: int, stop: int) -> NDArray[np.int32]:

@@ -66,8 +66,8 @@ from umim_core.evaluation.text_metrics.registry import TextMetric, find_metrics
 from umim_core.store.artifacts import directory_digest
 from umim_core.task_sets.generation_spec import (
     GENERATION_TASKS,
+    GenerationRow,
     GenerationSet,
-    Row,
     TaskOptions,
     make_rows,
     new_tokens,
@@ -326,7 +326,7 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
     }
 
 
-_NOTHING: Final[Row] = {
+_NOTHING: Final[GenerationRow] = {
     "id": "none",
     "prompt": NOT_RUN,
     "question": "",
