@@ -97,6 +97,7 @@ def test_the_document_is_that_of_the_library(generate: Umim, tiny_umim: UMIM) ->
                 "merge": "all",
                 "raw_tail": 4,
                 "span_eviction": None,
+                "unmerged": "",
             }
         )
     )

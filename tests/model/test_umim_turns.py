@@ -162,7 +162,9 @@ def test_a_template_that_rewrites_contents_merges_nothing(
     shouting = TEMPLATE.replace("m['content']", "m['content'] | upper")
     monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", shouting)
     chat = [{"role": "user", "content": "return the sum of the array elements"}]
-    assert umim.generate(chat, max_new_tokens=2).prompt_spans == ((),)
+    out = umim.generate([chat, [{"role": "user", "content": "RETURN THE SUM"}]], max_new_tokens=2)
+    assert out.prompt_spans[0] == ()
+    assert out.unmerged == ("its template changes what users say", "")
 
 
 def test_a_content_that_looks_like_the_template_is_found_where_it_stands(chatty: UMIM) -> None:

@@ -182,7 +182,12 @@ def _document(out: GenerationOutput) -> dict[str, object]:
     samples = [_sample(*pair) for pair in zip(out.text, out.rows, strict=True)]
     timings = {"first_token": out.timings.first_token, "decode": out.timings.decode}
     body = samples[0] if len(samples) == 1 else {"samples": samples}
-    ways = {"merge": out.merge, "raw_tail": out.raw_tail, "span_eviction": out.span_eviction}
+    ways: dict[str, object] = {
+        "merge": out.merge,
+        "raw_tail": out.raw_tail,
+        "span_eviction": out.span_eviction,
+        "unmerged": out.unmerged[0],
+    }
     return {**body, **ways, "timings": timings}
 
 

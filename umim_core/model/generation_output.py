@@ -41,9 +41,11 @@ class GenerationOutput(Generation):
         state: To continue with another turn: ``generate(..., past=output.state)``.
         options: What was asked for, with what the checkpoint recommends and the model's settings.
         backbone: The model, which decodes the ids.
+        unmerged: Per prompt why more of a chat stayed raw than its template and its replies; "".
     """
 
     backbone: Backbone = field(compare=False, repr=False)
+    unmerged: tuple[str, ...] = field(default=(), compare=False)
 
     ids = Column(lambda row: row.ids)
     prompt_ids = Column(lambda row: row.prompt_ids)

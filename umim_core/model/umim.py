@@ -21,6 +21,7 @@ from umim_core.errors import EvaluationError, GenerationError, require
 from umim_core.inference.engine import Engine, exhaust
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import GenerationState, Prefix
+from umim_core.inference.prompts import PromptIds
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import finite_sum, token_log_probs
 from umim_core.merging.merged_model import MergedModel
@@ -275,12 +276,14 @@ class UMIM:
         items = prompt_items(prompts, input_ids, mask)
         if mask is None and not isinstance(prompts, Mapping):
             warn_of_padding(items, self.backbone)
+        encoded = encode_prompts(items, self.backbone, past, add_special_tokens)
         generation = yield from self.engine.steps(
-            encode_prompts(items, self.backbone, past, add_special_tokens),
+            encoded,
             replace(options.of_model(self.backbone), merge=merge, raw_tail=raw_tail),
             past,
         )
-        return GenerationOutput(**vars(generation), backbone=self.backbone)
+        reasons = tuple(p.unmerged if isinstance(p, PromptIds) else "" for p in encoded)
+        return GenerationOutput(**vars(generation), backbone=self.backbone, unmerged=reasons)
 
     @torch.no_grad()
     def score(
