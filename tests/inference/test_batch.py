@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -193,24 +194,27 @@ def test_a_row_larger_than_the_bound_pushes_nothing_out() -> None:
     assert store.find(short, np.arange(30)) is not None
 
 
-def test_a_look_up_takes_no_longer_the_more_rows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = 0
+class Unseen(OrderedDict[int, object]):
+    """Rows that may be looked up by number, and not gone through."""
 
-    def counted(*args: object) -> int:
-        nonlocal compared
-        compared += 1
-        return shared(*args)
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("all rows are gone through")
 
-    shared = prefix_store._shared
-    monkeypatch.setattr(prefix_store, "_shared", counted)
-    engine, store = Engine(model("compact")), PrefixStore(STORE)
-    batch = Batch(engine, store)
-    pairs = [np.array(pair) for pair in product(range(VOCAB), repeat=2)]
-    drive(batch, [(pair, settings(1, merge="none")) for pair in pairs], apart=1)
-    assert compared <= 3 * len(pairs)
-    assert len(store._prefixes) == len(pairs)
+
+def test_a_look_up_goes_through_no_rows_and_their_number_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, place = PrefixStore(STORE), model_columns(3)
+    for pair in product(range(VOCAB), repeat=2):
+        store.put(np.array(pair), np.arange(2), place)
+    assert len(store._prefixes) == VOCAB**2
+    monkeypatch.setattr(store, "_prefixes", Unseen(store._prefixes))
+    found = store.find(np.array([1, 2, 3]), np.arange(3))
+    assert found is not None and found.units == 2
+    assert store.find(np.array([VOCAB, 1]), np.arange(2)) is None
+    monkeypatch.undo()
     monkeypatch.setattr(prefix_store, "MOST_ROWS", 20)
-    drive(batch, [(np.array([1, 2, 3]), settings(1, merge="none"))])
+    store.put(np.array([1, 2, 3]), np.arange(3), place)
     assert len(store._prefixes) == 20
     store.clear()
     assert not store._newest

@@ -281,8 +281,8 @@ def generate_evicted(
     prompt, and after each token that was read. Samples of a prompt lie side by side;
     ``cache_lengths`` has the columns after every forward.
     """
-    samples, new = options.samples, options.new_tokens
-    options.check(MergedModel.without_merging(backbone), len(prompts))
+    config = options.check(MergedModel.without_merging(backbone), len(prompts))
+    samples, new = options.samples, config.max_new_tokens or 0
     refused = {
         "merge": options.merge != "none",
         "span_eviction": options.span_eviction is not None,
@@ -300,7 +300,7 @@ def generate_evicted(
     longest = max((_positions(ids, new, one, budget) for ids, one in policies), default=0)
     check_room(backbone, longest, new)
     check_attention_window(backbone.model.config, longest)
-    if options.sampled and options.seed is None:
+    if config.do_sample and options.seed is None:
         options = replace(options, seed=fresh_seed())  # one for all rows, as in a batch
     streams = range(len(policies)) if options.streams is None else options.streams
     alone, rows = options.setting(num_return_sequences=None), list[Row]()

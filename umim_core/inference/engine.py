@@ -64,10 +64,10 @@ from umim_core.inference.prompts import (
     read_prompts,
 )
 from umim_core.inference.row_eviction import RowEviction
-from umim_core.inference.rows import GeneratedUnits, Row
+from umim_core.inference.rows import GeneratedUnits, Row, merged_spans
 from umim_core.inference.sampling import TokenChooser, log_probs
 from umim_core.inference.stopping import Stopper
-from umim_core.inference.unit_cache import UnitCache, UnitInputs, new_cache, run_layers
+from umim_core.inference.unit_cache import UnitCache, UnitInputs, run_layers
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Advance, Matcher
 from umim_core.rules.pruning import rules_under
@@ -161,10 +161,8 @@ class Engine:
         read = read_prompts([prompt], None, options.reading(self.merged_model))
         cache = self._room(read, options, 1, None, several=False)
         self._prefill(read, cache, [0])
-        [(starts, lengths)] = read.cuts
-        spans = zip(starts.tolist(), lengths.tolist(), strict=True)
-        merged = tuple((start, length) for start, length in spans if length > 1)
-        return Prefix(tuple(read.ids[0].tolist()), merged, cache, self.merged_model)
+        ids, spans = tuple(read.ids[0].tolist()), merged_spans(read.cuts[0])
+        return Prefix(ids, spans, cache, self.merged_model)
 
     def begin(
         self,
@@ -212,9 +210,7 @@ class Engine:
         if several or preserved or evicts:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None:
-            depth = self.merged_model.merge_depth
-            layers = (self.backbone.num_layers - depth, depth)
-            return new_cache(layers, len(units), limit, most_raw, self.backbone.device)
+            return UnitCache.empty(self.merged_model, len(units), limit, most_raw)
         # Short prompts are padded to the widest, wherever their rows begin.
         padded = max(past.cache_lengths) + prompts.packed.token_ids.shape[1]
         wide = max(len(ids) for ids in past.raw_ids) + max(map(len, prompts.ids))

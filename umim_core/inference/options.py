@@ -185,7 +185,7 @@ class GenerateOptions:
             "Put them into config.",
         )
         if given is None:
-            self._built()
+            _ = self.settings
             self._check_sampling(self.do_sample is not False)
         for name in ("logits_processor", "stopping_criteria"):
             value: object = getattr(self, name)
@@ -213,9 +213,6 @@ class GenerateOptions:
             self.logprobs,
             "Leave it out, or use 0.",
         )
-        self._check_merging()
-
-    def _check_merging(self) -> None:
         if self.merge is not None:
             check_merge(self.merge)
         most: object = self.decode_max_damage
@@ -239,11 +236,11 @@ class GenerateOptions:
     def _given(self) -> dict[str, Any]:
         """Settings that are given as options."""
         values = {name: getattr(self, name) for name in _SETTINGS}
-        unset = {name for name, value in values.items() if value is _SETTINGS[name]}
-        unset |= {
-            name for name, value in values.items() if isinstance(value, str) and value == "model"
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not _SETTINGS[name] and not (isinstance(value, str) and value == "model")
         }
-        return {name: value for name, value in values.items() if name not in unset}
 
     def _check_sampling(self, sampled: bool) -> None:
         """Refuse settings of sampling where nothing is drawn."""
@@ -256,8 +253,9 @@ class GenerateOptions:
             "Sample, or leave them out.",
         )
 
-    def _built(self) -> GenerationConfig:
-        """Return the settings that were given, all others None."""
+    @property
+    def settings(self) -> GenerationConfig:
+        """Transformers' settings that were given, all others None."""
         if self.config is not None:
             return self.config
         settings = self._given
@@ -284,7 +282,7 @@ class GenerateOptions:
         A length is not taken over (``max_length`` counts the prompt), nor is what changes no token.
         The text's end falls back to the tokenizer's.
         """
-        config = _checked(self._built().to_dict())
+        config = _checked(self.settings.to_dict())
         values = vars(config)
         for name, value in backbone.model.generation_config.to_dict().items():
             inherited = name not in IGNORED and name != "max_length" and _NEUTRAL.get(name) != value
@@ -302,20 +300,9 @@ class GenerateOptions:
 
     def setting(self, **changes: object) -> GenerateOptions:
         """Return options with other settings of transformers."""
-        config = copy(self._built())
+        config = copy(self.settings)
         vars(config).update(changes)
         return replace(self, config=config, **_SETTINGS)
-
-    @property
-    def new_tokens(self) -> int:
-        """Most tokens to generate."""
-        number = self.max_new_tokens if self.config is None else self.config.max_new_tokens
-        return NEW_TOKENS if number is None else number
-
-    @property
-    def sampled(self) -> bool:
-        """Whether tokens are drawn."""
-        return bool(self.do_sample if self.config is None else self.config.do_sample)
 
     @property
     def samples(self) -> int:
@@ -325,7 +312,7 @@ class GenerateOptions:
 
     def check(self, merged_model: MergedModel, prompts: int) -> GenerationConfig:
         """Return transformers' settings; refuse what a model cannot do for so many prompts."""
-        config = self._built()
+        config = self.settings
         new: object = config.max_new_tokens
         _need(
             _whole(new) and config.max_new_tokens >= 1,

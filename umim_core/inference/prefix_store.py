@@ -11,8 +11,8 @@ Every beginning of a kept row has a key, a hash over its units::
     [x1] -> k1    [x1] [x2 x3] -> k2 = hash(k1, x2 x3)    ...
 
 A key leads to the row that was used last of those that begin with it. So a look-up takes as many
-steps as the prompt has units, whatever is kept. Rows of equal keys are compared, since keys may
-collide.
+steps as the prompt has units, whatever is kept. Ids and borders are compared, since
+keys may collide.
 
 Shapes: T raw tokens, S units.
 """
@@ -72,15 +72,12 @@ class PrefixStore:
 
     def find(self, ids: Ints, starts: Ints) -> SharedPrefix | None:
         """Return the longest beginning of a prompt, ids [T] and unit starts [S], that is kept."""
-        number = self._like(_keys(ids, starts))
-        if number is None:
-            return None
-        stored = self._prefixes[number]
-        units = min(_shared(ids, starts, stored), len(starts) - 1)
-        if units < 1:
+        number, shared = self._like(ids, starts, _keys(ids, starts))
+        units = min(shared, len(starts) - 1)
+        if number is None or units < 1:
             return None
         self._use(number)
-        tokens, cache = int(starts[units]), stored.cache
+        tokens, cache = int(starts[units]), self._prefixes[number].cache
         mark = cache.mark()
         cache.cut(units, tokens)
         copy = UnitCache.of_rows([(cache, 0)])
@@ -95,17 +92,15 @@ class PrefixStore:
         if not self._max_bytes:
             return
         keys = _keys(ids, starts)
-        like = self._like(keys)
-        if like is not None and _shared(ids, starts, self._prefixes[like]) == len(starts):
+        like, shared = self._like(ids, starts, keys)
+        if like is not None and shared == len(keys):
             self._use(like)
             return
         copy = UnitCache.of_rows([place])
         if copy.bytes > self._max_bytes:
             return
-        if like is not None:  # no other kept row can be a beginning of this one
-            stored = self._prefixes[like]
-            if _shared(ids, starts, stored) == len(stored.starts):
-                self._forget(like)
+        if like is not None and shared == len(self._prefixes[like].keys):
+            self._forget(like)  # no other kept row can be a beginning of this one
         self._number += 1
         self._prefixes[self._number] = _StoredPrefix(ids, starts, keys, copy)
         self._use(self._number)
@@ -119,15 +114,17 @@ class PrefixStore:
         self._newest.clear()
         self.bytes = 0
 
-    def _like(self, keys: list[int]) -> int | None:
-        """Return the row that shares the longest beginning."""
-        like = None
-        for key in keys:
-            number = self._newest.get(key)
-            if number is None:
-                break
-            like = number
-        return like
+    def _like(self, ids: Ints, starts: Ints, keys: list[int]) -> tuple[int | None, int]:
+        """Return the row that shares the longest beginning, and its units."""
+        shared = next((n for n, key in enumerate(keys) if key not in self._newest), len(keys))
+        if not shared:
+            return None, 0
+        number = self._newest[keys[shared - 1]]
+        tokens = len(ids) if shared == len(keys) else int(starts[shared])
+        stored = self._prefixes[number]
+        same = np.array_equal(ids[:tokens], stored.ids[:tokens])
+        same &= np.array_equal(starts[:shared], stored.starts[:shared])
+        return (number, shared) if same else (None, 0)
 
     def _use(self, number: int) -> None:
         """Make a row the one that is forgotten last, to which its keys lead."""
@@ -144,26 +141,8 @@ class PrefixStore:
 
 def _keys(ids: Ints, starts: Ints) -> list[int]:
     """Return a key per beginning [S]; bytes are hashed with a secret of the process."""
-    text = ids.astype(np.int64).tobytes()
-    borders = [*(8 * starts).tolist(), len(text)]
-    keys, key = [], 0
-    for start, end in pairwise(borders):
+    text, keys, key = ids.astype(np.int64).tobytes(), list[int](), 0
+    for start, end in pairwise([*(8 * starts).tolist(), len(text)]):
         key = hash((key, hash(text[start:end])))
         keys.append(key)
     return keys
-
-
-def _shared(ids: Ints, starts: Ints, stored: _StoredPrefix) -> int:
-    """Return how many leading units of two rows are the same."""
-    tokens = _equal(ids, stored.ids)
-    ends = np.append(starts[1:], len(ids))
-    kept_ends = np.append(stored.starts[1:], len(stored.ids))
-    units = _equal(ends, kept_ends)
-    return int(np.searchsorted(ends[:units], tokens, side="right"))
-
-
-def _equal(one: Ints, other: Ints) -> int:
-    """Return how many leading entries are equal."""
-    length = min(len(one), len(other))
-    different = np.flatnonzero(one[:length] != other[:length])
-    return int(different[0]) if len(different) else length

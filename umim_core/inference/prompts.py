@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import GenerationError
+from umim_core.errors import GenerationError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
 from umim_core.rules.matcher import Parts
@@ -79,27 +79,24 @@ def _checked(
         raise GenerationError(
             "a prompt must be a 1-D array of token ids", f"prompt {b}", str(error)
         ) from error
-    if array.ndim == 1 and array.size == 0 and unfed is not None:
-        return array.astype(np.int64)
-    if array.ndim == 1 and array.size == 0:
-        raise GenerationError(
-            "a prompt must have at least one token id",
-            f"prompt {b}, which is empty",
+    empty = array.shape == (0,)
+    if not (empty and unfed is not None):
+        require(
+            not empty and array.ndim == 1 and array.dtype.kind in "iu",
+            GenerationError,
+            "a prompt must be a 1-D array of at least one token id",
+            f"prompt {b}, which is empty" if empty else f"prompt {b}: {array.shape}, {array.dtype}",
             "Write something, or put a BOS token into it.",
         )
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise GenerationError(
-            "a prompt must be a 1-D array of at least one token id",
-            f"prompt {b}: shape {array.shape}, {array.dtype}",
-            "Put a BOS token into an empty prompt.",
-        )
     wide = array.astype(np.int64)
-    if int(wide.min()) < 0 or int(wide.max()) >= vocab_size:
-        raise GenerationError(
-            f"ids must lie between 0 and {vocab_size - 1}",
-            f"prompt {b}: {int(wide.min())} .. {int(wide.max())}",
-            "Encode with the backbone's own tokenizer.",
-        )
+    least, most = (int(wide.min()), int(wide.max())) if wide.size else (0, 0)
+    require(
+        least >= 0 and most < vocab_size,
+        GenerationError,
+        f"ids must lie between 0 and {vocab_size - 1}",
+        f"prompt {b}: {least} .. {most}",
+        "Encode with the backbone's own tokenizer.",
+    )
     return wide
 
 
@@ -137,9 +134,10 @@ def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Pr
 def check_room(backbone: Backbone, positions: int, new_tokens: int) -> None:
     """Refuse what the backbone has no room for."""
     most = backbone.max_positions
-    if most is not None and positions > most:
-        raise GenerationError(
-            f"prompt and new tokens must fit the backbone's {most} positions",
-            f"{positions - new_tokens + 1} prompt positions + {new_tokens} new tokens",
-            "Shorten the prompt, lower max_new_tokens, or use overlong='truncate'.",
-        )
+    require(
+        most is None or positions <= most,
+        GenerationError,
+        f"prompt and new tokens must fit the backbone's {most} positions",
+        f"{positions - new_tokens + 1} prompt positions + {new_tokens} new tokens",
+        "Shorten the prompt, lower max_new_tokens, or use overlong='truncate'.",
+    )

@@ -59,10 +59,11 @@ class GeneratedUnits:
     def spans(self, row: int) -> Spans:
         """Return a row's merged units as (start, length) in generated tokens, in order."""
         lengths = self.lengths(row)
-        return _merged((np.cumsum(lengths) - lengths, lengths))
+        return merged_spans((np.cumsum(lengths) - lengths, lengths))
 
 
-def _merged(cut: Segmentation) -> Spans:
+def merged_spans(cut: Segmentation) -> Spans:
+    """Return merged units as (start, length) in raw tokens."""
     starts, lengths = cut
     merged = lengths > 1
     return tuple(zip(starts[merged].tolist(), lengths[merged].tolist(), strict=True))
@@ -138,7 +139,7 @@ class Row:
     @property
     def prompt_spans(self) -> Spans:
         """Their merged spans as (start, length) in raw prompt tokens."""
-        return _merged(self.cut)
+        return merged_spans(self.cut)
 
     @property
     def generated_spans(self) -> Spans:

@@ -62,7 +62,6 @@ WARPERS: Final[_Table] = {
 
 
 def _processed(processors: LogitsProcessorList, ids: Tensor, scores: Tensor) -> Tensor:
-    """Apply processors to scores [B, V]; transformers' signatures say Long- and FloatTensor."""
     return processors(cast("torch.LongTensor", ids), cast("torch.FloatTensor", scores))
 
 
@@ -90,14 +89,12 @@ class TokenChooser:
     row draws does not depend on the other rows or on when they finish.
 
     Args:
-        config: What ``check_generation_config`` lets pass.
+        config: What ``GenerateOptions.check`` returns.
         prompt_lengths: Raw prompt tokens per row, which ``min_new_tokens`` counts from.
-        seed: Not negative; equal seeds give equal draws. None draws one from torch's global
-            generator if rows are sampled.
-        processors: Further processors, applied behind those of ``config`` and before the warpers,
-            as in transformers. Each is called once per row with that row's raw ids [1, T].
-        past_lengths: Raw tokens per row of earlier turns, so that a turn draws numbers of its own;
-            zeros if None.
+        seed: None draws one from torch's global generator if rows are sampled.
+        processors: Applied behind those of ``config`` and before the warpers, as in transformers.
+            Each is called once per row with that row's raw ids [1, T].
+        past_lengths: Raw tokens per row of earlier turns, so that a turn draws numbers of its own.
         streams: Number of each row's stream; 0, 1, 2, ... if None.
         device: Where the logits will be.
     """
@@ -113,8 +110,6 @@ class TokenChooser:
         streams: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        if seed is not None and seed < 0:
-            raise GenerationError("a seed must not be negative", seed, "Use 0 or a larger integer.")
         self._sample = bool(config.do_sample)
         try:
             on_ids = _from_table(ON_IDS, config)
@@ -141,12 +136,9 @@ class TokenChooser:
         self._on_all = LogitsProcessorList([*(plain if uniform else ()), *warpers])
         self._history = History(device)
         if self._sample:
-            rows = len(prompt_lengths)
-            self._generators = _streams(
-                fresh_seed() if seed is None else seed,
-                range(rows) if streams is None else streams,
-                past_lengths or [0] * rows,
-            )
+            key, pasts = fresh_seed() if seed is None else seed, past_lengths or [0] * len(least)
+            numbers = range(len(least)) if streams is None else streams
+            self._generators = [_stream(key, *row) for row in zip(numbers, pasts, strict=True)]
 
     def choose(
         self,
@@ -159,8 +151,7 @@ class TokenChooser:
         ``raw_ids`` are those of prompt and output per row, of any length; the choice of rows that
         are not ``running`` does not count.
         """
-        # transformers.generate scores in float32; float64 models keep their own precision.
-        scores = logits if logits.dtype == torch.float64 else logits.float()
+        scores = _wide(logits)
         if self._foreign:  # one of them may write into its scores; the logits are still to report
             scores = scores.clone()
         try:
@@ -217,8 +208,7 @@ def log_probs(logits: Tensor, tokens: NDArray[np.int64]) -> tuple[Tensor, list[f
 
     Logits [B, V] are those before any processor.
     """
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    scores = wide.log_softmax(dim=-1)
+    scores = _wide(logits).log_softmax(dim=-1)
     ids = torch.from_numpy(tokens).to(scores.device)
     return scores, scores.gather(1, ids[:, None])[:, 0].tolist()
 
@@ -228,27 +218,24 @@ def fresh_seed() -> int:
     return int(torch.randint(2**62, (1,)))
 
 
-def _streams(
-    seed: int, numbers: Sequence[int], past_lengths: Sequence[int]
-) -> list[torch.Generator]:
-    """Return a generator per row."""
-    keys = [
-        (seed, number, past) if past else (seed, number)
-        for number, past in zip(numbers, past_lengths, strict=True)
-    ]
-    states = [int(np.random.SeedSequence(key).generate_state(1)[0]) for key in keys]
-    return [torch.Generator().manual_seed(state) for state in states]
+def _wide(logits: Tensor) -> Tensor:
+    """Return float32 logits, as transformers.generate scores; float64 keeps its precision."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _stream(seed: int, number: int, past: int) -> torch.Generator:
+    key = (seed, number, past) if past else (seed, number)
+    return torch.Generator().manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
 
 
 def _least_length(
     config: GenerationConfig, prompt_length: int, device: str
 ) -> list[LogitsProcessor]:
     """Return what holds back the end of a row until it is long enough."""
-    ends = eos_ids(config.eos_token_id)
+    ends, new = eos_ids(config.eos_token_id), config.min_new_tokens
     least: list[LogitsProcessor] = []
     if config.min_length and ends:  # the prompt counts
         least.append(MinLengthLogitsProcessor(config.min_length, ends, device=device))
-    if config.min_new_tokens and ends:
-        new = config.min_new_tokens
+    if new and ends:
         least.append(MinNewTokensLengthLogitsProcessor(prompt_length, new, ends, device=device))
     return least

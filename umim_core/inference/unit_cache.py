@@ -61,6 +61,13 @@ class UnitCache:
     raw: RowCache | None = None
     recent: Tensor | None = None
 
+    @classmethod
+    def empty(cls, merged_model: MergedModel, rows: int, units: int, raw: int) -> UnitCache:
+        """Return a cache with room for so many columns."""
+        depth, device = merged_model.merge_depth, merged_model.backbone.device
+        above = RowCache(merged_model.backbone.num_layers - depth, rows, units, device)
+        return cls(above, RowCache(depth, rows, raw, device) if depth else None)
+
     @property
     def lengths(self) -> Tensor:
         """Units held per row [B] (int64, CPU)."""
@@ -136,15 +143,6 @@ class UnitCache:
         joined = torch.cat([known, states], dim=1)
         places = counts[:, None] + torch.arange(REACH, device=counts.device)
         self.recent = joined[torch.arange(len(joined), device=counts.device)[:, None], places]
-
-
-def new_cache(
-    layers: Sequence[int], rows: int, units: int, raw: int, device: torch.device
-) -> UnitCache:
-    """Return an empty cache."""
-    above, below = layers
-    columns = RowCache(below, rows, raw, device) if below else None
-    return UnitCache(RowCache(above, rows, units, device), columns)
 
 
 def run_layers(part: Backbone, states: Tensor, cache: RowCache, positions: Tensor | None) -> Tensor:

@@ -214,7 +214,7 @@ class EngineWorker:
             options = job.options
             if job.shorten:
                 room = self._batch.room(job.prompt, options)
-                most = max(1, min(options.new_tokens, room))
+                most = max(1, min(options.settings.max_new_tokens or 1, room))
                 options = options.setting(max_new_tokens=most)
             rows = self._batch.join([job.prompt], options)
         except UmimError as error:
