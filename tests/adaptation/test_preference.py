@@ -54,8 +54,9 @@ def oracle_score(
     tokens = context.tolist()
     while position < len(tokens):
         size = next((n for n in (4, 3, 2) if tuple(tokens[position : position + n]) in RULES), 1)
-        span = table(torch.tensor(tokens[position : position + size]))
-        pieces.append(span if size == 1 else module(span[None], torch.tensor([size])))
+        tokens_here = torch.tensor(tokens[position : position + size])
+        span, length = table(tokens_here), torch.tensor([size])
+        pieces.append(span if size == 1 else module(span[None], length, tokens_here[None]))
         position += size
     prompt_units = len(pieces)
     pieces.append(table(torch.tensor(ending.tolist())))
@@ -100,15 +101,18 @@ def test_packed_loss_and_gradient_equal_the_unpacked_ones(kind: str) -> None:
     backbone, reference = tiny(kind), fresh_module(2)
     losses, gradients = [], []
     for loss_of in (packed_loss, oracle_loss):
-        policy = fresh_module(1)
+        policy = give_rows(fresh_module(1), RULES[:1])
         loss = loss_of(backbone, policy, reference, 3.0)
         loss.backward()
+        fixed = (*backbone.model.parameters(), *reference.parameters())
+        assert all(parameter.grad is None for parameter in fixed)
         losses.append(loss.item())
-        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
+        gradients.append([p.grad.to_dense() for p in policy.parameters()])
     # Llama's RMSNorm computes in float32 whatever the weights are.
     assert losses[0] == pytest.approx(losses[1], abs=1e-7)
-    assert torch.allclose(gradients[0], gradients[1], atol=1e-7, rtol=1e-5)
-    assert gradients[0].abs().max() > 1e-3
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-5)
+        assert found.abs().max() > 0
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -134,17 +138,6 @@ def test_answers_follow_the_raw_length_of_a_context_with_preserved_positions(kin
     rows = logits[1:].log_softmax(-1)
     assert float(preserved[0]) == pytest.approx(float((rows[0, 7] + rows[1, 8]) / 2), abs=1e-5)
     assert float((compact - preserved).abs().max()) > 1e-4
-
-
-def test_gradient_reaches_the_policy_and_nothing_else() -> None:
-    backbone, policy, reference = tiny("llama"), fresh_module(1), fresh_module(2)
-    give_rows(policy, RULES[:1])
-    packed_loss(backbone, policy, reference, 0.1).backward()
-    for parameter in policy.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.to_dense().abs().sum() > 0
-    assert all(p.grad is None for p in backbone.model.parameters())
-    assert all(p.grad is None for p in reference.parameters())
 
 
 def test_loss_is_log_two_where_policy_and_reference_are_one() -> None:
