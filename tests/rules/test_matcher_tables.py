@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from umim_core.errors import ArtifactError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.trie import _hash, _home, mark, segment
+from umim_core.rules.trie import _hash, _home, holds, segment
 from umim_core.store.artifacts import read_json, write_manifest
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
 
@@ -178,8 +178,7 @@ def test_tables_that_make_every_search_long_are_refused_at_once() -> None:
     slots[half:-1] = np.array(chosen) << 2 | 1
     slots[-1] = 0
     ids = np.array([(7, int(key) & MAX_TOKEN_ID) for key in chosen], np.int32)
-    flags, bits = np.zeros(len(slots), np.uint8), np.zeros(1, np.uint64)
-    assert not mark(ids, slots, flags, bits)
+    assert not holds(ids, slots, np.zeros(1, np.uint64))
 
 
 @pytest.mark.parametrize("digest", ["kept", "forged"])

@@ -183,17 +183,22 @@ def insert(ids: Ids, slots: Words, pairs: Words) -> None:
 
 
 @_njit
-def mark(ids: Ids, slots: Words, flags: NDArray[np.uint8], bits: Words) -> bool:
-    """Look the rules ``ids`` [R, n] up: mark their nodes in ``flags`` [S], their pairs in ``bits``.
+def holds(ids: Ids, slots: Words, bits: Words) -> bool:
+    """Return whether the rules ``ids`` [R, n] are in the trie; set their pairs in ``bits``.
 
-    Returns:
-        Whether all of them are there, and are found as fast as in a table that ``insert`` filled.
+    A search that takes longer than in a table that ``insert`` filled counts as none. Prefixes of
+    one length are looked up after each other, so that their slots can be fetched ahead.
     """
     spare = _SPARE * (ids.size + _SPARE)
-    for row in range(ids.shape[0]):
-        parent = int(ids[row, 0])
-        for column in range(1, ids.shape[1]):
-            key = _key(parent, ids[row, column])
+    rows, last = ids.shape[0], ids.shape[1] - 1
+    parents = ids[:, 0].astype(np.int64)
+    for column in range(1, last + 1):
+        flag = _RULE if column == last else _CONTINUES
+        for row in range(rows):
+            if row + _AHEAD < rows:
+                ahead = _key(parents[row + _AHEAD], ids[row + _AHEAD, column])
+                prefetch(slots, _home(_hash(ahead), slots))
+            key = _key(parents[row], ids[row, column])
             hashed = _hash(key)
             if column == 1:
                 bit = _pair_bit(hashed, bits)
@@ -206,19 +211,21 @@ def mark(ids: Ids, slots: Words, flags: NDArray[np.uint8], bits: Words) -> bool:
                 slot += 1
                 if slot == slots.size:
                     slot = 0
-            flags[slot] |= np.uint8(_RULE if column + 1 == ids.shape[1] else _CONTINUES)
-            parent = _FIRST_NODE + slot
+            if slots[slot] & flag == _EMPTY:
+                return False
+            parents[row] = _FIRST_NODE + slot
     return True
 
 
 @_njit
-def holds_only(slots: Words, flags: NDArray[np.uint8]) -> bool:
-    """Return whether every node has the flags [S] of the rules that pass it, and no other is."""
-    for slot in range(slots.size):
-        word = slots[slot]
-        if word & (_RULE | _CONTINUES) != flags[slot] or (flags[slot] == 0 and word != _EMPTY):
-            return False
-    return True
+def survey(slots: Words) -> tuple[int, int, int]:
+    """Return how many slots are used, how many are rules, and how many go on to a longer one."""
+    used, rules, continued = 0, 0, 0
+    for word in slots:
+        used += int(word != _EMPTY)
+        rules += int(word & _RULE)
+        continued += int(word & _CONTINUES != _EMPTY)
+    return used, rules, continued
 
 
 @_njit
@@ -365,15 +372,16 @@ class MatcherTables:
     @classmethod
     def build(cls, ids_by_order: dict[int, Ids]) -> MatcherTables:
         """Build the tables of rules [R_n, n] (int32) per order, rows ascending, ids < 2^18."""
-        pairs, triples = _prefixes(ids_by_order, 2), _prefixes(ids_by_order, 3)
-        nodes = len(pairs) + len(triples) + len(ids_by_order[LONGEST])
+        nodes = _nodes(ids_by_order)
         size = _size(nodes)
         if size > _MAX_SLOTS:
             raise ArtifactError(
                 f"the rules must need at most {_MAX_SLOTS} slots", size, "Raise tau."
             )
         slots = np.zeros(size, dtype=np.uint64)
-        bits = np.zeros(len(pairs) * _BITS_PER_PAIR // 64 + 1, dtype=np.uint64)
+        bits = np.zeros(
+            len(_prefixes(ids_by_order, 2, 2)) * _BITS_PER_PAIR // 64 + 1, dtype=np.uint64
+        )
         for ids in _rows(ids_by_order):
             insert(ids, slots, bits)
         return cls(_read_only(slots), _read_only(bits))
@@ -419,11 +427,14 @@ class MatcherTables:
 
 
 def _hold(slots: Words, pairs: Words, ids_by_order: dict[int, Ids]) -> bool:
-    flags, bits = np.zeros(len(slots), dtype=np.uint8), np.zeros(len(pairs), dtype=np.uint64)
+    """Return whether tables hold the rules, and by their numbers nothing else."""
+    bits = np.zeros(len(pairs), dtype=np.uint64)
+    nodes, rules = _nodes(ids_by_order), sum(map(len, ids_by_order.values()))
+    continued = sum(len(_prefixes(ids_by_order, n, n + 1)) for n in ORDERS[:-1])
     return (
-        all(mark(ids, slots, flags, bits) for ids in _rows(ids_by_order))
-        and bool(holds_only(slots, flags))
-        and len(slots) == _size(int(np.count_nonzero(flags)))
+        len(slots) == _size(nodes)
+        and survey(slots) == (nodes, rules, continued)
+        and all(holds(ids, slots, bits) for ids in _rows(ids_by_order))
         and np.array_equal(bits, pairs)
     )
 
@@ -437,11 +448,17 @@ def _size(nodes: int) -> int:
     return int(nodes / _LOAD) + 1
 
 
-def _prefixes(ids_by_order: dict[int, Ids], length: int) -> Ints:
-    """Return the different prefixes of ``length`` ids of all rules that are at least so long."""
+def _nodes(ids_by_order: dict[int, Ids]) -> int:
+    """Return the number of different prefixes of two or more ids."""
+    shorter = sum(len(_prefixes(ids_by_order, n, n)) for n in ORDERS[:-1])
+    return shorter + len(ids_by_order[LONGEST])
+
+
+def _prefixes(ids_by_order: dict[int, Ids], length: int, shortest: int) -> Ints:
+    """Return the different prefixes of ``length`` ids of all rules of at least ``shortest``."""
     prefixes = np.zeros(0, dtype=np.int64)
     for n in ORDERS:
-        if n >= length:
+        if n >= shortest:
             prefixes = union(prefixes, pack_spans(ids_by_order[n][:, :length]))
     return prefixes
 
