@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import json
 import logging
 import lzma
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from support.packers import PACKERS
 from umim_core.errors import ConfigError, CorpusError, UmimError
 from umim_core.text.files import expand
 from umim_core.text.readers import iter_documents
 from umim_core.text.sources import HubDataset, JsonLines, Reading, TextFiles, source_of, sources_of
 
 ROWS = "".join(json.dumps({"text": text}) + "\n" for text in ("one", "two"))
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
-    ".xz": lzma.compress,
-    ".bz2": bz2.compress,
-}
 
 
 @pytest.fixture(autouse=True)
