@@ -314,5 +314,5 @@ def _positions(ids: Ints, new: int, policy: CachePolicy, budget: Budget) -> int:
     tokens = len(ids) + new - 1
     if policy.rotation is None or new < 2:
         return tokens
-    held = budget(ids, new - 2)  # before the last token that is read
-    return min(tokens, max(len(ids), held + 1))
+    allowed = budget(ids, new - 2)  # before the last token that is read
+    return min(tokens, max(len(ids), allowed + 1))

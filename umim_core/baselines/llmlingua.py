@@ -111,25 +111,25 @@ def published_choice(
     ``whole`` has the loss of each token in the whole text [T]; ``prefix`` scores after kept tokens,
     none at first.
     """
-    left, losses = np.arange(len(ids)), whole[1:].copy()
+    remaining, losses = np.arange(len(ids)), whole[1:].copy()
     share = budget / (len(ids) + 3)  # its count of a context's tokens, and one
     end = min(segment, len(ids))
     start = end - segment
     for number, size in enumerate(_sizes(len(ids), segment)):
-        if end > len(left):
+        if end > len(remaining):
             break
         if number:
-            losses[start : end - 1] = prefix.score(ids[left[start:end]])[1:]
-            prefix.append(ids[left[start : end - segment]])
+            losses[start : end - 1] = prefix.score(ids[remaining[start:end]])[1:]
+            prefix.append(ids[remaining[start : end - segment]])
             start = end - segment
         stop = start + size
         keep = np.append(losses > _quantile(losses, share), True)
         keep[stop:] = True
         keep[:start] = True
-        keep |= protected[left]
+        keep |= protected[remaining]
         end = stop - int((~keep[:stop]).sum()) + segment
-        left, losses = left[keep], losses[keep[:-1]]
-    return left
+        remaining, losses = remaining[keep], losses[keep[:-1]]
+    return remaining
 
 
 def _quantile(losses: NDArray[np.float64], share: float) -> float:
@@ -180,12 +180,12 @@ class LLMLingua:
             return published_choice(text.ids, text.protected, budget, self._length(), whole, prefix)
         places = np.flatnonzero(self._left_by_controller(text, budget))
         free = np.cumsum(~text.protected[places])  # tokens that may go, up to each one
-        wanted = budget - int(text.protected.sum())
+        to_choose = budget - int(text.protected.sum())
         prefix, chosen_parts, length = CompressedPrefix(self.scorer), [], self._length()
         granted = 0
         for start in range(0, len(places), length):
             part = places[start : start + length]
-            due = wanted * int(free[start + len(part) - 1]) // max(1, int(free[-1]))
+            due = to_choose * int(free[start + len(part) - 1]) // max(1, int(free[-1]))
             protected = text.protected[part]
             share = due - granted + int(protected.sum())
             chosen = part[highest(prefix.score(text.ids[part]), protected, share)]
@@ -205,16 +205,16 @@ class LLMLingua:
 
     def _left_by_controller(self, text: Text, budget: int) -> NDArray[np.bool_]:
         """Choose passages, those of the highest perplexity first, until they hold k budgets [T]."""
-        left = np.ones(len(text.ids), dtype=bool)
+        remaining = np.ones(len(text.ids), dtype=bool)
         if self.granularity * budget >= len(text.ids):
-            return left
+            return remaining
         texts = token_texts(text.ids, self.scorer.require_tokenizer())
         numbers = passages(texts)
         parts = np.split(text.ids, np.flatnonzero(np.diff(numbers)) + 1)
         surprise = np.array([self_information(part, self.scorer).mean() for part in parts])
-        left = text.protected.copy()
+        remaining = text.protected.copy()
         for number in np.argsort(-surprise, kind="stable"):
-            if left.sum() > self.granularity * budget:
+            if remaining.sum() > self.granularity * budget:
                 break
-            left |= numbers == number
-        return left
+            remaining |= numbers == number
+        return remaining

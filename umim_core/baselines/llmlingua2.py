@@ -149,8 +149,8 @@ def _ints(values: list[int]) -> Ints:
 
 
 def load_token_classifier(name: str) -> TokenClassifier:
-    own = load_own_model(_WHAT, name, AutoModelForTokenClassification, _TRAINED)
-    return TokenClassifier(own.model, own.tokenizer, own.commit)
+    loaded = load_own_model(_WHAT, name, AutoModelForTokenClassification, _TRAINED)
+    return TokenClassifier(loaded.model, loaded.tokenizer, loaded.commit)
 
 
 @dataclass(frozen=True)

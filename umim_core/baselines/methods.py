@@ -234,21 +234,21 @@ def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Reduction:
             budget,
             "Give the number of tokens that stay.",
         )
-    wanted = max(budget, int(text.protected.sum()))
-    if wanted == tokens:
+    count = max(budget, int(text.protected.sum()))
+    if count == tokens:
         return Reduction(np.arange(tokens), tokens, budget)
-    chosen = reducer.keep(text, wanted)
-    _check_choice(chosen, text, wanted if reducer.exact else None, type(reducer).__name__)
+    chosen = reducer.keep(text, count)
+    _check_choice(chosen, text, count if reducer.exact else None, type(reducer).__name__)
     return Reduction(chosen, tokens, budget)
 
 
-def _check_choice(chosen: Ints, text: Text, wanted: int | None, name: str) -> None:
+def _check_choice(chosen: Ints, text: Text, count: int | None, name: str) -> None:
     """Refuse indices that are not ``wanted`` ones of a text, in order, protected ones included."""
     bounded = np.concatenate([[-1], chosen, [len(text.ids)]])
-    wrong = len(chosen) == 0 if wanted is None else len(chosen) != wanted
+    wrong = len(chosen) == 0 if count is None else len(chosen) != count
     if wrong or bool((np.diff(bounded) < 1).any()):
         raise EvaluationError(
-            f"a token reducer must keep {wanted or 'some'} of {len(text.ids)} tokens, in order",
+            f"a token reducer must keep {count or 'some'} of {len(text.ids)} tokens, in order",
             chosen.tolist(),
             f"{name}.keep breaks the protocol.",
         )

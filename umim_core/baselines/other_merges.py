@@ -118,14 +118,14 @@ class SimilarNeighbours(WholeTextSegmenter):
         """
         first, last = np.arange(len(ids)), np.arange(len(ids))  # of the unit, at its two ends
         joined = np.zeros(len(ids), dtype=bool)  # to the token before
-        left = len(ids) - len(of_rules)
+        to_join = len(ids) - len(of_rules)
         for pair in np.argsort(-self._cosines(ids), kind="stable").tolist():
             start, end = first[pair], last[pair + 1]
-            if not left:
+            if not to_join:
                 break
             if end - start < LONGEST:
                 joined[pair + 1], last[start], first[end] = True, end, start
-                left -= 1
+                to_join -= 1
         return np.diff(np.flatnonzero(np.append(~joined, True)))
 
     @torch.no_grad()

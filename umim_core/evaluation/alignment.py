@@ -155,10 +155,10 @@ def _rank(logits: Tensor, first: Tensor, token: Tensor) -> Tensor:
     rank = 1 + at.byte().argmax(dim=-1)
     far = ~at.any(dim=-1)
     if bool(far.any()):
-        rest, wanted = logits[far], token[far]
-        own = rest.gather(1, wanted)
-        earlier = torch.arange(rest.shape[-1], device=rest.device) < wanted
-        rank[far] = 1 + _count((rest > own) | ((rest == own) & earlier))
+        rest, chosen = logits[far], token[far]
+        score = rest.gather(1, chosen)
+        earlier = torch.arange(rest.shape[-1], device=rest.device) < chosen
+        rank[far] = 1 + _count((rest > score) | ((rest == score) & earlier))
     return rank
 
 
@@ -329,18 +329,18 @@ def _state_pairs(
     """
     layout = branch_layout(packed, merged_model.matcher, merged_model.unit_positions)
     merged = (layout.lengths > 1).cumsum(dim=1) > 0
-    wanted = merged & (layout.lengths > 0)
-    if not bool(wanted.any()):
+    chosen = merged & (layout.lengths > 0)
+    if not bool(chosen.any()):
         return
-    unit_end, of_row = layout.trunk[wanted], wanted.nonzero()[:, 0]
-    for teacher, student, chunk in logit_pairs(rows, layout, wanted, merged_model, base):
+    unit_end, of_row = layout.trunk[chosen], chosen.nonzero()[:, 0]
+    for teacher, student, chunk in logit_pairs(rows, layout, chosen, merged_model, base):
         yield teacher, student, unit_end[chunk], of_row[chunk]
 
 
 def logit_pairs(
     rows: Sequence[NDArray[np.integer]],
     layout: BranchLayout,
-    wanted: Tensor,
+    chosen: Tensor,
     merged_model: MergedModel,
     base: Backbone,
 ) -> Iterator[tuple[Tensor, Tensor, slice]]:
@@ -355,8 +355,8 @@ def logit_pairs(
     for b, row in enumerate(rows):
         ids[b, : len(row)] = row
     tokens = torch.from_numpy(ids).to(backbone.device)
-    student = state_hidden(tokens, layout, merged_model)[wanted]
-    teacher = base.hidden(base.embed(tokens))[wanted]  # causal: none sees padding
+    student = state_hidden(tokens, layout, merged_model)[chosen]
+    teacher = base.hidden(base.embed(tokens))[chosen]  # causal: none sees padding
     most = _HEAD_ROWS["cpu" if tokens.device.type == "cpu" else "gpu"]
     wide = torch.promote_types(backbone.head_weight.dtype, torch.float32)
     pages = student.new_empty(2, min(most, len(student)), len(backbone.head_weight), dtype=wide)

@@ -105,12 +105,12 @@ def _add_differences(ours: Results, theirs: Results, name: str, task: Task) -> N
     filters = dict.fromkeys(sample["filter"] for sample in ours["samples"][name])
     for key in filters:
         pairs = _paired(ours["samples"][name], theirs["samples"][name], name, key)
-        for own, base in pairs:
-            own["base"] = {
+        for umim, base in pairs:
+            umim["base"] = {
                 "filtered_resps": base["filtered_resps"],
                 **{metric: base[metric] for metric in base["metrics"]},
             }
-        for metric in dict.fromkeys(metric for own, _ in pairs for metric in own["metrics"]):
+        for metric in dict.fromkeys(metric for umim, _ in pairs for metric in umim["metrics"]):
             at, error_at = f"{metric},{key}", f"{metric}_stderr,{key}"
             values = [(o[metric], b[metric]) for o, b in pairs if metric in o and metric in b]
             figures = (row.get(at), other.get(at))
@@ -118,7 +118,13 @@ def _add_differences(ours: Results, theirs: Results, name: str, task: Task) -> N
                 value is not None for pair in values for value in pair
             ):
                 continue  # --predict_only, a task that is not run
-            error = _difference_error(values, task.aggregation().get(metric, mean))
+            aggregate = task.aggregation().get(metric, mean)
+            pair = [value for value, _ in values], [value for _, value in values]
+            error = (
+                mean_difference_error(*pair)
+                if aggregate is mean
+                else bootstrap_difference_error(*pair, aggregate)
+            )
             row[f"{metric}_base,{key}"] = other[at]
             row[f"{metric}_base_stderr,{key}"] = other.get(error_at, _UNKNOWN)
             row[f"{metric}_difference,{key}"] = row[at] - other[at]
@@ -130,9 +136,9 @@ def _add_differences(ours: Results, theirs: Results, name: str, task: Task) -> N
 def _paired(
     ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], name: str, key: str
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    own, base = ([s for s in side if s["filter"] == key] for side in (ours, theirs))
+    umim, base = ([s for s in side if s["filter"] == key] for side in (ours, theirs))
     asked, answered = (
-        [(s["doc_id"], s["doc_hash"], s["prompt_hash"]) for s in side] for side in (own, base)
+        [(s["doc_id"], s["doc_hash"], s["prompt_hash"]) for s in side] for side in (umim, base)
     )
     if asked != answered:
         raise EvaluationError(
@@ -140,13 +146,4 @@ def _paired(
             "other questions or prompts",
             "Use a task whose prompts do not change from one reading to the next.",
         )
-    return list(zip(own, base, strict=True))
-
-
-def _difference_error(
-    values: Sequence[tuple[Any, Any]], aggregate: Callable[[Sequence[Any]], float]
-) -> float | None:
-    own, base = [value for value, _ in values], [value for _, value in values]
-    if aggregate is mean:
-        return mean_difference_error(own, base)
-    return bootstrap_difference_error(own, base, aggregate)
+    return list(zip(umim, base, strict=True))

@@ -27,7 +27,8 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except UmimError as error:
-        if not _is_lm_eval_command():
+        program = Path(sys.argv[0] if sys.argv else "")
+        if program.stem not in _COMMANDS and program.parts[-2:] != ("lm_eval", "__main__.py"):
             raise
         raise SystemExit(f"umim: error: {error}") from error
 
@@ -54,8 +55,3 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
-
-
-def _is_lm_eval_command() -> bool:
-    program = Path(sys.argv[0] if sys.argv else "")
-    return program.stem in _COMMANDS or program.parts[-2:] == ("lm_eval", "__main__.py")

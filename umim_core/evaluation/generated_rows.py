@@ -106,7 +106,7 @@ def read_gen_kwargs(
         settings.pop("temperature", None)
     for name in sorted(settings.keys() & IGNORED):
         warn(f"umim: generation kwarg {name}={settings.pop(name)!r} has no effect and is left out")
-    own: dict[str, Any] = {name: settings.pop(name) for name in _OWN & settings.keys()}
+    engine_options: dict[str, Any] = {name: settings.pop(name) for name in _OWN & settings.keys()}
     unknown = sorted(settings.keys() - _ALLOWED)
     if unknown:
         raise GenerationError(
@@ -117,7 +117,7 @@ def read_gen_kwargs(
     settings["stop_strings"] = [text for text in until if text and text != end[1]] or None
     try:
         config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
-        options = GenerateOptions(config=config, **own).of_model(backbone)
+        options = GenerateOptions(config=config, **engine_options).of_model(backbone)
     except ValueError as error:
         raise GenerationError(
             "a generation kwarg is out of range",
@@ -184,20 +184,20 @@ class RowWriter:
         count, and its sizes.
         """
         scorer, room = self.scorer, kwargs.room(self.scorer.max_units)
-        read: list[Ints] = []
+        fitting: list[Ints] = []
         sizes: list[Sizes] = []
         behind: list[Parts | None] = []
         for ids, question, may_merge in zip(prompts, asked, parts, strict=True):
             if isinstance(scorer, ReducedScorer):
                 shortened = scorer.shorten(*scorer.fit(ids, room, may_merge), question)
-                read.append(shortened.ids)
+                fitting.append(shortened.ids)
                 sizes.append(shortened.sizes(0))
                 behind.append(None)
                 continue
             fitted = ids[-room:]
             if isinstance(scorer, Scorer):
                 fitted, _ = scorer.fit(ids, room, may_merge)
-            read.append(fitted)
+            fitting.append(fitted)
             sizes.append(Sizes(context_tokens=len(fitted)))
             behind.append(parts_behind(may_merge, len(ids) - len(fitted)))
         limits = kwargs.limits([size.context_tokens for size in sizes])
@@ -213,29 +213,37 @@ class RowWriter:
         )
         rows: Sequence[Row]
         if isinstance(scorer, EvictedScorer) and scorer.age is None:
-            by_ids = {ids.tobytes(): own for ids, own in zip(read, behind, strict=True)}
+            by_ids = {
+                ids.tobytes(): mergeable for ids, mergeable in zip(fitting, behind, strict=True)
+            }
             backbone, policy = scorer.merged_model.backbone, scorer.new_policy
             rows = generate_evicted(
-                read,
+                fitting,
                 options,
                 backbone,
                 policy,
                 lambda ids, generated: scorer.budget(ids, generated, by_ids[ids.tobytes()]),
             )
         else:
-            given = zip(read, behind, strict=True)
+            given = zip(fitting, behind, strict=True)
             rows = self.engine.generate(
-                [ids if own is None else PromptIds(ids, own) for ids, own in given], options
+                [
+                    ids if mergeable is None else PromptIds(ids, mergeable)
+                    for ids, mergeable in given
+                ],
+                options,
             ).rows
         counted = []
-        for row, ids, own, before in zip(rows, read, behind, sizes, strict=True):
-            new, tokens, held = len(row.ids), before.context_tokens, row.cache_lengths[0]
+        for row, ids, mergeable, before in zip(rows, fitting, behind, sizes, strict=True):
+            new, tokens, columns = len(row.ids), before.context_tokens, row.cache_lengths[0]
             if isinstance(scorer, EvictedScorer):
-                over = max(0, held - scorer.budget(ids, 0, own))
-                counted.append(evicted_sizes(tokens, new, held, over))
+                over = max(0, columns - scorer.budget(ids, 0, mergeable))
+                counted.append(evicted_sizes(tokens, new, columns, over))
             else:
-                left = held + new - sum(length - 1 for _, length in row.generated_spans)
-                counted.append(Sizes(tokens + new, left, tokens, held, shortfall=before.shortfall))
+                units = columns + new - sum(length - 1 for _, length in row.generated_spans)
+                counted.append(
+                    Sizes(tokens + new, units, tokens, columns, shortfall=before.shortfall)
+                )
         scorer.total = sum(counted, scorer.total)
         cut = [row.ids[:limit] for row, limit in zip(rows, limits, strict=True)]
         return list(zip(rows, cut, counted, strict=True))

@@ -119,10 +119,10 @@ class ChatContexts:
                     "said: nothing of them merges",
                 )
             return () if self.applied else None
-        own, ranges = encode_parts(self._tokenizer, text, places)
+        encoded, ranges = encode_parts(self._tokenizer, text, places)
         end = max((end for _, end in ranges), default=0)
         for front in (0, 1):  # a BOS
-            if list(ids[front : front + end]) == own[:end].tolist():
+            if list(ids[front : front + end]) == encoded[:end].tolist():
                 return tuple((first + front, last + front) for first, last in ranges)
         return ()
 

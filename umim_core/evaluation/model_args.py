@@ -160,8 +160,8 @@ def open_model_args(
         options |= merging or LoadOptions()
         return _noted(UMIM.from_pretrained(_checkpoint(checkpoint), **options).merged_model)
     if backbone is None:
-        own = checkpoint_config(checkpoint)
-        options |= LoadOptions(backbone=own.backbone, backbone_revision=own.backbone_revision)
+        config = checkpoint_config(checkpoint)
+        options |= LoadOptions(backbone=config.backbone, backbone_revision=config.backbone_revision)
     return _noted(MergedModel.without_merging(find_backbone(None, options)))
 
 

@@ -20,44 +20,44 @@ _DRAWS: Final = 200  # of the bootstrap: its error then has an error of 5 %
 _SEED: Final = 0
 
 
-def mean_difference_error(own: Sequence[float], base: Sequence[float]) -> float | None:
-    """Return the standard error of mean(own) - mean(base), values of the same questions [Q].
+def mean_difference_error(values: Sequence[float], base: Sequence[float]) -> float | None:
+    """Return the standard error of mean(values) - mean(base), values of the same questions [Q].
 
     None for fewer than two questions.
     """
-    _check_pairs(own, base)
-    if len(own) < 2:
+    _check_pairs(values, base)
+    if len(values) < 2:
         return None
-    steps = np.asarray(own, dtype=np.float64) - np.asarray(base, dtype=np.float64)
+    steps = np.asarray(values, dtype=np.float64) - np.asarray(base, dtype=np.float64)
     return float(steps.std(ddof=1)) / math.sqrt(len(steps))
 
 
 def bootstrap_difference_error(
-    own: Sequence[V], base: Sequence[V], statistic: Callable[[Sequence[V]], float]
+    values: Sequence[V], base: Sequence[V], statistic: Callable[[Sequence[V]], float]
 ) -> float | None:
-    """Return the standard error of statistic(own) - statistic(base) by a paired bootstrap.
+    """Return the standard error of statistic(values) - statistic(base) by a paired bootstrap.
 
     Every draw takes the same questions of both models. The same values [Q], of any type, give the
     same error. The statistic is a perplexity of (log-likelihood, words), an F1 score, ...
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap, 6.2 and 8.3 (paired data).
     """
-    _check_pairs(own, base)
-    if len(own) < 2:
+    _check_pairs(values, base)
+    if len(values) < 2:
         return None
-    draws = np.random.default_rng(_SEED).integers(0, len(own), (_DRAWS, len(own)))
+    draws = np.random.default_rng(_SEED).integers(0, len(values), (_DRAWS, len(values)))
     steps = [
-        statistic([own[i] for i in chosen]) - statistic([base[i] for i in chosen])
+        statistic([values[i] for i in chosen]) - statistic([base[i] for i in chosen])
         for chosen in draws.tolist()
     ]
     return float(np.std(steps, ddof=1))
 
 
-def _check_pairs(own: Sequence[object], base: Sequence[object]) -> None:
-    if len(own) != len(base):
+def _check_pairs(values: Sequence[object], base: Sequence[object]) -> None:
+    if len(values) != len(base):
         raise EvaluationError(
             "two models are paired on the same questions",
-            f"{len(own)} and {len(base)}",
+            f"{len(values)} and {len(base)}",
             "Run both on the whole task.",
         )
 
@@ -66,14 +66,14 @@ Numbers = Sequence[float] | NDArray[np.floating]
 
 
 def increase_with_error(
-    own: Sequence[float], other: Sequence[float], counts: Sequence[int]
+    values: Sequence[float], other: Sequence[float], counts: Sequence[int]
 ) -> tuple[float, float | None]:
     """Return how much larger one mean over tokens is than another of the same rows [B].
 
     Given are both sums of each row and its tokens. The standard error is paired by row
     (``ratio_error``).
     """
-    steps = [mine - theirs for mine, theirs in zip(own, other, strict=True)]
+    steps = [mine - theirs for mine, theirs in zip(values, other, strict=True)]
     return sum(steps) / sum(counts), ratio_error(steps, counts)
 
 

@@ -127,16 +127,18 @@ def surrogate_similarity(
     backbone, generator = merged_model.backbone, np.random.default_rng(0)
     similarities = []
     for order in sorted({len(span) for span in spans}):
-        own = np.array([span for span in spans if len(span) == order], dtype=np.int64)
-        ids = torch.from_numpy(own).to(backbone.device)
-        merged = merged_model.surrogates(ids, torch.full((len(own),), order).to(ids))
+        spans_of_order = np.array([span for span in spans if len(span) == order], dtype=np.int64)
+        ids = torch.from_numpy(spans_of_order).to(backbone.device)
+        merged = merged_model.surrogates(ids, torch.full((len(spans_of_order),), order).to(ids))
         tokens = backbone.embed(ids)
-        drawn = torch.from_numpy(generator.integers(0, backbone.vocab_size, len(own))).to(ids)
+        drawn = torch.from_numpy(
+            generator.integers(0, backbone.vocab_size, len(spans_of_order))
+        ).to(ids)
         by_offset = [_cosine(merged, tokens[:, offset]) for offset in range(order)]
         similarities.append(
             OrderSimilarity(
                 order=order,
-                spans=len(own),
+                spans=len(spans_of_order),
                 by_offset=tuple(by_offset),
                 mean=_cosine(merged, tokens.mean(dim=1)),
                 random=_cosine(merged, backbone.embed(drawn)),

@@ -128,10 +128,10 @@ def _divergence(
 ) -> NDArray[np.float64]:
     """Return the sum of the divergence that goes to each span of a batch [M]."""
     paying = payers(layout, window)
-    wanted = paying >= 0
-    spans = paying[wanted]
+    paid = paying >= 0
+    spans = paying[paid]
     sums = torch.zeros(len(layout.span_ids), dtype=torch.float64, device=paying.device)
-    pairs = logit_pairs(rows, layout, wanted, merged_model, merged_model.backbone)
+    pairs = logit_pairs(rows, layout, paid, merged_model, merged_model.backbone)
     for teacher, student, chunk in pairs:
         sums.index_add_(0, spans[chunk], row_divergence(teacher, student))
     return sums.cpu().numpy()
@@ -141,7 +141,7 @@ def _places(rules: RuleSet, layout: BranchLayout) -> NDArray[np.int64]:
     spans, lengths = layout.span_ids.cpu().numpy(), layout.span_lengths.cpu().numpy()
     places = np.empty(len(spans), dtype=np.int64)
     for n in ORDERS:
-        own = np.flatnonzero(lengths == n)
-        if len(own):
-            places[own] = rules.places(spans[own, :n])
+        of_order = np.flatnonzero(lengths == n)
+        if len(of_order):
+            places[of_order] = rules.places(spans[of_order, :n])
     return places

@@ -114,18 +114,18 @@ def break_even(rows: Sequence[ThroughputRow]) -> list[BreakEven]:
     return [
         BreakEven(
             phase=phase,
-            rules=own[0].rules,
-            asked_reduction=own[0].asked_reduction,
+            rules=series[0].rules,
+            asked_reduction=series[0].asked_reduction,
             batch_size=batch_size,
-            new_tokens=own[0].new_tokens,
-            prompt_tokens=tuple(row.prompt_tokens for row in own),
-            token_reductions=tuple(row.token_reduction for row in own),
-            speedups=tuple(row.speedup for row in own),
-            speedups_low=tuple(row.speedup_low for row in own),
-            pays_from=pays_from(own),
+            new_tokens=series[0].new_tokens,
+            prompt_tokens=tuple(row.prompt_tokens for row in series),
+            token_reductions=tuple(row.token_reduction for row in series),
+            speedups=tuple(row.speedup for row in series),
+            speedups_low=tuple(row.speedup_low for row in series),
+            pays_from=pays_from(series),
         )
         for (phase, batch_size), kinds in _grouped(rows).items()
-        for own in kinds.values()
+        for series in kinds.values()
     ]
 
 
@@ -143,16 +143,16 @@ def least_reduction(rows: Sequence[ThroughputRow]) -> float | None:
 def break_even_markdown(rows: Sequence[ThroughputRow]) -> str:
     parts = []
     for (phase, batch_size), kinds in _grouped(rows).items():
-        every = [row for own in kinds.values() for row in own]
+        every = [row for series in kinds.values() for row in series]
         lengths = sorted({row.prompt_tokens for row in every})
         lines = [
             ["rules", "TR", *(f"{length:,}" for length in lengths), "pays from"],
             ["---", *["---:"] * (len(lengths) + 2)],
         ]
-        for label, own in kinds.items():
-            cells = {row.prompt_tokens: _cell(row) for row in own}
-            mean = sum(row.token_reduction for row in own) / len(own)
-            start = pays_from(own)
+        for label, series in kinds.items():
+            cells = {row.prompt_tokens: _cell(row) for row in series}
+            mean = sum(row.token_reduction for row in series) / len(series)
+            start = pays_from(series)
             lines.append(
                 [
                     label,

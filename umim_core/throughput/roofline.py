@@ -86,8 +86,8 @@ class ModelShape:
     def decode_bound(self, raw: float, units: float, batch_size: int) -> float:
         weights = (self.matrix_weights + self.head_weights) * self.weight_bytes
         mixed = self.columns(raw, units)
-        held = batch_size * self.kv_bytes(raw), batch_size * self.kv_bytes(mixed)
-        return (weights + held[0]) / (weights + held[1])
+        cache = batch_size * self.kv_bytes(raw), batch_size * self.kv_bytes(mixed)
+        return (weights + cache[0]) / (weights + cache[1])
 
 
 @dataclass(frozen=True)

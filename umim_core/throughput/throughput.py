@@ -204,13 +204,13 @@ class PairSuffixes(SuffixMatcher):
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
         """Pair each running row's token with the one before, unless that is in a pair already."""
         complete = running & (self._single >= 0)
-        merged = complete & _merged(self._pairs, self._share)
+        unit_mean = complete & _merged(self._pairs, self._share)
         spans = np.zeros((len(tokens), LONGEST), dtype=np.int64)
         spans[running, 0] = tokens[running]
-        spans[merged, 0], spans[merged, 1] = self._single[merged], tokens[merged]
+        spans[unit_mean, 0], spans[unit_mean, 1] = self._single[unit_mean], tokens[unit_mean]
         self._single = np.where(complete, -1, np.where(running, tokens, self._single))
         self._pairs += complete
-        return Advance(merged.astype(np.int64), spans, running.astype(np.int64) + merged)
+        return Advance(unit_mean.astype(np.int64), spans, running.astype(np.int64) + unit_mean)
 
 
 class FixedPairs(Matcher):
@@ -368,17 +368,17 @@ def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]
         token_reduction=1.0 - before / length,
         kv_bytes=first,
     )
-    steps, held, merged = batch * (new - 1), float(raw.mean()), float(units.mean())
+    steps, raw_mean, unit_mean = batch * (new - 1), float(raw.mean()), float(units.mean())
     decode = _Phase(
         name="decode",
         tokens=steps,
         seconds=[(b.decode, u.decode) for b, u in pairs],
         work=(
-            shape.decode_flops(held) * steps,
-            shape.decode_flops(shape.columns(held, merged)) * steps,
+            shape.decode_flops(raw_mean) * steps,
+            shape.decode_flops(shape.columns(raw_mean, unit_mean)) * steps,
         ),
-        bound=shape.decode_bound(held, merged, batch),
-        token_reduction=1.0 - merged / held,
+        bound=shape.decode_bound(raw_mean, unit_mean, batch),
+        token_reduction=1.0 - unit_mean / raw_mean,
         kv_bytes=last,
     )
     parts = [statistics.median(base for base, _ in part.seconds) for part in (prefill, decode)]

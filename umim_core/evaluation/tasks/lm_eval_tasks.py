@@ -110,15 +110,15 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no typ
 
 def with_stock(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a task's configuration, what it leaves out filled in from its stock task."""
-    own = {name: value for name, value in config.items() if name not in _OWN}
+    given = {name: value for name, value in config.items() if name not in _OWN}
     if "stock" not in config:
-        return own
+        return given
     (folder,) = lm_eval.tasks.__path__
     stock = load_yaml(Path(folder) / f"{config['stock']}.yaml")
-    metadata = (stock.get("metadata") or {}) | (own.get("metadata") or {})
+    metadata = (stock.get("metadata") or {}) | (given.get("metadata") or {})
     return (
         {name: value for name, value in stock.items() if name not in _OWN}
-        | own
+        | given
         | {"metadata": metadata}
     )
 
@@ -387,14 +387,14 @@ def load_tasks(
     tasks: Sequence[str | dict[str, object]], options: dict[str, Any] | None = None
 ) -> dict[str, Task]:
     """Load tasks, with the examples in the prompt that they ask for, else none, by name."""
-    wanted = [_config(task) if isinstance(task, str) else task for task in tasks]
-    named = any(isinstance(task, str) for task in wanted)
+    configs = [_config(task) if isinstance(task, str) else task for task in tasks]
+    named = any(isinstance(task, str) for task in configs)
     manager = (
         _shipped()
         if named and not options
         else TaskManager(include_defaults=named, metadata=options or {})
     )
-    loaded = manager.load(wanted)
+    loaded = manager.load(configs)
     for task in loaded["tasks"].values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)

@@ -29,9 +29,9 @@ def recall(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
 
     Source: RULER (Hsieh et al., 2024), ``string_match_all``.
     """
-    wanted = [reference.lower() for reference in row["references"]]
+    references = [reference.lower() for reference in row["references"]]
     return mean_figures(
-        [{"recall": sum(w in text.lower() for w in wanted) / len(wanted)} for text in texts]
+        [{"recall": sum(w in text.lower() for w in references) / len(references)} for text in texts]
     )
 
 
@@ -40,16 +40,19 @@ def substring_match(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, f
 
     Source: Lost in the Middle (Liu et al., 2024), ``best_subspan_em``.
     """
-    wanted = [normalised(reference) for reference in row["references"]]
+    references = [normalised(reference) for reference in row["references"]]
     return mean_figures(
-        [{"substring_match": float(any(w in normalised(text) for w in wanted))} for text in texts]
+        [
+            {"substring_match": float(any(w in normalised(text) for w in references))}
+            for text in texts
+        ]
     )
 
 
 def exact_match(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
     """Return 1 if a text is a reference, both normalised, else 0."""
-    wanted = [normalised(reference) for reference in row["references"]]
-    return mean_figures([{"exact_match": float(normalised(text) in wanted)} for text in texts])
+    references = [normalised(reference) for reference in row["references"]]
+    return mean_figures([{"exact_match": float(normalised(text) in references)} for text in texts])
 
 
 def normalised(text: str) -> str:

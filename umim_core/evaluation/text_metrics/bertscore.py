@@ -60,7 +60,7 @@ class TextFeatures:
             # Padding follows the texts, and no token of a causal model sees what follows it.
             padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
             states = self.backbone.hidden(self.backbone.embed(padded.to(device))).float().cpu()
-            features += [own[: len(row)] for own, row in zip(states, rows, strict=True)]
+            features += [state[: len(row)] for state, row in zip(states, rows, strict=True)]
         return features
 
 

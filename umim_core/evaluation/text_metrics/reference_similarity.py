@@ -171,18 +171,14 @@ def reference_similarity(texts: Sequence[str], references: References) -> Refere
         {
             **rouge([text], {"references": [reference]}),
             **chrf([text], {"references": [reference]}),
-            BERTSCORE: greedy_bertscore(own, other),
+            BERTSCORE: greedy_bertscore(of_text, of_reference),
         }
-        for text, reference, own, other in zip(
+        for text, reference, of_text, of_reference in zip(
             texts, references.texts, states, references.states, strict=True
         )
     ]
     by_text = {name: tuple(row[name] for row in rows) for name in rows[0]}
-    return ReferenceSimilarity(by_text, _mauve(states, references.states))
-
-
-def _mauve(states: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    own, other = ([text[-1] for text in part if len(text)] for part in (states, others))
-    if min(len(own), len(other)) < FEWEST_TEXTS:
-        return math.nan
-    return mauve(torch.stack(own).numpy(), torch.stack(other).numpy())
+    last = [[text[-1] for text in part if len(text)] for part in (states, references.states)]
+    enough = min(map(len, last)) >= FEWEST_TEXTS
+    near = mauve(*(torch.stack(part).numpy() for part in last)) if enough else math.nan
+    return ReferenceSimilarity(by_text, near)
