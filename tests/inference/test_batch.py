@@ -38,7 +38,6 @@ from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.throughput.throughput import FixedPairs
 
 SIZES = ((9, 12), (17, 5), (3, 20), (11, 1), (24, 9))
 
@@ -110,20 +109,38 @@ def test_rows_that_come_and_go_get_the_tokens_of_a_request_alone(kind: str, merg
         assert_same(rows, engine.generate([prompt], replace(request, max_new_tokens=new)).rows)
 
 
-def test_samples_of_one_request_are_those_of_the_engine() -> None:
-    engine = Engine(model("compact"))
-    prompt = prompts(2, VOCAB)[0]
-    rows = drive(
-        Batch(engine, PrefixStore(0)),
-        [(prompt, settings(8, do_sample=True, num_return_sequences=3, seed=11))],
-    )[0]
-    assert_same(
-        rows,
-        engine.generate(
-            [prompt], settings(8, do_sample=True, num_return_sequences=3, seed=11)
-        ).rows,
+def test_samples_of_one_request_are_those_of_the_engine_each_as_long_as_it_stays() -> None:
+    engine, options = (
+        Engine(model("compact")),
+        settings(8, do_sample=True, num_return_sequences=3, seed=11),
     )
-    assert len({live.ids for live in rows}) > 1
+    prompt, batch = prompts(2, VOCAB)[0], Batch(Engine(model("compact")), PrefixStore(STORE))
+    rows = batch.join([prompt], options)
+    for step in range(8):
+        if step == 3:
+            batch.leave(rows[1:2])
+        batch.step()
+    alone = engine.generate([prompt], options).rows
+    assert (rows[0], rows[2]) == (alone[0], alone[2])
+    assert rows[1].ids == alone[1].ids[:3]
+    assert len({row.ids for row in alone}) == 3
+
+
+def test_rows_that_evict_run_beside_rows_that_merge_and_are_not_kept() -> None:
+    engine = Engine(model("compact"))
+    requests = [
+        (np.array([0, 3, 0, 6, 0, 1, 2, 3]), settings(12, merge="none", span_eviction=0)),
+        (prompts(2, VOCAB)[1], settings(12, merge="all", logprobs=2)),
+    ]
+    batch = Batch(engine, PrefixStore(STORE))
+    together = [row for rows in drive(batch, list(requests)) for row in rows]
+    alone = [engine.generate([ids], options).rows[0] for ids, options in requests]
+    for row, other in zip(together, alone, strict=True):
+        assert (row.ids, row.cache_lengths) == (other.ids, other.cache_lengths)
+        assert row.generated_spans == other.generated_spans
+    assert together[1].logprobs == pytest.approx(alone[1].logprobs, abs=1e-9)
+    assert together[0].dropped == alone[0].dropped > 0
+    assert batch.join([requests[0][0]], settings(2, merge="none"))[0].reused == 0
 
 
 @pytest.mark.parametrize("kind", ["compact", "preserved", "inside"])
@@ -294,13 +311,6 @@ def test_a_row_outgrows_its_first_buffer() -> None:
         push(units, 0, 1 + step % 2)
     assert units.spans(0) == ()
     assert units.spans(1) == tuple((start, 2) for start in range(0, 300, 2))
-
-
-def test_fixed_pairs_merge_every_two_tokens() -> None:
-    units = GeneratedUnits(FixedPairs(), rows=2)
-    for tokens in ((7, 7), (7, None), (8, 9), (9, 9), (7, None)):
-        push(units, *tokens)
-    assert [units.spans(row) for row in (0, 1)] == [((0, 2), (2, 2)), ((0, 2),)]
 
 
 @given(rules=RULES, rows=st.lists(st.lists(TOKEN, max_size=24), min_size=1, max_size=4))

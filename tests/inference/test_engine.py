@@ -60,38 +60,6 @@ def follow(
     return engine.generate([prompt], settings(new, **options)).rows[0]
 
 
-def test_a_merge_replaces_its_units_by_one(chain: Backbone) -> None:
-    row = follow(chain, [(3, 4)], [0, 1], 5)
-    assert row.ids == (2, 3, 4, 5, 6)
-    #                       prompt, 2, 3, (3 4), 5; the last token is not fed
-    assert row.cache_lengths == (2, 3, 4, 4, 5)
-    assert row.generated_spans == ((1, 2),)
-    assert row.stop_reason == "length"
-
-
-def test_a_merge_right_after_the_prompt_leaves_the_prompt_alone(chain: Backbone) -> None:
-    assert follow(chain, [(2, 3, 4)], [0, 1], 4).cache_lengths == (2, 3, 4, 3)
-
-
-def test_a_rule_of_four_single_tokens_takes_three_units_back(chain: Backbone) -> None:
-    row = follow(chain, [(2, 3, 4, 5)], [0, 1], 6)
-    #                       prompt, 2, 3, 4, (2 3 4 5), 6; the last token is not fed
-    assert row.cache_lengths == (2, 3, 4, 5, 3, 4)
-    assert row.generated_spans == ((0, 4),)
-
-
-def test_nested_rules_merge_in_successive_steps(chain: Backbone) -> None:
-    row = follow(chain, [(2, 3), (2, 3, 4), (2, 3, 4, 5)], [1], 6)
-    assert row.cache_lengths == (1, 2, 2, 2, 2, 3)
-    assert row.generated_spans == ((0, 4),)
-
-
-def test_rules_never_cross_from_the_prompt_into_generated_tokens(chain: Backbone) -> None:
-    row = follow(chain, [(1, 2)], [0, 1], 3)
-    assert (row.prompt_spans, row.generated_spans) == ((), ())
-    assert row.cache_lengths == (2, 3, 4)
-
-
 def test_prompt_spans_shorten_the_prefill(chain: Backbone) -> None:
     row = follow(chain, [(0, 1), (4, 5, 6)], [0, 1, 9, 4, 5, 6], 2)
     assert row.prompt_spans == ((0, 2), (3, 3))
@@ -157,23 +125,6 @@ def test_a_row_that_has_ended_gains_nothing(chain: Backbone) -> None:
 def test_bad_prompts_are_refused(chain: Backbone, prompts: list[object], message: str) -> None:
     with pytest.raises(GenerationError, match=message):
         Engine(MergedModel.without_merging(chain)).generate(prompts, settings(2))
-
-
-@pytest.mark.parametrize("infix_free", [True, False], ids=["infix-free", "nested"])
-@pytest.mark.parametrize("name", list(CONFIGS))
-def test_decode_spans_are_the_segmentation_of_the_generated_ids_alone(
-    name: str, infix_free: bool
-) -> None:
-    backbone, seed = build(name), 1
-    matcher = random_rules(seed, infix_free)
-    output = merging_engine(backbone, matcher).generate(
-        random_prompts(seed, 4), settings(**SAMPLED, seed=seed)
-    )
-    for row in output.rows:
-        starts, lengths = matcher.segment(np.array(row.ids[:-1]))
-        units = zip(starts.tolist(), lengths.tolist(), strict=True)
-        assert row.generated_spans == tuple((s, n) for s, n in units if n > 1)
-        assert row.cache_lengths[-1] - row.cache_lengths[0] == len(starts)
 
 
 @pairwise(name=list(CONFIGS), dtype=[torch.float32, torch.float64], infix_free=[True, False])

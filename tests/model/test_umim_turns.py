@@ -83,20 +83,6 @@ def test_a_stream_yields_before_the_text_is_complete(umim: UMIM) -> None:
     assert len(steps) < 6
 
 
-def test_a_turn_equals_the_whole_text_without_rules(umim: UMIM) -> None:
-    first = umim.generate(PROMPT, max_new_tokens=8, merge="none")
-    second = umim.generate(" of the array.", max_new_tokens=8, merge="none", past=first.state)
-    ids = [*first.prompt_ids[0], *first.ids[0], *umim.backbone.encode(" of the array.")]
-    theirs = umim.backbone.model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-        max_new_tokens=8,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    assert list(second.ids[0]) == theirs[0, len(ids) :].tolist()
-
-
 def test_a_chat_is_rendered_by_its_template(chatty: UMIM) -> None:
     chat = [{"role": "user", "content": "Return the array."}]
     rendered = "user: Return the array.\nassistant: "
@@ -184,17 +170,6 @@ def test_a_continued_chat_reads_only_what_is_new(chatty: UMIM) -> None:
     second = chatty.generate(chat, max_new_tokens=6, past=first.state)
     added = "\nuser: Return the sum.\nassistant: "
     assert second.prompt_ids[0] == (first.ids[0][-1], *chatty.backbone.encode(added))
-
-
-def test_log_probabilities_are_those_of_the_base_model(umim: UMIM) -> None:
-    output = umim.generate(PROMPT, max_new_tokens=6, merge="none", logprobs=2)
-    ids = torch.tensor([[*output.prompt_ids[0], *output.ids[0]]])
-    table = umim.backbone.model(ids).logits[0].log_softmax(dim=-1)
-    start = len(output.prompt_ids[0])
-    for step, token in enumerate(output.ids[0]):
-        row = table[start + step - 1]
-        assert output.logprobs[0][step] == pytest.approx(float(row[token]), abs=1e-4)
-        assert [t for t, _ in output.top_logprobs[0][step]] == row.topk(2).indices.tolist()
 
 
 @pytest.mark.parametrize("merge", ["all", "none"])

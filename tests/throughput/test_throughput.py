@@ -213,17 +213,6 @@ def test_decoding_merges_the_pairs_of_the_whole_text(reduction: float) -> None:
     assert list(units.spans(0)) == merged
 
 
-@pytest.mark.parametrize("prompt", [5, 6])
-def test_a_row_goes_on_where_its_prompt_ended(prompt: int) -> None:
-    pairs, text = FixedPairs(0.25), np.arange(30)
-    suffixes = pairs.suffixes(1)
-    suffixes.resume(0, text[:prompt], pairs.segment(text[:prompt])[0])
-    units = len(pairs.segment(text[:prompt])[0])
-    for token in text[prompt:]:
-        units += 1 - int(suffixes.advance(np.array([token]), np.array([True])).rollback[0])
-    assert units == len(pairs.segment(text)[0])
-
-
 @pytest.mark.parametrize("reduction", [0.0, 0.51, -0.1])
 def test_a_reduction_that_pairs_cannot_give_is_refused(reduction: float) -> None:
     with pytest.raises(ConfigError, match=r"above 0 and at most 0\.5"):

@@ -472,7 +472,8 @@ class Batch:
             if not gone:
                 continue
             for row in (one.rows[n] for n in gone):
-                if self._store is not None and row.error is None and row._place is not None:
+                whole = one.eviction is None and row.error is None and not row.past
+                if self._store is not None and whole and row._place is not None:
                     self._store.put(*row.held(), row._place)
                 row._place = None
             one.present, one.logits = [one.present[place] for place in stay], one.logits[stay]

@@ -61,17 +61,6 @@ class SuffixMatcher:
         self._recent = np.full((rows, LONGEST), -1, dtype=np.int32)
         self._borders = np.zeros(rows, dtype=np.int64)
 
-    def resume(self, row: int, ids: Ints, starts: Ints) -> None:
-        """Let a row go on from a text of ids [T] that was segmented as a whole by the same rules.
-
-        Its units start at ``starts`` [S].
-        """
-        last = ids[-LONGEST:]
-        self._recent[row] = -1
-        self._recent[row, LONGEST - len(last) :] = last
-        places = len(ids) - 1 - starts[-LONGEST:]
-        self._borders[row] = sum(1 << int(k) for k in places if k < LONGEST - 1)
-
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
         """Add one token [B] to every row that is running [B]; those of other rows are ignored.
 

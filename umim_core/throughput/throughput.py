@@ -197,10 +197,6 @@ class PairSuffixes(SuffixMatcher):
         self._single = np.full(rows, -1, dtype=np.int64)  # an id that waits for its partner
         self._pairs = np.zeros(rows, dtype=np.int64)  # complete ones so far
 
-    def resume(self, row: int, ids: Ints, starts: Ints) -> None:
-        self._single[row] = ids[-1] if len(ids) % 2 else -1
-        self._pairs[row] = len(ids) // 2
-
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
         """Pair each running row's token with the one before, unless that is in a pair already."""
         complete = running & (self._single >= 0)
