@@ -203,7 +203,7 @@ def mine_task_rules(
         tokenizer_fingerprint: Recorded, as is the digest of the counted ids.
     """
     ids, offsets = mining_segments(task_sequences(questions, encode, form, max_length))
-    counts = count_ngrams(ids, offsets, check_tau(tau), excluded, max_order=TASK_ORDER)
+    counts = count_ngrams(ids, offsets, check_tau(tau), excluded, longest=TASK_ORDER)
     if budget is not None:
         tau = tau_for_budget(select(counts, tau), budget, overlap, containment)
     origin = RuleOrigin(

@@ -54,15 +54,17 @@ def count_ngrams(
     tau: int,
     excluded: Iterable[int] = (),
     *,
+    longest: int = ORDERS[-1],
     threads: int | None = None,
 ) -> NgramCounts:
-    """Count all 2-, 3- and 4-grams that occur at least ``tau`` times, in one process.
+    """Count all grams of up to ``longest`` tokens that occur ``tau`` times, in one process.
 
     Args:
         ids: Token ids, flat [T], 0 .. 2^18 - 1: an array, memory-mapped or not, or token files.
         offsets: Segment borders [num_segments + 1] (int64), first 0, last T.
         tau: Least count, at least 1; overlapping occurrences count.
         excluded: Ids that take part in no gram.
+        longest: 2, 3 or 4.
         threads: Threads; None takes one per core. The result does not depend on them.
 
     Source: paper, "N-gram Extraction and Frequency Counting".
@@ -73,7 +75,7 @@ def count_ngrams(
     check_offsets(offsets, len(ids))
     dropped = excluded_mask(excluded)
     counts = NgramCounts(dict.fromkeys(ORDERS, NO_KEYS), dict.fromkeys(ORDERS, NO_KEYS), tau)
-    for order in ORDERS:
+    for order in ORDERS[: ORDERS.index(longest) + 1]:
         indexes = rank_indexes(counts.keys, order)
         counter = OrderCounter(order, indexes, dropped, threads=threads)
         counter.add(ids, offsets)
