@@ -522,14 +522,14 @@ def state_tolerance(backbone: Backbone) -> float:
     return _TOLERANCE.get(backbone.dtype, max(_TOLERANCE.values()))
 
 
-def state_difference(states: Tensor, wanted: Tensor) -> float:
-    """Return the norm of the difference, of the norm of what is wanted."""
-    wide = wanted.detach().cpu().double()
+def state_difference(states: Tensor, expected: Tensor) -> float:
+    """Return the norm of the difference, of the norm of what is expected."""
+    wide = expected.detach().cpu().double()
     return float((states.detach().cpu().double() - wide).norm()) / max(float(wide.norm()), 1e-30)
 
 
-def _same(backbone: Backbone, rule: str, states: Tensor, wanted: Tensor, remedy: str) -> None:
-    off = state_difference(states, wanted) if states.shape == wanted.shape else float("inf")
+def _same(backbone: Backbone, rule: str, states: Tensor, expected: Tensor, remedy: str) -> None:
+    off = state_difference(states, expected) if states.shape == expected.shape else float("inf")
     if not off <= state_tolerance(backbone):  # NaN is refused, too
         _refuse(backbone, rule, f"off by {off:.2g} of the norm", remedy)
 

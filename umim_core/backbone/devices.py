@@ -61,8 +61,8 @@ def fastest_dtype(name: str) -> Literal["bfloat16", "float32"]:
     if kind == "cuda":
         fast = has_device("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        own = kind == "cpu" and not BFLOAT16_FLAGS.isdisjoint(processor_flags())
-        fast = own and computes_bfloat16(name)
+        has_products = kind == "cpu" and not BFLOAT16_FLAGS.isdisjoint(processor_flags())
+        fast = has_products and computes_bfloat16(name)
     return "bfloat16" if fast else "float32"
 
 
@@ -77,16 +77,16 @@ def processor_flags() -> frozenset[str]:
     return next((frozenset(v.split()) for k, _, v in named if k.strip() in _FLAGS), frozenset())
 
 
-def usable_device(asked: str) -> str:
-    if not has_device(asked):
+def usable_device(name: str) -> str:
+    if not has_device(name):
         gpus = gpu_count()
         names = ", ".join(["cpu", "cuda", *(f"cuda:{number}" for number in range(gpus))])
         raise ConfigError(
             f"device must be {names if gpus else 'cpu: there is no usable GPU'}",
-            asked,
+            name,
             "Choose such a device, or leave it out.",
         )
-    return asked
+    return name
 
 
 def gpu_count() -> int:

@@ -19,6 +19,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from umim_core.backbone.tokenizer_files import (
+    check_files,
     check_place,
     refuse_code,
     resolve_backbone,
@@ -110,6 +111,8 @@ def load_complete(
     """
     what, name, complete = names
     model: PreTrainedModel
+    if Path(where).is_dir():
+        check_files(what, Path(where))
     with typed_errors(what, name):
         config, _ = PreTrainedConfig.get_config_dict(where, **place)
         refuse_code(what, name, config)
@@ -178,9 +181,9 @@ def frozen_twin(model: PreTrainedModel) -> PreTrainedModel:
     shared: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         # Quantised weights have classes of their own, and none of them is trained.
-        own = type(parameter) is nn.Parameter and parameter.requires_grad
+        trained = type(parameter) is nn.Parameter and parameter.requires_grad
         shared[id(parameter)] = (
-            nn.Parameter(parameter.detach(), requires_grad=False) if own else parameter
+            nn.Parameter(parameter.detach(), requires_grad=False) if trained else parameter
         )
     twin: PreTrainedModel = deepcopy(model, shared)
     return freeze(twin)

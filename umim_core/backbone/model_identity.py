@@ -189,9 +189,9 @@ def _neutral(model: PreTrainedModel, architecture: Mapping[str, object]) -> dict
 def _code(model: PreTrainedModel) -> str | None:
     """Return the source that the model's classes stand in, or None where one has no file."""
     names = [cls.__module__ for cls in type(model).__mro__]
-    own = names[: names.index(PreTrainedModel.__module__)]
+    modules = names[: names.index(PreTrainedModel.__module__)]
     try:
-        return "\n".join(inspect.getsource(sys.modules[name]) for name in dict.fromkeys(own))
+        return "\n".join(inspect.getsource(sys.modules[name]) for name in dict.fromkeys(modules))
     except (OSError, TypeError):  # a class of a notebook, say
         return None
 

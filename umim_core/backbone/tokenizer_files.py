@@ -88,10 +88,10 @@ def resolve_backbone(name: str, *, local_files_only: bool = False) -> str:
 
 def quantisation_note(name: str) -> str:
     """Say by what types a GGUF file held the weights of a backbone on this machine, or ""."""
-    if not (held := quantisation(Path(resolve_backbone(name)))):
+    if not (types := quantisation(Path(resolve_backbone(name)))):
         return ""
     note = "figures of the base model are those of its dequantised weights"
-    return f"{name} was quantised ({held}): {note}"
+    return f"{name} was quantised ({types}): {note}"
 
 
 def load_tokenizer(
@@ -213,7 +213,7 @@ def check_place(
     """
     where = resolve_backbone(name, local_files_only=local_files_only)
     if os.path.isdir(where):
-        _check_files(what, Path(where))
+        check_files(what, Path(where))
         files = sorted(str(path) for path in Path(where).glob(f"*{GGUF}"))
         if files and not Path(where, file).is_file():
             value = f"{name!r}, a folder of {len(files)} GGUF files"
@@ -239,7 +239,7 @@ def check_place(
     )
 
 
-def _check_files(what: str, directory: Path) -> None:
+def check_files(what: str, directory: Path) -> None:
     """Refuse pipes and devices, which would be waited for, and files too large to be read whole."""
     for path in directory.iterdir():
         if not path.is_dir() and not path.is_file():

@@ -135,13 +135,13 @@ def _size(linear: nn.Module) -> tuple[int, int]:
 def adapted(backbone: Backbone, adapters: SpanAdapters) -> Backbone:
     """Return a twin of a backbone whose linear maps have the adapters."""
     sizes = {name.replace(".", "-"): size for name, size in linear_maps(backbone).items()}
-    own = {
+    trained = {
         name: (down.shape[1], adapters.up[name].shape[2]) for name, down in adapters.down.items()
     }
-    if sizes != own or adapters.layers != backbone.num_layers:
+    if sizes != trained or adapters.layers != backbone.num_layers:
         raise BackboneError(
             "adapters must be of the backbone's linear maps",
-            f"{adapters.layers} layers {own}, the backbone has {backbone.num_layers} {sizes}",
+            f"{adapters.layers} layers {trained}, the backbone has {backbone.num_layers} {sizes}",
             "Load the backbone that they were trained for.",
         )
     model = frozen_twin(backbone.model)

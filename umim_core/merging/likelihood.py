@@ -129,15 +129,15 @@ def _score_layout(
     """Run the forward of a layout and score its targets."""
     width = layout.trunk.shape[1]
     ids = np.zeros((len(rows), width + 1), dtype=np.int64)
-    wanted = np.zeros((len(rows), width), dtype=bool)
+    scored = np.zeros((len(rows), width), dtype=bool)
     for b, row in enumerate(rows):
         ids[b, : len(row)] = row
-        wanted[b, leading[b] - 1 : len(row) - 1] = True
+        scored[b, leading[b] - 1 : len(row) - 1] = True
     tokens = torch.from_numpy(ids).to(merged_model.backbone.device)
-    targets = torch.from_numpy(wanted).to(tokens.device)
+    targets = torch.from_numpy(scored).to(tokens.device)
     hidden = state_hidden(tokens[:, :-1], layout, merged_model)
     scores = target_scores(hidden[targets], tokens[:, 1:][targets], merged_model.backbone)
-    return split_scores(scores, wanted.sum(axis=1).tolist())
+    return split_scores(scores, scored.sum(axis=1).tolist())
 
 
 def state_hidden(tokens: Tensor, layout: BranchLayout, merged_model: MergedModel) -> Tensor:

@@ -59,13 +59,13 @@ class MergedModel:
     parts: MergedTrunk | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        own = self.module if isinstance(self.module, MergeModule) else None
-        wanted = (self.backbone, self.merge_depth, None if own is None else own.adapters)
+        module = self.module if isinstance(self.module, MergeModule) else None
+        made_of = (self.backbone, self.merge_depth, None if module is None else module.adapters)
         # a copy with other rules has the same parts
         if self.parts is None or any(
-            a is not b for a, b in zip(self.parts.of_parts, wanted, strict=True)
+            a is not b for a, b in zip(self.parts.of_parts, made_of, strict=True)
         ):
-            object.__setattr__(self, "parts", MergedTrunk.of(*wanted))
+            object.__setattr__(self, "parts", MergedTrunk.of(*made_of))
         ruled = isinstance(self.matcher, Matcher) and len(self.matcher.rules)
         if ruled and self.module is None:
             raise ConfigError("rules need a merge module", None, "Pass one, or no rules.")

@@ -140,8 +140,8 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     """Return the configuration of a GGUF file's model, as ``config.json`` holds it."""
     architecture = architecture_of(file)
     prefix = f"{file.text('general.architecture')}."
-    own = {key.removeprefix(prefix) for key in file.metadata if key.startswith(prefix)}
-    if strange := sorted(own - _KNOWN):
+    keys = {key.removeprefix(prefix) for key in file.metadata if key.startswith(prefix)}
+    if strange := sorted(keys - _KNOWN):
         unsupported(f"{prefix}{strange[0]}", file.metadata[prefix + strange[0]])
     for name, harmless in (("expert_count", 0), ("attention.sliding_window", 0)):
         if file.integer(prefix + name, harmless) != harmless:
@@ -215,8 +215,8 @@ def _rope(file: GgufFile, prefix: str, head_dim: int) -> dict[str, object]:
 
 def _llama3_scaling(factors: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, object]:
     factor = float(factors.max())
-    wanted = llama3_divisors(factor, theta, head_dim)
-    if factors.shape != wanted.shape or not np.allclose(factors, wanted, rtol=1e-4):
+    expected = llama3_divisors(factor, theta, head_dim)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
         unsupported(ROPE_FACTORS, "divisors of rotary frequencies other than Llama 3's")
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 

@@ -136,9 +136,9 @@ class GgufFile:
             )
         return value
 
-    def _wrong(self, key: str, value: object, wanted: str) -> NoReturn:
+    def _wrong(self, key: str, value: object, kind: str) -> NoReturn:
         raise BackboneError(
-            f"{key} of a GGUF file must be {wanted}",
+            f"{key} of a GGUF file must be {kind}",
             value,
             "The file is damaged, or made by a tool that stores it otherwise.",
         )

@@ -167,14 +167,14 @@ def _around(pipeline: Mapping[str, Any]) -> list[str]:
 
 def _pre_tokenizer(pipeline: Mapping[str, Any]) -> str:
     """Return the name in llama.cpp of a tokenizer's normaliser and pre-tokenizer."""
-    own = (
+    parts = (
         _bare(pipeline["pre_tokenizer"]),
         _bare(pipeline.get("normalizer")),
         bool(pipeline["model"].get("ignore_merges")),
     )
     for name in _NAMES:
         known = PRE_TOKENIZERS[name]
-        if own == (_bare(known.pieces), _bare(known.normalizer), known.ignore_merges):
+        if parts == (_bare(known.pieces), _bare(known.normalizer), known.ignore_merges):
             return name
     refuse(
         f"a GGUF file is written of tokenizers that split as one of {', '.join(_NAMES)}",
@@ -250,12 +250,12 @@ def _check(file: GgufFile, config: Mapping[str, Any], directory: Path) -> None:
     tensor_plan(file, written)
     ignored = {"dtype", "architectures", "use_cache", "vocab_size"}
     for key, value in written.items():
-        own = config.get(key, value)
+        given = config.get(key, value)
         if key == "rope_parameters":
-            own = {name: own.get(name) for name in value}
-            own |= {"rope_theta": float(own["rope_theta"])}
-        if key not in ignored and own != value:
-            refuse(f"{key} must be {value!r} in a model for a GGUF file", own, _REMEDY)
+            given = {name: given.get(name) for name in value}
+            given |= {"rope_theta": float(given["rope_theta"])}
+        if key not in ignored and given != value:
+            refuse(f"{key} must be {value!r} in a model for a GGUF file", given, _REMEDY)
     pipeline = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     if _vocabulary(read_tokenizer(file).pipeline) != _vocabulary(pipeline):
         refuse("a tokenizer's tokens and merges must come back", "others", _REMEDY)

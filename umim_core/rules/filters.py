@@ -42,39 +42,39 @@ def _greedy_rounds(
     best_by_prefix = np.empty(num_parts, dtype=np.int32)  # least rank of its undecided rules
     best_by_suffix = np.empty(num_parts, dtype=np.int32)
     undecided = np.arange(size, dtype=np.int32)
-    left, rounds, paying = size, 0, True
-    while left and paying:
+    open_rules, rounds, paying = size, 0, True
+    while open_rules and paying:
         rounds += 1
-        for k in range(left):
+        for k in range(open_rules):
             rule = undecided[k]
             best_by_prefix[suffix[rule]] = size
             best_by_suffix[prefix[rule]] = size
-        for k in range(left - 1, -1, -1):
+        for k in range(open_rules - 1, -1, -1):
             rule = undecided[k]
             best_by_prefix[prefix[rule]] = rule
             best_by_suffix[suffix[rule]] = rule
-        for k in range(left):
+        for k in range(open_rules):
             rule = undecided[k]  # one like (a, a) is its own best, hence >= and not >
             if best_by_suffix[prefix[rule]] >= rule and best_by_prefix[suffix[rule]] >= rule:
                 stays[rule] = True
                 has_prefix[prefix[rule]] = True
                 has_suffix[suffix[rule]] = True
-        before, left = left, 0
+        before, open_rules = open_rules, 0
         for k in range(before):
             rule = undecided[k]
             if not (stays[rule] or has_prefix[suffix[rule]] or has_suffix[prefix[rule]]):
-                undecided[left] = rule
-                left += 1
-        paying = before - left >= before // _LEAST_PROGRESS
+                undecided[open_rules] = rule
+                open_rules += 1
+        paying = before - open_rules >= before // _LEAST_PROGRESS
     # In a chain each rule waits for the one before, a round per rule. What is left when rounds stop
     # paying is decided from the best to the worst: the same rules, in linear time.
-    for k in range(left):
+    for k in range(open_rules):
         rule = undecided[k]
         if not (has_prefix[suffix[rule]] or has_suffix[prefix[rule]]):
             stays[rule] = True
             has_prefix[prefix[rule]] = True
             has_suffix[suffix[rule]] = True
-    return stays, rounds + (1 if left else 0)
+    return stays, rounds + (1 if open_rules else 0)
 
 
 def _by_rank(support: Ints) -> NDArray[np.int64]:
