@@ -128,7 +128,7 @@ def serve(
         served = Served.load(
             checkpoint, base=base, name=model_name, merge=merge, dtype=dtype, device=device
         )
-        _set_template(served.backbone.require_tokenizer(), chat_template)
+        set_template(served.backbone.require_tokenizer(), chat_template)
         sizes = BatchSizes(max_rows, max_waiting, prefix_cache_mb << 20)
         app = EngineServer(LocalEngine(served, sizes), limits).app(token)
     elif export is None or checkpoint is not None or base:
@@ -151,13 +151,11 @@ def _check_options(context: typer.Context, upstream: str | None) -> None:
         for name in unused
         if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
     ]
-    if not named:
-        return
-    if upstream is None:
-        rule, remedy = "they need --upstream", "Give --upstream URL, or leave them out."
-    else:
+    rule, remedy = "they need --upstream", "Give --upstream URL, or leave them out."
+    if upstream is not None:
         rule, remedy = "with --upstream the model runs elsewhere", "Give them to that server."
-    raise ConfigError(f"these options are not for this server: {rule}", ", ".join(named), remedy)
+    rule = f"these options are not for this server: {rule}"
+    require(not named, ConfigError, rule, ", ".join(named), remedy)
 
 
 def secret(variable: str | None, option: str) -> str | None:
@@ -176,12 +174,13 @@ def check_bind(host: str, token: str | None) -> None:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = host == "localhost"
-    if not loopback and token is None:
-        raise ConfigError(
-            "a server that other machines reach needs a token",
-            f"--host {host}",
-            "Name a variable that holds one by --api-key-env, or listen on 127.0.0.1.",
-        )
+    require(
+        loopback or token is not None,
+        ConfigError,
+        "a server that other machines reach needs a token",
+        f"--host {host}",
+        "Name a variable that holds one by --api-key-env, or listen on 127.0.0.1.",
+    )
 
 
 def limits_of(
@@ -200,14 +199,12 @@ def limits_of(
             "Install umim[serve].",
         ) from error
     return Limits(
-        request_bytes,
-        answer_seconds=answer_seconds,
-        new_tokens=new_tokens,
+        request_bytes, answer_seconds=answer_seconds, new_tokens=new_tokens,
         report_cached=report_cached,
-    )
+    )  # fmt: skip
 
 
-def _set_template(tokenizer: PreTrainedTokenizerBase, file: Path | None) -> None:
+def set_template(tokenizer: PreTrainedTokenizerBase, file: Path | None) -> None:
     """Give a tokenizer the chat template of a file, if one is named."""
     if file is None:
         return
@@ -235,7 +232,7 @@ def _gateway_app(
 
     tokenizer = load_tokenizer(str(export), local_files_only=True)
     merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
-    _set_template(tokenizer, template)
+    set_template(tokenizer, template)
     return Gateway(upstream, tokenizer, merger, limits, key, masks).app(token)
 
 
