@@ -18,7 +18,7 @@ UMIM = "import sys; from umim_core.cli.app import main; sys.argv[0] = 'umim'; ma
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("moment", [".*.umim/tmp*/*", ".*.umim/model.safetensors"])
+@pytest.mark.parametrize("moment", [".*.umim/whole/tmp*/*", ".*.umim/whole/model.safetensors"])
 def test_a_kill_of_the_command_leaves_nothing_that_counts(
     tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
