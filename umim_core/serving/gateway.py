@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -328,26 +328,20 @@ class Gateway:
             raise ApiError(400, "invalid_json", "numbers must be finite", str(error)) from error
 
         async def answered() -> httpx.Response:
-            answer = await self._client.send(built, stream=True)
-            given = streamed and answer.status_code == 200
-            try:
-                if answer.headers.get("content-encoding", "identity") != "identity":
+            async with AsyncExitStack() as closing:
+                answer = await self._client.send(built, stream=True)
+                closing.push_async_callback(answer.aclose)
+                if answer.headers.get("content-encoding", "identity").lower() != "identity":
                     raise _malformed("the engine must not compress its answer")
                 if not 200 <= answer.status_code < 600:
                     raise _malformed("the engine must answer with a status of HTTP")
-                content = b"" if given else await _whole(answer)
-            except BaseException:
-                given = False
-                raise
-            finally:
-                if not given:
-                    await answer.aclose()
-            shown = [(name, value) for name, value in answer.headers.raw if name.lower() in _SHOWN]
-            return (
-                answer
-                if given
-                else httpx.Response(answer.status_code, headers=shown, content=content)
-            )
+                if streamed and answer.status_code == 200:
+                    closing.pop_all()
+                    return answer
+                raw = answer.headers.raw
+                shown = [(name, value) for name, value in raw if name.lower() in _SHOWN]
+                content = await _whole(answer)
+                return httpx.Response(answer.status_code, headers=shown, content=content)
 
         try:
             return await unless_gone(request, answered(), until or deadline(self._limits))
