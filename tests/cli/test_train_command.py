@@ -139,18 +139,6 @@ def test_what_cannot_be_trained_is_refused_and_leaves_nothing_finished(
     assert not (tmp_path / "out").exists()
 
 
-def test_rows_that_umim_mine_skipped_are_skipped_again(
-    umim: Umim, folder: Path, tmp_path: Path
-) -> None:
-    rows = tmp_path / "rows.jsonl"
-    row = json.dumps({"text": (folder / "text.txt").read_text()})
-    rows.write_text(f'{row}\n{{"text": 1}}\n{row}\n')
-    asked = ("train", folder / "model", rows, "--rules", folder / "rules", *TINY, "--steps", 1)
-    assert "--max-bad" in umim(*asked, "--out", tmp_path / "refused").err
-    done = umim(*asked, "--max-bad", 1, "--out", tmp_path / "trained")
-    assert done.code == 0, done.err
-
-
 def test_a_checkpoint_is_trained_further_in_its_form(
     umim: Umim, folder: Path, tmp_path: Path
 ) -> None:

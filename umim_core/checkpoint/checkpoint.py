@@ -140,10 +140,10 @@ class Checkpoint:
 
     def check_vocabulary(self, backbone: Backbone) -> None:
         """Refuse a tokenizer other than the checkpoint's own, and rules that do not fit it."""
-        wanted = self.config.tokenizer_fingerprint
-        if wanted and not backbone.has_tokenizer(wanted):
+        fingerprint = self.config.tokenizer_fingerprint
+        if fingerprint and not backbone.has_tokenizer(fingerprint):
             raise TokenizerMismatchError(
-                f"the tokenizer must be that of {self.config.backbone} ({wanted[:12]})",
+                f"the tokenizer must be that of {self.config.backbone} ({fingerprint[:12]})",
                 f"one of {backbone.named_tokenizer}",
                 "Load the tokenizer of the backbone it was trained for.",
             )

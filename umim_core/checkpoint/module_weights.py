@@ -60,13 +60,13 @@ def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeMo
     """Return the module that ``write_module`` wrote, its weights fixed."""
     with torch.device("meta"):  # a declared size allocates nothing and draws no weights
         module = MergeModule.of(config, config.hidden_size, config.num_heads)
-    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     if config.rule_rows:
-        wanted |= {_SPANS: (config.rule_rows, LONGEST)}
-        wanted |= {_TABLE: (config.rule_rows, config.hidden_size)}
+        expected |= {_SPANS: (config.rule_rows, LONGEST)}
+        expected |= {_TABLE: (config.rule_rows, config.hidden_size)}
     if config.adapter_rank:
-        wanted |= _adapter_shapes(path, config.adapter_rank)
-    weights = read_weights(path, wanted)
+        expected |= _adapter_shapes(path, config.adapter_rank)
+    weights = read_weights(path, expected)
     if config.rule_rows:
         module.rows = _rows(path.parent, weights, rules)
     if config.adapter_rank:
@@ -133,18 +133,18 @@ def _rows(directory: Path, weights: dict[str, torch.Tensor], rules: RuleSet) -> 
         raise CheckpointError(
             f"{directory} must hold rule rows of spans", str(error), "Train it again."
         ) from error
-    if (own := rows.of_rules(rules)) is not rows:
+    if (kept := rows.of_rules(rules)) is not rows:
         raise CheckpointError(
             f"{directory} must hold rule rows of its own rules alone",
-            f"{0 if own is None else len(own)} of {len(rows)} are",
+            f"{0 if kept is None else len(kept)} of {len(rows)} are",
             "Train it again.",
         )
     return rows
 
 
-def read_weights(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+def read_weights(path: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     """Read exactly the tensors wanted by name and shape, checked before any is allocated."""
-    limit = 2 * sum(4 * int(np.prod(shape)) for shape in wanted.values()) + (1 << 20)
+    limit = 2 * sum(4 * int(np.prod(shape)) for shape in expected.values()) + (1 << 20)
     if path.stat().st_size > limit:
         raise CheckpointError(
             f"{path} must have at most {limit} bytes",
@@ -152,9 +152,9 @@ def read_weights(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str,
             "These are other weights; name another directory.",
         )
     declared = _declared(path)
-    if (shapes := {name: shape for name, (shape, _) in declared.items()}) != wanted:
+    if (shapes := {name: shape for name, (shape, _) in declared.items()}) != expected:
         raise CheckpointError(
-            f"{path} must hold the tensors {sorted(wanted)}", shapes, "Train it again."
+            f"{path} must hold the tensors {sorted(expected)}", shapes, "Train it again."
         )
     types = {name: kind for name, (_, kind) in declared.items()}
     odd_types = {
@@ -170,7 +170,7 @@ def read_weights(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str,
         )
     try:
         with safe_open(path, framework="pt") as stream:
-            weights = {key: _single(key, stream.get_tensor(key)) for key in wanted}
+            weights = {key: _single(key, stream.get_tensor(key)) for key in expected}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error
     if odd := [key for key, value in weights.items() if not bool(torch.isfinite(value).all())]:

@@ -106,7 +106,7 @@ def bench(
         )
     reading = f"merge {merge}" + (f", raw tail {raw_tail}" if raw_tail else "")
     kind = str(umim.backbone.dtype).removeprefix("torch.")
-    said = f"{kind}, {reading}. {verdict(rows)}"
+    summary = f"{kind}, {reading}. {verdict(rows)}"
     if as_json:
         document: dict[str, object] = {
             "checkpoint": name,
@@ -116,14 +116,14 @@ def bench(
             "raw_tail": raw_tail,
             "rows": [asdict(row) for row in rows],
             "break_even": [asdict(crossing) for crossing in break_even(rows)],
-            "verdict": said,
+            "verdict": summary,
         }
         emit(document, [], as_json)
     else:
         from rich.console import Console
 
         Console(width=None if sys.stdout.isatty() else _WIDTH).print(_table(rows))
-        emit({}, [said, *filter(None, [quantisation_note(umim.backbone.name)])], as_json)
+        emit({}, [summary, *filter(None, [quantisation_note(umim.backbone.name)])], as_json)
 
 
 def _numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:
@@ -201,12 +201,12 @@ def verdict(rows: Sequence[ThroughputRow]) -> str:
 
     natural = [row for row in rows if row.rules == "natural"]
     batch = natural[0].batch_size
-    own = sorted(
+    same_batch = sorted(
         (row for row in natural if row.batch_size == batch), key=lambda row: row.prompt_tokens
     )
-    by_phase = {row.phase: row for row in own}  # the longest prompt comes last
+    by_phase = {row.phase: row for row in same_batch}  # the longest prompt comes last
     prefill, decode, request = (by_phase[phase] for phase in ("prefill", "decode", "request"))
-    start = pays_from([row for row in own if row.phase == "request"])
+    start = pays_from([row for row in same_batch if row.phase == "request"])
     pays = "did not pay" if start is None else f"paid from {start:,} prompt tokens on"
     return (
         f"With {prefill.prompt_tokens:,} prompt tokens and {prefill.new_tokens} new ones (batch "

@@ -19,8 +19,8 @@ from umim_core.errors import UmimError
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         from umim_core import __version__
 
         typer.echo(f"umim {__version__}")

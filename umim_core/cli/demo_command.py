@@ -114,9 +114,9 @@ def _read(
 
     prompt, short = _prompt(umim, document), _prompt(umim, document.partition("\n\n")[0])
 
-    def timed(wanted: Merge) -> tuple[float, Prefix]:
+    def timed(how: Merge) -> tuple[float, Prefix]:
         began = time.perf_counter()
-        prefix = umim.prefix(prompt, merge=wanted)
+        prefix = umim.prefix(prompt, merge=how)
         return time.perf_counter() - began, prefix
 
     umim.prefix(short, merge="none")  # the first forward of a process is slower
@@ -182,12 +182,12 @@ def _answer(
 ) -> dict[str, Any]:
     """Answer a question behind the document that each side has read."""
     chat = umim.backbone.require_tokenizer().chat_template is not None
-    asked = f"\n\nAnswer in one short sentence: {question}"
-    prompt: PromptInput = _prompt(umim, document + asked) if chat else f"{asked}\n"
+    request = f"\n\nAnswer in one short sentence: {question}"
+    prompt: PromptInput = _prompt(umim, document + request) if chat else f"{request}\n"
     sides: list[GenerationOutput] = []
-    for prefix, wanted in zip(prefixes, ("none", merge), strict=True):
+    for prefix, how in zip(prefixes, ("none", merge), strict=True):
         side = umim.generate(
-            prompt, past=prefix, max_new_tokens=_NEW_TOKENS, do_sample=False, merge=wanted
+            prompt, past=prefix, max_new_tokens=_NEW_TOKENS, do_sample=False, merge=how
         )
         sides.append(side)
     base, ours = (" ".join(side.text[0].split()) for side in sides)

@@ -34,8 +34,8 @@ def init(
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.store.publication import check_absent
 
-    own = own_place("untrained", out, rules.resolve().name)
-    place = own.directory
+    target = own_place("untrained", out, rules.resolve().name)
+    place = target.directory
     check_absent(place)
     from umim_core.backbone.backbone import load_backbone
     from umim_core.checkpoint.next_steps import after_training
@@ -57,7 +57,7 @@ def init(
     where = str(Path(model).resolve()) if Path(model).exists() else model
     checkpoint = untrained_checkpoint(load_backbone(where), RuleSet.load(rules), form, seed)
     checkpoint.save(place)
-    name = own.record(place)
+    name = target.record(place)
     document: dict[str, object] = {
         "checkpoint": str(place),
         "name": name,

@@ -131,12 +131,12 @@ def prune(
         ),
     ):
         require(ok, ConfigError, rule, f"{targets} {decode_max_damage}", remedy)
-    for target in (target_tr, decode_tr):
-        if target is not None:
-            check_target(target)
+    for goal_tr in (target_tr, decode_tr):
+        if goal_tr is not None:
+            check_target(goal_tr)
     goal = "all" if target_tr is None else target_tr
-    own = own_place("pruned", out, f"{Path(checkpoint).name}-{goal}")
-    place = own.directory
+    target = own_place("pruned", out, f"{Path(checkpoint).name}-{goal}")
+    place = target.directory
     check_absent(place / "checkpoint")
     if damage is None and (place / "damage").exists():
         raise ArtifactError(
@@ -166,7 +166,7 @@ def prune(
     patterns = (*(() if keep_digits else ("digits",)), *(protect or ()))
     tokenizer = umim.backbone.require_tokenizer()
     protected_ids(tokenizer, patterns)  # a bad pattern is refused before minutes of work
-    rows, held = _rows(umim, sources, limit)
+    rows, heldout_rows = _rows(umim, sources, limit)
     if table is None:
         log_lines("umim.progress")
         see = log_progress("tokens measured")
@@ -183,7 +183,7 @@ def prune(
         f"one of {table.origin.tokens:,} tokens of other text",
         "Give --heldout, or the text and limit that were measured.",
     )
-    text = held.reshape(-1), UniformOffsets(held.shape[1], len(held))[:]
+    text = heldout_rows.reshape(-1), UniformOffsets(heldout_rows.shape[1], len(heldout_rows))[:]
     if target_tr is None:
         cut = keep_all(table, text)
     else:
@@ -194,10 +194,10 @@ def prune(
     pruned = umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules)
     pruned.decoding_under(decode_max_damage).save(place / "checkpoint")  # no bound on other prices
     decoding = cut.rules if decode_max_damage is None else rules_under(cut.rules, decode_max_damage)
-    name = own.record(place / "checkpoint")
-    left = ~cut.kept
-    damage_dropped = float(table.kl[left].sum() / table.kl.sum())
-    savings_dropped = float(table.saved_tokens[left].sum() / table.saved_tokens.sum())
+    name = target.record(place / "checkpoint")
+    dropped = ~cut.kept
+    damage_dropped = float(table.kl[dropped].sum() / table.kl.sum())
+    savings_dropped = float(table.saved_tokens[dropped].sum() / table.saved_tokens.sum())
     reductions = [token_reduction(*text, by) for by in (umim.matcher, Matcher(decoding))]
     # Prices are estimated nats per occurrence of a rule, over the tokens that one saves.
     document: dict[str, object] = {
@@ -208,7 +208,7 @@ def prune(
         "rules": len(cut.rules),
         "rules_met": int((table.occurrences > 0).sum()),
         "measured_tokens": table.origin.tokens,
-        "heldout_tokens": held.size,
+        "heldout_tokens": heldout_rows.size,
         "token_reduction_before": reductions[0],
         "token_reduction": cut.token_reduction,
         "max_damage": cut.most,
@@ -224,7 +224,7 @@ def prune(
         f"{len(table.rules):,} rules, {document['rules_met']:,} of them met in "
         f"{table.origin.tokens:,} tokens",
         f"{len(cut.rules):,} rules stay: token reduction {reductions[0]:.2%} -> "
-        f"{cut.token_reduction:.2%} on {held.size:,} held-out tokens",
+        f"{cut.token_reduction:.2%} on {heldout_rows.size:,} held-out tokens",
     ]
     if len(cut.rules) < len(table.rules):
         lines.append(
@@ -268,7 +268,7 @@ def _known(table: DamageTable, directory: Path, umim: UMIM) -> DamageTable:
         "other unit positions": (origin.unit_positions, umim.merged_model.unit_positions),
         "another backbone": (origin.backbone_fingerprint, umim.backbone.fingerprint),
     }
-    odd = [part for part, (measured, own) in pairs.items() if measured != own]
+    odd = [part for part, (measured, ours) in pairs.items() if measured != ours]
     require(
         not odd,
         ConfigError,
@@ -293,8 +293,8 @@ def _rows(
         check_known(int(ids.max(initial=0)), tokenizer)
     parts = [cut_segments(ids, length)[0].reshape(-1, length) for ids in read]
     if len(parts) == 1:
-        held = max(1, len(parts[0]) // _HELD_OUT)
-        parts = [parts[0][:-held], parts[0][-held:]]
+        last = max(1, len(parts[0]) // _HELD_OUT)
+        parts = [parts[0][:-last], parts[0][-last:]]
     if not all(len(part) for part in parts):
         raise CorpusError(
             f"pruning needs a segment of {length} tokens to measure on and one held out",

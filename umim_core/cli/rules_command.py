@@ -105,10 +105,10 @@ def rules(
     if rate is None:
         lines.append("The merge module sees the order of a span: no two rules share a surrogate")
     else:
-        own = f"; {rows:,} rules have a row, hence one of their own" if rows else ""
+        with_rows = f"; {rows:,} rules have a row, hence one of their own" if rows else ""
         lines.append(
             f"{rate:.2%} of the rules have the surrogate of another rule (in a module that does "
-            f"not see the order{own})"
+            f"not see the order{with_rows})"
         )
     for group in collisions:
         lines.append("    " + "  =  ".join(f"{shown(r)} ({r.count:,})" for r in group))

@@ -83,8 +83,8 @@ def train(
         raise ConfigError("text to train on must be given", "none", "Name files after the model.")
     from umim_core.checkpoint.checkpoint_index import own_place
 
-    own = own_place("trained", out, rules.resolve().name)
-    place = own.directory
+    target = own_place("trained", out, rules.resolve().name)
+    place = target.directory
     from umim_core.backbone.devices import default_device, usable_device
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
@@ -152,7 +152,7 @@ def train(
         raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
-    name = own.record(place / "checkpoint")
+    name = target.record(place / "checkpoint")
     document: dict[str, object] = {"checkpoint": str(place / "checkpoint"), "name": name, **summary}
     lines = _lines(place, name, summary, time.perf_counter() - began)
     emit(document, [*filter(None, [quantisation_note(model)]), *lines], as_json)
@@ -176,15 +176,15 @@ def _lines(out: Path, name: str | None, summary: dict[str, float], seconds: floa
     ]
 
 
-def _form_of(checkpoint: Path, asked: ModuleForm) -> ModuleForm:
+def _form_of(checkpoint: Path, form: ModuleForm) -> ModuleForm:
     """Return the form of a checkpoint that is trained further."""
     from umim_core.checkpoint.checkpoint_files import read_config
 
-    own = ModuleForm.model_validate(read_config(checkpoint).form())
-    if asked not in (own, ModuleForm.model_validate(_FORM)):
+    kept = ModuleForm.model_validate(read_config(checkpoint).form())
+    if form not in (kept, ModuleForm.model_validate(_FORM)):
         raise ConfigError(
             "a module that is trained further keeps its form",
-            ", ".join(asked.deviations()),
+            ", ".join(form.deviations()),
             "Leave out the options of the form, or --start.",
         )
-    return own
+    return kept
