@@ -33,11 +33,12 @@ from transformers.cache_utils import DynamicCache
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_range
-from umim_core.baselines.methods import Ints, Text, highest
+from umim_core.baselines.methods import Text, highest
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.user_records import remembered
 from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sentences
+from umim_core.text.token_ids import Ints
 
 KERNEL: Final = 32
 _KERNELS: Final = 8  # that fit into the scored tokens, at least

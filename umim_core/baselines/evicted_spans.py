@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from umim_core.baselines.methods import EvictedColumns, HeldColumns, Ints
+from umim_core.baselines.methods import EvictedColumns, HeldColumns
 from umim_core.merging.span_eviction import check_age, last_queries
 from umim_core.rules.matcher import Matcher
+from umim_core.text.token_ids import Ints
 
 
 class OldSpansGone:

@@ -34,7 +34,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import CachePolicy, HeldColumns, Ints
+from umim_core.baselines.methods import CachePolicy, HeldColumns
 from umim_core.errors import EvaluationError, GenerationError, require
 from umim_core.inference.engine import Batch, Engine, exhaust
 from umim_core.inference.options import GenerateOptions
@@ -46,6 +46,7 @@ from umim_core.inference.sampling import fresh_seed
 from umim_core.merging.likelihood import TokenScores, target_scores
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Advance
+from umim_core.text.token_ids import Ints
 
 WEIGHED_TOKENS: Final = 128  # 30 layers of 9 heads: 0.28 GB of float32 weights at 2,048 columns
 

@@ -45,9 +45,10 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from umim_core.backbone.attention_masks import attention_switched, check_attention_window
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import HeldColumns, Ints
+from umim_core.baselines.methods import HeldColumns
 from umim_core.errors import EvaluationError
 from umim_core.merging.likelihood import TokenScores, target_scores
+from umim_core.text.token_ids import Ints
 
 _MASKED_NAME: Final = "umim_h2o_masked"
 _half: ContextVar[float | None] = ContextVar("_half", default=None)  # share of the hitters

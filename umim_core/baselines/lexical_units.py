@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from umim_core.baselines.methods import Ints
+from umim_core.text.token_ids import Ints
 
 _SENTENCE_END: Final = re.compile(r"[.!?。！？]['\"”’)\]]*\s*$")
 _PHRASE_END: Final = re.compile(r"[.,;:!?)\]]['\"”’]*\s*$")

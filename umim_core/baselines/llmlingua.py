@@ -30,10 +30,11 @@ from transformers.cache_utils import DynamicCache
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import passages, token_texts
-from umim_core.baselines.methods import Ints, Text, highest
+from umim_core.baselines.methods import Text, highest
 from umim_core.baselines.selective_context import check_vocabulary, self_information
 from umim_core.errors import ConfigError
 from umim_core.merging.likelihood import target_scores
+from umim_core.text.token_ids import Ints
 
 
 class CompressedPrefix:

@@ -35,9 +35,10 @@ from transformers import AutoModelForTokenClassification, PreTrainedTokenizerBas
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import token_texts
-from umim_core.baselines.methods import Ints, ReducedTokens, Text, highest
+from umim_core.baselines.methods import ReducedTokens, Text, highest
 from umim_core.baselines.own_models import OwnModel, hub_commit, load_own_model
 from umim_core.errors import BackboneError
+from umim_core.text.token_ids import Ints
 
 PUBLISHED: Final = "microsoft/llmlingua-2-bert-base-multilingual-cased-meetingbank"
 CHUNK: Final = 512  # tokens, special ones included

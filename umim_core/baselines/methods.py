@@ -41,8 +41,8 @@ from umim_core.backbone.key_rotation import KeyRotation
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.merging.likelihood import TokenScores
 from umim_core.merging.packing import Segmenter, SpanMerger
+from umim_core.text.token_ids import Ints
 
-Ints = NDArray[np.int64]
 ScoreEndings = Callable[[Ints, Sequence[Ints], Backbone, int], list[TokenScores]]
 Side = Literal["prompt", "cache"]
 

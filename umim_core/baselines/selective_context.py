@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import token_texts
-from umim_core.baselines.methods import Ints, Text, highest
+from umim_core.baselines.methods import Text, highest
 from umim_core.errors import EvaluationError
 from umim_core.merging.likelihood import target_scores
+from umim_core.text.token_ids import Ints
 
 
 @torch.no_grad()

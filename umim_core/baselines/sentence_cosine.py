@@ -31,10 +31,11 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import sentences, token_texts
-from umim_core.baselines.methods import Ints, ReducedTokens, Text, highest
+from umim_core.baselines.methods import ReducedTokens, Text, highest
 from umim_core.baselines.own_models import hub_commit, load_own_model
 from umim_core.errors import BackboneError
 from umim_core.store.artifacts import directory_digest
+from umim_core.text.token_ids import Ints
 
 ENCODER_VARIABLE: Final = "UMIM_CPC_ENCODER"
 _WHAT: Final = "sentence encoder"

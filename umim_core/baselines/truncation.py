@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from umim_core.baselines.methods import Ints, Text
+from umim_core.baselines.methods import Text
+from umim_core.text.token_ids import Ints
 
 
 class Truncation:

@@ -26,13 +26,14 @@ from umim_core.evaluation.method_scoring import (
     ReducedScorer,
     evicted_sizes,
 )
-from umim_core.evaluation.scoring import Asked, Ints, Scorer, Sizes
+from umim_core.evaluation.scoring import Asked, Scorer, Sizes
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import HONOURED, IGNORED, GenerateOptions
 from umim_core.inference.prompts import PromptIds
 from umim_core.inference.rows import Row
 from umim_core.inference.stopping import eos_ids
 from umim_core.rules.matcher import Parts, parts_behind
+from umim_core.text.token_ids import Ints
 
 # lm-eval says ``until`` for stop strings, and repeats requests for several texts.
 _ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_beams"}
@@ -189,9 +190,9 @@ class RowWriter:
         behind: list[Parts | None] = []
         for ids, question, may_merge in zip(prompts, asked, parts, strict=True):
             if isinstance(scorer, ReducedScorer):
-                shortened = scorer.shorten(*scorer.fit(ids, room, may_merge), question)
-                fitting.append(shortened.ids)
-                sizes.append(shortened.sizes(0))
+                shortened, size = scorer.shorten(*scorer.fit(ids, room, may_merge), question)
+                fitting.append(shortened)
+                sizes.append(size)
                 behind.append(None)
                 continue
             fitted = ids[-room:]

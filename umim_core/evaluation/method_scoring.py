@@ -25,7 +25,6 @@ from umim_core.baselines.eviction import score_evicted
 from umim_core.baselines.lexical_units import token_texts
 from umim_core.baselines.methods import (
     CachePolicy,
-    Ints,
     MergedSpans,
     Method,
     ReducedTokens,
@@ -50,18 +49,7 @@ from umim_core.merging.likelihood import finite_sum
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Parts
 from umim_core.store.artifacts import sha256_bytes
-
-
-@dataclass(frozen=True)
-class Shortened:
-    ids: Ints
-    tokens: int
-    shortfall: int
-
-    def sizes(self, new: int) -> Sizes:
-        """Return the sizes of the context with so many raw tokens behind it."""
-        stayed = len(self.ids)
-        return Sizes(self.tokens + new, stayed + new, self.tokens, stayed, shortfall=self.shortfall)
+from umim_core.text.token_ids import Ints
 
 
 @dataclass
@@ -95,7 +83,7 @@ class ReducedScorer(_BaselineScorer):
     def forwards(
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
-        shortened: dict[tuple[bytes, Asked, Parts | None], Shortened] = {}
+        shortened: dict[tuple[bytes, Asked, Parts | None], tuple[Ints, Sizes]] = {}
         reduced, sizes = [], []
         for request in requests:
             new = len(request.continuation)
@@ -104,8 +92,9 @@ class ReducedScorer(_BaselineScorer):
             key = context.tobytes(), request.asked, request.parts
             if key not in shortened:  # the answers of a question share their context
                 shortened[key] = self.shorten(context, budget, request.asked)
-            sizes.append(shortened[key].sizes(new))
-            reduced.append(Request(shortened[key].ids, request.continuation))
+            ids, size = shortened[key]
+            sizes.append(size + Sizes(new, new))
+            reduced.append(Request(ids, request.continuation))
         base = Scorer(self.merged_model.base(), "prompt", self.max_units)
         for done in base.forwards(reduced, batch_size):
             yield {number: replace(score, sizes=sizes[number]) for number, score in done.items()}
@@ -123,8 +112,8 @@ class ReducedScorer(_BaselineScorer):
         fitting, units = self.umim.fit(ids, room, parts)
         return fitting, min(room, self.equal_saving(len(fitting), units))
 
-    def shorten(self, ids: Ints, budget: int, asked: Asked = UNKNOWN) -> Shortened:
-        """Reduce the tokens of a context [T] to a budget of those that stay.
+    def shorten(self, ids: Ints, budget: int, asked: Asked = UNKNOWN) -> tuple[Ints, Sizes]:
+        """Reduce the tokens of a context [T] to a budget of those that stay; return its sizes, too.
 
         The cue of what it asks is protected; a reducer that needs a question takes the end of the
         context where none is known.
@@ -137,7 +126,9 @@ class ReducedScorer(_BaselineScorer):
         question = backbone.encode(asked.question) if asked.question else []
         text = Text(ids, protected, np.array(question, dtype=np.int64))
         reduction = reduce_tokens(self.reducer, text, budget)
-        return Shortened(ids[reduction.kept], len(ids), reduction.shortfall)
+        tokens, stayed = len(ids), len(reduction.kept)
+        size = Sizes(tokens, stayed, tokens, stayed, shortfall=reduction.shortfall)
+        return ids[reduction.kept], size
 
 
 def _from_cue(texts: list[str], cue: str) -> NDArray[np.bool_]:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer
@@ -20,8 +19,7 @@ from umim_core.evaluation.paired_differences import increase_with_error, ratio_e
 from umim_core.evaluation.scoring import Request
 from umim_core.merging.likelihood import finite_sum, score_rows
 from umim_core.merging.merged_model import MergedModel
-
-Ints = NDArray[np.integer]
+from umim_core.text.token_ids import AnyInts
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class PerplexityResult:
 
 
 def perplexity(
-    segments: Sequence[Ints],
+    segments: Sequence[AnyInts],
     merged_model: MergedModel,
     batch_size: int = 8,
     given: Sequence[int] | None = None,
@@ -81,7 +79,7 @@ def perplexity(
 
 
 def perplexity_figures(
-    segments: Sequence[Ints], merged_model: MergedModel, batch_size: int = 8
+    segments: Sequence[AnyInts], merged_model: MergedModel, batch_size: int = 8
 ) -> dict[str, float]:
     """Return perplexities of base model and compressed model on the same windows, by name.
 
@@ -106,7 +104,7 @@ def perplexity_figures(
 
 
 def second_half_perplexity(
-    segments: Sequence[Ints], scorer: AnyScorer, batch_size: int = 8
+    segments: Sequence[AnyInts], scorer: AnyScorer, batch_size: int = 8
 ) -> PerplexityResult:
     """Compute the perplexity of raw second halves after first halves that were shortened.
 

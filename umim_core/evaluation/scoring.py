@@ -18,7 +18,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from umim_core.backbone.attention_masks import attention_window
 from umim_core.config.form import Merge, check_merge
@@ -27,8 +26,7 @@ from umim_core.merging.continuations import score_continuations, widest_row
 from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Parts, parts_behind
-
-Ints = NDArray[np.int64]
+from umim_core.text.token_ids import Ints
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,10 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.grams import LONGEST
 from umim_core.rules.matcher import Advance, Matcher, SuffixMatcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import Ints
 from umim_core.throughput.break_even import Phase, ThroughputRow
 from umim_core.throughput.roofline import ModelShape, Roofline, measure_peak, synchronize
 
-Ints = NDArray[np.int64]
 Continuation = Literal["greedy", "text"]
 # All rules merge prompts and generated tokens, whatever a checkpoint's own bound of decoding is.
 EVERYWHERE: Final = GenerateOptions(decode_max_damage=math.inf)
