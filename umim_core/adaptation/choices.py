@@ -153,11 +153,11 @@ def split_questions(
     """
     if not given.get("train"):
         raise CorpusError("a task must have training questions", "none", "Give their file.")
-    left = sorted(given["train"], key=_place)
+    trained = sorted(given["train"], key=_place)
     splits: dict[TaskSplit, list[Question]] = {}
     taken: set[str] = set()
     for split in reversed(SPLITS):
-        source = sorted(given[split], key=_place) if given.get(split) else left
+        source = sorted(given[split], key=_place) if given.get(split) else trained
         fresh = [question for question in source if question.context not in taken]
         splits[split] = fresh[: sizes[split]]
         taken |= {question.context for question in splits[split]}

@@ -133,8 +133,8 @@ def load_control(directory: Path, backbone: Backbone) -> MergedModel:
     record = read_record(directory)
     _check_backbone(record, backbone)
     control = fresh_control(record.kind, backbone, seed=0)
-    wanted = {name: tuple(value.shape) for name, value in control.module.state_dict().items()}
-    control.module.load_state_dict(read_weights(directory / WEIGHTS, wanted))
+    shapes = {name: tuple(value.shape) for name, value in control.module.state_dict().items()}
+    control.module.load_state_dict(read_weights(directory / WEIGHTS, shapes))
     control.module.requires_grad_(False)
     return control.merged_model
 
@@ -146,7 +146,7 @@ def read_record(directory: Path) -> ControlRecord:
 
 
 def _check_backbone(record: ControlRecord, backbone: Backbone) -> None:
-    known, wanted = record.backbone_model, record.tokenizer_fingerprint
+    known, tokenizer = record.backbone_model, record.tokenizer_fingerprint
     differences = backbone.identity.differences(known.model_type, known.config, known.weights)
     if differences:
         raise BackboneMismatchError(
@@ -155,9 +155,9 @@ def _check_backbone(record: ControlRecord, backbone: Backbone) -> None:
             f"which differs in: {'; '.join(differences)}",
             "Load the backbone it was trained on, or train a control for this one.",
         )
-    if wanted and not backbone.has_tokenizer(wanted):
+    if tokenizer and not backbone.has_tokenizer(tokenizer):
         raise TokenizerMismatchError(
-            f"{record.backbone} must have the tokenizer {wanted[:12]}",
+            f"{record.backbone} must have the tokenizer {tokenizer[:12]}",
             backbone.tokenizer_fingerprint[:12],
             "Load the tokenizer of the backbone it was trained on.",
         )

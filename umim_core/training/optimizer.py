@@ -36,9 +36,9 @@ def row_tensors(objective: nn.Module) -> list[str]:
     """Return the names of the table and of the index of the rule rows that an objective trains."""
     if (table := row_table(objective)) is None:
         return []
-    own = table[0].removesuffix("table")
-    held = (*objective.named_parameters(), *objective.named_buffers())
-    return [name for name, _ in held if name.startswith(own)]
+    prefix = table[0].removesuffix("table")
+    tensors = (*objective.named_parameters(), *objective.named_buffers())
+    return [name for name, _ in tensors if name.startswith(prefix)]
 
 
 class RowAdamW:
@@ -220,8 +220,8 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
                     f"parameter {index}, {name}",
                     "Remove the partial directory to start this stage afresh.",
                 )
-            place = value.device if name == "step" else parameter.device
-            optimizer.state[parameter][name] = value.to(place, copy=True)
+            device = value.device if name == "step" else parameter.device
+            optimizer.state[parameter][name] = value.to(device, copy=True)
 
 
 def linear_warmup_decay(step: int, total_steps: int, warmup_fraction: float = 0.1) -> float:

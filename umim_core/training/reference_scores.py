@@ -139,8 +139,8 @@ def _check(
     ]
     pairs = zip(again, reference[::_CHECKED][rank::world], strict=True)
     differ = [
-        not torch.allclose(own, stored, rtol=0.0, atol=_TOLERANCE, equal_nan=True)
-        for own, stored in pairs
+        not torch.allclose(scored, stored, rtol=0.0, atol=_TOLERANCE, equal_nan=True)
+        for scored, stored in pairs
     ]
     if lying := ranks_where(any(differ)):
         raise ArtifactError(

@@ -125,8 +125,8 @@ class DistillModel(nn.Module):
         self._unit_positions = merged_model.unit_positions
         self._autocast = autocast
         with self._precision():
-            held = with_held_weights(backbone) if autocast else backbone
-            parts = MergedTrunk.of(held, merged_model.merge_depth, self.module.adapters)
+            student = with_held_weights(backbone) if autocast else backbone
+            parts = MergedTrunk.of(student, merged_model.merge_depth, self.module.adapters)
             self._trunk = PackedTrunk(parts.upper)
             self._lower = None if parts.lower is None else PackedTrunk(parts.lower)
         if micro_batch is not None and micro_batch < 1:

@@ -73,8 +73,8 @@ def train(
         seconds = time.perf_counter() - began
     if on_plan is not None and rank_and_world()[0] == 0:
         every = config.validate_every
-        left = math.ceil(total / every) - progress.step // every
-        on_plan(total - progress.step, left, seconds)
+        validations = math.ceil(total / every) - progress.step // every
+        on_plan(total - progress.step, validations, seconds)
     while not progress.finished:
         _step(objective, strategy, config, progress, seed, total)
         last = progress.step >= total

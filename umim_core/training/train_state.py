@@ -81,14 +81,14 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
 
 def load_parameters(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Put weights back that :func:`parameters_of` returned."""
-    own = parameters_of(module)
-    if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in tensors.items()}:
+    weights = parameters_of(module)
+    if {k: v.shape for k, v in weights.items()} != {k: v.shape for k, v in tensors.items()}:
         raise ArtifactError(
             "a resume state must fit its module",
             sorted(tensors),
             "Remove the partial directory to start this stage afresh.",
         )
-    for name, value in own.items():
+    for name, value in weights.items():
         value.copy_(tensors[name])
 
 
@@ -114,8 +114,8 @@ def write_rank(target: Path, rank: int, tensors: dict[str, Tensor], progress: Pr
 
 
 def _require_ranks(target: Path, files: Iterable[str], world: int) -> None:
-    wanted = {f"rank-{rank}.{ending}" for rank in range(world) for ending in _ENDINGS}
-    missing = sorted(wanted.difference(files))
+    expected = {f"rank-{rank}.{ending}" for rank in range(world) for ending in _ENDINGS}
+    missing = sorted(expected.difference(files))
     if missing:
         raise ArtifactError(
             f"{target} must hold the files of all {world} ranks",

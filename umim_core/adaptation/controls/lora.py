@@ -46,7 +46,7 @@ def _inject(model: nn.Module, rank: int) -> nn.ParameterDict:
             f"{type(model).__name__}: {error}",
             "Choose the control input-adapter.",
         ) from error
-    own = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    for weight in own.values():
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    for weight in trained.values():
         weight.data = weight.data.float()
-    return nn.ParameterDict({name.replace(".", "/"): weight for name, weight in own.items()})
+    return nn.ParameterDict({name.replace(".", "/"): weight for name, weight in trained.items()})
