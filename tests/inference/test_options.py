@@ -91,6 +91,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logits_processor": print}, "logits_processor must be a list"),
     ({"stopping_criteria": print}, "stopping_criteria must be a list"),
     ({"past": "state"}, "past must be a state or a prefix; got str"),
+    ({"options": {"seed": 1}}, "options must be a GenerateOptions; got dict"),
     ({"max_tokens": 3}, "unknown option 'max_tokens'; known are .*max_new_tokens"),
     ({"match_border": True}, "unknown option 'match_border'"),
 ]

@@ -282,8 +282,7 @@ class _Request:
     def advance(self) -> Advance:
         """Cut the tokens chosen last into units."""
         tokens = np.array([row.raw[-1] for row in self.rows], dtype=np.int64)
-        running = np.array([row.running for row in self.rows])
-        running[[n for n in range(len(self.rows)) if n not in self.present]] = False
+        running = np.array([row.running and n in self.present for n, row in enumerate(self.rows)])
         if self.eviction is not None:
             self.eviction.push(tokens, running)
         step = self.units.push(tokens, running)

@@ -161,6 +161,13 @@ class GenerateOptions:
                 f"{alias} and {name}",
                 "Leave one of them out.",
             )
+        given: object = options
+        _need(
+            given is None or isinstance(given, GenerateOptions),
+            "options must be a GenerateOptions",
+            type(given).__name__,
+            "Make one, or give them by name: generate(prompt, max_new_tokens=9).",
+        )
         named = {_ALIASES.get(name, name): value for name, value in changes.items()}
         known = sorted(field.name for field in fields(cls))
         for name in named:
