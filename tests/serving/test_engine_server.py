@@ -20,6 +20,7 @@ from support.servers import (
     QUESTIONS,
     in_thread,
     metric,
+    post,
     stream,
     wait_for,
 )
@@ -43,10 +44,6 @@ def server(umim: UMIM, *, sizes: BatchSizes | None = None, **limits: Any) -> Eng
 def url(umim: UMIM) -> Iterator[str]:
     with in_thread(server(umim).app(None)) as address:
         yield address
-
-
-def post(url: str, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
-    return httpx.post(url + path, json=body, headers=headers, timeout=240)
 
 
 def get(url: str, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -443,16 +440,6 @@ def test_without_memory_only_the_requests_concerned_fail(umim: UMIM, kind: str) 
             assert answer.json()["choices"][0]["text"] == alone.text[0]
         assert metric(url, "umim_rows_running") == 0
         assert get(url, "/health").json() == {"status": "ok"}
-
-
-def test_a_token_is_wanted_where_one_is_set(umim: UMIM) -> None:
-    with in_thread(server(umim).app("secret")) as url:
-        assert get(url, "/health").json() == {"status": "ok"}
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
-            answer = get(url, "/v1/models", headers)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
-        right = get(url, "/v1/models", {"authorization": "Bearer secret"})
-        assert right.json()["data"][0]["id"] == "tiny"
 
 
 def test_without_a_template_a_chat_is_refused(umim: UMIM) -> None:

@@ -25,6 +25,7 @@ from support.servers import (
     Served,
     in_thread,
     metric,
+    post,
     stream,
     wait_for,
 )
@@ -76,10 +77,6 @@ def upstream(engine: Callable[[], EngineServer]) -> Iterator[str]:
 def url(upstream: str, export: Path) -> Iterator[str]:
     with in_thread(gateway(upstream + "/v1/", export).app(None)) as address:
         yield address
-
-
-def post(url: str, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
-    return httpx.post(url + path, json=body, headers=headers, timeout=240)
 
 
 def merged_ids(

@@ -116,6 +116,10 @@ class Served:
         return status
 
 
+def post(url: str, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+    return httpx.post(url + path, json=body, headers=headers, timeout=240)
+
+
 def events(lines: Sequence[str] | Iterator[str]) -> Iterator[dict[str, Any]]:
     """The documents of a stream; that its end was said is checked."""
     done = False
