@@ -77,7 +77,7 @@ def shipped_parts(report: Report) -> Report:
         parts.append(part | {"part": part_label(f"_part_{name}"), "digests": digests})
     return {
         "parts": parts,
-        "deviations": ModuleForm.model_validate(form | {"positions": "none"}).deviations(),
+        "deviations": ModuleForm.model_validate(form | {"module_positions": "none"}).deviations(),
         "recommended": report.get("recommended", {"merge": "all", "raw_tail": 0}),
     }
 

@@ -354,7 +354,8 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a row that a file holds flat."""
     row = dict(flat)
     rules = RowRules(**{new: row.pop(old) for old, new in _RULES.items() if old in row})
-    cell = {name: row.pop(name) for name in (*_CELL, *_LATER_CELL) if name in row}
+    names = (*_CELL, *_LATER_CELL)
+    cell = {_FIELDS.get(name, name): row.pop(name) for name in names if name in row}
     mined = rules.tau is not None and row.get("source") != "shipped"
     if mined and rules.source in get_args(CellSource):
         cell |= rules.model_dump(exclude_none=True, exclude_defaults=True)

@@ -137,7 +137,7 @@ def task_score_stage(
         "task-score",
         1,
         {
-            "merge": "context" if merge == "prompt" else merge,  # as in its first keys
+            "merge": merge,
             "questions": config.task_questions,
             "device": device,
         }

@@ -12,11 +12,13 @@ import yaml
 from tasks.run.pipeline import open_pipeline
 from umim_core.config.any_recipe import load_any_recipe
 from umim_core.config.any_recipe import load_any_recipe as load_recipe
+from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import PreferenceConfig, Recipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ConfigError
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "infra" / "recipes").glob("*.yaml"))
+PAPER_FORM = ModuleForm().form()
 TRAIN = {"max_steps": 4, "batch_size": 4}
 GOOD: dict[str, Any] = {
     "name": "small",
@@ -54,11 +56,11 @@ def test_a_recipe_survives_being_saved(tmp_path: Path) -> None:
 
 
 def test_cells_differ_by_the_form_of_their_module() -> None:
-    forms = [{}, {"depth": 3}, {"kind": "linear"}, {"positions": "learned"}]
+    forms = [{}, {"depth": 3}, {"kind": "linear"}, {"module_positions": "learned"}]
     forms.append({"unit_positions": "preserved"})
     cells = [{"backbone": "a", "tau": 5, **form} for form in forms]
     recipe = Recipe.model_validate(changed("cells", cells))
-    assert [cell.form() for cell in recipe.cells] == [{"positions": "none", **f} for f in forms]
+    assert [cell.form() for cell in recipe.cells] == [PAPER_FORM | form for form in forms]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_preferences_are_trained_in_float32_everywhere() -> None:
         ("cells.0.depth", 2, r"cells\.0\.depth: Input should be 1 or 3; got 2"),
         (
             "cells",
-            [{"backbone": "a", "kind": "linear", "positions": "learned"}],
+            [{"backbone": "a", "kind": "linear", "module_positions": "learned"}],
             r"cells\.0: .*a linear merge module must have positions 'none' and depth 1",
         ),
         ("corpus.kind", "web", "corpus: .*'docstrings', 'files'"),

@@ -64,14 +64,5 @@ def test_a_recipe_that_they_cannot_follow_is_refused(
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_every_form_is_dumped_and_read_back(form: dict[str, Any]) -> None:
     found = ModuleForm(**form)
-    assert found.form() == {"positions": "none", **form}
+    assert found.form() == ModuleForm().form() | form
     assert ModuleForm.model_validate_json(found.model_dump_json()) == found
-
-
-def test_unit_positions_are_part_of_the_form_and_dumped_where_they_deviate() -> None:
-    found = ModuleForm(unit_positions="preserved")
-    assert found.form() == {"positions": "none", "unit_positions": "preserved"}
-    assert ModuleForm.model_validate_json(found.model_dump_json()) == found
-    assert ModuleForm(unit_positions="compact").model_dump() == {"positions": "none"}
-    with pytest.raises(ValidationError, match="'compact' or 'preserved'"):
-        ModuleForm(unit_positions="restarted")

@@ -26,7 +26,12 @@ FIELDS = {
     "corpus": RECIPE["corpus"] | {"train_tokens": 60000},
     "cells": [
         {"backbone": "umim-docs-llama", "tau": 5, "adapt": True},
-        {"backbone": "umim-docs-gpt2", "tau": 8, "containment": "keep", "positions": "learned"},
+        {
+            "backbone": "umim-docs-gpt2",
+            "tau": 8,
+            "containment": "keep",
+            "module_positions": "learned",
+        },
     ],
     "distill": _STEP,
     "adapt": {

@@ -287,11 +287,14 @@ def test_heads_that_do_not_divide_the_size_are_refused(size: int, heads: int) ->
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ({"positions": "rotary"}, "positions must be 'none' or 'learned'; got rotary"),
+        ({"module_positions": "rotary"}, "positions must be 'none' or 'learned'; got rotary"),
         ({"depth": 2}, "depth must be 1 or 3; got 2"),
         ({"residual": "first"}, "residual must be 'none' or 'last' or 'exponential'; got first"),
         ({"kind": "mean"}, "kind must be one of attention, linear; got mean"),
-        ({"kind": "linear", "positions": "learned"}, "linear merge module must have positions"),
+        (
+            {"kind": "linear", "module_positions": "learned"},
+            "linear merge module must have positions",
+        ),
         ({"kind": "linear", "depth": 3}, "linear merge module must have .* depth 1"),
     ],
 )
@@ -306,7 +309,7 @@ def test_a_digest_stands_for_form_weights_and_data_type() -> None:
     same = MergeModule(8)
     same.load_state_dict(module.state_dict())
     assert same.digest() == module.digest()
-    other = MergeModule(8, positions="learned")
+    other = MergeModule(8, module_positions="learned")
     other.load_state_dict(module.state_dict(), strict=False)
     with torch.no_grad():
         next(same.parameters()).view(-1)[0] += 1e-3

@@ -124,7 +124,7 @@ def old(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     config = dict(read_json(folder / "config.json"))
     assert config.pop("backbone_model")
     write_json(folder / "config.json", config)
-    write_manifest(folder, kind="checkpoint", schema=1, body={})
+    write_manifest(folder, kind="checkpoint", schema=2, body={})
     return folder
 
 

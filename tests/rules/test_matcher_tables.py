@@ -35,7 +35,7 @@ def sign(directory: Path) -> None:
     body = dict(read_json(directory / "manifest.json"))
     for name in ("files", "digest", "seal", "kind", "schema"):
         body.pop(name)
-    write_manifest(directory, kind="rules", schema=1, body=body)
+    write_manifest(directory, kind="rules", schema=2, body=body)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from umim_core.errors import ArtifactError, RuleSetError
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import TABLE_SCHEMA, RuleSet
 from umim_core.store.artifacts import write_manifest
 from umim_core.text.token_ids import MAX_TOKEN_ID
@@ -25,12 +26,17 @@ ORIGIN = {
 }
 
 
+EVERY = RuleOrigin().model_dump(mode="json")
+
+
 def write_rules(directory: Path, table: pa.Table, **changes: object) -> Path:
     """Write a rule directory by hand, with a manifest that fits its files."""
     directory.mkdir()
     pq.write_table(table, directory / "rules.parquet")
-    body = {key: value for key, value in {**ORIGIN, **changes}.items() if value != "absent"}
-    write_manifest(directory, kind="rules", schema=1, body=body)
+    body = {
+        key: value for key, value in {**EVERY, **ORIGIN, **changes}.items() if value != "absent"
+    }
+    write_manifest(directory, kind="rules", schema=2, body=body)
     return directory
 
 
@@ -115,7 +121,7 @@ def test_other_columns_are_refused(tmp_path: Path, change: Callable[[pa.Table], 
 def test_a_table_that_is_no_parquet_file_is_refused(tmp_path: Path, content: bytes) -> None:
     directory = write_rules(tmp_path / "rules", table_of(GOOD))
     (directory / "rules.parquet").write_bytes(content)
-    write_manifest(directory, kind="rules", schema=1, body=ORIGIN)
+    write_manifest(directory, kind="rules", schema=2, body=EVERY | ORIGIN)
     with pytest.raises(RuleSetError, match="must be a Parquet file"):
         RuleSet.load(directory)
 
@@ -135,7 +141,6 @@ def test_other_numbers_of_rules_than_the_manifest_counts_are_refused(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("rules", {"2": "two"}),
         ("tau", "five"),
         ("tau", 2.5),
         ("tau", "absent"),

@@ -87,7 +87,7 @@ def test_the_table_has_the_stable_columns_sorted_by_order_and_ids(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
-    [("schema", 2, "must have schema 1; got 2"), ("kind", "stage", "kind 'rules'; got stage")],
+    [("schema", 1, "must have schema 2; got 1"), ("kind", "stage", "kind 'rules'; got stage")],
 )
 def test_an_unknown_schema_or_kind_is_refused(
     tmp_path: Path, field: str, value: object, message: str

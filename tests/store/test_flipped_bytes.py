@@ -161,8 +161,7 @@ def sign(directory: Path, file: str) -> None:
     for folder in [directory / parent for parent in Path(file).parents]:
         if (folder / "manifest.json").exists():
             body = dict(read_json(folder / "manifest.json"))
-            kind, schema = str(body.pop("kind")), 1
-            assert body.pop("schema") == schema
+            kind, schema = str(body.pop("kind")), int(str(body.pop("schema")))
             for name in ("files", "digest", "seal"):
                 del body[name]
             write_manifest(folder, kind=kind, schema=schema, body=body)

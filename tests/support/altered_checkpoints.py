@@ -11,4 +11,4 @@ from umim_core.store.artifacts import read_json, write_json, write_manifest
 def alter_config(checkpoint: Path, changes: Mapping[str, object]) -> None:
     """Write other values into a checkpoint's config.json."""
     write_json(checkpoint / "config.json", dict(read_json(checkpoint / "config.json")) | changes)
-    write_manifest(checkpoint, kind="checkpoint", schema=1, body={})
+    write_manifest(checkpoint, kind="checkpoint", schema=2, body={})

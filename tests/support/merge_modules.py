@@ -16,11 +16,11 @@ from umim_core.rules.ruleset import RuleSet
 Row = list[float]
 FORMS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "learned": {"positions": "learned"},
+    "learned": {"module_positions": "learned"},
     "depth 3": {"depth": 3},
-    "depth 3, learned": {"depth": 3, "positions": "learned"},
+    "depth 3, learned": {"depth": 3, "module_positions": "learned"},
     "linear": {"kind": "linear"},
-    "learned, last residual": {"positions": "learned", "residual": "last"},
+    "learned, last residual": {"module_positions": "learned", "residual": "last"},
     "linear, exponential residual": {"kind": "linear", "residual": "exponential"},
 }
 
@@ -95,7 +95,7 @@ def attend(query: Row, keys: list[Row], values: list[Row]) -> Row:
 
 def placed(module: MergeModule, span: list[Row]) -> list[Row]:
     """Embeddings with the vector of their offset."""
-    if module.positions == "none":
+    if module.module_positions == "none":
         return span
     offsets = module.offset.tolist()
     return [[v + o for v, o in zip(e, offsets[t], strict=True)] for t, e in enumerate(span)]

@@ -27,7 +27,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }
 FORMS = {
     "paper": ModuleForm(),
-    "learned": ModuleForm(positions="learned"),
+    "learned": ModuleForm(module_positions="learned"),
     "depth 3": ModuleForm(depth=3),
     "linear": ModuleForm(kind="linear"),
 }

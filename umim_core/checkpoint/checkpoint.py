@@ -174,15 +174,15 @@ class Checkpoint:
         return cls(config, read_module(directory / WEIGHTS, config, rules), rules)
 
 
+_OF_THE_MODULE: Final = (
+    *("hidden_size", "num_heads", "module_positions", "depth", "kind", "residual"),
+)
+
+
 def _shape(module: MergeModule) -> dict[str, Any]:
     """Return the fields of a configuration that follow from the module."""
     return {
-        "hidden_size": module.hidden_size,
-        "num_heads": module.num_heads,
-        "module_positions": module.positions,
-        "depth": module.depth,
-        "kind": module.kind,
-        "residual": module.residual,
+        **{name: getattr(module, name) for name in _OF_THE_MODULE},
         "rule_rows": 0 if module.rows is None else len(module.rows),
         "adapter_rank": 0 if module.adapters is None else module.adapters.rank,
     }

@@ -12,14 +12,11 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
 from umim_core.checkpoint.checkpoint_index import own_checkpoint, own_checkpoints
 from umim_core.config.form import SAFE_MERGE, SAFE_RAW_TAIL, Merge, ModuleForm, check_raw_tail
-from umim_core.config.model_base import OMIT_DEFAULT
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import (
     ArtifactError,
@@ -34,7 +31,7 @@ from umim_core.store.artifacts import canonical_json, described, read_json
 if TYPE_CHECKING:
     from umim_core.backbone.backbone import Backbone
 
-CHECKPOINT_SCHEMA: Final = 1
+CHECKPOINT_SCHEMA: Final = 2
 _MAX_HIDDEN: Final = 1 << 16
 _MAX_TAIL: Final = 1 << 20
 
@@ -67,8 +64,6 @@ class CheckpointConfig(ModuleForm):
     """Content of a checkpoint's ``config.json``.
 
     Attributes:
-        positions: Form of the module, as are ``depth`` and ``kind``; those two and
-            ``unit_positions`` are written only where they deviate from the paper's form.
         unit_positions: Positions of units in the backbone, in training and ever after.
         backbone_fingerprint: SHA-256 of its architecture and weights.
         training: How it was trained (steps, seed, final losses), free form.
@@ -79,10 +74,8 @@ class CheckpointConfig(ModuleForm):
         merge: What a generation merges, where a caller does not say it; prompts, unless the
             checkpoint says otherwise.
         raw_tail: Last tokens of a generation's prompt that stay raw, likewise 16.
-        backbone_model: What the fingerprint was made of; None in old checkpoints.
+        backbone_model: What the fingerprint was made of.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     hidden_size: Annotated[int, Field(ge=1, le=_MAX_HIDDEN)]
     num_heads: Annotated[int, Field(ge=1, le=_MAX_HIDDEN)]
@@ -91,33 +84,22 @@ class CheckpointConfig(ModuleForm):
     backbone_fingerprint: str
     tokenizer_fingerprint: str
     training: dict[str, str | int | float | None] = Field(default_factory=dict)
-    backbone_model: Annotated[BackboneRecord | None, OMIT_DEFAULT] = None
-    decode_max_damage: Annotated[float | None, OMIT_DEFAULT, Field(allow_inf_nan=False)] = None
-    budget: Annotated[float | None, OMIT_DEFAULT, Field(ge=0, allow_inf_nan=False)] = None
-    merge: Annotated[Merge, OMIT_DEFAULT] = SAFE_MERGE
-    raw_tail: Annotated[int, OMIT_DEFAULT, Field(ge=0, le=_MAX_TAIL)] = SAFE_RAW_TAIL
+    backbone_model: BackboneRecord | None = None
+    decode_max_damage: Annotated[float | None, Field(allow_inf_nan=False)] = None
+    budget: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
+    merge: Merge = SAFE_MERGE
+    raw_tail: Annotated[int, Field(ge=0, le=_MAX_TAIL)] = SAFE_RAW_TAIL
 
     @model_validator(mode="before")
     @classmethod
-    def _bounded_decoding_merges(cls, data: object) -> object:
-        """Read a bound of decoding without ``merge``, as older checkpoints have it, as ``all``."""
-        if isinstance(data, dict) and data.get("decode_max_damage") is not None:
-            return {"merge": "all", "raw_tail": 0, **data}
-        return data
-
-    @model_serializer(mode="wrap")
-    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Dump what deviates, and what is merged wherever decoding has a bound."""
-        dumped = super()._dump(handler)
-        if dumped.get("decode_max_damage") is not None:
-            dumped |= {"merge": self.merge, "raw_tail": self.raw_tail}
-        return dumped
+    def _nothing_merged_has_no_tail(cls, data: object) -> object:
+        none = isinstance(data, dict) and data.get("merge") == "none"
+        return {"raw_tail": 0, **data} if none else data
 
     @model_validator(mode="after")
     def _has_a_merged_prompt(self) -> Self:
         try:
-            if "raw_tail" in self.model_fields_set:
-                check_raw_tail(self.raw_tail, self.merge)
+            check_raw_tail(self.raw_tail, self.merge)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self

@@ -46,7 +46,7 @@ def init(
     form = validated(
         ModuleForm,
         {
-            "positions": "learned",
+            "module_positions": "learned",
             "residual": residual,
             "rule_rows": rule_rows,
             "unit_positions": unit_positions,

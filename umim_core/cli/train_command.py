@@ -18,7 +18,7 @@ from umim_core.errors import ConfigError
 _VALIDATIONS = 4  # of a short run; a long one is validated every 50 steps
 _VALIDATION_ROWS = 32  # at most: more would take a short run longer than its training
 _PATIENCE = 8  # validations without improvement
-_FORM = {"positions": "learned", "residual": "last", "rule_rows": 2048, "adapter_rank": 8}
+_FORM = {"module_positions": "learned", "residual": "last", "rule_rows": 2048, "adapter_rank": 8}
 _SAVED = 10  # steps at most between two states to go on from
 _ROW = 512  # tokens, where the rules do not say
 
@@ -116,7 +116,7 @@ def train(
     form = validated(
         ModuleForm,
         {
-            "positions": positions,
+            "module_positions": positions,
             "residual": residual,
             "rule_rows": rule_rows,
             "unit_positions": unit_positions,

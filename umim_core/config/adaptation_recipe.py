@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from umim_core.config.evaluate import MergedPart, TaskSizes
-from umim_core.config.model_base import OMIT_DEFAULT, Model, StableDump
+from umim_core.config.model_base import Model
 from umim_core.config.recipe import (
     DEFAULT_TASK,
     AdaptConfig,
@@ -64,7 +64,7 @@ class HarnessQuestions(Model):
     hub: str | None = Field(None, description="Folder that stands for the hub in the task's data.")
 
 
-class AdaptationRecipe(RunRecipe, StableDump):
+class AdaptationRecipe(RunRecipe):
     """Accuracy against token reduction for every setting of task adaptation, on one task."""
 
     kind: Literal["adaptation"]
@@ -104,7 +104,7 @@ class AdaptationRecipe(RunRecipe, StableDump):
     max_tokens: Annotated[int, Field(ge=8, description="Most tokens of a question.")] = 128
     sft: DistillConfig
     dpo: PreferenceConfig
-    control_dpo: Annotated[dict[str, PreferenceConfig], OMIT_DEFAULT] = Field(
+    control_dpo: dict[str, PreferenceConfig] = Field(
         {}, description="Optimisation of controls, by their names; of others it is that of dpo."
     )
     batch_size: Annotated[int, Field(ge=1, description="Questions scored at a time.")] = 16

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from umim_core.config.model_base import OMIT_DEFAULT, Model, StableDump
+from umim_core.config.model_base import Model
 
 Segments = Literal["first", "spread"]
 MergedPart = Literal["context", "sequence"]
@@ -16,7 +16,7 @@ RuleKind = Literal["fixed-pairs", "natural"]  # a controlled token reduction; th
 Reduction = Annotated[float, Field(gt=0.0, le=0.5)]
 
 
-class BenchmarkConfig(Model, StableDump):
+class BenchmarkConfig(Model):
     """Lengths and batch sizes to time, each length at each batch size with all rules.
 
     The paper's protocol: lengths 256 to 2048, 256 new tokens, 10 warm-ups, 10 pairs, batch size 1,
@@ -30,24 +30,24 @@ class BenchmarkConfig(Model, StableDump):
     new_tokens: Annotated[int, Field(ge=2)] = 32
     warmup: Annotated[int, Field(ge=0, description="Untimed runs of each side.")] = 2
     pairs: Annotated[int, Field(ge=1, description="Alternating base/UMIM pairs.")] = 10
-    batch_sizes: Annotated[
-        tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), OMIT_DEFAULT
-    ] = Field((1,), description="Rows generated side by side.")
-    token_reductions: Annotated[tuple[Reduction, ...], OMIT_DEFAULT] = Field(
+    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = Field(
+        (1,), description="Rows generated side by side."
+    )
+    token_reductions: tuple[Reduction, ...] = Field(
         (0.5,),
         description="Token reductions of fixed pairs; several make a break-even table, none times "
         "the checkpoint's rules alone.",
     )
 
 
-class EvaluateConfig(Model, StableDump):
+class EvaluateConfig(Model):
     """Amounts of held-out data to measure on."""
 
     alignment_rows: Annotated[int, Field(ge=1, description="Test segments for alignment.")] = 64
     perplexity_rows: Annotated[int, Field(ge=1, description="Test segments for perplexity.")] = 24
     task_questions: Annotated[int, Field(ge=1, description="Test questions of the task.")] = 200
     batch_size: Annotated[int, Field(ge=1)] = 8
-    segments: Annotated[Segments, OMIT_DEFAULT] = Field(
+    segments: Segments = Field(
         default="first",
         description="Which test segments: the first of a split, or at even distances.",
     )

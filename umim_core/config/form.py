@@ -48,9 +48,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Self, get_args
 
-from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from umim_core.config.model_base import OMIT_DEFAULT, StableDump
+from umim_core.config.model_base import Model
 from umim_core.errors import ConfigError, did_you_mean
 from umim_core.registry import Registry
 
@@ -120,41 +120,29 @@ def check_form(positions: str, depth: int, kind: str, residual: str) -> None:
         )
 
 
-class ModuleForm(StableDump):
-    """The form of a merge module and of its use, as fields of a configuration.
-
-    All but ``module_positions`` are dumped only where they deviate from the paper's form: what was
-    written before they existed keeps its bytes, its digest and its stage key. ``module_positions``
-    is written under its first name, ``positions``, and read under both.
-    """
-
-    model_config = ConfigDict(frozen=True, serialize_by_alias=True)
+class ModuleForm(Model):
+    """The form of a merge module and of its use, as fields of a configuration."""
 
     module_positions: Positions = Field(
-        "none",
-        validation_alias=AliasChoices("module_positions", "positions"),
-        serialization_alias="positions",
-        description="What the module sees of a token's offset in its span.",
+        "none", description="What the module sees of a token's offset in its span."
     )
-    depth: Annotated[Depth, OMIT_DEFAULT] = Field(
-        1, description="Layers over a span before it is pooled, projection too."
-    )
-    kind: Annotated[str, OMIT_DEFAULT] = Field(
+    depth: Depth = Field(1, description="Layers over a span before it is pooled, projection too.")
+    kind: str = Field(
         PAPER, description="How the module makes one embedding of a span: `attention`, `linear`."
     )
-    residual: Annotated[Residual, OMIT_DEFAULT] = Field(
+    residual: Residual = Field(
         "none", description="What the module adds to; `none`: it makes the embedding alone."
     )
-    rule_rows: Annotated[int, Field(ge=0), OMIT_DEFAULT] = Field(
+    rule_rows: Annotated[int, Field(ge=0)] = Field(
         0, description="Most frequent rules that have a learned vector each, added to the module's."
     )
-    unit_positions: Annotated[UnitPositions, OMIT_DEFAULT] = Field(
+    unit_positions: UnitPositions = Field(
         "compact", description="Which positions units have in the backbone."
     )
-    merge_depth: Annotated[int, Field(ge=0), OMIT_DEFAULT] = Field(
+    merge_depth: Annotated[int, Field(ge=0)] = Field(
         0, description="Layers that read every token before spans merge; 0: embeddings merge."
     )
-    adapter_rank: Annotated[int, Field(ge=0, le=256), OMIT_DEFAULT] = Field(
+    adapter_rank: Annotated[int, Field(ge=0, le=256)] = Field(
         0, description="Rank of the adapters that act on merged units alone; 0: none."
     )
 
@@ -182,7 +170,7 @@ class ModuleForm(StableDump):
         return self
 
     def form(self) -> dict[str, object]:
-        """Return the policies alone, as a stage's key holds them."""
+        """Return the form's fields alone."""
         return self.model_dump(include=set(ModuleForm.model_fields))
 
     def deviations(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.config.corpus import Corpus
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, HeadlineConfig, TaskSizes
 from umim_core.config.form import ModuleForm, check_row_rate
-from umim_core.config.model_base import OMIT_DEFAULT, Fraction, Model, PositiveFloat, StableDump
+from umim_core.config.model_base import Fraction, Model, PositiveFloat
 from umim_core.config.rule_fields import CellRules, RulesConfig
 
 Device = Literal["cpu", "cuda"]
@@ -88,24 +88,24 @@ class TrainConfig(Model):
     ] = 5
 
 
-class DistillConfig(TrainConfig, StableDump):
+class DistillConfig(TrainConfig):
     """Optimisation of a distillation stage."""
 
     bf16: bool = Field(
         default=True,
         description="Products in bfloat16, where a device computes it; on GPUs weights are, too.",
     )
-    micro_batch: Annotated[int | None, Field(ge=1), OMIT_DEFAULT] = Field(
+    micro_batch: Annotated[int | None, Field(ge=1)] = Field(
         None, description="Rows at most whose activations a worker holds; null: 4, on a GPU all."
     )
-    row_rate: Annotated[PositiveFloat, OMIT_DEFAULT] = Field(
+    row_rate: PositiveFloat = Field(
         1.0, description="Learning rate of rule rows, as a multiple of the module's."
     )
 
-    prompt_rows: Annotated[Fraction, OMIT_DEFAULT] = Field(
+    prompt_rows: Fraction = Field(
         0.0, description="Share of rows with a merged start, whose raw rest has the loss."
     )
-    copy_rows: Annotated[Fraction, OMIT_DEFAULT] = Field(
+    copy_rows: Fraction = Field(
         0.0,
         description="Share of rows that repeat their merged first half raw, with the loss there.",
     )
@@ -124,7 +124,7 @@ class DistillConfig(TrainConfig, StableDump):
         return "bfloat16" if self.bf16 and device == "cuda" else "float32"
 
 
-class PreferenceConfig(TrainConfig, StableDump):
+class PreferenceConfig(TrainConfig):
     """Optimisation of the preference (DPO) stage, in float32 everywhere.
 
     What is compared are differences of log-probabilities. A step moves them by less than a
@@ -133,7 +133,7 @@ class PreferenceConfig(TrainConfig, StableDump):
 
     beta: PositiveFloat = 0.1
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-4
-    micro_batch: Annotated[int | None, Field(ge=1), OMIT_DEFAULT] = Field(
+    micro_batch: Annotated[int | None, Field(ge=1)] = Field(
         None, description="Questions at most whose activations a worker holds; null: all."
     )
 
@@ -142,10 +142,10 @@ class PreferenceConfig(TrainConfig, StableDump):
         return "float32"
 
 
-class AdaptConfig(Model, StableDump):
+class AdaptConfig(Model):
     """Task adaptation: task rules, distillation-based SFT, then DPO."""
 
-    settings: Annotated[tuple[str, ...], Field(min_length=1), OMIT_DEFAULT] = Field(
+    settings: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         ("WT + Rules", "WT + FT", "Task-Adapted"),
         description="Settings compared, of the table in umim_core/adaptation/settings.py.",
     )
@@ -158,7 +158,7 @@ class AdaptConfig(Model, StableDump):
     dpo: PreferenceConfig
 
 
-class ClusterConfig(Model, StableDump):
+class ClusterConfig(Model):
     """Cluster and devices of a run."""
 
     address: str | None = Field(
@@ -170,14 +170,10 @@ class ClusterConfig(Model, StableDump):
     strategy: Literal["ddp", "deepspeed"] = "ddp"
     max_restarts: Annotated[int, Field(ge=0, description="Restarts of lost workers.")] = 2
     object_store_gib: Annotated[
-        float,
-        Field(ge=0.1, le=4096, description="Shared memory of a local cluster, GiB."),
-        OMIT_DEFAULT,
+        float, Field(ge=0.1, le=4096, description="Shared memory of a local cluster, GiB.")
     ] = 1.0
     parallel_stages: Annotated[
-        int,
-        Field(ge=1, le=64, description="Independent stages at a time, sharing cores or GPUs."),
-        OMIT_DEFAULT,
+        int, Field(ge=1, le=64, description="Independent stages at a time, sharing cores or GPUs.")
     ] = 1
 
     @property
@@ -209,7 +205,7 @@ class RunRecipe(Model):
     cluster: ClusterConfig = ClusterConfig()
 
 
-class Recipe(RunRecipe, StableDump):
+class Recipe(RunRecipe):
     """A whole experiment."""
 
     kind: Literal["pipeline"] = "pipeline"
@@ -221,7 +217,7 @@ class Recipe(RunRecipe, StableDump):
     cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
     distill: DistillConfig
     task: TaskSizes | None = TaskSizes()
-    tasks: Annotated[tuple[str, ...], Field(min_length=1), OMIT_DEFAULT] = Field(
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         (DEFAULT_TASK,),
         description="Tasks scored, of umim_core/task_sets; cells adapt to the first.",
     )
@@ -231,12 +227,12 @@ class Recipe(RunRecipe, StableDump):
     shipped: tuple[str, ...] = Field(
         default=(), description="Trained checkpoints shown as extra rows."
     )
-    headline: Annotated[HeadlineConfig | None, OMIT_DEFAULT] = Field(
+    headline: HeadlineConfig | None = Field(
         None,
         description="A shipped checkpoint of a larger model, shown first; it is left out where "
         "its backbone is not to be had.",
     )
-    hardware: Annotated[HardwareConfig | None, OMIT_DEFAULT] = Field(
+    hardware: HardwareConfig | None = Field(
         None, description="GPUs it is meant for; --dry-run tells whether the training fits."
     )
 

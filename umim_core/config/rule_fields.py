@@ -21,7 +21,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from umim_core.config.model_base import OMIT_DEFAULT, Model, StableDump
+from umim_core.config.model_base import Model
 
 CellSource = Literal["frequency", "confidence"]
 _AS_FOUND = {"overlap": "none", "containment": "keep"}
@@ -38,22 +38,22 @@ class RulesConfig(Model):
     )
 
 
-class CellRules(RulesConfig, StableDump):
+class CellRules(RulesConfig):
     """Rules of one cell; the module's table says which fields go together."""
 
-    rules: Annotated[str | None, Field(min_length=1), OMIT_DEFAULT] = Field(
+    rules: Annotated[str | None, Field(min_length=1)] = Field(
         None, description="Rule directory that umim mine wrote; then nothing is mined."
     )
-    spans: Annotated[int | None, Field(ge=1), OMIT_DEFAULT] = Field(
+    spans: Annotated[int | None, Field(ge=1)] = Field(
         None, description="Keep so many n-grams by the tokens that they save, without filters."
     )
-    source: Annotated[CellSource, OMIT_DEFAULT] = Field(
+    source: CellSource = Field(
         "frequency", description="Frequent n-grams, or spans the backbone is confident about."
     )
-    min_probability: Annotated[float, Field(gt=0.0, lt=1.0), OMIT_DEFAULT] = Field(
+    min_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         0.5, description="Probability that every token of a confident span exceeds."
     )
-    confidence_tokens: Annotated[int | None, Field(ge=1), OMIT_DEFAULT] = Field(
+    confidence_tokens: Annotated[int | None, Field(ge=1)] = Field(
         None, description="Ask the backbone about so many training tokens only; null takes all."
     )
 

@@ -12,25 +12,25 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from umim_core.config.form import Merge
-from umim_core.config.model_base import OMIT_DEFAULT, Model, StableDump
+from umim_core.config.model_base import Model
 from umim_core.config.recipe import BackboneDtype, RunRecipe
 from umim_core.text.sources import DocumentSource
 
 
-class TableSetting(Model, StableDump):
+class TableSetting(Model):
     """A row of the table: what is merged, and by what."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     merge: Merge
     raw_tail: Annotated[int, Field(ge=0, description="Last tokens of contexts left raw.")] = 0
     method: str | None = Field(None, description="A baseline in the merge module's place.")
-    target_tr: Annotated[float | None, Field(gt=0.0, lt=1.0), OMIT_DEFAULT] = Field(
+    target_tr: Annotated[float | None, Field(gt=0.0, lt=1.0)] = Field(
         None, description="Share of a context's tokens that a baseline drops; null: UMIM's saving."
     )
-    protect: Annotated[tuple[str, ...], OMIT_DEFAULT] = Field(
+    protect: tuple[str, ...] = Field(
         (), description="Patterns of tokens that are never merged: digits, capitals, newlines, ..."
     )
-    mine_tau: Annotated[int | None, Field(ge=1), OMIT_DEFAULT] = Field(
+    mine_tau: Annotated[int | None, Field(ge=1)] = Field(
         None,
         description="Least count of rules mined from a generated task; null: the checkpoint's.",
     )
@@ -52,24 +52,24 @@ class TableSetting(Model, StableDump):
         return self
 
 
-class TableText(Model, StableDump):
+class TableText(Model):
     """A held-out text: alignment and perplexity are measured on rows at even distances."""
 
     source: Annotated[DocumentSource, Field(discriminator="kind")]
     rows: Annotated[int, Field(ge=1, description="Rows at most.")] = 32
     segment_length: Annotated[int, Field(ge=2, description="Tokens of a row.")] = 512
-    methods: Annotated[tuple[str, ...], OMIT_DEFAULT] = Field(
+    methods: tuple[str, ...] = Field(
         (), description="Baselines that shorten first halves of rows; second halves are scored."
     )
 
 
-class TableRecipe(RunRecipe, StableDump):
+class TableRecipe(RunRecipe):
     """One table of the paper on one checkpoint; its first setting is what others differ from."""
 
     kind: Literal["table"]
     table: Annotated[str, Field(pattern=r"^(tab|fig):", description="Label in the paper.")]
     checkpoint: str = Field(description="Embedded name, own name (umim path), or directory.")
-    backbone: Annotated[str | None, OMIT_DEFAULT] = Field(
+    backbone: str | None = Field(
         None,
         description="Directory or GGUF file of the checkpoint's backbone; null: the name in it.",
     )

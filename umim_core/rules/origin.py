@@ -9,14 +9,10 @@ from pydantic import BaseModel, ConfigDict, Strict
 Overlap = Literal["greedy", "none"]
 Containment = Literal["drop", "keep"]
 RuleSource = Literal["frequency", "confidence", "explicit"]
-_DESCRIBED: Final = {
-    "tau",
-    "overlap",
-    "containment",
-    "segment_length",
-    "tokenizer_fingerprint",
-    "corpus_digest",
+NOT_OF_THE_DIGEST: Final = {
+    *("protect", "min_probability", "max_damage", "price_steps", "price_reductions"),
 }
+"""What is known of rules besides, or is found out later: the same rules have the same digest."""
 
 
 class RuleOrigin(BaseModel):
@@ -53,28 +49,3 @@ class RuleOrigin(BaseModel):
     max_damage: float | None = None
     price_steps: Annotated[tuple[float, ...], Strict(False)] = ()
     price_reductions: Annotated[tuple[float, ...], Strict(False)] = ()
-
-    def described(self) -> dict[str, object]:
-        """Return the part that belongs to a digest; digests outlive new fields.
-
-        What is usual in ``source`` and ``min_documents`` is left out.
-        """
-        usual = self.model_dump(include=_DESCRIBED)
-        return self.model_dump(include={"source", "min_documents"}, exclude_defaults=True) | usual
-
-    def recorded(self) -> dict[str, object]:
-        """Return what is recorded besides; no digest depends on it."""
-        names = set(type(self).model_fields) - _DESCRIBED - {"source", "min_documents"}
-        return self.model_dump(mode="json", include=names, exclude_defaults=True)
-
-
-class DescribedRules(RuleOrigin):
-    """A manifest: what every version has written, and the number of rules per order."""
-
-    tau: int | None
-    overlap: Overlap
-    containment: Containment
-    segment_length: int | None
-    tokenizer_fingerprint: str | None
-    corpus_digest: str | None
-    rules: dict[str, int] | None = None

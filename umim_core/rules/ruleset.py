@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
 from umim_core.rules.filters import filter_rules
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
-from umim_core.rules.origin import DescribedRules, RuleOrigin
+from umim_core.rules.origin import NOT_OF_THE_DIGEST, RuleOrigin
 from umim_core.rules.trie import MatcherTables
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
@@ -34,7 +34,7 @@ from umim_core.store.artifacts import (
 from umim_core.store.publication import publish_directory
 from umim_core.text.token_ids import MAX_TOKEN_ID, Ids, Ints
 
-RULES_SCHEMA: Final = 1
+RULES_SCHEMA: Final = 2
 TABLE: Final = "rules.parquet"
 TABLE_SCHEMA: Final = pa.schema(
     [("n", pa.int8()), ("ids", pa.list_(pa.int32())), ("count", pa.int64())]
@@ -174,16 +174,17 @@ class RuleSet:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the rules and their description."""
-        parts = [canonical_json(self._description())]
+        """SHA-256 of the rules and of how they were made."""
+        made = self.origin.model_dump(mode="json", exclude=NOT_OF_THE_DIGEST)
+        parts = [canonical_json(made)]
         for n in ORDERS:
             parts.append(sha256_bytes(np.ascontiguousarray(self.ids_by_order[n]).tobytes()))
             parts.append(sha256_bytes(np.ascontiguousarray(self.support_by_order[n]).tobytes()))
         return sha256_bytes("\n".join(parts).encode())
 
-    def _description(self) -> dict[str, object]:
-        rules = {str(n): count for n, count in self.counts_by_order.items()}
-        return self.origin.described() | {"rules": rules}
+    @property
+    def _counted(self) -> dict[str, int]:
+        return {str(n): count for n, count in self.counts_by_order.items()}
 
     def take(self, kept: NDArray[np.bool_]) -> RuleSet:
         """Return those rules that are kept [R], with their prices, of the same origin.
@@ -242,7 +243,7 @@ class RuleSet:
         self.tables.write(directory / _TABLES, self.digest, self.ids_by_order)
         if self.prices is not None:
             write_prices(directory, self.prices)
-        body = self._description() | self.origin.recorded()
+        body = self.origin.model_dump(mode="json") | {"rules": self._counted}
         write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=body)
 
     def save(self, directory: str | Path) -> None:
@@ -260,17 +261,18 @@ class RuleSet:
         manifest = read_manifest(path, kind="rules", schema=RULES_SCHEMA, required=(TABLE,))
         listed = cast("dict[str, object]", manifest["files"])
         ids, support = read_table(path / TABLE)
-        with described(f"{path}/manifest.json must describe its rules", "Mine them again."):
-            origin = DescribedRules.model_validate(manifest)
-        recorded = RuleOrigin(**origin.model_dump(exclude={"rules"}))
+        rule, remedy = f"{path}/manifest.json must describe its rules", "Mine them again."
+        with described(rule, remedy):
+            missing = sorted(RuleOrigin.model_fields.keys() - manifest.keys())
+            require(not missing, ArtifactError, rule, f"no {', '.join(missing)}", remedy)
+            origin = RuleOrigin.model_validate(manifest)
         prices = np.array(open_array(path / _PRICES)) if _PRICES in listed else None
-        rules = cls(ids, support, recorded, prices)
-        content = rules._description()["rules"]
+        rules = cls(ids, support, origin, prices)
         require(
-            origin.rules in (None, content),
+            manifest.get("rules") in (None, rules._counted),
             RuleSetError,
-            f"{path} must hold the rules its manifest counts, {origin.rules}",
-            content,
+            f"{path} must hold the rules its manifest counts, {manifest.get('rules')}",
+            rules._counted,
             "Mine them again.",
         )
         if _TABLES in listed:

@@ -14,7 +14,6 @@ from string import Formatter
 from typing import Any, Final, Literal
 
 from umim_core.config.evaluate import MergedPart
-from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.encodable import check_encodable
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.registry import Registry
@@ -155,8 +154,8 @@ class TaskSet:
         return "prompt" if self.form.part == "context" else "all"
 
     def key(self) -> dict[str, object]:
-        """Return what of the task is part of a stage's key; nothing for the embedded task."""
-        return {} if self.name == DEFAULT_TASK else {"task": self.name, "form": vars(self.form)}
+        """Return what of the task is part of a stage's key."""
+        return {"task": self.name, "form": vars(self.form)}
 
     def built(self) -> Path:
         """Return the folder of the questions from the task's own source, written if need be.

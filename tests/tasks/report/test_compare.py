@@ -12,7 +12,9 @@ from umim_core.errors import ConfigError
 
 def test_runs_of_cells_that_differ_in_one_policy_have_names_of_their_own() -> None:
     cells = [
-        Cell(backbone="umim-docs-llama", tau=tau, containment=containment, positions=positions)
+        Cell(
+            backbone="umim-docs-llama", tau=tau, containment=containment, module_positions=positions
+        )
         for tau in (5, 50)
         for containment in ("drop", "keep")
         for positions in ("none", "learned")

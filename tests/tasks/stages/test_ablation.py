@@ -20,7 +20,7 @@ def test_the_table_shows_what_differs_and_what_was_measured() -> None:
 def test_every_difference_has_a_column() -> None:
     rows = [
         cell_row(Cell(backbone="b")),
-        cell_row(Cell(backbone="b", depth=3, positions="learned")),
+        cell_row(Cell(backbone="b", depth=3, module_positions="learned")),
         cell_row(Cell(backbone="b", kind="linear", overlap="none")),
         cell_row(Cell(backbone="b", source="confidence", min_probability=0.6)),
     ]

@@ -26,6 +26,7 @@ from tasks.stages.train import distill_stage
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.corpus import DocstringCorpus
+from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, Recipe
 from umim_core.errors import ClusterError, CorpusError
 from umim_core.rules.ruleset import RuleSet
@@ -129,7 +130,11 @@ def test_the_artifact_holds_checkpoint_curve_and_summary(in_process: Artifact) -
     assert checkpoint.config.training["best_step"] == in_process.metrics["best_step"]
 
 
-OTHERS = [{"depth": 3, "positions": "learned"}, {"kind": "linear"}, {"unit_positions": "preserved"}]
+OTHERS = [
+    {"depth": 3, "module_positions": "learned"},
+    {"kind": "linear"},
+    {"unit_positions": "preserved"},
+]
 
 
 @pytest.mark.parametrize("form", OTHERS)
@@ -142,7 +147,7 @@ def test_a_cell_of_another_form_trains_and_its_checkpoint_says_so(
     with ClusterLease(ClusterConfig(workers=0)) as lease:
         artifact = Inputs(inputs.made, recipe).build(tmp_path, lease)
     config = Checkpoint.load(artifact.path / "checkpoint").config
-    assert config.form() == cell.form() == {"positions": "none", **form}
+    assert config.form() == cell.form() == ModuleForm().form() | form
     assert form.items() <= artifact.manifest()["config"].items()
     assert not {"depth", "kind", "unit_positions"} & set(in_process.manifest()["config"])
     losses = [row["valid_kl"] for row in read_curve(artifact.path) if "valid_kl" in row]

@@ -80,14 +80,14 @@ class MergeModule(nn.Module):
         cls,
         hidden_size: int = 0,
         num_heads: int = 4,
-        positions: Positions = "none",
+        module_positions: Positions = "none",
         depth: Depth = 1,
         kind: str = PAPER,
         residual: Residual = "none",
     ) -> Self:
         if cls is not MergeModule or (kind, depth) == (PAPER, 1):  # a copy comes without arguments
             return super().__new__(cls)
-        check_form(positions, depth, kind, residual)
+        check_form(module_positions, depth, kind, residual)
         form = MERGE_FORMS.find(form_name(kind, depth)).module
         return super().__new__(cast("type[Self]", form))
 
@@ -95,7 +95,7 @@ class MergeModule(nn.Module):
         self,
         hidden_size: int,
         num_heads: int = 4,
-        positions: Positions = "none",
+        module_positions: Positions = "none",
         depth: Depth = 1,
         kind: str = PAPER,
         residual: Residual = "none",
@@ -107,8 +107,9 @@ class MergeModule(nn.Module):
                 f"{num_heads} heads, size {hidden_size}",
                 "Choose a divisor.",
             )
-        check_form(positions, depth, kind, residual)
-        self.hidden_size, self.num_heads, self.positions = hidden_size, num_heads, positions
+        check_form(module_positions, depth, kind, residual)
+        self.hidden_size, self.num_heads = hidden_size, num_heads
+        self.module_positions = module_positions
         self.depth, self.kind, self.residual = depth, kind, residual
         self.rows, self.adapters = None, None
         self.make_weights()
@@ -128,7 +129,7 @@ class MergeModule(nn.Module):
 
     def digest(self) -> str:
         """Return the SHA-256 of form and weights, in the data type that they have."""
-        form = [self.kind, self.depth, self.positions, self.num_heads, str(self.dtype)]
+        form = [self.kind, self.depth, self.module_positions, self.num_heads, str(self.dtype)]
         form += [self.residual] * (self.residual != "none")  # digests without one stay
         digest = hashlib.sha256(canonical_json(form).encode())
         for name, value in sorted(self.state_dict().items()):
@@ -167,7 +168,7 @@ class MergeModule(nn.Module):
         self.query = nn.Parameter(torch.empty(self.num_heads, size // self.num_heads))
         self.linear_o = nn.Linear(size, size)
         self.norm_o = nn.LayerNorm(size, eps=1e-5)
-        learned = self.positions == "learned"
+        learned = self.module_positions == "learned"
         self.offset = nn.Parameter(torch.zeros(LONGEST, size)) if learned else None
         nn.init.normal_(self.query, std=0.02)
 
