@@ -16,7 +16,6 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import CheckpointError, ConfigError, RuleSetError
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import read_json
 
 PROMPT = [[7, 9, 11]]
 PRICE = 0.5
@@ -56,13 +55,6 @@ def test_generation_merges_by_the_rules_under_the_bound(
     assert (loaded.config.decode_max_damage, loaded.config.merge) == (bound, "all")
     [spans] = UMIM(tiny_llama, loaded).generate(PROMPT, max_new_tokens=3, **options).generated_spans
     assert spans == (((0, 2),) if merges else ())
-
-
-def test_a_configuration_without_a_bound_keeps_its_bytes(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    checkpoint.decoding_under(0.4).decoding_under(None).save(tmp_path / "made")
-    assert "decode_max_damage" not in dict(read_json(tmp_path / "made" / "config.json"))
 
 
 def test_a_bound_is_of_no_use_for_rules_without_prices(checkpoint: Checkpoint) -> None:
@@ -114,15 +106,6 @@ def test_a_recommendation_is_taken_where_the_caller_says_nothing(
     assert (found.merge, found.raw_tail) == (merge, raw_tail)
     whole = said | {"merge": merge, "raw_tail": raw_tail}
     assert found == tiny_umim.generate(TEXT, max_new_tokens=4, **whole)
-
-
-def test_without_a_recommendation_a_configuration_keeps_its_bytes(
-    advised: Checkpoint, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    advised.recommending("prompt", 16).save(tmp_path / "plain")
-    known = read_json(tiny_checkpoint / "config.json")
-    plain = {name: value for name, value in known.items() if name not in ("merge", "raw_tail")}
-    assert known != plain == read_json(tmp_path / "plain" / "config.json")
 
 
 def test_a_raw_tail_of_nothing_merged_is_refused(advised: Checkpoint, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("form", OTHERS)
 def test_a_cell_of_another_form_trains_and_its_checkpoint_says_so(
-    inputs: Inputs, in_process: Artifact, tmp_path: Path, form: dict[str, object]
+    inputs: Inputs, tmp_path: Path, form: dict[str, object]
 ) -> None:
     cell = Cell(backbone=inputs.recipe.cells[0].backbone, **form)
     short = inputs.recipe.distill.model_copy(update={"max_steps": 10})
@@ -149,7 +149,6 @@ def test_a_cell_of_another_form_trains_and_its_checkpoint_says_so(
     config = Checkpoint.load(artifact.path / "checkpoint").config
     assert config.form() == cell.form() == ModuleForm().form() | form
     assert form.items() <= artifact.manifest()["config"].items()
-    assert not {"depth", "kind", "unit_positions"} & set(in_process.manifest()["config"])
     losses = [row["valid_kl"] for row in read_curve(artifact.path) if "valid_kl" in row]
     assert losses[-1] < losses[0]
 
