@@ -93,8 +93,9 @@ class CheckpointConfig(ModuleForm):
     @model_validator(mode="before")
     @classmethod
     def _nothing_merged_has_no_tail(cls, data: object) -> object:
-        none = isinstance(data, dict) and data.get("merge") == "none"
-        return {"raw_tail": 0, **data} if none else data
+        if isinstance(data, dict) and data.get("merge") == "none":
+            return {"raw_tail": 0, **data}
+        return data
 
     @model_validator(mode="after")
     def _has_a_merged_prompt(self) -> Self:

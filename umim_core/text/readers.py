@@ -193,7 +193,9 @@ def iter_parts(source: DocumentSource, bad: BadRows) -> Iterator[TextPiece]:
             yield from text_parts(file)
         return
     if isinstance(source, JsonLines):
-        rows = ((p, _field_of(row, source.field)) for p, row in _json_rows(files_of(source)))
+        rows: Iterator[tuple[str, object]] = (
+            (place, _field_of(row, source.field)) for place, row in _json_rows(files_of(source))
+        )
     elif isinstance(source, ParquetFiles):
         rows = _parquet_rows(files_of(source), source.field)
     else:
