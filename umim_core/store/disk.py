@@ -91,8 +91,9 @@ def _replaced(target: Path, parts: Iterable[bytes | memoryview], durable: bool) 
     before = target.stat() if target.exists() else None
     try:
         with scratch(target.parent, target.name) as place:
-            with place.open("xb") as stream:
-                stream.writelines(parts)
+            with place.open("wb") as stream:
+                for part in parts:
+                    stream.write(part)
                 stream.flush()
                 if before:
                     now = os.fstat(stream.fileno())
@@ -101,7 +102,7 @@ def _replaced(target: Path, parts: Iterable[bytes | memoryview], durable: bool) 
                     os.fchmod(stream.fileno(), stat.S_IMODE(before.st_mode))
                 if durable:
                     os.fsync(stream.fileno())
-            place.rename(target)
+            place.replace(target)
     except OSError as error:
         if before is None or error.errno not in _IRREPLACEABLE:
             raise

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -151,8 +152,9 @@ def _refusals_named(place: Path, remedy: str) -> Iterator[None]:
     except OSError as error:
         if not is_refusal(error):
             raise
+        written = " (0 bytes written)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise ArtifactError(
-            f"{place} must be writable", error.strerror or str(error), remedy
+            f"{place}{written} must be writable", error.strerror or str(error), remedy
         ) from error
 
 

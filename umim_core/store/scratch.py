@@ -81,7 +81,12 @@ def _made(folder: Path) -> int | None:
         return None
     with suppress(OSError):  # a file system without locks: nothing is swept there either
         fcntl.flock(handle, fcntl.LOCK_EX)
-    os.write(handle, _MARK)
+    try:
+        os.write(handle, _MARK)
+    except OSError:  # a full disk
+        os.close(handle)
+        remove_marked(folder, _LOCK)
+        raise
     return handle
 
 
