@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
@@ -50,22 +49,9 @@ class Registry(Generic[T]):
         """Import the files of a package and of the packages in it."""
         for module in iter_modules(import_module(package).__path__):
             name = f"{package}.{module.name}"
-            self._load(name)
+            import_module(name)
             if module.ispkg:
                 self._walk(name)
-
-    def _load(self, module: str) -> None:
-        """Import a file; one that fails adds nothing, so that the next look fails alike."""
-        known, loaded, whole = dict(self._found), set(sys.modules), False
-        try:
-            import_module(module)
-            whole = True
-        finally:
-            if not whole:
-                self._found = known
-                for name in set(sys.modules) - loaded:  # files that it imported add theirs again
-                    if name.startswith(f"{self._package}."):
-                        del sys.modules[name]
 
     def find(self, name: str) -> T:
         """Return the entry of a name."""
