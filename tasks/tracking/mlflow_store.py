@@ -81,7 +81,8 @@ def _open_once(uri: str) -> None:
 @contextmanager
 def _held(place: Path, ending: str, seconds: int) -> Iterator[None]:
     lock = FileLock(place.with_name(f"{place.name}.{ending}"))
-    Path(lock.lock_file).touch()  # FileLock waits where the file cannot be made
+    # FileLock waits where the file cannot be made; a link is not followed.
+    os.close(os.open(lock.lock_file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
     try:
         with suppress(Timeout):
             lock.acquire(timeout=min(seconds, _SILENT_SECONDS))
