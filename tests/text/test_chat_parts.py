@@ -192,11 +192,18 @@ def test_a_hostile_template_ends_in_one_error(
         [{"content": "a"}],
         [{"role": "user", "content": 5}],
         [{"role": "user", "content": {"a"}}],
+        [{"role": "user", "content": ["a"]}],
+        [{"role": "user", "content": [{"type": "text", "text": None}]}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}],
         [{"role": "user", "content": "a", "more": [CHAT[0]] * 3 + [None]}, None],
     ],
 )
-def test_a_malformed_chat_is_refused(tokenizer: PreTrainedTokenizerBase, chat: Any) -> None:
-    tokenizer.chat_template = FAITHFUL["trim"].replace("m['role']", "m['role'] + ''")
+@pytest.mark.parametrize("content", ["{{ m['content'] | string | trim }}", _PARTS])
+def test_a_malformed_chat_is_refused(
+    tokenizer: PreTrainedTokenizerBase, chat: Any, content: str
+) -> None:
+    tokenizer.chat_template = (_LOOP % content).replace("m['role']", "m['role'] + ''")
     with pytest.raises(GenerationError):
         written = write_chat(chat, tokenizer)
         encode_parts(tokenizer, written.text, written.places)

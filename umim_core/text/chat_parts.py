@@ -75,11 +75,15 @@ def write_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> WrittenChat:
     parts drops a text without a word.
     """
     for message in cast("Sequence[object]", chat):
+        content = message.get("content") if isinstance(message, Mapping) else message
         require(
-            isinstance(message, Mapping) and isinstance(message.get("content"), str | list | None),
+            isinstance(message, Mapping)
+            and isinstance(content, str | list | None)
+            # A template would write others as Python shows them, or drop them without a word.
+            and (not isinstance(content, list) or all(map(_is_text, content))),
             GenerationError,
-            "a chat is a list of messages, whose contents are texts or lists of parts",
-            type(message).__name__,
+            "a chat is a list of messages, whose contents are texts or lists of parts of text",
+            "other parts" if isinstance(content, list) else type(content).__name__,
             'Pass [{"role": "user", "content": "..."}].',
         )
     texts, parts = _with_texts(chat), _with_parts(chat)
@@ -111,10 +115,10 @@ def content_places(chat: Chat, text: str, render: Callable[[Chat], str]) -> list
 
 
 def _with_texts(chat: Chat) -> list[Mapping[str, Any]]:
-    """Return a chat whose contents are texts, but for those with other parts, an image say."""
+    """Return a chat whose contents are texts."""
     return [
         {**message, "content": "".join(part["text"] for part in message["content"])}
-        if isinstance(message.get("content"), list) and all(map(_is_text, message["content"]))
+        if isinstance(message.get("content"), list)
         else message
         for message in chat
     ]
