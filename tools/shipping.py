@@ -142,13 +142,12 @@ def adapted_point(checkpoint: Path, report: Report) -> tuple[Report, Report]:
 def check_training(distilled: Artifact, recipe: Recipe) -> None:
     """Refuse a recipe without a cell that is trained as the checkpoint was.
 
-    Later fields are left out of a stage's key where they have their default, so both sides are
-    compared with those of the other. The error names what the nearest cell does otherwise.
+    The error names what the nearest cell does otherwise.
     """
     config = distilled.manifest()["config"]
-    own = {name: config[name] for name in ("seed", "segment_length")}
-    trained: dict[str, Any] = config["train"] | own | ModuleForm.model_validate(config).form()
-    shared = {name: getattr(recipe, name) for name in own}
+    fields = ("seed", "segment_length", *ModuleForm.model_fields)
+    trained: dict[str, Any] = config["train"] | {name: config[name] for name in fields}
+    shared = {name: getattr(recipe, name) for name in fields[:2]}
     differences = []
     for cell in recipe.cells:
         optimisation = recipe.distill.model_dump(mode="json")

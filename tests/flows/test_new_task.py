@@ -110,7 +110,7 @@ def test_a_recipe_names_tasks_that_fit(
     own = replace(usual, name="test-only", splits=("test",), corpus=None)
     monkeypatch.setitem(TASKS._found, "test-only", own)
     monkeypatch.setitem(TASKS._found, "of-files", replace(usual, name="of-files", corpus="files"))
-    raw = find_recipe("embedded").model_dump(mode="json")
+    raw = find_recipe("embedded").model_dump(mode="json", exclude_unset=True)
     raw |= ({"tasks": tasks} if tasks else {}) | ({"corpus": corpus} if corpus else {})
     for cell in raw["cells"]:
         cell["adapt"] = adapt

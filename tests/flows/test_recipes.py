@@ -90,7 +90,7 @@ def test_a_dry_run_prints_the_bound_on_memory_for_people() -> None:
 
 
 def test_a_training_that_does_not_fit_is_told_and_refused(tmp_path: Path) -> None:
-    raw = load("llama-3.1-8b-wikitext").model_dump(mode="json")
+    raw = load("llama-3.1-8b-wikitext").model_dump(mode="json", exclude_unset=True)
     raw["hardware"]["gpu_memory_gib"] = 16
     done = dry_run(write(raw, tmp_path))
     assert "may not fit" in done.output

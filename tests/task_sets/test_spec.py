@@ -87,8 +87,8 @@ def test_questions_of_a_task_are_written_once_per_content_of_its_sources(
     assert len(written) == 2
 
 
-def test_every_task_but_the_embedded_one_is_in_the_keys_of_its_stages() -> None:
-    assert DOCSTRINGS.key() == {}  # its stages were named before there were others
+def test_every_task_is_in_the_keys_of_its_stages() -> None:
+    assert DOCSTRINGS.key()["task"] == DOCSTRINGS.name
     other = replace(DOCSTRINGS, name="other")
     assert other.key() != replace(other, form=QuestionForm()).key()
     assert other.key()["task"] == "other"

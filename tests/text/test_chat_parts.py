@@ -214,17 +214,13 @@ def test_a_malformed_chat_is_refused(
 def test_writing_a_chat_is_linear_in_its_size(
     tokenizer: PreTrainedTokenizerBase, name: str, content: str
 ) -> None:
-    """32,000 empty messages took 30 s; 2,000 took 0.3 s."""
+    """32,000 empty messages took 30 s where every mark was looked for from the beginning."""
     tokenizer.chat_template = FAITHFUL[name]
-    seconds = []
-    for number in (1000, 8000):
-        chat = [
-            {"role": role, "content": content} for role in ("user", "assistant") * (number // 2)
-        ]
-        write_chat(chat[:2], tokenizer)
-        began = time.process_time()
-        written = write_chat(chat, tokenizer)
-        encode_parts(tokenizer, written.text, written.places)
-        seconds.append(time.process_time() - began)
-        assert len(written.places) == (number // 2 if content else 0)
-    assert seconds[1] < 30 * seconds[0] + 0.2
+    roles = ("user", "assistant") * 16_000
+    chat = [{"role": role, "content": content} for role in roles]
+    write_chat(chat[:2], tokenizer)
+    began = time.process_time()
+    written = write_chat(chat, tokenizer)
+    encode_parts(tokenizer, written.text, written.places)
+    assert time.process_time() - began < 15  # about one
+    assert len(written.places) == (len(chat) // 2 if content else 0)
