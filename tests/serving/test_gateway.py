@@ -352,6 +352,21 @@ def test_what_cannot_be_translated_is_502(
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    "said", [{}, {"choices": []}, {"error": "no room"}, {"error": {"message": "no room"}}]
+)
+def test_an_answer_without_choices_is_502(
+    pair: tuple[OddEngine, str], path: str, said: dict[str, Any]
+) -> None:
+    engine, url = pair
+    engine.answers[COMPLETIONS] = plain(json.dumps(said).encode())
+    body = {"prompt": QUESTIONS[0]} if path == COMPLETIONS else {"messages": [USER]}
+    answer = httpx.post(url + path, json=body, timeout=60)
+    assert answer.status_code == 502
+    assert answer.json() == said if "error" in said else "upstream_malformed" in answer.text
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("merged", [True, False])
 def test_an_error_that_is_null_ends_no_stream(
     pair: tuple[OddEngine, str], path: str, merged: bool
@@ -445,9 +460,12 @@ ECHOES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "assistant", "content": None}, USER]}, ""),
     ({"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}, ""),
     ({"modalities": ["text"], "functions": None, "chat_template_kwargs": {}}, ""),
+    ({"echo": False, "reasoning": None}, ""),
     ({"add_generation_prompt": True, "continue_final_message": False}, ""),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"echo": True}, "echo"),  # of a completion: the whole prompt
+    ({"thinking": {"type": "disabled"}}, "thinking"),
     ({"add_generation_prompt": False}, "add_generation_prompt"),
     ({"messages": [{**REPLY, "tool_calls": [{"id": "1"}]}, USER]}, "messages"),
     ({"messages": [{**USER, "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),

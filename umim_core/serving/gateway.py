@@ -69,8 +69,8 @@ _NEVER: Final = -100.0  # least logit bias of OpenAI's interface; e^-100 of a ch
 # Fields of a chat that the engine must see with the messages.
 _WITH_MESSAGES: Final = (
     "audio", "chat_template", "chat_template_kwargs", "continue_final_message", "documents",
-    "function_call", "functions", "modalities", "reasoning_effort", "response_format",
-    "tool_choice", "tools",
+    "echo", "function_call", "functions", "modalities", "reasoning", "reasoning_effort",
+    "response_format", "thinking", "tool_choice", "tools",
 )  # fmt: skip
 _MESSAGES: Final = TypeAdapter(Messages)
 _SHOWN: Final = (b"content-type", b"retry-after")  # headers of an engine's answer
@@ -277,7 +277,12 @@ class Gateway:
             return EventStream(_documents(answer, translate), until)
         if answer.status_code != 200 or translate is None:
             return _passed(answer)
-        return JSONResponse(translate(_document(answer.content)))
+        document = _document(answer.content)
+        if document.get("error"):  # some engines say it with status 200
+            return JSONResponse(document, 502)
+        if not document.get("choices"):
+            raise _malformed("an engine's answer must hold choices")
+        return JSONResponse(translate(document))
 
     def _masked(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a request with a bias against the ids of spans, whatever bias the client asks for.
