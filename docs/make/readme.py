@@ -10,28 +10,20 @@ from typing import Final
 from docs.make.document import RESULTS, ROOT, Document, with_blocks
 from docs.make.results import adaptation_summary
 from tasks.report.comparison_table import comparison
-from tasks.report.render import DASH, Report, Table, table_markdown
+from tasks.report.render import Report, Table, table_markdown
 from tasks.report.report_data import ReportData
-from umim_core.baselines.registry import find_baseline
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.model.compression import compress_text
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
 
-_SPELLING: Final = {
-    "ehpc": "EHPC",
-    "h2o": "H2O",
-    "llmlingua": "LLMLingua",
-    "llmlingua2": "LLMLingua-2",
-    "streaming-llm": "StreamingLLM",
-}
-_HEADINGS: Final = ("", "base model", "UMIM", "truncation", "best other method", "saving")
+_HEADINGS: Final = ("", "base model", "UMIM", "truncation", "saving")
 _SMALL: Final = "SmolLM2-135M"
 _LARGE: Final = "Qwen2.5-Coder-0.5B"
-_ANSWERS: Final = ((_SMALL, "answers-smollm2"),)
+_ANSWERS: Final = ((_LARGE, "answers-qwen-coder-0.5b"), (_SMALL, "answers-smollm2"))
 _QUALITY: Final = (
-    (_SMALL, "English", "merged_quality-smollm2", "adapters"),
     (_LARGE, "English", "merged_quality-qwen", "qwen"),
     (_LARGE, "Python", "merged_quality-qwen-python", "qwen"),
+    (_SMALL, "English", "merged_quality-smollm2", "adapters"),
 )
 _SIDE: Final = "umim, raw tail 16"
 _TABLED: Final = (ROOT / "README.md", ROOT / "docs" / "results.md")
@@ -79,23 +71,8 @@ def readme_table(folder: Path = RESULTS) -> str:
 
 def _answers(model: str, asked: str, sides: Report) -> tuple[str, ...]:
     """Return how many accepted answers of the base model each side keeps."""
-    answers = {side: figures["kept"] for side, figures in sides.items()}
-    merged = {name for name in answers if name.startswith("umim")}
-    others = {name: answers[name] for name in answers.keys() - merged - {"base", "truncation"}}
-    best = max(  # of equal ones one that shortens the prompt, too
-        sorted(others),
-        key=lambda name: (others[name], find_baseline(name).side != "cache"),
-        default=None,
-    )
-    place = " (cache alone)" if best is not None and find_baseline(best).side == "cache" else ""
-    return (
-        f"{model}: answers kept, {asked}",
-        str(answers["base"]),
-        str(answers[_SIDE]),
-        str(answers["truncation"]),
-        DASH if best is None else f"{_SPELLING.get(best, best)} {others[best]}{place}",
-        _percent(sides[_SIDE]["saving"]),
-    )
+    kept = [str(sides[side]["kept"]) for side in ("base", _SIDE, "truncation")]
+    return f"{model}: answers kept, {asked}", *kept, _percent(sides[_SIDE]["saving"])
 
 
 def _functions(model: str, report: Report) -> tuple[str, ...]:
@@ -103,7 +80,7 @@ def _functions(model: str, report: Report) -> tuple[str, ...]:
     functions = report["sets"]["humaneval"]
     solved = [str(functions["sides"][side]["solved"]) for side in ("base", "umim", "truncation")]
     heading = f"{model}: HumanEval, solved of {functions['problems']}"
-    return heading, *solved, DASH, _percent(functions["saving"])
+    return heading, *solved, _percent(functions["saving"])
 
 
 def _quality(heading: str, figures: Report) -> tuple[str, ...]:
@@ -111,7 +88,7 @@ def _quality(heading: str, figures: Report) -> tuple[str, ...]:
     umim, truncation = (
         _ratio(figures[name]) for name in ("prompt_ppl_ratio", "truncation_ppl_ratio")
     )
-    return heading, "1", umim, truncation, DASH, _percent(figures["prompt_saving"])
+    return heading, "1", umim, truncation, _percent(figures["prompt_saving"])
 
 
 def _percent(share: float) -> str:
