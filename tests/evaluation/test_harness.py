@@ -97,6 +97,8 @@ def test_prompts_of_no_token_are_the_prefix_token_on_every_side(
     assert model.loglikelihood_rolling(rolling(["", "the cat"]))[0] == 0.0
     assert model.loglikelihood_rolling(rolling(["", ""])) == [0.0, 0.0]
     assert model.generate_until(generation(["", ""])) == hf.generate_until(generation([prefix] * 2))
+    without = generation([prefix], until=None)
+    assert model.generate_until(without) == model.generate_until(generation([prefix], until=[]))
     mixed = model.generate_until(generation(["the dog sat", ""]))
     assert mixed[1] == hf.generate_until(generation([prefix]))[0]
 
@@ -121,6 +123,9 @@ def test_texts_that_are_none_are_refused_before_a_forward(
     ask = getattr(model, kind.partition(" ")[0])
     with pytest.raises(CorpusError, match=r"must not hold lone surrogates; got 'the \\ud83d cat'"):
         ask(ASKED_OF[kind](LONE))
+    for stops in ([3], 3, [None], {"a": 1}):
+        with pytest.raises(CorpusError, match="stops of a task must be strings"):
+            model.generate_until(generation(["the cat"], until=stops))
     for answer in ("", "the cat " * MAX_LENGTH):
         with pytest.raises(EvaluationError, match=r"must hold 1 to 48 tokens; got .* of request 0"):
             model.loglikelihood(requests([("the cat", answer)]))

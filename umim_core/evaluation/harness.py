@@ -356,13 +356,16 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         self.check_comparison()
         for request in requests:
             text, *more = request.args  # an answer, or kwargs of generation
-            stops = more[0].get("until") if more and isinstance(more[0], dict) else more
-            for part in (text, *([stops] if isinstance(stops, str) else stops or ())):
+            stops = (more[0].get("until") or []) if more and isinstance(more[0], dict) else more
+            for part in (text, *(stops if isinstance(stops, list) else [stops])):
+                strings = isinstance(part, str)
                 require(
-                    encoding_error(part) is None,
+                    strings and encoding_error(part) is None,
                     CorpusError,
-                    "text must not hold lone surrogates",
-                    f"{part[:80]!r} of {request.task_name or 'a task'}",
+                    "text must not hold lone surrogates"
+                    if strings
+                    else "texts and stops of a task must be strings",
+                    f"{str(part)[:80]!r} of {request.task_name or 'a task'}",
                     "Correct the task's data.",
                 )
 
@@ -497,6 +500,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     def _gen_kwargs(self, options: dict[str, Any]) -> GenKwargs:
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        options = {**options, "until": options.get("until") or []}
         settings = dict(normalize_gen_kwargs(options, self.max_gen_toks))
         until, warn = handle_stop_sequences(settings.pop("until"), eos), partial(warning_once, _log)
         return read_gen_kwargs(settings, until, self.backbone, (self.eot_token_id, eos), warn)
