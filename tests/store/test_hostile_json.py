@@ -36,6 +36,8 @@ TEXTS = {
     "kind of a list": '{"kind":["k"],"schema":1}',
     "files of a list": '{"kind":"k","schema":1,"files":[]}',
     "long kind": '{"kind":"' + "x" * 10**6 + '"}',
+    "twice": '{"kind":"x","kind":"k","schema":1}',
+    "twice inside": '{"kind":"k","schema":1,"files":{"a":{"bytes":1,"bytes":2}}}',
     "escapes": '{"kind":"\\u001b[2J"}',
 }
 PLACES: dict[str, Callable[[Path], object]] = {
@@ -65,6 +67,13 @@ def test_a_hostile_array_is_one_typed_line(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ArtifactError) as found:
         open_array(tmp_path / "a.npy")
     assert str(found.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["twice", "twice inside"])
+def test_keys_given_twice_are_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.json").write_text(TEXTS[name], encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"'(kind|bytes)' is given twice"):
+        read_json(tmp_path / "x.json")
 
 
 def test_text_of_any_language_and_pairs_of_surrogates_are_read(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -95,10 +96,15 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> object:
-    """Read a regular file of JSON in UTF-8, without NaN and lone surrogates, up to 64 MiB."""
+    """Read a regular file of JSON in UTF-8, up to 64 MiB.
+
+    It has no NaN, no lone surrogates and no key given twice.
+    """
     try:
         data = read_bytes(path, _MAX_JSON_BYTES)
-        value: object = json.loads(data.decode(), parse_constant=_no_number)
+        value: object = json.loads(
+            data.decode(), parse_constant=_no_number, object_pairs_hook=_unique
+        )
         if _SURROGATE.search(data):
             canonical_json(value)
         return value
@@ -115,6 +121,14 @@ def read_json(path: Path) -> object:
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{twice[:99]!r} is given twice")
+    return values
 
 
 def write_manifest(directory: Path, *, kind: str, schema: int, body: Mapping[str, object]) -> str:
