@@ -203,7 +203,7 @@ def test_a_hostile_template_ends_in_one_error(
 def test_a_malformed_chat_is_refused(
     tokenizer: PreTrainedTokenizerBase, chat: Any, content: str
 ) -> None:
-    tokenizer.chat_template = (_LOOP % content).replace("m['role']", "m['role'] + ''")
+    tokenizer.chat_template = _LOOP % content
     with pytest.raises(GenerationError):
         written = write_chat(chat, tokenizer)
         encode_parts(tokenizer, written.text, written.places)

@@ -78,11 +78,12 @@ def write_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> WrittenChat:
         content = message.get("content") if isinstance(message, Mapping) else message
         require(
             isinstance(message, Mapping)
+            and isinstance(message.get("role"), str)
             and isinstance(content, str | list | None)
             # A template would write others as Python shows them, or drop them without a word.
             and (not isinstance(content, list) or all(map(_is_text, content))),
             GenerationError,
-            "a chat is a list of messages, whose contents are texts or lists of parts of text",
+            "a chat is a list of messages with a role, and with a text or a list of parts of text",
             "other parts" if isinstance(content, list) else type(content).__name__,
             'Pass [{"role": "user", "content": "..."}].',
         )
