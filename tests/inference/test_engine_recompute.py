@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,13 +97,13 @@ def test_engine_equals_recompute(
     model = merged_model(build(name, dtype, attention), matcher, form, rule_rows)
     parts: list[list[list[int]]] = [[] for _ in range(rows)]
     by: list[list[Matcher]] = [[] for _ in range(rows)]
-    compared = 0
+    compared, chosen = 0, dict[int, list[int]]()
 
     def compare(forward: Forward) -> None:
         nonlocal compared
         for b in range(rows):
             assert forward.running[b]
-            made = list(forward.generated[b])
+            made = chosen[b] = list(forward.generated[b])
             expected, units = recomputed(model, [*by[b], decoding], [*parts[b], made])
             assert forward.lengths[b] == units
             error = float((forward.logits[b] - expected).abs().max())
@@ -123,6 +124,12 @@ def test_engine_equals_recompute(
         past = None if output is None else output.state
         output = Engine(model).generate(prompts, options, past=past)
         for b, row in enumerate(output.rows):
+            assert row.ids[:-1] == tuple(chosen[b])  # no merge altered what was chosen
+            spans = [
+                (int(s), int(n))
+                for s, n in zip(*decoding.segment(np.array(chosen[b])), strict=True)
+            ]
+            assert row.generated_spans == tuple((s, n) for s, n in spans if n > 1)
             parts[b].append(list(row.ids[:-1]))
             by[b].append(decoding)
     assert compared == turns * new * rows
