@@ -76,10 +76,14 @@ def test_they_take_seconds_and_little_memory(tmp_path: Path) -> None:
         "    try: load_any_recipe(path)\n"
         "    except ConfigError: pass\n"
         "after = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "assert after.ru_maxrss - before.ru_maxrss < 200 << 10, after\n"
-        "assert after.ru_utime - before.ru_utime < 30, after\n"
+        "print(after.ru_maxrss - before.ru_maxrss, after.ru_utime - before.ru_utime)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    kibibytes, seconds = map(float, done.stdout.split())
+    assert kibibytes < 200 << 10
+    assert seconds < 30
 
 
 @pytest.mark.parametrize("data", [b"name: \xff\n", b"\xff\xfen\0", b"a: \x1b[2J"])

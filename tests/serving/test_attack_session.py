@@ -69,12 +69,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @contextmanager
 def watched(server: Served, name: str) -> Iterator[None]:
     """Ask for a sign of life all the time; afterwards all rows must be free."""
-    done, seconds = threading.Event(), list[float]()
+    done, seconds, statuses = threading.Event(), list[float](), list[int]()
 
     def ask() -> None:
         while not done.wait(0.1):
             began = time.monotonic()
-            assert httpx.get(server.url + "/health", timeout=60).status_code == 200
+            statuses.append(httpx.get(server.url + "/health", timeout=60).status_code)
             seconds.append(time.monotonic() - began)
 
     asking = threading.Thread(target=ask)
@@ -92,6 +92,7 @@ def watched(server: Served, name: str) -> Iterator[None]:
     print(
         f"{name}: {took:.1f} s, /health {max(seconds):.2f} s at most of {len(seconds)}, {used} MB"
     )
+    assert set(statuses) == {200} and len(statuses) == len(seconds)
     assert max(seconds) < HEALTH_SECONDS
 
 
@@ -136,6 +137,8 @@ def test_idle_connections_keep_nobody_out(server: Served) -> None:
             idle.append(socket.create_connection(place, timeout=30))
             idle[-1].sendall(heads[number % 3])
         time.sleep(10)
+        asked = {"prompt": "The shape", "max_tokens": 1}
+        assert httpx.post(server.url + COMPLETIONS, json=asked, timeout=60).status_code == 200
     for client in idle:
         client.close()
 

@@ -1,6 +1,7 @@
 """What is written beside a target has our mark; what has not is never touched."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -99,7 +100,10 @@ def test_a_lock_of_a_dead_process_is_taken(tmp_path: Path) -> None:
         note = (tmp_path / ".x.lock").read_bytes()
     for left in (note, b""):
         (tmp_path / ".x.lock").write_bytes(left)
-        COMMANDS["publish"](tmp_path / "x" / str(len(left)))
+        COMMANDS["publish"](tmp_path / "x")
+        assert (tmp_path / "x" / "f").read_text() == "1"
+        assert not (tmp_path / ".x.lock").exists()
+        shutil.rmtree(tmp_path / "x")
 
 
 @pytest.mark.parametrize("target", ["f", "folder"])

@@ -12,9 +12,11 @@ import os
 import socket
 import string
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -130,22 +132,27 @@ def _load_tokenizer(
     return tokenizer
 
 
-@contextmanager
-def typed_errors(what: str, name: str) -> Iterator[None]:
+@dataclass(frozen=True)
+class typed_errors(AbstractContextManager[None]):
     """Raise what a library makes of files that it cannot use as one error that names them."""
-    try:
-        yield
-    except UmimError:
-        raise
-    except FOREIGN_ERRORS as error:
+
+    what: str
+    name: str
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, UmimError):
+            return
         if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU: not the file's fault
-            raise
-        raise load_error(what, name, error) from error
-    except BaseException as error:
+            return
         # The library of tokenizers is of Rust: it raises Exception itself, and panics.
-        if type(error) is not Exception and not is_panic(error):
-            raise
-        raise load_error(what, name, error) from error
+        of_tokenizers = type(error) is Exception or is_panic(error)
+        if of_tokenizers or isinstance(error, FOREIGN_ERRORS):
+            raise load_error(self.what, self.name, error) from error
 
 
 def _check_pipeline(name: str, revision: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""What a generation gives back, and the state and prefixes that others go on from.
+"""Rows of a generation, and the state and prefixes that others go on from.
 
 Shapes: B rows, V vocabulary.
 """

@@ -7,9 +7,9 @@ document 1   document 2    length 4
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, overload
 
 import numpy as np
@@ -167,17 +167,21 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-@contextmanager
-def typed_panics() -> Iterator[None]:
-    """Raise a panic of a tokenizer, on a text that its regular expressions give up, as an error."""
-    try:
-        yield
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise CorpusError(
-            "a text must be one that the tokenizer can cut", str(error), "Take another tokenizer."
-        ) from error
+class typed_panics(AbstractContextManager[None]):
+    """Raise a panic of a tokenizer, on a text that its regular expressions give up, as an error.
+
+    A panic has no class that an ``except`` could name, and is no ``Exception``.
+    """
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None and is_panic(error):
+            rule = "a text must be one that the tokenizer can cut"
+            raise CorpusError(rule, str(error), "Take another tokenizer.") from error
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

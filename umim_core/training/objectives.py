@@ -6,6 +6,7 @@ the indices of a batch's items and returns sums, so that ranks with unequal rows
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -84,7 +85,7 @@ def spread_rows(rows: int, limit: int) -> list[int]:
     return [index * rows // count for index in range(count)]
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
     """What is trained, on what; calling it with training items gives a :class:`BatchLoss`.
 
     Attributes:
@@ -100,13 +101,13 @@ class Objective(nn.Module):
     num_valid: int
     batch_size: int
 
+    @abstractmethod
     def measured(self, indices: Sequence[int]) -> tuple[float, ...]:
         """Return weight and sums, in the order of ``metric_names``, of some validation items."""
-        raise NotImplementedError
 
+    @abstractmethod
     def score(self, metrics: dict[str, float]) -> float:
         """Return the score that selects the best checkpoint; lower is better."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
