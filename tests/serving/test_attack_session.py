@@ -72,7 +72,7 @@ def watched(server: Served, name: str) -> Iterator[None]:
     done, seconds, statuses = threading.Event(), list[float](), list[int]()
 
     def ask() -> None:
-        while not done.wait(0.1):
+        while not statuses or not done.wait(0.1):  # once at least, however short the attack is
             began = time.monotonic()
             statuses.append(httpx.get(server.url + "/health", timeout=60).status_code)
             seconds.append(time.monotonic() - began)
