@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from difflib import get_close_matches
+from types import TracebackType
 from typing import Final
 
 _UNSET: Final = object()  # no value given: ``None`` can be reported as a value
@@ -164,6 +166,26 @@ def require(
     """Raise ``error(rule, value, remedy)`` unless ``ok``."""
     if not ok:
         raise error(rule, value, remedy)
+
+
+class translated(AbstractContextManager[None]):
+    """Raise what ``typed`` makes of an error within, from it; None lets the error go on.
+
+    For errors that no ``except`` can name: a panic of a Rust library has no class to import, and is
+    no ``Exception``.
+    """
+
+    def __init__(self, typed: Callable[[BaseException], UmimError | None]) -> None:
+        self._typed = typed
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None and (typed := self._typed(error)) is not None:
+            raise typed from error
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -13,10 +13,7 @@ import socket
 import string
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -28,7 +25,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.addresses import is_address, redacted
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.errors import BackboneError, UmimError, did_you_mean
+from umim_core.errors import BackboneError, UmimError, did_you_mean, translated
 from umim_core.model_sources.gguf_conversion import quantisation
 from umim_core.model_sources.model_cache import (
     GGUF,
@@ -132,27 +129,18 @@ def _load_tokenizer(
     return tokenizer
 
 
-@dataclass(frozen=True)
-class typed_errors(AbstractContextManager[None]):
+def typed_errors(what: str, name: str) -> translated:
     """Raise what a library makes of files that it cannot use as one error that names them."""
 
-    what: str
-    name: str
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None or isinstance(error, UmimError):
-            return
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU: not the file's fault
-            return
+    def typed(error: BaseException) -> BackboneError | None:
+        if isinstance(error, UmimError) or type(error).__name__ == "OutOfMemoryError":
+            return None  # torch's, of a GPU: not the file's fault
         # The library of tokenizers is of Rust: it raises Exception itself, and panics.
         of_tokenizers = type(error) is Exception or is_panic(error)
-        if of_tokenizers or isinstance(error, FOREIGN_ERRORS):
-            raise load_error(self.what, self.name, error) from error
+        foreign = of_tokenizers or isinstance(error, FOREIGN_ERRORS)
+        return load_error(what, name, error) if foreign else None
+
+    return translated(typed)
 
 
 def _check_pipeline(name: str, revision: str | None) -> bool:

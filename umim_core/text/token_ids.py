@@ -7,16 +7,14 @@ document 1   document 2    length 4
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.encodable import check_encodable
-from umim_core.errors import CorpusError
+from umim_core.errors import CorpusError, translated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -167,21 +165,14 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-class typed_panics(AbstractContextManager[None]):
-    """Raise a panic of a tokenizer, on a text that its regular expressions give up, as an error.
-
-    A panic has no class that an ``except`` could name, and is no ``Exception``.
-    """
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None and is_panic(error):
-            rule = "a text must be one that the tokenizer can cut"
-            raise CorpusError(rule, str(error), "Take another tokenizer.") from error
+def typed_panics() -> translated:
+    """Raise a panic of a tokenizer, on a text that its regular expressions give up, as an error."""
+    rule = "a text must be one that the tokenizer can cut"
+    return translated(
+        lambda error: (
+            CorpusError(rule, str(error), "Take another tokenizer.") if is_panic(error) else None
+        )
+    )
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
