@@ -29,7 +29,6 @@ from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ArtifactError
 from umim_core.progress import current_label
 from umim_core.store.artifacts import (
-    MANIFEST,
     canonical_json,
     digest_of,
     payload_files,
@@ -120,11 +119,11 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
 
     A second launch of the same stage waits for the first and then finds it.
     """
-    final = safe_join(root, f"{spec.name}/{spec.key}")
+    name = f"{spec.name}/{spec.key}"
+    final = safe_join(root, name)
     remote = remote_root() if root.resolve() == artifact_root() else None
     if remote is None:
         return _local(final, spec, build)
-    name = f"{spec.name}/{spec.key}"
     try:
         with directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=None):
             if remote.fetch(name, final):
@@ -184,8 +183,6 @@ def _local(
             "facts": _facts(time.monotonic() - began),
         }
 
-    if final.is_dir() and not (final / MANIFEST).exists():  # torn; nothing is thrown away
-        final.rename(final.with_name(f"{final.name}.torn-{time.time_ns()}"))
     built = build_once(
         final,
         spec.key,
@@ -194,6 +191,7 @@ def _local(
         schema=STAGE_SCHEMA,
         look=look,
         resumable=spec.resumable,
+        rebuild="torn",
         remedy=_REMEDY,
     )
     if built.executed:
@@ -263,7 +261,7 @@ def time_lines(artifacts: Sequence[Artifact], elapsed: float, at_a_time: int) ->
         f"{name:<18}{built:>5}{took:>9}"
         for name, built, took in (
             ("stage", "built", "seconds"),
-            *((name, len(own), f"{sum(own):.0f}") for name, own in ordered),
+            *((name, len(times), f"{sum(times):.0f}") for name, times in ordered),
         )
     ]
     total = sum(map(sum, seconds.values()))

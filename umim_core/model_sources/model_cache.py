@@ -159,7 +159,14 @@ def _built(
     look: Callable[[Path], Mapping[str, object]],
 ) -> None:
     build_once(
-        final, key, build, kind=kind[0], schema=kind[1], look=look, rebuild=True, remedy=_REMEDY
+        final,
+        key,
+        build,
+        kind=kind[0],
+        schema=kind[1],
+        look=look,
+        rebuild="damaged",
+        remedy=_REMEDY,
     )
 
 

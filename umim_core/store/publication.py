@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import MANIFEST, read_json, read_manifest, write_json, write_manifest
@@ -52,7 +52,7 @@ def build_once(
     schema: int,
     look: Callable[[Path], Mapping[str, object]] | None = None,
     resumable: bool = False,
-    rebuild: bool = False,
+    rebuild: Literal["torn", "damaged"] | None = None,
     wait_seconds: float | None = None,
     remedy: str = _REMEDY,
 ) -> Built:
@@ -69,15 +69,19 @@ def build_once(
         look: Reads and checks the manifest of a directory that is there, in place of
             ``read_manifest``.
         resumable: Whether a killed call leaves ``NAME.partial``, for the same call to go on with.
-        rebuild: Whether a damaged directory of ours, or one of another key, is built again; else
-            it is an error. What has no manifest is moved aside, never removed.
+        rebuild: What is built again instead of being an error: a directory without a manifest, or
+            also a damaged one and one of another key. What has no manifest is moved aside, never
+            removed.
         wait_seconds: How long to wait for another builder; None: without limit.
         remedy: What to do where the disk refuses.
     """
     place = place.resolve()  # "." and dangling links have no name of their own
+    mark = {"kind": kind, "key": key}
+    partial = place.with_name(f"{place.name}.partial")
 
     def found() -> Built | None:
-        if not os.path.lexists(place):
+        torn = rebuild == "torn" and place.is_dir() and not (place / MANIFEST).exists()
+        if torn or not os.path.lexists(place):
             return None
         try:
             record = look(place) if look else read_manifest(place, kind=kind, schema=schema)
@@ -88,7 +92,7 @@ def build_once(
                     "Remove it, or choose another name.",
                 )
         except ArtifactError as error:
-            if not rebuild:
+            if rebuild != "damaged":
                 raise
             logger.warning("%s is built again: %s", place.name, error)
             return None
@@ -96,11 +100,9 @@ def build_once(
             remove_marked(partial, MARK)
         return Built(record, executed=False)
 
-    mark = {"kind": kind, "key": key}
-    partial = place.with_name(f"{place.name}.partial")
     if (built := found()) is not None:  # no lock: the folder may be read-only
         return built
-    with _refusals_named(place, remedy), _locked(place, wait_seconds):
+    with _refusals_named(place, remedy), directory_lock(place, wait_seconds=wait_seconds):
         if (built := found()) is not None:
             return built
         if (place / MANIFEST).is_file():
@@ -123,7 +125,9 @@ def check_absent(out: Path) -> None:
     """Refuse an output directory that exists, before hours of counting and not after."""
     if os.path.lexists(out):
         raise ArtifactError(
-            "the output directory must not exist", str(out), "Remove it or choose another name."
+            "the output directory must not exist",
+            str(out),
+            "Remove it or choose another name; results are never overwritten.",
         )
 
 
@@ -133,13 +137,8 @@ def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
     ``build`` fills the empty directory that it is handed, and writes its manifest last.
     """
     final = final.resolve()
-    with _refusals_named(final, _REMEDY), _locked(final, wait_seconds=0.0):
-        if os.path.lexists(final):
-            raise ArtifactError(
-                "the output directory must not exist",
-                str(final),
-                "Remove it or choose another name; results are never overwritten.",
-            )
+    with _refusals_named(final, _REMEDY), directory_lock(final, wait_seconds=0.0):
+        check_absent(final)
         with scratch_folder(final.parent, final.name) as out:
             build(out)
             _give_name(out, final)
@@ -156,13 +155,6 @@ def _refusals_named(place: Path, remedy: str) -> Iterator[None]:
         raise ArtifactError(
             f"{place}{written} must be writable", error.strerror or str(error), remedy
         ) from error
-
-
-@contextmanager
-def _locked(place: Path, wait_seconds: float | None) -> Iterator[None]:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with directory_lock(place, wait_seconds=wait_seconds):
-        yield
 
 
 @contextmanager

@@ -171,7 +171,7 @@ class TaskSet:
             lambda folder: self.write(folder, None, None),
             kind="questions",
             schema=1,
-            rebuild=True,
+            rebuild="damaged",
         )
         return place
 

@@ -72,7 +72,7 @@ def reference_scores(
         save_array(out / _SCORES, np.array(score()))
 
     if rank == 0:
-        built = build_once(folder, key, build, kind="reference-scores", schema=1, rebuild=True)
+        built = build_once(folder, key, build, kind="reference-scores", schema=1, rebuild="damaged")
         is_new = int(built.executed) or from_first_rank(0)
         scores = open_array(folder / _SCORES)
     elif is_new := from_first_rank(0):
