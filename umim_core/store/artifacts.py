@@ -199,15 +199,12 @@ def read_manifest(
         raise ArtifactError(f"{directory}/{MANIFEST} must list its files", listed, "Build it again")
     files = {
         name: path
-        for name, path in payload_files(directory).items()
-        if name in listed or not _UNLISTED.fullmatch(name)
+        for path in sorted(directory.rglob("*"))
+        if (name := path.relative_to(directory).as_posix()) != MANIFEST
+        and not path.is_dir()
+        and (name in listed or not _UNLISTED.fullmatch(name))
     }
-    special = {
-        name
-        for path in directory.rglob("*")
-        if not (path.is_file() or path.is_dir())
-        and not _UNLISTED.fullmatch(name := path.relative_to(directory).as_posix())
-    }
+    special = {name for name, path in files.items() if not path.is_file()}
     if odd := sorted((set(files) ^ set(listed)) | (set(required) - set(listed)) | special):
         raise ArtifactError(
             f"{directory} must hold exactly the files its manifest lists",

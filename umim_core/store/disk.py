@@ -92,8 +92,7 @@ def _replaced(target: Path, parts: Iterable[bytes | memoryview], durable: bool) 
     try:
         with scratch(target.parent, target.name) as place:
             with place.open("wb") as stream:
-                for part in parts:
-                    stream.write(part)
+                stream.writelines(parts)
                 stream.flush()
                 if before:
                     now = os.fstat(stream.fileno())
@@ -175,11 +174,7 @@ def leave_mark(folder: Path) -> int:
         remove_marks(folder)
         _mark_path(folder, mark).touch()
     except OSError as error:
-        raise ArtifactError(
-            f"{folder} (nothing written) must be writable",
-            error.strerror or str(error),
-            "Free space or choose another artifact root.",
-        ) from error
+        raise unwritable(folder, 0, error) from error
     return mark
 
 

@@ -33,9 +33,10 @@ _MARK: Final = b"scratch of umim\n"
 def scratch(parent: Path, stem: str) -> Iterator[Path]:
     """Give a private place on the disk of ``parent``, where nothing is yet; rename what to keep."""
     sweep(parent, stem)
-    folder = parent / f".{_cut(stem)}.{secrets.token_hex(8)}.umim"
-    while (handle := _made(folder)) is None:
-        folder = folder.with_name(f".{_cut(stem)}.{secrets.token_hex(8)}.umim")
+    handle = None
+    while handle is None:
+        folder = parent / f".{_cut(stem)}.{secrets.token_hex(8)}.umim"
+        handle = _made(folder)
     try:
         yield folder / "whole"
     finally:
