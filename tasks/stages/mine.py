@@ -52,7 +52,6 @@ from umim_core.mining.mine import count, excluded_ids, rules_of
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.progress import followed, leave_note
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
-from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
@@ -327,17 +326,11 @@ def confidence_rules_stage(
     )
 
     def build(out: Path) -> Metrics:
-        origin = RuleOrigin(
-            tau=cell.tau,
-            overlap=cell.overlap,
-            containment=cell.containment,
-            segment_length=segment_length,
-            tokenizer_fingerprint=fingerprint,
-            corpus_digest=corpus_digest(counted.path),
-            protect=config.protect,
-            source="confidence",
+        options = _options(cell, config, segment_length)
+        origin = options.origin(fingerprint, corpus_digest(counted.path))
+        rules = RuleSet.filtered(
+            *_read_spans(counted.path), origin.model_copy(update={"source": "confidence"})
         )
-        rules = RuleSet.filtered(*_read_spans(counted.path), origin)
         return write_rules(out, rules)
 
     return run_stage(root, spec, build)

@@ -164,6 +164,7 @@ class Store:
 
         place: Path | None = None
         try:
+            _limit_requests(connect_seconds)
             with ExitStack() as held:
                 if not self.served:
                     self.root.mkdir(parents=True, exist_ok=True)
@@ -172,11 +173,9 @@ class Store:
                         if str(place) in self.uri:  # else MLflow makes the folder of other letters
                             place.parent.mkdir(parents=True, exist_ok=True)
                         held.enter_context(_held(place, "connecting.lock", creation_seconds))
-                        _limit_requests(connect_seconds)
                         _open_once(self.uri)
                     held.enter_context(_held(place, "lock", connect_seconds))
                 if self._connected is None:
-                    _limit_requests(connect_seconds)
                     self._connected = self._connect()
                 _limit_requests(call_seconds)
                 yield self

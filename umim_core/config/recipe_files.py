@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, did_you_mean
 from umim_core.store.disk import read_bytes
 
@@ -35,7 +36,6 @@ _OLD_NUMBER: Final = re.compile(
     r"[-+]?0[0-9_]+(\.[0-9_]*)?|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
     r"|[-+]?0[bx][0-9a-fA-F_]+|[-+]?[0-9.][0-9_.]*_[0-9_.]*([eE][-+]?[0-9]+)?"
 )
-_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 # Fields that recipes had once, and what to do instead.
 _REMOVED: Final = {
     "benchmark.rules": "Leave it out: fixed pairs and the checkpoint's own rules are both timed.",
@@ -134,7 +134,7 @@ def _scalar(node: yaml.ScalarNode) -> object:
 
 
 def _check_text(node: yaml.ScalarNode) -> None:
-    if _SURROGATE.search(node.value):
+    if encoding_error(node.value) is not None:
         raise _refusal(node.start_mark, "text must not hold lone surrogates")
 
 

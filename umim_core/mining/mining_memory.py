@@ -23,8 +23,6 @@ from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, read_ids
 _GROUP_SEGMENTS: Final = 64
 _SAMPLE_TOKENS: Final = 1 << 21  # a fifth of a second
 _GIB: Final = 2.0**30
-_MAPPED_TOKENS: Final = 1 << 28  # what token shards keep mapped at a time
-_TOKEN_BYTES: Final = 4
 _COUNT_BYTES: Final = 8
 _BUFFER_BYTES: Final = 24  # of a thread, per token of its chunk: ranks, keys, ids
 _COPIES: Final = 6  # of the frequent (key, count) pairs, while they are selected and sorted

@@ -145,7 +145,7 @@ def kind_of(name: str) -> str | None:
 def unknown_kind(name: str) -> CorpusError:
     """Return the error of a name whose ending says nothing of what it holds."""
     ending, packer = endings_of(name)
-    shown = redacted(without_options(name))
+    shown = str(CorpusFile(name))
     if ending in _OTHER_PACKERS:
         return CorpusError(
             f"a packed corpus file must end in {', '.join(PACKERS)}", shown, "Unpack it."

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from umim_core.addresses import is_address, redacted, without_options
+from umim_core.addresses import is_address
 from umim_core.errors import ArtifactError, ConfigError, CorpusError, require
 from umim_core.progress import ProgressLines
 from umim_core.store.arrays import open_array
 from umim_core.store.scratch import scratch_folder
+from umim_core.text.files import CorpusFile
 from umim_core.text.readers import BadRows, TextPiece, iter_parts, not_empty
 from umim_core.text.sources import Source, TokenIds
 from umim_core.text.token_files import TokenFiles, write_tokens
@@ -187,7 +188,7 @@ def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:
     require(
         not is_address(source.path),
         CorpusError,
-        f"{redacted(without_options(source.path))}: token ids must be a local file",
+        f"{CorpusFile(source.path)}: token ids must be a local file",
         "an address",
         "Copy it: ids are memory-mapped.",
     )

@@ -29,7 +29,6 @@ from umim_core.training.token_rows import TokenRows
 
 Split = Literal["train", "valid"]
 _AS_MERGED: Final[Mapping[str, float]] = {}
-RowKind = Literal["merged", "prompt", "copy"]
 _STREAM: Final = 0x6B696E64  # keeps these draws apart from those of the data order
 _LEAST: Final = 16  # tokens of a row that is cut in two
 
