@@ -1,4 +1,4 @@
-"""What is written beside a target has our mark; what has not is never touched."""
+"""Scratch beside a target has our mark; anything without it is never touched."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What names stand for: the kind by the ending, folders and patterns, and what is left out."""
+"""Names of a corpus: the kind by the ending, folders and patterns, and what is left out."""
 
 from __future__ import annotations
 
