@@ -61,8 +61,13 @@ def test_records_and_locks_lie_where_sqlalchemy_opens_the_file(
     ],
 )
 def test_a_database_that_cannot_be_opened_is_one_line_in_seconds(
-    address: str, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    address: str,
+    named: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # m.db of an address with a host is a file of this folder
     (tmp_path / "ml%201").mkdir()
     (tmp_path / "ml").mkdir()
     (tmp_path / "ml?1").mkdir()
