@@ -13,7 +13,7 @@ from support.family_configs import EXACT
 from support.family_configs import random_model as model_of_family
 from support.merged_models import oracle_states, random_merged_model, units_of
 from support.tiny_models import random_backbone
-from umim_core.backbone.backbone import wrap_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.split import split_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
@@ -140,15 +140,22 @@ def test_raw_positions_have_the_bits_of_the_base_model(
         assert torch.equal(own.log_probs, score_rows([ids], base)[0].log_probs)
 
 
+def random_adapters(backbone: Backbone, rank: int) -> SpanAdapters:
+    adapters = SpanAdapters(linear_maps(backbone), backbone.num_layers, rank)
+    draw = torch.Generator().manual_seed(0)
+    adapters.initialise(draw)
+    with torch.no_grad():
+        for up in adapters.up.values():
+            up.normal_(0.0, 0.5, generator=draw)
+    return adapters
+
+
 def test_adapters_change_merged_rows_and_no_other_bit() -> None:
     backbone = random_backbone("llama", torch.bfloat16)
-    adapters = SpanAdapters(linear_maps(backbone), backbone.num_layers, 4)
-    adapters.initialise(torch.Generator().manual_seed(0))
+    adapters = random_adapters(backbone, 4)
     twin = adapted(backbone, adapters)
     units = backbone.embed(torch.arange(12).view(2, 6))
     with torch.no_grad():
-        for up in adapters.up.values():
-            up.normal_(0.0, 0.5)
         plain = backbone.hidden(units)
         assert torch.equal(twin.hidden(units), plain)
         with merged_rows(torch.tensor([3, 10])):  # row 0 unit 3, row 1 unit 4
@@ -165,11 +172,7 @@ def test_adapters_change_merged_rows_and_no_other_bit() -> None:
 
 def test_threads_have_gates_of_their_own() -> None:
     backbone = random_backbone("llama")
-    adapters = SpanAdapters(linear_maps(backbone), backbone.num_layers, 2)
-    adapters.initialise(torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        for up in adapters.up.values():
-            up.normal_(0.0, 0.5)
+    adapters = random_adapters(backbone, 2)
     twin, units = adapted(backbone, adapters), backbone.embed(torch.arange(6)[None])
 
     @torch.no_grad()

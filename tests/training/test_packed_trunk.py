@@ -61,7 +61,9 @@ def widths(backbone: Backbone) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("jumps", [False, True], ids=["counted", "jumping"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_rows_get_states_and_gradients_as_alone_and_no_padding(name: str, jumps: bool) -> None:
+def test_rows_get_states_and_gradients_as_alone_and_no_padding(
+    name: str, jumps: bool, torch_rng: torch.Generator
+) -> None:
     backbone = build(name, "eager" if name in PADDED else "sdpa")
     trunk, seen = PackedTrunk(backbone), widths(backbone)
     units = embeddings(backbone, LENGTHS).requires_grad_()
@@ -71,7 +73,7 @@ def test_rows_get_states_and_gradients_as_alone_and_no_padding(name: str, jumps:
     expected = alone(backbone, units, LENGTHS, positions)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
     assert not jumps or (expected - alone(backbone, units, LENGTHS)).abs().max() > 1e-3
-    weights = torch.randn(len(units), backbone.hidden_size, dtype=torch.float64)
+    weights = torch.randn(units.shape, dtype=torch.float64, generator=torch_rng)
     gradient, wanted = (
         torch.autograd.grad((x * weights).sum(), units)[0] for x in (found, expected)
     )

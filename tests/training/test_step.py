@@ -43,7 +43,7 @@ def build(family: str, *, tied: bool = False, dtype: torch.dtype = torch.float64
     head = model.get_output_embeddings()
     assert (head.weight is model.get_input_embeddings().weight) is tied
     if head.bias is not None:
-        nn.init.normal_(head.bias)
+        nn.init.normal_(head.bias, generator=torch.Generator().manual_seed(0))
     return wrap_backbone(model, None)
 
 

@@ -87,14 +87,14 @@ def test_adaptation_goes_on_with_the_positions_of_its_start(
 
 
 def test_adaptation_keeps_the_rows_of_the_rules_that_stay(
-    job: TrainJob, backbone: Backbone, tmp_path: Path
+    job: TrainJob, backbone: Backbone, tmp_path: Path, torch_rng: torch.Generator
 ) -> None:
     rowed = replace(job, form={"rule_rows": 9})  # more than there are rules
     rules = RuleSet.from_spans([(1, 2), (3, 4, 5)])
     model = start_model(rowed, backbone, Matcher(rules))
     assert model.require_module().rows.spans.tolist() == [[1, 2, -1, -1], [3, 4, 5, -1]]
     with torch.no_grad():
-        model.require_module().rows.table.normal_()
+        model.require_module().rows.table.normal_(generator=torch_rng)
     Checkpoint.of(model).save(tmp_path / "start")
     task = Matcher(RuleSet.from_spans([(3, 4, 5), (8, 9)]))
     start = replace(rowed, start=str(tmp_path / "start"))
