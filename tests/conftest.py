@@ -129,6 +129,16 @@ def tiny_llama(tiny_tokenizer: PreTrainedTokenizerFast) -> Backbone:
 
 
 @pytest.fixture(scope="session")
+def tokenizer_folder(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
+) -> Path:
+    """The tokenizer's files."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_checkpoint(
     tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> Path:

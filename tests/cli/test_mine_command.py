@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim
 from support.ngram_oracle import Grams, cut, grams_of, oracle
@@ -19,15 +18,6 @@ LENGTH = 20
 SIZES = [900, 1100, 600, 400]
 ALL = ("--overlap", "none", "--containment", "keep")
 PLAIN = ("--segment-length", LENGTH, "--tau", 3, *ALL)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(
-    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
-) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
 
 
 def stream() -> np.ndarray:
@@ -61,8 +51,8 @@ def per_order(rules: Grams) -> dict[str, int]:
     return {str(n): sum(len(span) == n for span in rules) for n in ORDERS}
 
 
-def test_rules_of_text_and_their_figures(umim: Umim, corpus: Path, tokenizer: Path) -> None:
-    result = mine(umim, tokenizer, "--out", "out", "--json")
+def test_rules_of_text_and_their_figures(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
+    result = mine(umim, tokenizer_folder, "--out", "out", "--json")
     assert result.code == 0, result.err
     document = json.loads(result.out)
     assert written() == frequent(3)
@@ -70,19 +60,19 @@ def test_rules_of_text_and_their_figures(umim: Umim, corpus: Path, tokenizer: Pa
     assert document["tokens"] == sum(SIZES)
 
 
-def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer: Path) -> None:
+def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
     row = json.dumps({"text": Path("0.txt").read_text()})
     Path("rows.jsonl").write_text(f'{row}\n{{"text": 1}}\n[]\n{row}\n')
-    options = ("--tokenizer", tokenizer, *PLAIN, "--out", "out")
+    options = ("--tokenizer", tokenizer_folder, *PLAIN, "--out", "out")
     result = umim("mine", "rows.jsonl", *options, "--max-bad", 5)
     assert result.code == 0, result.err
     assert re.search(r"unusable rows skipped: 2, the first: rows.jsonl:2", result.err)
     assert re.search(r"umim train \S+ rows.jsonl --rules out --max-bad 5 --steps", result.out)
 
 
-def test_options_reach_the_miner(umim: Umim, corpus: Path, tokenizer: Path) -> None:
+def test_options_reach_the_miner(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
     protected = ("--protect", "w1$", "--protect", "2")
-    result = mine(umim, tokenizer, "--out", "out", "--rule-budget", 50, *protected, "--json")
+    result = mine(umim, tokenizer_folder, "--out", "out", "--rule-budget", 50, *protected, "--json")
     document = json.loads(result.out)
     assert document["tau"] > 3 and sum(document["rules"].values()) <= 50
     assert written() == frequent(document["tau"], frozenset({1, 2, 12}))
@@ -105,11 +95,11 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_a_broken_rule_is_told_and_leaves_nothing(
-    umim: Umim, corpus: Path, tokenizer: Path, name: str
+    umim: Umim, corpus: Path, tokenizer_folder: Path, name: str
 ) -> None:
     arguments, message = ERRORS[name]
     before = set(corpus.rglob("*"))
-    result = umim(*(tokenizer if a == "TOKENIZER" else a for a in arguments), "--json")
+    result = umim(*(tokenizer_folder if a == "TOKENIZER" else a for a in arguments), "--json")
     assert (result.code, result.out) == (1, "")
     assert result.err.startswith("umim: error: ")
     assert message in result.err

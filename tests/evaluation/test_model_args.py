@@ -1,4 +1,4 @@
-"""What ``--model_args`` name: checkpoint, backbone, ways of merging; refusals, in one line."""
+"""Names in ``--model_args``: checkpoint, backbone, ways of merging; refusals, in one line."""
 
 from __future__ import annotations
 

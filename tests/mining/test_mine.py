@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from support.ngram_oracle import Grams, cut, document_oracle, grams_of, oracle
 from umim_core.backbone.backbone import Backbone
@@ -33,13 +32,9 @@ def with_options(**changes: object) -> MiningOptions:
     return MiningOptions(**{**PLAIN.__dict__, **changes})  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(
-    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
-) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tiny_tokenizer.save_pretrained(folder)
-    return str(folder)
+@pytest.fixture
+def tokenizer(tokenizer_folder: Path) -> str:
+    return str(tokenizer_folder)
 
 
 def documents() -> list[list[int]]:

@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
-from umim_core.backbone.tokenizer_files import check_place, resolve_backbone
+from umim_core.backbone.tokenizer_files import check_place
 from umim_core.errors import BackboneError
 from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
@@ -81,8 +81,7 @@ def backbone_identity(name: str, revision: str | None) -> str:
     """
     if name in PACKAGED.names():
         return _identity(PACKAGED.find(name).files)
-    check_place("backbone", name, "config.json", revision)
-    directory = Path(resolve_backbone(name))
+    directory = Path(check_place("backbone", name, "config.json", revision))
     if directory.is_dir():
         files = [*directory.glob("config.json"), *directory.glob("*.safetensors")]
         return _identity({path.name: sha256_file(path) for path in files})

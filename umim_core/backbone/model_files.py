@@ -19,10 +19,8 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from umim_core.backbone.tokenizer_files import (
-    check_files,
     check_place,
     refuse_code,
-    resolve_backbone,
     typed_errors,
 )
 from umim_core.errors import BackboneError, ConfigError
@@ -88,8 +86,7 @@ def load_model(
     Arguments are those of ``load_backbone``, but for a data type ``auto``.
     """
     check_dtype(dtype)
-    where = resolve_backbone(name, local_files_only=local_files_only)
-    check_place("backbone", name, "config.json", revision, local_files_only)
+    where = check_place("backbone", name, "config.json", revision, local_files_only)
     return load_complete(
         AutoModelForCausalLM,
         where,
@@ -106,13 +103,11 @@ def load_complete(
 ) -> PreTrainedModel:
     """Load a model by a class of transformers from safetensors weights, all of which must be there.
 
-    Messages have ``names``: what is loaded, its name, and what a complete model would be. Its
-    configuration is found with the options of ``place``, too.
+    ``where`` has passed ``check_place``. Messages have ``names``: what is loaded, its name, and
+    what a complete model would be. Its configuration is found with the options of ``place``, too.
     """
     what, name, complete = names
     model: PreTrainedModel
-    if Path(where).is_dir():
-        check_files(what, Path(where))
     with typed_errors(what, name):
         config, _ = PreTrainedConfig.get_config_dict(where, **place)
         refuse_code(what, name, config)

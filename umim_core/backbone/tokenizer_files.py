@@ -97,8 +97,7 @@ def load_tokenizer(
     name: str, *, revision: str | None = None, local_files_only: bool = False
 ) -> PreTrainedTokenizerBase:
     """Load a tokenizer by embedded or packaged name, directory or hub repository."""
-    where = resolve_backbone(name, local_files_only=local_files_only)
-    check_place("tokenizer", name, _SETTINGS, revision, local_files_only)
+    where = check_place("tokenizer", name, _SETTINGS, revision, local_files_only)
     foreign = where == name  # others were checked when they were made
     with typed_errors("tokenizer", name):
         known = foreign and _check_pipeline(name, revision)
@@ -201,9 +200,10 @@ def _is_plain(directory: Path) -> bool:
 
 def check_place(
     what: str, name: str, file: str, revision: str | None, local_files_only: bool = False
-) -> None:
-    """Refuse at once a path that does not exist, and a repository that is nowhere within reach.
+) -> str:
+    """Return where a name leads to, as :func:`resolve_backbone` does.
 
+    A path that does not exist is refused at once, and a repository that is nowhere within reach.
     Messages say ``what`` is looked for; ``file`` is one that a cached repository would hold.
     """
     where = resolve_backbone(name, local_files_only=local_files_only)
@@ -213,7 +213,7 @@ def check_place(
         if files and not Path(where, file).is_file():
             value = f"{name!r}, a folder of {len(files)} GGUF files"
             raise _nowhere(what, value, f"Name the file: {', '.join(files)}.")
-        return
+        return where
     if os.path.exists(name):
         raise _nowhere(what, f"{name!r}, a file", "Name a .gguf file or a model's directory.")
     if _is_path(name):
@@ -226,7 +226,7 @@ def check_place(
         raise _nowhere(what, repr(name), did_you_mean(name, backbone_names())) from error
     offline = local_files_only or constants.HF_HUB_OFFLINE
     if isinstance(cached, str) or (not offline and _hub_answers()):
-        return
+        return where
     raise _nowhere(
         what,
         f"{name!r}, neither a directory nor downloaded before",

