@@ -109,17 +109,13 @@ class RemoteRoot:
             return True
         began = time.monotonic()
         files: Entries = _parsed(data, f"{self}/stages/{name}.json")["files"]
-        incoming = final.with_name(f"{final.name}.incoming")
-        shutil.rmtree(incoming, ignore_errors=True)
-        incoming.mkdir(parents=True)  # a stage of numbers alone has no file
-        try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(final.parent, final.name) as incoming:
             self.fetch_files(files, incoming)
             (incoming / MANIFEST).write_bytes(data)
             flush_tree(incoming)
             shutil.rmtree(final, ignore_errors=True)
             incoming.rename(final)
-        finally:
-            shutil.rmtree(incoming, ignore_errors=True)
         logger.info("%s: fetched in %.1f s", name.split("/")[0], time.monotonic() - began)
         return True
 
@@ -355,12 +351,10 @@ class RemoteRoot:
         here = last_step(partial / STATE)
         if not steps or (here is not None and here >= max(steps)):
             return
-        incoming = partial.with_name(f"{partial.name}.incoming")
-        shutil.rmtree(incoming, ignore_errors=True)
-        self.fetch_files(files, incoming)
-        shutil.rmtree(partial / STATE, ignore_errors=True)
-        (incoming / STATE).rename(partial / STATE)
-        shutil.rmtree(incoming)
+        with scratch_folder(partial.parent, partial.name) as incoming:
+            self.fetch_files(files, incoming)
+            shutil.rmtree(partial / STATE, ignore_errors=True)
+            (incoming / STATE).rename(partial / STATE)
 
     def _store_states(self, name: str, state: Path, ended: threading.Event) -> None:
         from umim_core.training.train_state import last_step

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from umim_core.store.disk import unwritable
+from umim_core.store.scratch import scratch
 
 
 @dataclass
@@ -33,11 +34,10 @@ def mix_documents(
     Returns:
         Size of each part.
     """
-    unsorted = out.with_name(out.name + ".unsorted")
     index: list[tuple[bytes, int, int]] = []
     sizes = {name: MixedSize() for name in parts}
     try:
-        with unsorted.open("w+b") as spool:
+        with scratch(out.parent, out.name) as unsorted, unsorted.open("w+b") as spool:
             for name, documents in parts.items():
                 for document in documents:
                     sizes[name].documents += 1
@@ -57,8 +57,6 @@ def mix_documents(
                     mixed.write(spool.read(length))
     except OSError as error:
         raise unwritable(out, sum(length for *_, length in index), error) from error
-    finally:
-        unsorted.unlink(missing_ok=True)
     return sizes
 
 
