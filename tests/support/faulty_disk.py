@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -92,6 +92,10 @@ class _Writer:
     def __init__(self, stream: IO[bytes], write: Callable[..., object]) -> None:
         self._stream, self.write = stream, write
         self.flush, self.fileno = stream.flush, stream.fileno
+
+    def writelines(self, parts: Iterable[bytes | memoryview]) -> None:
+        for part in parts:
+            self.write(part)
 
     def __enter__(self) -> _Writer:
         return self
