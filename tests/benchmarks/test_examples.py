@@ -12,7 +12,7 @@ from umim_core.model.showing import Piece
 
 
 def test_merged_spans_stand_in_brackets_and_nothing_else_changes() -> None:
-    shown = bracketed([Piece("Return", 1, 0), Piece(" the value", 2, 1), Piece(" of it", 1, 2)])
+    shown = bracketed([Piece("Return", 1), Piece(" the value", 2), Piece(" of it", 1)])
     assert re.fullmatch(r"[^\[\]]*\[[^\[\]]+\][^\[\]]*", shown)
     assert re.sub(r"[\[\] ]", "", shown) == "Returnthevalueofit"
 

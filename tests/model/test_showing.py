@@ -42,8 +42,8 @@ def generated(decode: Decode = letters, options: GenerateOptions = PLAIN) -> Vie
     return view
 
 
-def cells(view: View) -> list[tuple[str, int, int, bool]]:
-    return [(piece.text, piece.tokens, piece.unit, piece.prompt) for piece in view.pieces]
+def cells(view: View) -> list[tuple[str, int, bool]]:
+    return [(piece.text, piece.tokens, piece.prompt) for piece in view.pieces]
 
 
 class Marks(HTMLParser):
@@ -76,12 +76,12 @@ def printed(view: View) -> str:
 
 def test_a_generation_is_its_prompt_and_its_text_in_units() -> None:
     assert cells(generated()) == [
-        ("a", 1, 0, True),
-        ("bc", 2, 1, True),
-        ("d", 1, 2, True),
-        ("e", 1, 3, False),
-        ("fgh", 3, 4, False),
-        ("i", 1, 5, False),
+        ("a", 1, True),
+        ("bc", 2, True),
+        ("d", 1, True),
+        ("e", 1, False),
+        ("fgh", 3, False),
+        ("i", 1, False),
     ]
 
 

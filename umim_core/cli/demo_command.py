@@ -144,18 +144,15 @@ def _read(
 
 def _show_start(umim: UMIM, prefix: Prefix) -> None:
     """Print the beginning of the document with merged spans in colour."""
-    from umim_core.model.showing import Piece, View, unit_texts
+    from umim_core.model.showing import View, merged_pieces
 
-    spans, sizes, at = dict(prefix.spans), [], 0
-    while at < min(_SHOWN, len(prefix.raw_ids)):
-        sizes.append(spans.get(at, 1))
-        at += sizes[-1]
-    texts = unit_texts(prefix.raw_ids[:at], sizes, umim.backbone.decode)
-    pieces = [Piece(text, size, n) for n, (text, size) in enumerate(zip(texts, sizes, strict=True))]
+    spans = [span for span in prefix.spans if span[0] < _SHOWN]
+    at = min(max([_SHOWN, *map(sum, spans)]), len(prefix.raw_ids))  # a span is (start, length)
+    pieces = merged_pieces(prefix.raw_ids[:at], spans, umim.backbone.decode)
     summary = (
         f"... the first {at} of {len(prefix.raw_ids):,} tokens; marked spans are one unit each"
     )
-    View(tuple(pieces), summary, "umim-demo").show()
+    View(pieces, summary, "umim-demo").show()
 
 
 def _reading_lines(read: dict[str, float], pairs: int) -> str:

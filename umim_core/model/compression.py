@@ -74,9 +74,8 @@ class Compression:
     @property
     def view(self) -> View:
         """The units and the line of figures, to be shown."""
-        pairs = zip(self.units, self.unit_lengths, strict=True)
-        pieces = tuple(Piece(text, tokens, unit) for unit, (text, tokens) in enumerate(pairs))
-        return View(pieces, self.summary, "umim-compression")
+        pieces = map(Piece, self.units, self.unit_lengths)
+        return View(tuple(pieces), self.summary, "umim-compression")
 
     def show(self, console: Console | None = None) -> None:
         """Print the text with merged spans coloured, and a line of figures."""

@@ -15,7 +15,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
 from umim_core.inference.outputs import Generation
 from umim_core.inference.rows import Row, TopTokens
-from umim_core.model.showing import Piece, View, unit_texts
+from umim_core.model.showing import View, merged_pieces
 
 T = TypeVar("T")
 
@@ -102,20 +102,9 @@ class GenerationOutput(Generation):
 
     def _view(self, row: Row) -> View:
         border, total = row.prompt_length, row.prompt_length + row.generated
-        spans = dict(row.prompt_spans)
-        spans |= {start + border: length for start, length in row.generated_spans}
-        units: list[tuple[int, int]] = []  # start and tokens
-        start = 0
-        while start < total:
-            units.append((start, spans.get(start, 1)))
-            start += units[-1][1]
-        texts = unit_texts(
-            [*row.prompt_ids, *row.ids], [tokens for _, tokens in units], self.backbone.decode
-        )
-        pieces = tuple(
-            Piece(text, tokens, unit, start < border)
-            for unit, (text, (start, tokens)) in enumerate(zip(texts, units, strict=True))
-        )
+        generated = ((start + border, length) for start, length in row.generated_spans)
+        spans, ids = [*row.prompt_spans, *generated], [*row.prompt_ids, *row.ids]
+        pieces = merged_pieces(ids, spans, self.backbone.decode, border)
         saved = round(row.gen_kv_reduction * max(0, row.generated - 1))
         summary = (
             f"{border} prompt tokens -> {row.prompt_units} units, token reduction "

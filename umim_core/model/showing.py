@@ -1,17 +1,16 @@
 """Display of units: merged spans coloured in the terminal, as HTML and as SVG.
 
-A view is a row of pieces and a line of figures. One unit is one piece, but for a unit that reaches
-from the prompt into the generated tokens (border matching): that one is two pieces of one colour.
+A view is a row of pieces, one a unit, and a line of figures.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Final
 
 from rich.console import Console
@@ -43,13 +42,12 @@ class Piece:
 
     Attributes:
         text: What is shown; a character of several tokens belongs to the unit that completes it.
-        tokens: Raw tokens of its unit, of number ``unit``; more than 1 where a span was merged.
+        tokens: Raw tokens of its unit; more than 1 where a span was merged.
         prompt: Whether it is part of the prompt of a generated text.
     """
 
     text: str
     tokens: int
-    unit: int
     prompt: bool = False
 
 
@@ -117,10 +115,25 @@ class View:
         )
 
     def _numbered(self) -> list[tuple[Piece, int]]:
-        """Return every piece with how many merged units stand before its unit."""
-        merged = sorted({piece.unit for piece in self.pieces if piece.tokens > 1})
-        order = {unit: number for number, unit in enumerate(merged)}
-        return [(piece, order.get(piece.unit, 0)) for piece in self.pieces]
+        """Return every piece with how many merged ones stand before it."""
+        merged = accumulate((piece.tokens > 1 for piece in self.pieces), initial=0)
+        return list(zip(self.pieces, merged, strict=False))
+
+
+def merged_pieces(
+    ids: Sequence[int], spans: Iterable[tuple[int, int]], decode: Decode, prompt: int = 0
+) -> tuple[Piece, ...]:
+    """Return the units of raw ids [T] as pieces.
+
+    ``spans`` are merged, as (start, length); the first ``prompt`` ids are those of a prompt.
+    """
+    merged, starts, at = dict(spans), list[int](), 0
+    while at < len(ids):
+        starts.append(at)
+        at += merged.get(at, 1)
+    lengths = [merged.get(start, 1) for start in starts]
+    units = zip(unit_texts(ids, lengths, decode), lengths, starts, strict=True)
+    return tuple(Piece(text, length, start < prompt) for text, length, start in units)
 
 
 def unit_texts(ids: Sequence[int], lengths: Sequence[int], decode: Decode) -> tuple[str, ...]:
