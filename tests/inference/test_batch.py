@@ -281,6 +281,20 @@ def test_a_row_that_cannot_be_is_refused_and_the_others_go_on() -> None:
     assert len(live.ids) == 6
 
 
+@pytest.mark.parametrize("kind", ["compact", "preserved"])
+@pytest.mark.parametrize("tokens", [3, 90, 96])
+def test_a_row_that_may_be_shorter_gets_the_tokens_that_there_is_room_for(
+    kind: str, tokens: int
+) -> None:
+    ids = np.random.default_rng(tokens).integers(0, VOCAB, tokens)
+    batch = Batch(Engine(model(kind)))
+    (row,) = batch.join([ids], settings(200), shorten=True)
+    while batch.rows:
+        batch.step()
+    held = tokens if kind == "preserved" else row.prompt_units
+    assert len(row.ids) == 96 - held + 1  # the last token is never fed
+
+
 def test_a_row_without_a_finite_score_fails_alone() -> None:
     engine = Engine(model("compact"))
     ids = prompts(8, VOCAB)

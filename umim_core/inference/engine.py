@@ -349,15 +349,14 @@ class Batch:
         """The rows that are present."""
         return [one.rows[number] for one in self._requests for number in one.present]
 
-    def room(self, prompt: TokenPrompt, options: GenerateOptions) -> int:
-        """Return how many tokens the backbone has room for behind a prompt; below 1 for none."""
-        model = self._engine.merged_model
-        packed = read_prompts([prompt], None, options.reading(model)).packed
+    def _room(self, prompts: Prompts) -> int:
+        """Return how many tokens the backbone has room for behind prompts; below 1 for none."""
+        model, packed = self._engine.merged_model, prompts.packed
         preserved = model.unit_positions == "preserved"
         held = packed.raw_counts if preserved else packed.unit_counts
         limits = (model.backbone.max_positions, attention_window(model.backbone.model.config))
         most = min((limit for limit in limits if limit is not None), default=sys.maxsize)
-        return most - int(held[0]) + 1  # the last token is never fed
+        return most - int(held.max()) + 1  # the last token is never fed
 
     @torch.no_grad()
     def join(
@@ -365,8 +364,14 @@ class Batch:
         prompts: Sequence[TokenPrompt],
         options: GenerateOptions,
         past: GenerationState | None = None,
+        *,
+        shorten: bool = False,
     ) -> list[Row]:
-        """Read prompts and add their rows, the samples of a prompt side by side."""
+        """Read prompts and add their rows, the samples of a prompt side by side.
+
+        Fewer new tokens will do with ``shorten`` where the backbone has no room for all; it is not
+        for what continues a past.
+        """
         model = self._engine.merged_model
         if past is not None:
             past.check(len(prompts), model)
@@ -374,6 +379,10 @@ class Batch:
         new = config.max_new_tokens or 0
         unfed = None if past is None else past.unfed
         read = read_prompts(prompts, unfed, options.reading(model))
+        if shorten:
+            new = max(1, min(new, self._room(read)))
+            options = options.setting(max_new_tokens=new)
+            config = options.settings
         if options.overlong == "truncate" and past is None:
             read = cut_left(read, new, model)
         before = [()] * len(prompts) if past is None else past.fed_ids

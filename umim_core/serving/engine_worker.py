@@ -211,12 +211,7 @@ class EngineWorker:
     def _join(self, job: Job) -> int:
         """Read a prompt; return how many tokens it had."""
         try:
-            options = job.options
-            if job.shorten:
-                room = self._batch.room(job.prompt, options)
-                most = max(1, min(options.settings.max_new_tokens or 1, room))
-                options = options.setting(max_new_tokens=most)
-            rows = self._batch.join([job.prompt], options)
+            rows = self._batch.join([job.prompt], job.options, shorten=job.shorten)
         except UmimError as error:
             return self._refuse(job, error)
         except (MemoryError, RuntimeError) as error:
