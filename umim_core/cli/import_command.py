@@ -24,11 +24,10 @@ def import_release(
     place = own_place("imported", out, folder.resolve().name)
     check_absent(place.directory)
     from umim_core.backbone.backbone import load_backbone
-    from umim_core.checkpoint.next_steps import after_training
+    from umim_core.checkpoint.next_steps import after_making
     from umim_core.checkpoint.release import read_release
 
-    where = str(Path(backbone).resolve()) if Path(backbone).exists() else backbone
-    release = read_release(folder, load_backbone(where))
+    release = read_release(folder, load_backbone(shared.from_anywhere(backbone)))
     release.checkpoint.save(place.directory)
     name = place.record(place.directory)
     rules = len(release.checkpoint.rules)
@@ -41,10 +40,6 @@ def import_release(
     left_out = f"; {release.special:,} with special tokens left out" if release.special else ""
     lines = [
         f"{rules:,} rules{left_out}",
-        f"checkpoint: {place.directory}",
-        *([f"name:       {name}   (umim path lists all)"] if name else []),
-        "",
-        "Next:",
-        *after_training(place.directory),
+        *after_making(place.directory, name, place.directory),
     ]
     emit(document, lines, as_json)

@@ -38,7 +38,7 @@ def init(
     place = target.directory
     check_absent(place)
     from umim_core.backbone.backbone import load_backbone
-    from umim_core.checkpoint.next_steps import after_training
+    from umim_core.checkpoint.next_steps import after_making
     from umim_core.checkpoint.untrained import untrained_checkpoint
     from umim_core.config.recipe_files import validated
     from umim_core.rules.ruleset import RuleSet
@@ -54,8 +54,8 @@ def init(
         },
         "the options",
     )
-    where = str(Path(model).resolve()) if Path(model).exists() else model
-    checkpoint = untrained_checkpoint(load_backbone(where), RuleSet.load(rules), form, seed)
+    backbone = load_backbone(shared.from_anywhere(model))
+    checkpoint = untrained_checkpoint(backbone, RuleSet.load(rules), form, seed)
     checkpoint.save(place)
     name = target.record(place)
     document: dict[str, object] = {
@@ -67,10 +67,6 @@ def init(
     span = "its last token" if residual == "last" else "an average of its tokens"
     lines = [
         f"{len(checkpoint.rules):,} rules, untrained: a span has the {what} of {span}",
-        f"checkpoint: {place}",
-        *([f"name:       {name}   (umim path lists all)"] if name else []),
-        "",
-        "Next:",
-        *after_training(place),
+        *after_making(place, name, place),
     ]
     emit(document, lines, as_json)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from umim_core.rules.damage_table import DamageTable
     from umim_core.text.sources import Source
 
-_SEGMENT_LENGTH: Final = 512  # where the rule set does not say
 _HELD_OUT: Final = 10  # one segment in so many
 _NOTABLE: Final = 1.1  # times the token reduction of --decode-tr
 
@@ -286,7 +285,7 @@ def _rows(
     from umim_core.text.token_ids import cut_segments
     from umim_core.text.tokens import check_known, first_ids
 
-    length = umim.rules.origin.segment_length or _SEGMENT_LENGTH
+    length = umim.rules.origin.segment_length or shared.SEGMENT_LENGTH
     tokenizer = umim.backbone.require_tokenizer()
     read = [first_ids(source, tokenizer, limit)[0] for source in sources]
     for ids in read:

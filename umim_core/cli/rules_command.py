@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from umim_core.rules.ruleset import RuleSet
     from umim_core.text.sources import Source
 
-_SEGMENT_LENGTH: Final = 512  # of held-out text, where the rule set does not say
 _GROUPS: Final = 3  # examples of colliding rules
 _BAR: Final = 40  # characters of the highest bar
 
@@ -162,7 +161,7 @@ def _measure(
     from umim_core.text.token_ids import cut_segments
     from umim_core.text.tokens import iter_token_pieces
 
-    length = rules.origin.segment_length or _SEGMENT_LENGTH
+    length = rules.origin.segment_length or shared.SEGMENT_LENGTH
     pieces = list(iter_token_pieces(source, tokenizer))
     ids, offsets = cut_segments(np.concatenate([ids for ids, _ in pieces]), length)
     if not len(ids):

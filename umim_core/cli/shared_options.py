@@ -58,6 +58,7 @@ SpecialTokensOption = Annotated[
         help="Add special tokens, a BOS say; by default as the tokenizer does.",
     ),
 ]
+SEGMENT_LENGTH: Final = 512  # tokens, where a rule set does not say
 DTYPE_NAMES: Final = ("auto", "published", "bfloat16", "float16", "float32", "float64")
 
 
@@ -159,6 +160,11 @@ def given_text(argument: str | None) -> str:
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CorpusError("stdin must be UTF-8", str(error), "Convert the text.") from error
+
+
+def from_anywhere(name: str) -> str:
+    """Return a name, of a file or folder its whole path: it is read from other folders, too."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def given_rules(rules: Path) -> None:

@@ -20,7 +20,6 @@ _VALIDATION_ROWS = 32  # at most: more would take a short run longer than its tr
 _PATIENCE = 8  # validations without improvement
 _FORM = {"module_positions": "learned", "residual": "last", "rule_rows": 2048, "adapter_rank": 8}
 _SAVED = 10  # steps at most between two states to go on from
-_ROW = 512  # tokens, where the rules do not say
 
 
 def train(
@@ -48,11 +47,11 @@ def train(
         Literal["none", "learned"],
         typer.Option(help="What the module sees of a token's place in its span; none: the paper."),
     ] = "learned",
-    residual: Residual = shared.of_field(ModuleForm, "residual", "last"),
-    rule_rows: int = shared.of_field(ModuleForm, "rule_rows", 2048),
+    residual: Residual = shared.of_field(ModuleForm, "residual", _FORM["residual"]),
+    rule_rows: int = shared.of_field(ModuleForm, "rule_rows", _FORM["rule_rows"]),
     unit_positions: UnitPositions = shared.of_field(ModuleForm, "unit_positions"),
     merge_depth: int = shared.of_field(ModuleForm, "merge_depth"),
-    adapter_rank: int = shared.of_field(ModuleForm, "adapter_rank", 8),
+    adapter_rank: int = shared.of_field(ModuleForm, "adapter_rank", _FORM["adapter_rank"]),
     prompt_rows: Annotated[
         float, typer.Option(min=0.0, help="Share of rows with a merged start, the rest scored.")
     ] = 0.25,
@@ -129,14 +128,16 @@ def train(
     if begin is not None:
         form = _form_of(begin, form)
     where = default_device() if device is None else usable_device(device)
-    places = tuple(str(Path(x).resolve()) if Path(x).exists() else x for x in named)
-    source = source_of(places, Reading(kind, field, split, config, max_bad))
+    places = map(shared.from_anywhere, named)
+    source = source_of(tuple(places), Reading(kind, field, split, config, max_bad))
     job = TrainJob(
-        backbone=str(Path(model).resolve()) if Path(model).exists() else model,
+        backbone=shared.from_anywhere(model),
         rules=str(rules.resolve()),
         config=distillation.model_dump(mode="json"),
         form=form.form(),
-        max_tokens=segment_length or RuleSet.load(rules).origin.segment_length or _ROW,
+        max_tokens=segment_length
+        or RuleSet.load(rules).origin.segment_length
+        or shared.SEGMENT_LENGTH,
         seed=seed,
         use_gpu=where == "cuda",
         start=None if begin is None else str(begin),
@@ -159,18 +160,14 @@ def train(
 
 
 def _lines(out: Path, name: str | None, summary: dict[str, float], seconds: float) -> list[str]:
-    from umim_core.checkpoint.next_steps import after_training, to_compare
+    from umim_core.checkpoint.next_steps import after_making, to_compare
     from umim_core.progress import duration
 
     return [
         f"{summary['steps']:.0f} steps in {duration(seconds)}; held-out KL from the base model "
         f"{summary['kl_first']:.3f} -> {summary['kl_best']:.3f} nats, best at step "
         f"{summary['best_step']:.0f}",
-        f"checkpoint: {out / 'checkpoint'}",
-        *([f"name:       {name}   (umim path lists all)"] if name else []),
-        "",
-        "Next:",
-        *after_training(out),
+        *after_making(out / "checkpoint", name, out),
         "",
         *(to_compare(out / "recipe.yaml") if (out / "recipe.yaml").is_file() else ()),
     ]
