@@ -243,7 +243,7 @@ def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Reduction:
 
 
 def _check_choice(chosen: Ints, text: Text, count: int | None, name: str) -> None:
-    """Refuse indices that are not ``wanted`` ones of a text, in order, protected ones included."""
+    """Refuse indices that are not ``count`` ones of a text, in order, protected ones included."""
     bounded = np.concatenate([[-1], chosen, [len(text.ids)]])
     wrong = len(chosen) == 0 if count is None else len(chosen) != count
     if wrong or bool((np.diff(bounded) < 1).any()):

@@ -27,7 +27,7 @@ class GeneratedUnits:
     """The units of B rows of generated tokens, empty at first; all raw without a matcher.
 
     The rules see generated tokens only; the token that ends a row is never fed. What merges is
-    decided by ``incremental_matcher``; here it is noted.
+    decided by ``SuffixMatcher``; here it is noted.
     """
 
     def __init__(self, matcher: Matcher | None, rows: int) -> None:

@@ -25,6 +25,10 @@ from umim_core.serving.guard import (
     unless_gone,
 )
 from umim_core.serving.openai_api import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    MODELS,
     Answer,
     AnyBody,
     ChatBody,
@@ -68,10 +72,10 @@ class EngineServer:
     def app(self, token: str | None) -> Starlette:
         """Return the application, for requests with a bearer token; its engine lives with it."""
         routes = [
-            Route("/v1/chat/completions", partial(self._answer, read_chat), methods=["POST"]),
-            Route("/v1/completions", partial(self._answer, read_completion), methods=["POST"]),
-            Route("/v1/models", self._models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self._model, methods=["GET"]),
+            Route(CHAT, partial(self._answer, read_chat), methods=["POST"]),
+            Route(COMPLETIONS, partial(self._answer, read_completion), methods=["POST"]),
+            Route(MODELS, self._models, methods=["GET"]),
+            Route(MODEL, self._model, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
         ]
         return guarded(routes, token, self.engine.metrics, lambda app: self.engine.life())

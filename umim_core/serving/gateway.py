@@ -39,6 +39,10 @@ from umim_core.serving.guard import (
     unless_gone,
 )
 from umim_core.serving.openai_api import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    MODELS,
     Answer,
     ApiError,
     Choice,
@@ -55,9 +59,6 @@ from umim_core.serving.prompt_reader import PromptReader, ReadPrompt, most_raw_t
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CHAT: Final = "/v1/chat/completions"
-_COMPLETIONS: Final = "/v1/completions"
-_MODELS: Final = "/v1/models"
 _CONNECT_SECONDS: Final = 5.0  # also until a connection is free
 _HEALTH_SECONDS: Final = 5.0
 _KNOWN_SECONDS: Final = 60.0  # what an engine says of its models
@@ -127,10 +128,10 @@ class Gateway:
 
     def app(self, token: str | None) -> Starlette:
         routes = [
-            Route(_CHAT, self._chat, methods=["POST"]),
-            Route(_COMPLETIONS, self._completion, methods=["POST"]),
-            Route(_MODELS, self._models, methods=["GET"]),
-            Route(_MODELS + "/{name:path}", self._model, methods=["GET"]),
+            Route(CHAT, self._chat, methods=["POST"]),
+            Route(COMPLETIONS, self._completion, methods=["POST"]),
+            Route(MODELS, self._models, methods=["GET"]),
+            Route(MODEL, self._model, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
         ]
         return guarded(routes, token, self.metrics, self._life)
@@ -141,11 +142,11 @@ class Gateway:
             yield
 
     async def _models(self, request: Request) -> Response:
-        return _passed(await self._asked(request, "GET", _MODELS))
+        return _passed(await self._asked(request, "GET", MODELS))
 
     async def _model(self, request: Request) -> Response:
         """Describe one model; not all engines have such a path."""
-        name, answer = request.path_params["name"], await self._asked(request, "GET", _MODELS)
+        name, answer = request.path_params["name"], await self._asked(request, "GET", MODELS)
         if answer.status_code != 200:
             return _passed(answer)
         models = {model.get("id"): model for model in _models_of(answer)}
@@ -164,7 +165,7 @@ class Gateway:
         context = await self._context(request, document.get("model"))
         prompt = await self._merged_chat(request, document, context)
         if prompt is None:
-            return await self._forward(request, _CHAT, document, None)
+            return await self._forward(request, CHAT, document, None)
         answer = Answer(True, str(document.get("model") or ""))
         streamed = bool(document.get("stream"))
 
@@ -190,7 +191,7 @@ class Gateway:
         best = body.pop("top_logprobs", None)
         if body.pop("logprobs", None):
             body["logprobs"] = best or 0
-        return await self._forward(request, _COMPLETIONS, body, translate)
+        return await self._forward(request, COMPLETIONS, body, translate)
 
     async def _completion(self, request: Request) -> Response:
         document = read_json(await read_body(request, self._limits))
@@ -204,7 +205,7 @@ class Gateway:
         if not merging_wanted(request) or not isinstance(text, str) or reason:
             if reason and merging_wanted(request):
                 self.metrics.stays_raw(reason, f"the engine must see {reason}")
-            return await self._forward(request, _COMPLETIONS, document, None)
+            return await self._forward(request, COMPLETIONS, document, None)
         context = await self._context(request, document.get("model"))
         prompt = self._merged(await self._reader.text(text, most_raw_tokens(context, True)))
         body = {**document, "prompt": prompt.ids}
@@ -214,7 +215,7 @@ class Gateway:
             counted = {"usage": {**usage, "umim": prompt.counts}} if isinstance(usage, dict) else {}
             return {**part, **counted}
 
-        return await self._forward(request, _COMPLETIONS, body, translate)
+        return await self._forward(request, COMPLETIONS, body, translate)
 
     async def _merged_chat(
         self, request: Request, document: dict[str, Any], context: int | None
@@ -253,7 +254,7 @@ class Gateway:
         now = until - _HEALTH_SECONDS
         if now >= self._known_until:
             try:
-                answer = await self._asked(request, "GET", _MODELS, until=until)
+                answer = await self._asked(request, "GET", MODELS, until=until)
                 models = _models_of(answer) if answer.status_code == 200 else []
             except ApiError:  # a request that needs the engine will say what is wrong
                 models = []

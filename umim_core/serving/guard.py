@@ -29,13 +29,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from umim_core.errors import UmimError
-from umim_core.serving.openai_api import DONE, ApiError, api_error, event
+from umim_core.serving.openai_api import DONE, MODELS, ApiError, api_error, event
 
 MERGE_HEADER: Final = "x-umim-merge"
 _PROMETHEUS: Final = "text/plain; version=0.0.4"
 _OPEN: Final = ("/health",)
 _LOCAL: Final = ("127.0.0.1", "localhost", "[::1]")
-_MODELS: Final = "/v1/models"
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 Result = TypeVar("Result")
 _log: Final = logging.getLogger("umim.serve")
@@ -127,7 +126,7 @@ class Guard:
         finally:
             self._metrics.in_flight.dec()
             seconds = time.monotonic() - began
-            path = _MODELS if path.startswith(_MODELS + "/") else path
+            path = MODELS if path.startswith(MODELS + "/") else path
             label = path if path in self._paths else "other"
             status = status or 500  # starlette answers what nobody caught, outside of this
             self._metrics.requests.labels(label, str(status)).inc()

@@ -18,6 +18,10 @@ from pydantic_core import ErrorDetails, from_json
 
 from umim_core.errors import NumericalError, UmimError
 
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+MODELS: Final = "/v1/models"
+MODEL: Final = MODELS + "/{name:path}"
 MAX_STOPS: Final = 16
 MAX_MESSAGES: Final = 4096
 RETRY_SECONDS: Final = 1

@@ -22,8 +22,7 @@ from umim_core.errors import GenerationError, require
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher, segment_parts, segment_prefix
 from umim_core.serving.span_files import SpanTable
-
-Ints = NDArray[np.int64]
+from umim_core.text.token_ids import Ints
 
 
 class PromptMerger:
@@ -41,7 +40,7 @@ class PromptMerger:
     def __init__(self, table: SpanTable) -> None:
         self._rules = table.rules
         self._matcher = Matcher(table.rules)
-        self._spans, self._lengths = table.padded()
+        self._spans, _ = table.padded()
         self.vocab_size = table.vocab_size
         self.span_count = len(table.rules)
         self.raw_tail = table.raw_tail
