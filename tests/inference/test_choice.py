@@ -14,7 +14,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from support.engine_matrix import VOCAB, build, module_for, random_prompts, random_rules, settings
-from support.tiny_models import letter_tokenizer
+from support.tiny_models import letter_tokenizer, written_by_transformers
 from umim_core.errors import GenerationError, NumericalError
 from umim_core.inference.engine import Engine
 from umim_core.inference.sampling import TokenChooser
@@ -118,15 +118,8 @@ def test_processors_give_what_transformers_gives(options: dict[str, object]) -> 
     plain = engine.generate(prompts, settings(24)).rows
     assert [row.ids for row in ours] != [row.ids for row in plain]
     for prompt, row in zip(prompts, ours, strict=True):
-        theirs = backbone.model.generate(
-            torch.tensor(prompt)[None],
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=24,
-            do_sample=False,
-            pad_token_id=0,
-            **options,
-        )
-        assert list(row.ids) == theirs[0, len(prompt) :].tolist()
+        theirs = written_by_transformers(backbone.model, prompt, 24, do_sample=False, **options)
+        assert list(row.ids) == theirs
 
 
 class _Only(LogitsProcessor):

@@ -1,4 +1,4 @@
-"""What the engine reads, feeds and gives back, by hand and against transformers."""
+"""The engine reads, feeds and gives back the right things, by hand and as transformers does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.engine_matrix import (
     settings,
 )
 from support.pairwise import pairwise
-from support.tiny_models import random_model, tiny_config
+from support.tiny_models import random_model, tiny_config, written_by_transformers
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import Merge, UnitPositions
 from umim_core.errors import GenerationError
@@ -173,14 +173,8 @@ def test_empty_rules_give_the_base_models_ids_in_batches(name: str) -> None:
     prompts = random_prompts(11, 12)
     output = Engine(MergedModel.without_merging(backbone)).generate(prompts, settings(12))
     for prompt, row in zip(prompts, output.rows, strict=True):
-        theirs = backbone.model.generate(
-            torch.tensor(prompt)[None],
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=12,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        assert list(row.ids) == theirs[0, len(prompt) :].tolist()
+        theirs = written_by_transformers(backbone.model, prompt, 12, do_sample=False)
+        assert list(row.ids) == theirs
 
 
 @pytest.mark.parametrize("top", [0, 3])

@@ -23,7 +23,7 @@ from support.engine_matrix import (
     settings,
 )
 from support.merged_models import fresh_model
-from support.tiny_models import SIZES
+from support.tiny_models import SIZES, written_by_transformers
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -138,14 +138,7 @@ def umim(
 
 
 def theirs(umim: UMIM, **options: object) -> list[int]:
-    out = umim.backbone.model.generate(
-        torch.tensor([IDS]),
-        attention_mask=torch.ones(1, len(IDS), dtype=torch.int64),
-        max_new_tokens=12,
-        pad_token_id=0,
-        **options,
-    )
-    return out[0, len(IDS) :].tolist()
+    return written_by_transformers(umim.backbone.model, IDS, 12, **options)
 
 
 def filled(umim: UMIM, **options: object) -> GenerationConfig:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
-from support.tiny_models import random_model, tiny_config
+from support.tiny_models import random_model, tiny_config, written_by_transformers
 from tests.evaluation.conftest import byte_tokenizer
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -95,14 +94,7 @@ class Models:
 def free_ids(models: Models, prompt: str) -> tuple[list[int], list[int]]:
     """A prompt's ids and the model's own greedy continuation."""
     ids = models.tokenizer(prompt)["input_ids"][-(64 - NEW) :]
-    out = models.backbone.model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-        max_new_tokens=NEW,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return ids, out[0, len(ids) :].tolist()
+    return ids, written_by_transformers(models.backbone.model, ids, NEW, do_sample=False)
 
 
 def span(models: Models, prompt: list[int], ids: list[int], a: int, b: int) -> str:

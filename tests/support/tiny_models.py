@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -73,6 +75,17 @@ def random_backbone(
     """Return a random backbone of a family."""
     model = random_model(tiny_config(family, **changes), seed, attention)
     return wrap_backbone(model.to(dtype), tokenizer)
+
+
+def written_by_transformers(
+    model: PreTrainedModel, prompt: Sequence[int] | np.ndarray, new: int, **options: Any
+) -> list[int]:
+    """The ids that transformers' ``generate`` writes behind the ids of one prompt."""
+    ids = torch.tensor(prompt)[None]
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, pad_token_id=0, **options
+    )
+    return out[0, ids.shape[1] :].tolist()
 
 
 def letter_tokenizer(letters: str) -> PreTrainedTokenizerFast:
