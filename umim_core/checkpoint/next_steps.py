@@ -83,14 +83,16 @@ def _short(texts: Sequence[str]) -> list[str]:
 
 def after_making(checkpoint: Path, name: str | None, out: Path) -> list[str]:
     """Return where a checkpoint in ``out`` is, the name that it has, if any, and how to use it."""
-    generate = ["umim", "generate", PROMPT, "-c", str(out), "--show"]
-    evaluate = ["lm_eval", "--model", "umim", "--model_args", f"checkpoint={out}"]
+    named = [] if name is None else [f"name:       {name}   (umim path lists all)"]
+    return [f"checkpoint: {checkpoint}", *named, "", "Next:", *after_training(out)]
+
+
+def after_training(checkpoint: str | Path) -> list[str]:
+    """Return how to use a checkpoint."""
+    generate = ["umim", "generate", PROMPT, "-c", str(checkpoint), "--show"]
+    evaluate = ["lm_eval", "--model", "umim", "--model_args", f"checkpoint={checkpoint}"]
     task = ["--tasks", "umim_docstrings", "--limit", "100", "--include_path", str(TASKS_FOLDER)]
     return [
-        f"checkpoint: {checkpoint}",
-        *([] if name is None else [f"name:       {name}   (umim path lists all)"]),
-        "",
-        "Next:",
         f"  {shlex.join(generate)}",
         f"  {shlex.join([*evaluate, *task])}",
         "(Any task of lm-eval will do. This one is offline; its questions are made from the "
