@@ -22,7 +22,6 @@ from umim_core.errors import (
 )
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
-from umim_core.store.artifacts import read_json, write_json, write_manifest
 
 TEXT = "w1 w2 w10 w3 w4 w5"
 
@@ -117,27 +116,14 @@ def test_options_that_do_not_go_together_are_refused(tiny_checkpoint: Path, home
 NEUTRAL = {"attention_dropout": 0.1, "my_note": "hello", "initializer_range": 0.5}
 
 
-@pytest.fixture
-def old(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """The tiny checkpoint as it was written before checkpoints recorded their backbone."""
-    folder = Path(shutil.copytree(tiny_checkpoint, tmp_path / "old"))
-    config = dict(read_json(folder / "config.json"))
-    assert config.pop("backbone_model")
-    write_json(folder / "config.json", config)
-    write_manifest(folder, kind="checkpoint", schema=2, body={})
-    return folder
-
-
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_setting_that_changes_nothing_is_no_mismatch(
-    tiny_checkpoint: Path, old: Path, home: Path, name: str
+    tiny_checkpoint: Path, home: Path, name: str
 ) -> None:
     edit(home / "config.json", **{name: NEUTRAL[name]})
-    # Without a record the fingerprint alone decides; the tiny model's own range is no default.
-    for checkpoint in (tiny_checkpoint, *([old] if name != "initializer_range" else [])):
-        umim = UMIM.from_pretrained(checkpoint, backbone=str(home))
-        assert "backbone_mismatch" not in umim.checkpoint.config.training
-        assert umim.checkpoint.backbone_differences(umim.backbone) == []
+    umim = UMIM.from_pretrained(tiny_checkpoint, backbone=str(home))
+    assert "backbone_mismatch" not in umim.checkpoint.config.training
+    assert umim.checkpoint.backbone_differences(umim.backbone) == []
 
 
 def test_a_checkpoint_of_a_model_with_such_a_setting_takes_the_model_without(
@@ -166,16 +152,12 @@ def test_an_added_padding_token_is_no_mismatch(tiny_checkpoint: Path, home: Path
         UMIM.from_pretrained(tiny_checkpoint, model=in_memory(home), tokenizer=tokenizer)
 
 
-def test_a_mismatch_names_the_fields_with_both_values(
-    tiny_checkpoint: Path, old: Path, home: Path
-) -> None:
+def test_a_mismatch_names_the_fields_with_both_values(tiny_checkpoint: Path, home: Path) -> None:
     edit(home / "config.json", rms_norm_eps=0.5, attention_dropout=0.1)
     with pytest.raises(
         BackboneMismatchError, match=r"differs in: rms_norm_eps 1e-06 -> 0\.5\. Load"
     ):
         UMIM.from_pretrained(tiny_checkpoint, backbone=str(home))
-    with pytest.raises(BackboneMismatchError, match="this older checkpoint does not record which"):
-        UMIM.from_pretrained(old, backbone=str(home))
 
 
 def test_an_explicit_override_is_recorded_in_what_is_saved(

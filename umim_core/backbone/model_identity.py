@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,6 @@ import transformers
 from pydantic import TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.configuration_utils import PreTrainedConfig
 
 from umim_core.errors import BackboneError
 from umim_core.store.artifacts import canonical_json, sha256_bytes
@@ -53,11 +52,11 @@ _READ_OF_ALL: Final = frozenset(
         "is_causal",
         "kv_sharing_modes",
         "layer_types",
+        "model_type",
         "quantization_config",
         "sliding_window",
     }
 )
-_DEFAULT: Final = "the default"
 
 
 @dataclass(frozen=True)
@@ -68,46 +67,26 @@ class ModelIdentity:
         model_type: Its family.
         config: What of its configuration counts: what differs from the base class's defaults.
         weights: A line per tensor with its name, shape and SHA-256.
-        neutral: Fields of ``config`` that change nothing of a frozen model, with the values that
-            they have where nobody set them; fields that nothing reads have None.
+        neutral: Fields of ``config`` that change nothing of a frozen model.
     """
 
     model_type: str
     config: Mapping[str, object]
     weights: tuple[str, ...]
-    neutral: Mapping[str, object]
+    neutral: frozenset[str]
 
     @property
     def fingerprint(self) -> str:
-        return self._digest(self.config)
-
-    @property
-    def fingerprints(self) -> frozenset[str]:
-        """That of the model as it is, and as it would be with neutral settings at their defaults.
-
-        A checkpoint that records a fingerprint only may have been made with some of them set.
-        """
-        unread = {name for name, value in self.neutral.items() if value is None}
-        dropout = {name for name in self.neutral if "drop" in name}
-        groups: list[set[str]] = [set(), unread, dropout, unread | dropout, set(self.neutral)]
-        return frozenset(self._digest(self._plain(names)) for names in groups)
+        lines = [self.model_type, canonical_json(dict(self.config)), *self.weights]
+        return sha256_bytes("\n".join(lines).encode())
 
     @property
     def function(self) -> dict[str, object]:
         return {name: value for name, value in self.config.items() if name not in self.neutral}
 
-    def _plain(self, names: set[str]) -> dict[str, object]:
-        plain = {name: value for name, value in self.config.items() if name not in names}
-        defaults = {name: self.neutral[name] for name in names}
-        return plain | {name: value for name, value in defaults.items() if value is not None}
-
     @property
     def weights_digest(self) -> str:
         return sha256_bytes("\n".join(self.weights).encode())
-
-    def _digest(self, config: Mapping[str, object]) -> str:
-        lines = [self.model_type, canonical_json(dict(config)), *self.weights]
-        return sha256_bytes("\n".join(lines).encode())
 
     def differences(
         self, model_type: str, config: Mapping[str, object], weights_digest: str
@@ -123,7 +102,7 @@ class ModelIdentity:
             return [f"model_type {model_type!r} -> {self.model_type!r}"]
         changes, ours = [], self.function
         for name in sorted(config.keys() | ours.keys()):
-            then, now = (canonical_json(c.get(name, _DEFAULT)) for c in (config, ours))
+            then, now = (canonical_json(c.get(name, "the default")) for c in (config, ours))
             if then != now:
                 changes.append(f"{name} {then} -> {now}")
         if weights_digest != self.weights_digest:
@@ -166,24 +145,19 @@ def weight_lines(model: PreTrainedModel) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _neutral(model: PreTrainedModel, architecture: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings that change nothing, with their defaults, or None if nothing has them."""
-    defaults = {
-        field.name: None if field.default is MISSING else field.default
-        for field in fields(type(model.config))
-    }
-    base = {field.name for field in fields(PreTrainedConfig)}
+def _neutral(model: PreTrainedModel, architecture: Mapping[str, object]) -> frozenset[str]:
+    """Return the settings that no frozen model reads: of training, or in no line of its code."""
+    declared = {field.name for field in fields(type(model.config))}
     code = _code(model)
-    neutral: dict[str, object] = {}
-    for name in architecture.keys() - {"model_type"}:
-        if name in defaults and _FOR_TRAINING.fullmatch(name):
-            # What the base class has and is at its default is not recorded.
-            neutral[name] = None if name in base else defaults[name]
-        elif name in defaults or name in _READ_OF_ALL or code is None:
-            continue
-        elif re.search(rf"\b{re.escape(name)}\b", code) is None:
-            neutral[name] = None
-    return neutral
+
+    def is_neutral(name: str) -> bool:
+        if name in declared:
+            return _FOR_TRAINING.fullmatch(name) is not None
+        if name in _READ_OF_ALL or code is None:
+            return False
+        return re.search(rf"\b{re.escape(name)}\b", code) is None
+
+    return frozenset(filter(is_neutral, architecture))
 
 
 def _code(model: PreTrainedModel) -> str | None:

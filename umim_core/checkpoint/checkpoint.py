@@ -132,10 +132,6 @@ class Checkpoint:
         config, identity, known = self.config, backbone.identity, self.config.backbone_model
         if backbone.hidden_size != config.hidden_size:
             return [f"embedding size {config.hidden_size} -> {backbone.hidden_size}"]
-        if config.backbone_fingerprint in identity.fingerprints:
-            return []
-        if known is None:
-            return ["configuration or weights (this older checkpoint does not record which)"]
         return identity.differences(known.model_type, known.config, known.weights)
 
     def check_vocabulary(self, backbone: Backbone) -> None:

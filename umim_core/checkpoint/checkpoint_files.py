@@ -66,6 +66,7 @@ class CheckpointConfig(ModuleForm):
     Attributes:
         unit_positions: Positions of units in the backbone, in training and ever after.
         backbone_fingerprint: SHA-256 of its architecture and weights.
+        backbone_model: What the fingerprint was made of.
         training: How it was trained (steps, seed, final losses), free form.
         decode_max_damage: Most price of the rules that generated tokens merge by, in nats per saved
             token, where a caller does not say it; None for all rules.
@@ -74,7 +75,6 @@ class CheckpointConfig(ModuleForm):
         merge: What a generation merges, where a caller does not say it; prompts, unless the
             checkpoint says otherwise.
         raw_tail: Last tokens of a generation's prompt that stay raw, likewise 16.
-        backbone_model: What the fingerprint was made of.
     """
 
     hidden_size: Annotated[int, Field(ge=1, le=_MAX_HIDDEN)]
@@ -82,9 +82,9 @@ class CheckpointConfig(ModuleForm):
     backbone: str
     backbone_revision: str | None = None
     backbone_fingerprint: str
+    backbone_model: BackboneRecord
     tokenizer_fingerprint: str
     training: dict[str, str | int | float | None] = Field(default_factory=dict)
-    backbone_model: BackboneRecord | None = None
     decode_max_damage: Annotated[float | None, Field(allow_inf_nan=False)] = None
     budget: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
     merge: Merge = SAFE_MERGE
