@@ -31,10 +31,14 @@ from benchmarks.corpus import CACHE, docstrings
 from umim_core import UMIM
 from umim_core.config.form import Merge
 from umim_core.embedded.assets import embedded_names
-from umim_core.evaluation.generation_quality import GenerationQuality, generation_quality
+from umim_core.evaluation.generation_quality import (
+    GenerationQuality,
+    References,
+    generation_quality,
+    require_libraries,
+)
 from umim_core.evaluation.paired_differences import mean_difference_error
-from umim_core.evaluation.text_metrics.bertscore import TextFeatures, features_of
-from umim_core.evaluation.text_metrics.reference_similarity import References, require_libraries
+from umim_core.evaluation.text_metrics import TextFeatures, features_of
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.rows import Row
 from umim_core.inference.stopping import end_ids
@@ -120,10 +124,9 @@ def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) ->
 
 def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float | None]]:
     """Return mean and sample standard deviation of every figure; no deviation of one run."""
-    metrics = [run.metrics() for run in runs]
     summary = {}
-    for name in metrics[0]:
-        values = [figures[name] for figures in metrics]
+    for name in runs[0].figures:
+        values = [run.figures[name] for run in runs]
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
         summary[name] = {
             "mean": finite_or_none(float(np.mean(values))),
@@ -134,11 +137,9 @@ def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float |
 
 def by_prompt(runs: Sequence[GenerationQuality]) -> dict[str, list[float]]:
     """Return the similarity to its reference of every prompt's text by figure, mean over seeds."""
-    similar = [run.similarity.by_text for run in runs if run.similarity is not None]
-    if not similar:
-        return {}
     return {
-        name: np.mean([values[name] for values in similar], axis=0).tolist() for name in similar[0]
+        name: np.mean([run.by_text[name] for run in runs], axis=0).tolist()
+        for name in runs[0].by_text
     }
 
 

@@ -29,7 +29,7 @@ from umim_core import UMIM
 from umim_core.baselines.methods import ReducedTokens
 from umim_core.baselines.registry import find_baseline
 from umim_core.evaluation.paired_differences import mean_difference_error
-from umim_core.evaluation.text_metrics.answers import code_tests
+from umim_core.evaluation.text_metrics import code_tests
 from umim_core.model.inputs import encode_prompts
 
 _ENDS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of a function of HumanEval

@@ -36,9 +36,7 @@ from umim_core.evaluation.tasks.lm_eval_tasks import (
     own_config,
     run_task,
 )
-from umim_core.evaluation.text_metrics.answers import code_tests, contest_answer
-from umim_core.evaluation.text_metrics.bertscore import BERTSCORE
-from umim_core.evaluation.text_metrics.registry import find_metrics
+from umim_core.evaluation.text_metrics import BERTSCORE, code_tests, contest_answer, find_metrics
 from umim_core.task_sets.generation_spec import (
     GENERATION_TASKS,
     GenerationQuestion,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from support.engine_matrix import finished_row
 from tests.evaluation.conftest import TEXT
@@ -21,33 +21,28 @@ from umim_core.config.form import Merge
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.generation_quality import (
+    FEWEST_TEXTS,
+    References,
     continuation_perplexity,
     distinct,
     generation_quality,
+    mauve,
+    reference_similarity,
     repetition,
 )
-from umim_core.evaluation.text_metrics.answers import (
+from umim_core.evaluation.text_metrics import (
+    BERTSCORE,
+    KINDS,
+    TextFeatures,
+    bertscore,
+    chrf,
     exact_match,
+    greedy_bertscore,
     pass_at_k,
     pass_figures,
     recall,
-    substring_match,
-)
-from umim_core.evaluation.text_metrics.bertscore import (
-    BERTSCORE,
-    TextFeatures,
-    bertscore,
-    greedy_bertscore,
-)
-from umim_core.evaluation.text_metrics.reference_similarity import (
-    FEWEST_TEXTS,
-    KINDS,
-    MAUVE,
-    References,
-    chrf,
-    mauve,
-    reference_similarity,
     rouge,
+    substring_match,
 )
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
@@ -58,17 +53,9 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 
-def drawn(*lengths: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(length, 8, generator=generator) for length in lengths]
-
-
-def test_two_tokens_are_matched_with_their_nearest() -> None:
-    text, reference = torch.tensor([[1.0, 0], [0, 1]]), torch.tensor([[1.0, 0], [3, 4]])
-    assert greedy_bertscore(text, reference) == pytest.approx(0.9)
-
-
 def test_the_best_reference_counts_and_answers_are_averaged(backbone_path: Path) -> None:
+    text, reference = torch.tensor([[1.0, 0], [0, 1]]), torch.tensor([[1.0, 0], [3, 4]])
+    assert greedy_bertscore(text, reference) == pytest.approx(0.9)  # the docstring's example
     row = {"references": ["the cat sat", "near the sea"], "features": str(backbone_path)}
     assert bertscore(["near the sea"], row)[BERTSCORE] == pytest.approx(1.0)
     assert bertscore(["near the sea", ""], row)[BERTSCORE] == pytest.approx(0.5)
@@ -79,7 +66,8 @@ def test_the_best_reference_counts_and_answers_are_averaged(backbone_path: Path)
 @pytest.mark.parametrize("lengths", [(3, 5), (6, 4), (9, 9)])
 def test_from_three_tokens_on_it_is_the_librarys_matching(lengths: tuple[int, int]) -> None:
     library = pytest.importorskip("bert_score.utils")
-    text, reference = drawn(*lengths)
+    generator = torch.Generator().manual_seed(1)
+    text, reference = (torch.randn(length, 8, generator=generator) for length in lengths)
     rows = [
         value
         for states in (reference, text)
@@ -109,11 +97,8 @@ def test_rouge_is_the_counted_overlaps() -> None:
     assert scores["rouge1"] == pytest.approx(f1(4, 6, 6))  # the, cat(s), on, mat
     assert scores["rouge2"] == pytest.approx(f1(1, 5, 5))  # the cat(s)
     assert scores["rougeL"] == pytest.approx(f1(4, 6, 6))
-
-
-def test_the_best_reference_counts_for_rouge_too() -> None:
-    scores = rouge(["one two", ""], {"references": ["three", "one two"]})
-    assert scores == dict.fromkeys(("rouge1", "rouge2", "rougeL", "rougeLsum"), 0.5)
+    of_several = rouge(["one two", ""], {"references": ["three", "one two"]})
+    assert of_several == dict.fromkeys(("rouge1", "rouge2", "rougeL", "rougeLsum"), 0.5)
 
 
 @pytest.mark.parametrize("right", range(6))
@@ -121,40 +106,32 @@ def test_the_best_reference_counts_for_rouge_too() -> None:
 def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_answer(right: int, k: int) -> None:
     draws = list(combinations([True] * right + [False] * (5 - right), k))
     assert pass_at_k(5, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-
-
-def test_orders_of_pass_at_k_beyond_the_number_of_answers_are_left_out() -> None:
     assert pass_figures([True]) == {"pass@1": 1.0}
     assert pass_figures([True, False, False, False]) == {"pass@1": 0.25, "pass@4": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("answer", "share"),
+    ("metric", "references", "answer", "figure"),
     [
-        (" 1234567, 7654321, 1111111 and 2222222.", 1.0),
-        ("1234567 1234567 and 7654321", 0.5),
-        ("123456", 0.0),
-        ("", 0.0),
+        (recall, ["123", "456", "789", "000"], " 123, 456, 789 and 000.", 1.0),
+        (recall, ["123", "456", "789", "000"], "123 123 and 456", 0.5),
+        (recall, ["123", "Abc"], "12 aBC", 0.5),
+        (recall, ["123"], "", 0.0),
+        (substring_match, ["other", "Harlow Mill"], "The Harlow Mill", 1.0),
+        (substring_match, ["other", "Harlow Mill"], "It was  harlow\nmill, in 1911", 1.0),
+        (substring_match, ["Harlow Mill"], "the Harlow-Mill.", 0.0),  # a hyphen joins, as in SQuAD
+        (substring_match, ["other", "Harlow Mill"], "Harlow", 0.0),
+        (exact_match, ["other", "Harlow Mill"], "The Harlow Mill", 1.0),
+        (exact_match, ["other", "Harlow Mill"], "It was Harlow Mill, in 1911", 0.0),
+        (exact_match, ["The", "!"], "the", 1.0),  # a text of articles alone keeps them
     ],
 )
-def test_recall_is_the_share_of_references_within(answer: str, share: float) -> None:
-    row = {"references": ["1234567", "7654321", "1111111", "2222222"]}
-    assert recall([answer], row) == {"recall": share}
-
-
-@pytest.mark.parametrize(
-    ("answer", "within", "exact"),
-    [
-        ("The Harlow Mill", 1.0, 1.0),
-        ("It is the Harlow-Mill.", 0.0, 0.0),  # a hyphen joins words, as in SQuAD's script
-        ("It was  harlow\nmill, in 1911", 1.0, 0.0),
-        ("Harlow", 0.0, 0.0),
-    ],
-)
-def test_matches_are_of_normalised_texts(answer: str, within: float, exact: float) -> None:
-    row = {"references": ["other", "Harlow Mill"]}
-    assert substring_match([answer], row) == {"substring_match": within}
-    assert exact_match([answer], row) == {"exact_match": exact}
+def test_matches_with_references(
+    metric: Any, references: list[str], answer: str, figure: float
+) -> None:
+    row = {"references": references}
+    assert metric([answer], row) == {metric.__name__: figure}
+    assert metric([answer, ""], row) == {metric.__name__: figure / 2}  # the mean over texts
 
 
 TEXTS = ("the cat sat on the mat", "near the old house", "a dog")
@@ -185,33 +162,20 @@ def test_features_are_the_last_states_of_each_text_alone(
 
 def test_every_text_is_compared_with_its_own_reference(backbone: Backbone) -> None:
     references = References((*TEXTS[1:], TEXTS[0]), TextFeatures(backbone))
-    found = reference_similarity(TEXTS, references)
+    by_text, near = reference_similarity(TEXTS, references)
     for number, (text, reference) in enumerate(zip(TEXTS, references.texts, strict=True)):
         row = {"references": [reference]}
         states = own_states(text, backbone), own_states(reference, backbone)
         wanted = rouge([text], row) | chrf([text], row) | {BERTSCORE: greedy_bertscore(*states)}
-        assert {name: values[number] for name, values in found.by_text.items()} == pytest.approx(
-            wanted, abs=1e-5
-        )
-    means = found.metrics()
-    assert list(means) == [*KINDS, "chrf", BERTSCORE, MAUVE]
-    assert means["chrf"] == pytest.approx(sum(found.by_text["chrf"]) / 3)
-    assert math.isnan(means[MAUVE])  # three texts
-
-
-def test_the_references_themselves_are_nearest_and_an_empty_text_is_farthest(
-    backbone: Backbone,
-) -> None:
-    references = References(TEXTS, TextFeatures(backbone))
-    for values in reference_similarity([*TEXTS[:2], ""], references).by_text.values():
-        assert values == pytest.approx((1.0, 1.0, 0.0), abs=1e-6)
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_every_text_needs_a_reference(count: int, backbone: Backbone) -> None:
-    references = References(TEXTS[:1] if count else (), TextFeatures(backbone))
-    with pytest.raises(EvaluationError, match="needs the continuation of its prompt"):
-        reference_similarity(TEXTS[:count], references)
+        found = {name: values[number] for name, values in by_text.items()}
+        assert found == pytest.approx(wanted, abs=1e-5)
+    assert list(by_text) == [*KINDS, "chrf", BERTSCORE] and math.isnan(near)  # three texts
+    same = References(TEXTS, TextFeatures(backbone))
+    for values in reference_similarity([*TEXTS[:2], ""], same)[0].values():
+        assert values == pytest.approx((1.0, 1.0, 0.0), abs=1e-6)  # the nearest, and the farthest
+    for texts, known in (((), ()), (TEXTS[:2], TEXTS[:1])):
+        with pytest.raises(EvaluationError, match="needs the continuation of its prompt"):
+            reference_similarity(texts, References(known, TextFeatures(backbone)))
 
 
 @pytest.mark.full  # mauve-text imports scikit-learn
@@ -219,14 +183,13 @@ def test_mauve_is_of_the_last_tokens_of_texts_that_are_not_empty(backbone: Backb
     pytest.importorskip("mauve", reason="mauve-text is the `metrics` extra")
     wanted = [TEXT[start : start + 9] for start in range(30)]
     texts = [TEXT[start : start + 5] for start in range(30)]
-    found = reference_similarity(
-        [*texts[:-1], ""], References(tuple(wanted), TextFeatures(backbone))
-    )
+    references = References(tuple(wanted), TextFeatures(backbone))
+    _, near = reference_similarity([*texts[:-1], ""], references)
     last = [
         np.stack([own_states(text, backbone)[-1].numpy() for text in part])
         for part in (texts[:-1], wanted)
     ]
-    assert found.mauve == pytest.approx(mauve(*last), abs=1e-6)
+    assert near == pytest.approx(mauve(*last), abs=1e-6)
 
 
 def cloud(count: int, seed: int) -> np.ndarray:
@@ -245,10 +208,7 @@ def test_mauve_is_high_for_one_distribution_low_for_two_and_the_same_again() -> 
 
 
 def test_too_few_texts_are_refused() -> None:
-    enough, few = (
-        cloud(FEWEST_TEXTS, 1),
-        cloud(FEWEST_TEXTS - 1, 1),
-    )
+    enough, few = cloud(FEWEST_TEXTS, 1), cloud(FEWEST_TEXTS - 1, 1)
     for pair in ((enough, few), (few, enough)):
         with pytest.raises(EvaluationError, match="at least 20 texts and as many references"):
             mauve(*pair)
@@ -293,26 +253,17 @@ def test_perplexity_is_transformers_loss_on_the_generated_tokens(
     assert ours == pytest.approx(reference_perplexity(tiny_backbone), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("prompts", "texts"),
-    [(PROMPTS, ID_TEXTS[:2]), (PROMPTS, [(), (), ()]), ([], [])],
-)
-def test_perplexity_of_nothing_is_refused(
-    tiny_llama: Backbone, prompts: list[tuple[int, ...]], texts: list[tuple[int, ...]]
-) -> None:
-    with pytest.raises(EvaluationError, match="every prompt needs its continuation"):
-        continuation_perplexity(prompts, texts, tiny_llama)
-
-
 def test_a_set_is_measured_from_its_rows(tiny_llama: Backbone) -> None:
+    for prompts, texts in ((PROMPTS, ID_TEXTS[:2]), (PROMPTS, [(), (), ()]), ([], [])):
+        with pytest.raises(EvaluationError, match="every prompt needs its continuation"):
+            continuation_perplexity(prompts, texts, tiny_llama)
+    first = (2, 3, 3, 3, 4)  # U = 1 1 1 2 of t = 1 2 3 4
     rows = [
-        finished_row(
-            PROMPTS[0], ID_TEXTS[0], (2, 3, 3, 3, 4), [(0, 2)]
-        ),  # U = 1 1 1 2 of t = 1 2 3 4
+        finished_row(PROMPTS[0], ID_TEXTS[0], first, [(0, 2)]),
         finished_row(PROMPTS[1], ID_TEXTS[1], (1, 2)),
         finished_row(PROMPTS[2], ID_TEXTS[2], (3, 4, 5, 6, 7), [(0, 4)]),
     ]
-    found = generation_quality(rows, tiny_llama).metrics()
+    found = generation_quality(rows, tiny_llama).figures
     assert found["token_reduction"] == pytest.approx((1 / 3 + 0 + 1 / 2) / 3)
     assert found["gen_kv_reduction"] == pytest.approx((1 / 2 + 0 + 0) / 3)
     assert found["cumulative_kv_reduction"] == pytest.approx((1 - 5 / 10) / 3)

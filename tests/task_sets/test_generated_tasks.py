@@ -7,7 +7,7 @@ import re
 import pytest
 
 from support.counted_texts import TOKENIZER, count
-from umim_core.evaluation.text_metrics.answers import recall, substring_match
+from umim_core.evaluation.text_metrics import recall, substring_match
 from umim_core.task_sets.generation_spec import (
     CHAT_ROOM,
     GENERATION_TASKS,

@@ -1,6 +1,8 @@
-"""Quality of generated texts: repetition, diversity, perplexity, similarity to references.
+"""Quality of sets of generated texts: repetition, diversity, perplexity, similarity to references.
 
-n-grams are of token ids. Rep-n is a mean over texts, Dist-n pools all texts of a set.
+n-grams are of token ids. Rep-n is a mean over texts, Dist-n pools all texts of a set. ROUGE and
+chrF compare words and characters with held-out continuations; BERTScore and MAUVE compare stand-in
+features (see ``text_metrics``), and their names say so: MAUVE's own are those of GPT-2-large.
 
 Source: paper, "Generation Quality" (Rep-n, Dist-n, similarity); perplexity and cache figures are
 ours.
@@ -11,61 +13,74 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, MissingExtraError, require
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.evaluation.text_metrics.reference_similarity import (
-    References,
-    ReferenceSimilarity,
-    reference_similarity,
-)
+from umim_core.evaluation.text_metrics import BERTSCORE, TextFeatures, chrf, greedy_bertscore, rouge
 from umim_core.inference.rows import Row
 from umim_core.merging.merged_model import MergedModel
 
 REPETITION_ORDERS: Final = (2, 3, 4)
 DISTINCT_ORDERS: Final = (1, 2, 3, 4)
-Gram = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class References:
+    """Held-out continuations that several sets of texts are compared with."""
+
+    texts: tuple[str, ...]
+    features: TextFeatures
+
+    @cached_property
+    def states(self) -> list[Tensor]:
+        return self.features.of_tokens(self.texts)
 
 
 @dataclass(frozen=True)
 class GenerationQuality:
-    """Figures of one set of generated texts; reductions are means over texts.
+    """Figures of one set of generated texts by name.
 
     Attributes:
-        repetition: Rep-n by n, 0..1; NaN if no text has n tokens.
-        distinct: Dist-n by n, 0..1; NaN if no text has n tokens.
-        ppl: Perplexity of the generated tokens under the base model given their prompts.
-        tokens: Mean generated tokens per text.
-        token_reduction: TR of the prompts.
-        gen_kv_reduction: Gen-KV TR of the texts, 1 - U_T / T.
-        cumulative_kv_reduction: Cumulative KV TR, 1 - sum of U_t / sum of t.
-        similarity: Similarity to the held-out continuations; None without them.
+        figures: ``rep_N`` and ``dist_N`` (0..1; NaN if no text has N tokens), ``ppl`` of the
+            generated tokens under the base model given their prompts, mean ``tokens`` of a text,
+            means over texts of ``token_reduction`` (of prompts), ``gen_kv_reduction`` 1 - U_T / T
+            and ``cumulative_kv_reduction`` 1 - sum of U_t / sum of t; with references means of
+            ``by_text``, and ``MAUVE``.
+        by_text: Similarity of each text to its continuation by figure: the kinds of ROUGE, chrF
+            (0..1) and BERTScore's F1; an empty text has 0.
     """
 
-    repetition: dict[int, float]
-    distinct: dict[int, float]
-    ppl: float
-    tokens: float
-    token_reduction: float
-    gen_kv_reduction: float
-    cumulative_kv_reduction: float
-    similarity: ReferenceSimilarity | None = None
+    figures: dict[str, float]
+    by_text: dict[str, tuple[float, ...]]
 
-    def metrics(self) -> dict[str, float]:
-        return {
-            **{f"rep_{n}": value for n, value in self.repetition.items()},
-            **{f"dist_{n}": value for n, value in self.distinct.items()},
-            "ppl": self.ppl,
-            "tokens": self.tokens,
-            "token_reduction": self.token_reduction,
-            "gen_kv_reduction": self.gen_kv_reduction,
-            "cumulative_kv_reduction": self.cumulative_kv_reduction,
-            **({} if self.similarity is None else self.similarity.metrics()),
-        }
+
+def generation_quality(
+    rows: Sequence[Row], backbone: Backbone, references: References | None = None
+) -> GenerationQuality:
+    texts = [row.ids for row in rows]
+    figures = {
+        **{f"rep_{n}": repetition(texts, n) for n in REPETITION_ORDERS},
+        **{f"dist_{n}": distinct(texts, n) for n in DISTINCT_ORDERS},
+        "ppl": continuation_perplexity([row.prompt_ids for row in rows], texts, backbone),
+        "tokens": _mean([len(text) for text in texts]),
+        "token_reduction": _mean([row.token_reduction for row in rows]),
+        "gen_kv_reduction": _mean([row.gen_kv_reduction for row in rows]),
+        "cumulative_kv_reduction": _mean([row.cumulative_kv_reduction for row in rows]),
+    }
+    if references is None:
+        return GenerationQuality(figures, {})
+    decoded = [backbone.decode(list(text)) for text in texts]
+    by_text, near = reference_similarity(decoded, references)
+    means = {name: _mean(values) for name, values in by_text.items()}
+    return GenerationQuality({**figures, **means, MAUVE: near}, by_text)
 
 
 def repetition(texts: Sequence[Sequence[int]], n: int) -> float:
@@ -73,8 +88,8 @@ def repetition(texts: Sequence[Sequence[int]], n: int) -> float:
 
     A text with fewer than ``n`` token ids does not count; NaN if all have.
     """
-    grams = [text_grams for text in texts if (text_grams := _grams(text, n))]
-    return _mean([1.0 - len(set(text_grams)) / len(text_grams) for text_grams in grams])
+    by_text = [grams for text in texts if (grams := _grams(text, n))]
+    return _mean([1.0 - len(set(grams)) / len(grams) for grams in by_text])
 
 
 def distinct(texts: Sequence[Sequence[int]], n: int) -> float:
@@ -84,6 +99,14 @@ def distinct(texts: Sequence[Sequence[int]], n: int) -> float:
     """
     grams = [gram for text in texts for gram in _grams(text, n)]
     return len(set(grams)) / len(grams) if grams else math.nan
+
+
+def _grams(text: Sequence[int], n: int) -> list[tuple[int, ...]]:
+    return [tuple(text[start : start + n]) for start in range(len(text) - n + 1)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def continuation_perplexity(
@@ -97,46 +120,91 @@ def continuation_perplexity(
     exp(mean negative log-probability over all tokens) of the continuations [T_b] behind raw prompts
     [P_b] of at least one token.
     """
-    if len(prompts) != len(continuations) or not any(map(len, continuations)):
-        raise EvaluationError(
-            "every prompt needs its continuation, and one of them a token",
-            f"{len(prompts)} prompts, {len(continuations)} continuations, "
-            f"{sum(map(len, continuations))} tokens",
-            "Generate at least one token.",
-        )
-    rows = [
-        np.array([*prompt, *continuation], dtype=np.int64)
-        for prompt, continuation in zip(prompts, continuations, strict=True)
-    ]
-    lengths = [len(prompt) for prompt in prompts]
-    result = perplexity(rows, MergedModel.without_merging(backbone), batch_size, lengths)
-    return math.exp(result.nll_sum / result.targets)
-
-
-def generation_quality(
-    rows: Sequence[Row],
-    backbone: Backbone,
-    references: References | None = None,
-) -> GenerationQuality:
-    texts = [row.ids for row in rows]
-    prompts = [row.prompt_ids for row in rows]
-    return GenerationQuality(
-        repetition={n: repetition(texts, n) for n in REPETITION_ORDERS},
-        distinct={n: distinct(texts, n) for n in DISTINCT_ORDERS},
-        ppl=continuation_perplexity(prompts, texts, backbone),
-        tokens=_mean([len(text) for text in texts]),
-        token_reduction=_mean([row.token_reduction for row in rows]),
-        gen_kv_reduction=_mean([row.gen_kv_reduction for row in rows]),
-        cumulative_kv_reduction=_mean([row.cumulative_kv_reduction for row in rows]),
-        similarity=None
-        if references is None
-        else reference_similarity([backbone.decode(list(text)) for text in texts], references),
+    require(
+        len(prompts) == len(continuations) and any(map(len, continuations)),
+        EvaluationError,
+        "every prompt needs its continuation, and one of them a token",
+        f"{len(prompts)} prompts, continuations of {[*map(len, continuations)]} tokens",
+        "Generate at least one token.",
     )
+    rows = [np.array([*p, *c], dtype=np.int64) for p, c in zip(prompts, continuations, strict=True)]
+    base = MergedModel.without_merging(backbone)
+    return perplexity(rows, base, batch_size, [len(prompt) for prompt in prompts]).ppl
 
 
-def _grams(text: Sequence[int], n: int) -> list[Gram]:
-    return [tuple(text[start : start + n]) for start in range(len(text) - n + 1)]
+MAUVE: Final = "mauve_stand_in_features"
+FEWEST_TEXTS: Final = 20  # two clusters of ten, the library's own least
+_SEED: Final = 25  # of the clusters' first centres; the library's own
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
+def mauve(texts: NDArray[np.floating], references: NDArray[np.floating]) -> float:
+    """Return MAUVE of two sets of texts, 0..1; larger is nearer. The same sets give the same value.
+
+    A text has a feature vector: [n, d], references [m, d]. MAUVE's own are the last token's. There
+    are a tenth as many clusters as references; the library's own choice is a tenth of the smaller
+    set, which would differ between sets of texts that are compared with the same references.
+    """
+    require(
+        min(len(texts), len(references)) >= FEWEST_TEXTS,
+        EvaluationError,
+        f"MAUVE needs at least {FEWEST_TEXTS} texts and as many references",
+        f"{len(texts)} and {len(references)}",
+        "Generate from more prompts.",
+    )
+    clusters = max(2, round(len(references) / 10))
+    result = _compute_mauve()(
+        p_features=references, q_features=texts, num_buckets=clusters, seed=_SEED
+    )
+    return float(result.mauve)
+
+
+def _compute_mauve() -> Any:
+    try:
+        from mauve import compute_mauve
+    except ImportError as error:
+        raise MissingExtraError(
+            "MAUVE needs mauve-text", str(error), "pip install 'umim[metrics]'"
+        ) from error
+    return compute_mauve
+
+
+def require_libraries(texts: int) -> None:
+    """Make sure that a comparison will find its libraries, before texts are generated for it."""
+    word = {"references": ["word"]}
+    rouge(["word"], word)
+    chrf(["word"], word)
+    if texts >= FEWEST_TEXTS:
+        _compute_mauve()
+
+
+def reference_similarity(
+    texts: Sequence[str], references: References
+) -> tuple[dict[str, tuple[float, ...]], float]:
+    """Compare texts with the continuations of their prompts, one by one and as sets.
+
+    Returns:
+        ``GenerationQuality.by_text``, and MAUVE of the texts that are not empty, 0..1; NaN of fewer
+        than ``FEWEST_TEXTS``.
+    """
+    require(
+        bool(texts) and len(texts) == len(references.texts),
+        EvaluationError,
+        "every generated text needs the continuation of its prompt",
+        f"{len(texts)} texts, {len(references.texts)} continuations",
+        "Keep as many tokens of the held-out text behind every prompt.",
+    )
+    states = references.features.of_tokens(texts)
+    rows = [
+        {
+            **rouge([text], {"references": [reference]}),
+            **chrf([text], {"references": [reference]}),
+            BERTSCORE: greedy_bertscore(of_text, of_reference),
+        }
+        for text, reference, of_text, of_reference in zip(
+            texts, references.texts, states, references.states, strict=True
+        )
+    ]
+    last = [[text[-1] for text in part if len(text)] for part in (states, references.states)]
+    enough = min(map(len, last)) >= FEWEST_TEXTS
+    near = mauve(*(torch.stack(part).numpy() for part in last)) if enough else math.nan
+    return {name: tuple(row[name] for row in rows) for name in rows[0]}, near

@@ -10,8 +10,7 @@ import pytest
 from tasks.paper.paper_page import Measured, paper_page, paper_tables
 from tasks.run.recipes import recipe_names
 from umim_core.evaluation.generated_rows import REDUCTIONS
-from umim_core.evaluation.text_metrics.reference_similarity import KINDS
-from umim_core.evaluation.text_metrics.registry import TEXT_METRICS
+from umim_core.evaluation.text_metrics import KINDS, TEXT_METRICS
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
 
 TABLE = """\

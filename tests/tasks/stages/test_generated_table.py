@@ -23,7 +23,7 @@ from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.questions import shard_seed
 from umim_core.evaluation.tasks.lm_eval_tasks import load_tasks, run_task
-from umim_core.evaluation.text_metrics.answers import contest_answer
+from umim_core.evaluation.text_metrics import contest_answer
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 
 

@@ -61,8 +61,7 @@ from umim_core.errors import ConfigError, CorpusError, did_you_mean
 from umim_core.evaluation.console import one_line_errors
 from umim_core.evaluation.generated_rows import REDUCTIONS, GeneratedText
 from umim_core.evaluation.model_args import task_context, task_tokenizer
-from umim_core.evaluation.text_metrics.answers import mean_figures
-from umim_core.evaluation.text_metrics.registry import TextMetric, find_metrics
+from umim_core.evaluation.text_metrics import TextMetric, find_metrics, mean_figures
 from umim_core.store.artifacts import directory_digest
 from umim_core.task_sets.generation_spec import (
     GENERATION_TASKS,

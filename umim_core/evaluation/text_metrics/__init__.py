@@ -1,1 +1,0 @@
-"""Metrics of generated texts: one file per kind."""
