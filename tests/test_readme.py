@@ -12,7 +12,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    if fault := model_fault(PACKAGED.find("smollm2-135m-instruct")):
+    if fault := model_fault(PACKAGED["smollm2-135m-instruct"]):
         pytest.skip(str(fault))
     text = README.read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

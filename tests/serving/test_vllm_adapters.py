@@ -98,7 +98,7 @@ def tiny(family: str) -> tuple[Backbone, RuleSet, list[list[int]]]:
 
 
 def smollm2() -> tuple[Backbone, RuleSet, list[list[int]]]:
-    if fault := model_fault(PACKAGED.find("smollm2-135m-instruct")):
+    if fault := model_fault(PACKAGED["smollm2-135m-instruct"]):
         pytest.skip(f"{fault}; umim fetch smollm2-135m-instruct")
     backbone = load_backbone("smollm2-135m-instruct", dtype="float32")
     text = "\n".join(

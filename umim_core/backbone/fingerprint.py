@@ -79,8 +79,8 @@ def backbone_identity(name: str, revision: str | None) -> str:
     For a hub repository it is the commit, else the SHA-256 of configuration and weights, which of
     a packaged model are known before it is fetched.
     """
-    if name in PACKAGED.names():
-        return _identity(PACKAGED.find(name).files)
+    if name in PACKAGED:
+        return _identity(PACKAGED[name].files)
     directory = Path(check_place("backbone", name, "config.json", revision))
     if directory.is_dir():
         files = [*directory.glob("config.json"), *directory.glob("*.safetensors")]

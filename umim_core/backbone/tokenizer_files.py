@@ -65,7 +65,7 @@ FOREIGN_ERRORS: Final = (
 
 
 def backbone_names() -> list[str]:
-    return [*embedded_names(), *PACKAGED.names()]
+    return [*embedded_names(), *PACKAGED]
 
 
 def resolve_backbone(name: str, *, local_files_only: bool = False) -> str:
@@ -78,7 +78,7 @@ def resolve_backbone(name: str, *, local_files_only: bool = False) -> str:
         shown = redacted(name if is_address(name) else f"x://{name}").removeprefix("x://")
         raise _nowhere("backbone", repr(shown), "Name no address, user or password.")
     path = embedded_path(name, "backbone")
-    if path is None and name in PACKAGED.names():
+    if path is None and name in PACKAGED:
         path = packaged_directory(name, local_files_only=local_files_only)
     elif path is None and (file := find_gguf(name)) is not None:
         path = gguf_directory(file)

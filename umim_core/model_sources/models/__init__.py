@@ -1,1 +1,0 @@
-"""Packaged models: one file per model."""
