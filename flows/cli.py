@@ -21,7 +21,7 @@ from tasks.cluster.stopping import stoppable
 from umim_core.addresses import scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.cli import serve_command as shared
-from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
+from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines, writing
 from umim_core.cli.shared_options import DeviceOption, DtypeOption
 from umim_core.errors import ConfigError, UmimError
 
@@ -66,7 +66,7 @@ def main() -> None:
     if "PREFECT_API_URL" in os.environ:  # a server that died is asked again once at every call
         os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")
     try:
-        with stoppable():
+        with writing("flows"), stoppable():
             app()
     except UmimError as error:
         notes = getattr(error, "__notes__", [])

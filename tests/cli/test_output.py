@@ -51,16 +51,24 @@ def test_every_terminal_encoding_takes_the_output(
         assert "\\u65e5" in written.replace("[", "").replace("]", "").replace("\n", "")
 
 
-def test_a_full_disk_under_stdout_is_one_line(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("closed", "reason"), [(False, "No space left on device"), (True, "Bad file descriptor")]
+)
+def test_a_stdout_that_takes_nothing_is_one_line(
+    command: str,
+    closed: bool,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Path("/dev/full").open("w") as stdout, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", stdout)
+        patch.setattr(sys, "stdout", None if closed else stdout)  # as Python does for ``>&-``
         with pytest.raises(SystemExit) as end:
             main()
+        sys.stdout.close()
     assert end.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "umim: error: stdout must take the output; got No space left on device"
+    assert line == f"umim: error: stdout must take the output; got {reason}"
 
 
 def test_a_reader_that_leaves_ends_the_command_without_a_traceback() -> None:

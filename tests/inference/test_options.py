@@ -68,6 +68,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 2, "num_return_sequences": 2}, "must be given once"),
     ({"temperature": 0.5}, r"need do_sample; got \['temperature'\]"),
     ({"top_k": 3, "min_p": 0.1, "do_sample": False}, r"got \['top_k', 'min_p'\]"),
+    ({"seed": 1}, r"need do_sample; got \['seed'\]"),
+    ({"seed": 1, "streams": [3], "do_sample": False}, r"got \['seed', 'streams'\]"),
     ({"temperature": -1.0, "do_sample": True}, "out of range"),
     ({"min_p": "0.9", "do_sample": True}, "sampling setting min_p is out of range: .* got .0.9."),
     ({"stop_strings": 5}, r"texts of at least one character; got \[5\]"),

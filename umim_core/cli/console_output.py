@@ -14,8 +14,6 @@ from typing import Annotated, Final
 
 import typer
 
-from umim_core.errors import UmimError
-
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
 
 
@@ -50,30 +48,27 @@ def emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
 
 
 def write(text: str, *, newline: bool = True) -> None:
-    """Print a text at once; what stdout's encoding lacks ``running`` escapes."""
-    if sys.stdout is not None:  # click would write UTF-8 into an ASCII stdout
-        sys.stdout.write(text + "\n" * newline)
-        sys.stdout.flush()
+    """Print a text at once; what stdout's encoding lacks ``writing`` escapes."""
+    sys.stdout.write(text + "\n" * newline)  # click would write UTF-8 into an ASCII stdout
+    sys.stdout.flush()
 
 
 @contextmanager
-def running() -> Iterator[None]:
-    """Run a command: what stdout's encoding lacks is escaped, errors are one line on stderr."""
+def writing(program: str) -> Iterator[None]:
+    """Escape what stdout's encoding lacks; where it takes nothing, end with a line on stderr."""
+    if sys.stdout is None:  # closed: writers would be silent, and the next file become stdout
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             yield
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
-    except UmimError as error:
-        typer.echo(f"umim: error: {error}", err=True)
-        raise SystemExit(1) from None
+            sys.stdout.flush()
     except OSError as error:
         if error.filename is not None or error.errno not in _FULL:
             raise
         # What could not be written would be tried again, and complained about, at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        typer.echo(f"umim: error: stdout must take the output; got {error.strerror}", err=True)
+        typer.echo(f"{program}: error: stdout must take the output; got {error.strerror}", err=True)
         raise SystemExit(1) from None

@@ -143,7 +143,7 @@ def generate(
     show = chat and not stream and not as_json if show is None else show
     umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr)
     alone = n == 1 and not as_json and not show
-    if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):
+    if stream or (stream is None and alone and sys.stdout.isatty()):
         out = _streamed(umim.stream(prompt_input, options, add_special_tokens=special_tokens))
     else:
         out = umim.generate(prompt_input, options, add_special_tokens=special_tokens)

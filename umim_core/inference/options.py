@@ -65,7 +65,10 @@ _SETTINGS: Final[dict[str, Any]] = {
     "no_repeat_ngram_size": None, "stop_strings": None, "eos_token_id": "model", "n": None,
 }  # fmt: skip
 _INTEGERS: Final = ("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size", "n")
-_SAMPLING: Final = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None}  # no effect
+# Options of sampling, and the value of each that has no effect.
+_SAMPLING: Final[dict[str, object]] = {
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None, "seed": None, "streams": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,7 @@ class GenerateOptions:
         eos_token_id: One or several ids that end a row (the model's, else the tokenizer's); None
             lets no id end it.
         n: Samples per prompt, which share its prefill (1).
-        seed: For sampling; equal seeds give equal draws, and equal texts in an equal batch: in
+        seed: Of sampling; equal seeds give equal draws, and equal texts in an equal batch: in
             another one products may round otherwise, which float32 hardly ever shows and bfloat16
             often. None draws one from torch's global generator, so that every call samples anew
             and ``torch.manual_seed`` repeats them all.
@@ -250,8 +253,8 @@ class GenerateOptions:
         }
 
     def _check_sampling(self, sampled: bool) -> None:
-        """Refuse settings of sampling where nothing is drawn."""
-        given = self._given
+        """Refuse options of sampling where nothing is drawn."""
+        given = self._given | {"seed": self.seed, "streams": self.streams}
         idle = [name for name, same in _SAMPLING.items() if given.get(name) not in (None, same)]
         _need(
             sampled or not idle,

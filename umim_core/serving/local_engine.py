@@ -144,11 +144,11 @@ class LocalEngine:
             temperature = 1.0 if body.temperature is None else body.temperature
             top_p = 1.0 if body.top_p is None else body.top_p
             sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
+            sampling["seed"] = body.seed  # clients give one to greedy requests, too
         merge = self._served.merge if merging else "none"
         return GenerateOptions(
             max_new_tokens=body.new_tokens or new_tokens,
             n=body.n,
-            seed=body.seed,
             merge=merge,
             raw_tail=0 if merge == "none" else self._served.raw_tail,
             **sampling,
