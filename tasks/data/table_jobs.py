@@ -143,8 +143,8 @@ def score_shard(
     """Score questions ``first`` to ``last`` - 1 under a setting; see ``score_questions``."""
     _ask_no_network(source)
     from umim_core.evaluation.harness import UmimLM
-    from umim_core.evaluation.method_scoring import named_method
     from umim_core.evaluation.questions import score_questions
+    from umim_core.evaluation.scoring import named_method
 
     checkpoint, backbone = _opened(place)
     model = UmimLM(
@@ -174,9 +174,8 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     """
     from umim_core.baselines.registry import find_baseline
     from umim_core.evaluation.alignment import evaluate_alignment
-    from umim_core.evaluation.method_scoring import AnyScorer, method_scorer
     from umim_core.evaluation.perplexity import perplexity_figures, second_half_perplexity
-    from umim_core.evaluation.scoring import Scorer
+    from umim_core.evaluation.scoring import AnyScorer, Scorer, method_scorer
     from umim_core.model.umim import UMIM
     from umim_core.text.token_ids import cut_segments
     from umim_core.text.tokens import iter_token_pieces

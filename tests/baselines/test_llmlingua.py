@@ -22,7 +22,7 @@ from umim_core.baselines.methods import Ints, reduce_tokens
 from umim_core.baselines.own_models import hub_commit
 from umim_core.baselines.selective_context import SelectiveContext, self_information
 from umim_core.errors import BackboneError, ConfigError
-from umim_core.evaluation.method_scoring import named_method
+from umim_core.evaluation.scoring import named_method
 
 
 @torch.no_grad()

@@ -18,8 +18,7 @@ from support.reduced_texts import FAMILIES, word_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import Ints, MergedSpans
 from umim_core.baselines.registry import find_baseline
-from umim_core.evaluation.method_scoring import method_scorer
-from umim_core.evaluation.scoring import Request
+from umim_core.evaluation.scoring import Request, method_scorer
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher

@@ -22,8 +22,7 @@ from umim_core.config.form import Merge, UnitPositions
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
-from umim_core.evaluation.scoring import Request, Scorer, _parts
+from umim_core.evaluation.scoring import EvictedScorer, ReducedScorer, Request, Scorer, _parts
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.merging.merged_model import MergedModel

@@ -20,13 +20,14 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.eviction import generate_evicted
 from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
-from umim_core.evaluation.method_scoring import (
+from umim_core.evaluation.scoring import (
     AnyScorer,
     EvictedScorer,
+    Query,
     ReducedScorer,
-    evicted_sizes,
+    Scorer,
+    Sizes,
 )
-from umim_core.evaluation.scoring import Asked, Scorer, Sizes
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import HONOURED, IGNORED, GenerateOptions
 from umim_core.inference.prompts import PromptIds
@@ -175,12 +176,12 @@ class RowWriter:
         prompts: Sequence[Ints],
         kwargs: GenKwargs,
         options: GenerateOptions,
-        asked: Sequence[Asked],
+        queries: Sequence[Query],
         parts: Sequence[Parts | None],
     ) -> list[tuple[Row, tuple[int, ...], Sizes]]:
         """Generate a text after each prompt of raw ids [T_b], in one batch.
 
-        ``asked`` is what each prompt asks, for token reducers, ``parts`` its tokens that may merge,
+        ``queries`` are what prompts ask, for token reducers, ``parts`` their tokens that may merge,
         None for all. The ``merge`` of the options is replaced. With each row come the ids that
         count, and its sizes.
         """
@@ -188,19 +189,17 @@ class RowWriter:
         fitting: list[Ints] = []
         sizes: list[Sizes] = []
         behind: list[Parts | None] = []
-        for ids, question, may_merge in zip(prompts, asked, parts, strict=True):
+        for ids, query, may_merge in zip(prompts, queries, parts, strict=True):
+            fitted, stays = scorer.fit(ids, room, may_merge)
             if isinstance(scorer, ReducedScorer):
-                shortened, size = scorer.shorten(*scorer.fit(ids, room, may_merge), question)
+                shortened, size = scorer.shorten(fitted, stays, query)
                 fitting.append(shortened)
                 sizes.append(size)
                 behind.append(None)
-                continue
-            fitted = ids[-room:]
-            if isinstance(scorer, Scorer):
-                fitted, _ = scorer.fit(ids, room, may_merge)
-            fitting.append(fitted)
-            sizes.append(Sizes(context_tokens=len(fitted)))
-            behind.append(parts_behind(may_merge, len(ids) - len(fitted)))
+            else:
+                fitting.append(fitted)
+                sizes.append(Sizes(context_tokens=len(fitted)))
+                behind.append(parts_behind(may_merge, len(ids) - len(fitted)))
         limits = kwargs.limits([size.context_tokens for size in sizes])
         merge = self.merge if isinstance(scorer, Scorer) else "none"
         config = copy(kwargs.config)
@@ -214,32 +213,23 @@ class RowWriter:
         )
         rows: Sequence[Row]
         if isinstance(scorer, EvictedScorer) and scorer.age is None:
-            by_ids = {
-                ids.tobytes(): mergeable for ids, mergeable in zip(fitting, behind, strict=True)
-            }
-            backbone, policy = scorer.merged_model.backbone, scorer.new_policy
+            mergeable = {ids.tobytes(): part for ids, part in zip(fitting, behind, strict=True)}
             rows = generate_evicted(
                 fitting,
                 options,
-                backbone,
-                policy,
-                lambda ids, generated: scorer.budget(ids, generated, by_ids[ids.tobytes()]),
+                scorer.merged_model.backbone,
+                scorer.new_policy,
+                lambda ids, generated: scorer.budget(ids, generated, mergeable[ids.tobytes()]),
             )
         else:
-            given = zip(fitting, behind, strict=True)
-            rows = self.engine.generate(
-                [
-                    ids if mergeable is None else PromptIds(ids, mergeable)
-                    for ids, mergeable in given
-                ],
-                options,
-            ).rows
+            pairs = zip(fitting, behind, strict=True)
+            inputs = [ids if part is None else PromptIds(ids, part) for ids, part in pairs]
+            rows = self.engine.generate(inputs, options).rows
         counted = []
-        for row, ids, mergeable, before in zip(rows, fitting, behind, sizes, strict=True):
+        for row, ids, part, before in zip(rows, fitting, behind, sizes, strict=True):
             new, tokens, columns = len(row.ids), before.context_tokens, row.cache_lengths[0]
             if isinstance(scorer, EvictedScorer):
-                over = max(0, columns - scorer.budget(ids, 0, mergeable))
-                counted.append(evicted_sizes(tokens, new, columns, over))
+                counted.append(scorer.sizes(tokens, new, columns, scorer.budget(ids, 0, part)))
             else:
                 units = columns + new - sum(length - 1 for _, length in row.generated_spans)
                 counted.append(

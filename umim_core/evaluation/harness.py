@@ -45,13 +45,6 @@ from umim_core.errors import BackboneError, ConfigError, CorpusError, Evaluation
 from umim_core.evaluation.comparison import compare_in_evaluate
 from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
 from umim_core.evaluation.generated_rows import GeneratedText, GenKwargs, RowWriter, read_gen_kwargs
-from umim_core.evaluation.method_scoring import (
-    AnyScorer,
-    ReducedScorer,
-    answer_identity,
-    method_scorer,
-    named_method,
-)
 from umim_core.evaluation.model_args import (
     AUTO,
     AskedMerge,
@@ -62,17 +55,21 @@ from umim_core.evaluation.model_args import (
 )
 from umim_core.evaluation.scoring import (
     UNKNOWN,
-    Asked,
+    AnyScorer,
     Likelihood,
+    Query,
+    ReducedScorer,
     Request,
     Scorer,
     Sizes,
-    counted_sizes,
+    method_scorer,
+    named_method,
 )
 from umim_core.inference.sampling import fresh_seed
 from umim_core.model.loading import LoadOptions
 from umim_core.rules.matcher import Parts
 from umim_core.rules.pruning import check_rule_choice
+from umim_core.store.artifacts import sha256_bytes
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.spec import TASKS, cue_of
 from umim_core.text.chat_parts import Chat, content_places, encode_parts
@@ -127,22 +124,22 @@ class ChatContexts:
         return ()
 
 
-def asked_by(request: Instance) -> Asked:
+def query_of(request: Instance) -> Query:
     """Return what a request asks; ``UNKNOWN`` of a task that neither we nor the paper have."""
     name, row, context = request.task_name, request.doc, str(request.args[0])
     if name in GENERATION_TASKS.names():
-        return Asked(
+        return Query(
             row["question"], row["answer_prefix"] or cue_of(GENERATION_TASKS.find(name).prompt)
         )
     if name in TASKS.names():
-        return Asked(row["context"], TASKS.find(name).form.cue)
+        return Query(row["context"], TASKS.find(name).form.cue)
     stock = str(name).removeprefix(_OWN)
     if stock == "copa":  # the sentence that is to be continued
-        return Asked(context or row["premise"])
+        return Query(context or row["premise"])
     question = row.get(_COLUMNS.get(stock, ""))
     if not isinstance(question, str) or (context and question not in context):
         return UNKNOWN
-    return Asked(question, context.rpartition(question)[2])
+    return Query(question, context.rpartition(question)[2])
 
 
 RequestKey = tuple[str | None, int | None, int]  # task, question, place in the question
@@ -255,7 +252,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
         self.scorer: AnyScorer | None = None  # for lm-eval's own ``hf`` scores
         self.comparing = False  # within an evaluation that runs the base model, too
-        self._asked: Mapping[str, Asked] = {}  # by context, of the latest requests
+        self._queries: Mapping[str, Query] = {}  # by context, of the latest requests
         self._sizes: dict[RequestKey, tuple[bool, Sizes]] = {}
         self._scored: list[Likelihood] = []  # the latest
         compare_in_evaluate(UmimLM)
@@ -271,9 +268,23 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def get_model_info(self) -> dict[str, Any]:
         """Add what was realised to lm-eval's result file (``config.umim``), in all and by task."""
         bounds = [*self._decode_bounds]  # several where the kwargs of tasks differ
+        model, merges = self.merged_model, self.merge != "none"
+        rules = model.require_matcher().rules if merges else None
+        prices = None if rules is None else rules.prices
         info: dict[str, Any] = super().get_model_info()
         info["umim"] = {
-            **answer_identity(self.merged_model, self.merge, self.method, self.target),
+            "backbone": self.backbone.name,
+            "backbone_fingerprint": self.backbone.fingerprint,
+            "tokenizer_fingerprint": self.backbone.tokenizer_fingerprint,
+            "module_digest": model.require_module().digest() if merges else None,
+            "rules_digest": None if rules is None else rules.digest,
+            "prices_digest": None if prices is None else sha256_bytes(prices.tobytes()),
+            "dtype": str(self.backbone.dtype),
+            "merge": self.merge,
+            "unit_positions": model.unit_positions if merges else None,
+            "raw_tail": model.raw_tail,
+            "method": self.method or "umim",
+            **({} if self.target is None else {"target_tr": self.target.target}),
             "decode_max_damage": bounds if len(bounds) > 1 else next(iter(bounds), None),
             **self.realised,
             "tasks": {
@@ -318,9 +329,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         for (name, question, _), size in self._sizes.items():
             if name == task:
                 by_question.setdefault(question, []).append(size)
-        return {
-            question: sum(counted_sizes(sizes), Sizes()) for question, sizes in by_question.items()
-        }
+        counted = {}
+        for question, sizes in by_question.items():
+            # A text without context, which ``acc_seq`` asks for, has nothing to merge.
+            behind_contexts = [size for context, size in sizes if context]
+            counted[question] = sum(behind_contexts or [size for _, size in sizes], Sizes())
+        return counted
 
     def forget_sizes(self) -> None:
         self._sizes = {}
@@ -414,11 +428,11 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 "list[tuple[float, bool]]",
                 super()._loglikelihood_tokens(requests, disable_tqdm, override_bs),
             )
-        asked = [
+        scored = [
             Request(
                 np.asarray(context, np.int64),
                 np.asarray(continuation, np.int64),
-                UNKNOWN if texts is None else self.asked(texts[0]),
+                UNKNOWN if texts is None else self.query(texts[0]),
                 None if texts is None else self.chats.parts(texts[0], context),
             )
             for texts, context, continuation in requests
@@ -426,8 +440,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         rows = override_bs or self.rows_per_forward(
             max((len(context) + len(ending) for _, context, ending in requests), default=1)
         )
-        with tqdm(total=len(asked), disable=disable_tqdm, desc="Scoring") as bar:
-            self._scored = self.scorer.score(asked, rows, bar.update)
+        with tqdm(total=len(scored), disable=disable_tqdm, desc="Scoring") as bar:
+            self._scored = self.scorer.score(scored, rows, bar.update)
         self.report()
         return [(score.log_prob, score.greedy) for score in self._scored]
 
@@ -483,9 +497,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 if isinstance(self.scorer, Scorer):
                     self._decode_bounds[chosen.decode_bound(self.scorer.merged_model)] = None
                 ids = [self._prompt(text) for text in prompts]
-                asked = [self.asked(text) for text in prompts]
+                queries = [self.query(text) for text in prompts]
                 parts = [self.chats.parts(*pair) for pair in zip(prompts, ids, strict=True)]
-                rows = writer.write(ids, kwargs, chosen, asked, parts)
+                rows = writer.write(ids, kwargs, chosen, queries, parts)
                 for prompt, number, (row, cut, size) in zip(prompts, numbers, rows, strict=True):
                     text = postprocess_generated_text(self.tok_decode(cut), kwargs.until, None)
                     if self.merge != "none":
@@ -526,13 +540,13 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def note_questions(self, requests: Sequence[Instance]) -> None:
         if not isinstance(self.scorer, ReducedScorer):
             return
-        self._asked = {str(request.args[0]): asked_by(request) for request in requests}
-        if unknown := {str(r.task_name) for r in requests if self.asked(r.args[0]) == UNKNOWN}:
+        self._queries = {str(request.args[0]): query_of(request) for request in requests}
+        if unknown := {str(r.task_name) for r in requests if self.query(r.args[0]) == UNKNOWN}:
             names = ", ".join(sorted(unknown))
             _log.warning("umim: no question or cue of %s is known: none is protected", names)
 
-    def asked(self, context: str) -> Asked:
-        return self._asked.get(context, UNKNOWN)
+    def query(self, context: str) -> Query:
+        return self._queries.get(context, UNKNOWN)
 
     def check_comparison(self) -> None:
         require(

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.method_scoring import AnyScorer
 from umim_core.evaluation.paired_differences import increase_with_error, ratio_error
-from umim_core.evaluation.scoring import Request
+from umim_core.evaluation.scoring import AnyScorer, Request
 from umim_core.merging.likelihood import finite_sum, score_rows
 from umim_core.merging.merged_model import MergedModel
 from umim_core.text.token_ids import AnyInts

@@ -1,4 +1,4 @@
-"""Log-likelihoods of (context, continuation) requests over a compressed model, in batches.
+"""Log-likelihoods of (context, continuation) requests over compressed inputs, in batches.
 
     merge    what is matched        continuation tokens
     prompt   the context alone      raw; requests with one context share its row of a forward
@@ -7,37 +7,65 @@
 Inputs that are too long lose leading units of the context, never part of one: matching from a unit
 border on gives the same units as matching the whole. How many depends on the context and on the
 length of the continuation alone: were its tokens looked at, probabilities would not add up to 1.
+
+Baselines are measured as UMIM is. By default the budget of a text is UMIM's own: as many tokens, or
+columns of the KV cache, stay of a context as the rules leave units of it. Every method is so
+measured at the same token reduction, text by text. With a target round(target * T) of the T tokens
+of a context go. Continuations stay raw::
+
+    context     the cat sat on the mat      rules leave  [the cat] [sat] [on the] [mat]
+    truncation              on the mat      and the token before: 4 of 6
+    target 0.5              on the mat      3 of 6
+
+The cue that ends the prompts of a task ("Answer:") stays under every token reducer. A cache
+policy scores the first token of a continuation before it drops anything, as a served prompt has it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from umim_core.backbone.attention_masks import attention_window
+from umim_core.baselines.eviction import score_evicted
+from umim_core.baselines.lexical_units import token_texts
+from umim_core.baselines.methods import (
+    CachePolicy,
+    MergedSpans,
+    Method,
+    ReducedTokens,
+    ScoreEndings,
+    TargetReduction,
+    Text,
+    TokenReducer,
+    reduce_tokens,
+)
 from umim_core.config.form import Merge, check_merge
-from umim_core.errors import EvaluationError
+from umim_core.errors import ConfigError, EvaluationError, require
 from umim_core.merging.continuations import score_continuations, widest_row
 from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Parts, parts_behind
 from umim_core.text.token_ids import Ints
 
+_TOO_LONG: Final = "Shorten the continuation, or use a backbone with more positions."
+
 
 @dataclass(frozen=True)
-class Asked:
-    """Question and cue of a context, word for word as they stand in it."""
+class Query:
+    """Question and cue of a context, word for word as they stand in it; empty where unknown."""
 
     question: str = ""
     cue: str = ""
 
 
-UNKNOWN: Final = Asked()
+UNKNOWN: Final = Query()
 
 
 @dataclass(frozen=True)
@@ -49,12 +77,8 @@ class Request:
 
     context: Ints
     continuation: Ints
-    asked: Asked = UNKNOWN
+    query: Query = UNKNOWN
     parts: Parts | None = None
-
-    def parts_of_last(self, tokens: int) -> Parts | None:
-        """Return which of the context's last tokens may merge; None for all."""
-        return parts_behind(self.parts, len(self.context) - tokens)
 
 
 @dataclass(frozen=True)
@@ -132,13 +156,23 @@ class Likelihood:
     greedy: bool
     sizes: Sizes
 
+    @classmethod
+    def of(cls, score: TokenScores, sizes: Sizes) -> Likelihood:
+        return cls(finite_sum(score.log_probs), bool(score.greedy.all()), sizes)
 
-def counted_sizes(asked: Sequence[tuple[bool, Sizes]]) -> list[Sizes]:
-    """Return the sizes of a question's requests that count, given whether each has a context.
 
-    A text scored without context next to answers, as ``acc_seq`` needs it, has nothing to merge.
+@dataclass(frozen=True)
+class _Context:
+    """A context as it fits, [T] raw ids, with the numbers of the requests that share it.
+
+    ``stays`` are its units, or the tokens or columns that may stay of it.
     """
-    return [size for context, size in asked if context] or [size for _, size in asked]
+
+    ids: Ints
+    parts: Parts | None
+    query: Query
+    stays: int
+    members: list[int]
 
 
 @dataclass
@@ -146,6 +180,20 @@ class RequestScorer(ABC):
     """Scores requests and counts what went in; a subclass says how contexts are shortened."""
 
     total: Sizes = field(default_factory=Sizes, kw_only=True)
+
+    @abstractmethod
+    def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
+        """Drop leading ids [T] of what leaves more than ``room`` units, tokens or columns.
+
+        ``parts`` are the tokens that may merge; None for all. Returns the ids that are left, and
+        how many units, tokens or columns stay of them.
+        """
+
+    @abstractmethod
+    def forwards(
+        self, requests: Sequence[Request], batch_size: int
+    ) -> Iterator[dict[int, Likelihood]]:
+        """Yield the scores of every forward, by number of their request."""
 
     @torch.no_grad()
     def score(
@@ -158,7 +206,17 @@ class RequestScorer(ABC):
 
         ``progress`` is called with the number of requests that each forward has scored.
         """
-        _check_requests(requests, batch_size)
+        require(
+            batch_size >= 1, EvaluationError, "batch_size must be at least 1", batch_size, "Use 1."
+        )
+        for number, request in enumerate(requests):
+            if len(request.context) == 0 or len(request.continuation) == 0:
+                raise EvaluationError(
+                    "a context and its continuation must hold at least one token",
+                    f"request {number}: {len(request.context)} and {len(request.continuation)} "
+                    "tokens",
+                    "Put the BOS token into an empty context and drop empty continuations.",
+                )
         results: dict[int, Likelihood] = {}
         for done in self.forwards(requests, batch_size):
             self.total = sum((score.sizes for score in done.values()), self.total)
@@ -166,28 +224,21 @@ class RequestScorer(ABC):
             progress(len(done))
         return [results[number] for number in range(len(requests))]
 
-    @abstractmethod
-    def forwards(
-        self, requests: Sequence[Request], batch_size: int
-    ) -> Iterator[dict[int, Likelihood]]:
-        """Yield the scores of every forward, by number of their request."""
-
-
-def _check_requests(requests: Sequence[Request], batch_size: int) -> None:
-    if batch_size < 1:
-        raise EvaluationError("batch_size must be at least 1", batch_size, "Use 1 or more.")
-    for i, request in enumerate(requests):
-        if len(request.context) == 0 or len(request.continuation) == 0:
-            raise EvaluationError(
-                "a context and its continuation must hold at least one token",
-                f"request {i}: {len(request.context)} and {len(request.continuation)} tokens",
-                "Put the BOS token into an empty context and drop empty continuations.",
-            )
+    def contexts(self, requests: Sequence[Request], max_units: int) -> list[_Context]:
+        """Return the contexts of requests as they fit, once each: a question's answers share it."""
+        found: dict[tuple[bytes, Parts | None, Query], _Context] = {}
+        for number, request in enumerate(requests):
+            room = max_units - len(request.continuation) + 1
+            ids, stays = self.fit(request.context, room, request.parts)
+            parts = parts_behind(request.parts, len(request.context) - len(ids))
+            new = _Context(ids, parts, request.query, stays, [])
+            found.setdefault((ids.tobytes(), parts, request.query), new).members.append(number)
+        return list(found.values())
 
 
 @dataclass(frozen=True)
 class _Row:
-    context: Ints
+    ids: Ints
     parts: Parts | None
     members: list[int]
     sizes: list[Sizes]
@@ -208,31 +259,35 @@ class Scorer(RequestScorer):
     def forwards(
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
-        if self.merge == "all" and self.merged_model.raw_tail:
-            raise EvaluationError(
-                "raw_tail needs contexts that are matched alone", "merge 'all'", "Use 'prompt'."
-            )
-        alone = self.merge == "prompt"
-        rows = self._context_rows if alone else self._whole_rows
-        ordered = sorted(rows(requests, batch_size), key=lambda row: -row.columns)
-        window = attention_window(self.merged_model.backbone.model.config)
+        model, alone = self.merged_model, self.merge == "prompt"
+        require(
+            alone or not model.raw_tail,
+            EvaluationError,
+            "raw_tail needs contexts that are matched alone",
+            "merge 'all'",
+            "Use 'prompt'.",
+        )
+        rows = self._context_rows(requests, batch_size) if alone else self._whole_rows(requests)
+        ordered = sorted(rows, key=lambda row: -row.columns)
+        window = attention_window(model.backbone.model.config)
         for batch in _batches(ordered, batch_size, window):
-            members = [row.members for row in batch]
-            scores = (self._score_contexts if alone else self._score_whole)(
-                batch, [[requests[i].continuation for i in row] for row in members]
-            )
-            numbers = [i for row in members for i in row]
+            contexts, parts = [row.ids for row in batch], [row.parts for row in batch]
+            endings = [[requests[i].continuation for i in row.members] for row in batch]
+            if alone:
+                by_row = score_continuations(contexts, endings, model, parts)
+                scores = [score for row in by_row for score in row]
+            else:
+                pairs = zip(contexts, endings, strict=True)
+                whole = [np.concatenate([ids, *ending]) for ids, ending in pairs]
+                scores = score_rows(whole, model, [len(ids) for ids in contexts], parts=parts)
+            numbers = [number for row in batch for number in row.members]
             sizes = [size for row in batch for size in row.sizes]
             yield {
-                number: Likelihood(finite_sum(score.log_probs), bool(score.greedy.all()), size)
+                number: Likelihood.of(score, size)
                 for number, score, size in zip(numbers, scores, sizes, strict=True)
             }
 
     def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
-        """Match ids [T], drop leading units beyond ``room``; return the ids left and their units.
-
-        ``parts`` are the tokens that may merge; None for all.
-        """
         starts, _ = self.merged_model.segment_prompt(ids, parts)
         needed = self._counted(starts, len(ids), len(starts))
         dropped = int((needed > room).sum())
@@ -240,7 +295,7 @@ class Scorer(RequestScorer):
             raise EvaluationError(
                 f"context and continuation must fit {self.max_units} units",
                 f"{room - 1} units left for the context",
-                "Shorten the continuation, or use a backbone with more positions.",
+                _TOO_LONG,
             )
         # Not every baseline cuts what is left as it cut the whole.
         if not dropped:
@@ -255,65 +310,43 @@ class Scorer(RequestScorer):
 
     def _context_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
         """Group requests by context; a row takes no more continuations than pay off."""
-        groups: dict[tuple[bytes, Parts | None], list[int]] = {}
-        fitted: dict[tuple[bytes, Parts | None], tuple[Ints, int]] = {}
-        for i, request in enumerate(requests):
-            room = self.max_units - len(request.continuation) + 1
-            context, units = self.fit(request.context, room, request.parts)
-            key = context.tobytes(), request.parts_of_last(len(context))
-            groups.setdefault(key, []).append(i)
-            fitted[key] = (context, units)
-        for key, members in groups.items():
-            context, units = fitted[key]
-            sizes = [len(requests[i].continuation) - 1 for i in members]
-            backbone = self.merged_model.backbone
+        backbone = self.merged_model.backbone
+        for context in self.contexts(requests, self.max_units):
+            tokens, units = len(context.ids), context.stays
+            fed = [len(requests[i].continuation) - 1 for i in context.members]
             room = widest_row(units, backbone)
-            for part in _parts(sizes, batch_size, units, backbone.hidden_size, room):
-                columns = units + sum(sizes[k] for k in part)
-                counted = [
-                    Sizes(len(context) + sizes[k] + 1, units + sizes[k] + 1, len(context), units)
-                    for k in part
+            for part in _parts(fed, batch_size, units, backbone.hidden_size, room):
+                sizes = [
+                    Sizes(tokens + fed[k] + 1, units + fed[k] + 1, tokens, units) for k in part
                 ]
-                yield _Row(context, key[1], [members[k] for k in part], counted, columns)
+                columns = units + sum(fed[k] for k in part)
+                members = [context.members[k] for k in part]
+                yield _Row(context.ids, context.parts, members, sizes, columns)
 
-    def _score_contexts(
-        self, rows: Sequence[_Row], endings: Sequence[Sequence[Ints]]
-    ) -> list[TokenScores]:
-        contexts, parts = [row.context for row in rows], [row.parts for row in rows]
-        scored = score_continuations(contexts, endings, self.merged_model, parts)
-        return [score for row in scored for score in row]
-
-    def _whole_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
+    def _whole_rows(self, requests: Sequence[Request]) -> Iterator[_Row]:
         """Cut contexts as if continuations stayed raw: by their lengths, never by their tokens."""
-        for i, request in enumerate(requests):
-            context, inputs = request.context, len(request.continuation) - 1
+        for number, request in enumerate(requests):
+            context, fed = request.context, len(request.continuation) - 1
             starts, lengths = self.merged_model.segment(context, request.parts)
             # The raw prefix of a span goes on from the span's position.
             tops = np.arange(len(starts)) + np.maximum(lengths - 2, 0)
-            highest = max(int(tops.max(initial=0)) + 1, len(starts) + inputs)
-            needed = self._counted(starts, len(context) + inputs, highest)
-            context_left = context[
-                np.append(starts, len(context))[int((needed > self.max_units).sum())] :
-            ]
-            if len(context_left) == 0:
+            highest = max(int(tops.max(initial=0)) + 1, len(starts) + fed)
+            dropped = int(
+                (self._counted(starts, len(context) + fed, highest) > self.max_units).sum()
+            )
+            if dropped == len(starts):
                 raise EvaluationError(
                     f"a continuation must fit {self.max_units} units with context",
-                    f"{inputs + 1} tokens",
-                    "Shorten the continuation, or use a backbone with more positions.",
+                    f"{fed + 1} tokens",
+                    _TOO_LONG,
                 )
-            whole = np.concatenate([context_left, request.continuation])
-            parts = request.parts_of_last(len(context_left))
+            first = int(starts[dropped])
+            whole = np.concatenate([context[first:], request.continuation])
+            parts = parts_behind(request.parts, first)
             if parts is not None:
-                parts = (*parts, (len(context_left), len(whole)))
+                parts = (*parts, (len(context) - first, len(whole)))
             size = Sizes(len(whole), len(self.merged_model.segment(whole, parts)[0]))
-            yield _Row(context_left, parts, [i], [size], len(whole))
-
-    def _score_whole(
-        self, rows: Sequence[_Row], endings: Sequence[Sequence[Ints]]
-    ) -> list[TokenScores]:
-        whole = [np.concatenate([row.context, *e]) for row, e in zip(rows, endings, strict=True)]
-        known = [len(row.context) for row in rows]
-        return score_rows(whole, self.merged_model, known, parts=[row.parts for row in rows])
+            yield _Row(context[first:], parts, [number], [size], len(whole))
 
 
 def _parts(
@@ -360,3 +393,175 @@ def _batches(rows: Sequence[_Row], most: int, window: int | None) -> Iterator[li
         total += len(row.members)
     if batch:
         yield batch
+
+
+@dataclass
+class _BaselineScorer(RequestScorer):
+    """Score requests under a baseline; ``umim`` gives the backbone, and the token reduction."""
+
+    umim: Scorer
+
+    @property
+    def merged_model(self) -> MergedModel:
+        return self.umim.merged_model
+
+    @property
+    def max_units(self) -> int:
+        return self.umim.max_units
+
+    def equal_saving(self, tokens: int, units: int) -> int:
+        """Return how many of so many tokens stay at the saving of so many units."""
+        return tokens - round((tokens - units) * self.merged_model.saved_share)
+
+
+@dataclass
+class ReducedScorer(_BaselineScorer):
+    """Score requests whose contexts a token reducer has cut down.
+
+    A BOS in front, the cue and the raw tail are protected.
+    """
+
+    reducer: TokenReducer
+    target: TargetReduction | None = None
+
+    def forwards(
+        self, requests: Sequence[Request], batch_size: int
+    ) -> Iterator[dict[int, Likelihood]]:
+        reduced: dict[int, tuple[Request, Sizes]] = {}
+        for context in self.contexts(requests, self.max_units):
+            ids, size = self.shorten(context.ids, context.stays, context.query)
+            for number in context.members:
+                ending = requests[number].continuation
+                new = Sizes(len(ending), len(ending))
+                reduced[number] = Request(ids, ending), size + new
+        base = Scorer(self.merged_model.base(), "prompt", self.max_units)
+        ordered = [reduced[number] for number in range(len(requests))]
+        for done in base.forwards([request for request, _ in ordered], batch_size):
+            yield {n: replace(score, sizes=ordered[n][1]) for n, score in done.items()}
+
+    def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
+        if self.target is not None:
+            return self.target.fit(ids, room)
+        fitting, units = self.umim.fit(ids, room, parts)
+        return fitting, min(room, self.equal_saving(len(fitting), units))
+
+    def shorten(self, ids: Ints, budget: int, query: Query = UNKNOWN) -> tuple[Ints, Sizes]:
+        """Reduce the tokens of a context [T] to a budget of those that stay; return its sizes, too.
+
+        The cue of the query is protected; a reducer that needs a question takes the end of the
+        context where none is known.
+        """
+        backbone = self.merged_model.backbone
+        protected = np.arange(len(ids)) >= len(ids) - self.merged_model.raw_tail
+        protected[0] |= int(ids[0]) in backbone.special_ids
+        if query.cue:
+            protected |= _from_cue(token_texts(ids, backbone.require_tokenizer()), query.cue)
+        question = backbone.encode(query.question) if query.question else []
+        text = Text(ids, protected, np.array(question, dtype=np.int64))
+        reduction = reduce_tokens(self.reducer, text, budget)
+        tokens, stayed = len(ids), len(reduction.kept)
+        size = Sizes(tokens, stayed, tokens, stayed, shortfall=reduction.shortfall)
+        return ids[reduction.kept], size
+
+
+def _from_cue(texts: list[str], cue: str) -> NDArray[np.bool_]:
+    """Return which tokens [T] hold the last place of a cue in their text, or stand behind it."""
+    place = "".join(texts).rfind(cue.strip())
+    ends = np.cumsum([len(text) for text in texts])
+    return ends > place if place >= 0 else np.zeros(len(texts), dtype=bool)
+
+
+@dataclass
+class EvictedScorer(_BaselineScorer):
+    """Score requests on a KV cache whose columns a policy chooses, one context after the other.
+
+    Attributes:
+        new_policy: Makes the policy of a context, given its raw ids.
+        target: Share of each context's columns that go; None for the token reduction of the rules.
+        age: Age at which spans leave the cache; None of other policies.
+        score_endings: Scores likelihoods in another way; None: columns go behind the context.
+    """
+
+    new_policy: Callable[[Ints], CachePolicy]
+    target: TargetReduction | None = None
+    age: int | None = None
+    score_endings: ScoreEndings | None = None
+    total: Sizes = field(default_factory=lambda: Sizes(columns=0), kw_only=True)
+
+    def budget(self, context: Ints, generated: int = 0, parts: Parts | None = None) -> int:
+        """Return how many columns may stay of a context and of generated tokens behind it.
+
+        A target is one of all these tokens together. The rules leave the columns of the context
+        that merging leaves at its saving, and generated tokens stay raw.
+        """
+        if self.target is not None:
+            return self.target.stays(len(context) + generated)
+        units = len(self.merged_model.segment_prompt(context, parts)[0])
+        return self.equal_saving(len(context), units) + generated
+
+    def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
+        require(
+            room >= 1,
+            EvaluationError,
+            f"context and continuation must fit {self.max_units} tokens",
+            f"{self.max_units - room + 1} tokens of a continuation",
+            _TOO_LONG,
+        )
+        fitting = ids[-room:]
+        return fitting, self.budget(fitting, parts=parts_behind(parts, len(ids) - len(fitting)))
+
+    def forwards(
+        self, requests: Sequence[Request], batch_size: int
+    ) -> Iterator[dict[int, Likelihood]]:
+        backbone = self.merged_model.backbone
+        for context in self.contexts(requests, self.max_units):
+            ids, budget = context.ids, context.stays
+            endings = [requests[number].continuation for number in context.members]
+            if self.score_endings is None:
+                scores, columns = score_evicted(ids, endings, backbone, self.new_policy, budget)
+            else:
+                scores, columns = self.score_endings(ids, endings, backbone, budget), budget
+            yield {
+                number: Likelihood.of(score, self.sizes(len(ids), len(ending), columns, budget))
+                for number, ending, score in zip(context.members, endings, scores, strict=True)
+            }
+
+    def sizes(self, tokens: int, new: int, columns: int, budget: int) -> Sizes:
+        """Return the sizes of a context that was read whole, and of new tokens behind it."""
+        total, over = tokens + new, max(0, columns - budget)
+        return Sizes(total, total, tokens, tokens, columns, over)
+
+
+AnyScorer = Scorer | ReducedScorer | EvictedScorer
+
+
+def method_scorer(
+    method: Method, merged_model: MergedModel, max_units: int, target: TargetReduction | None = None
+) -> AnyScorer:
+    """Return what scores requests under a baseline, in the place of a checkpoint's module.
+
+    ``target`` is the token reduction of each context; None for that of the checkpoint's rules.
+    ``max_units`` is the longest sequence that the model takes.
+    """
+    if isinstance(method, MergedSpans):
+        if target is not None:
+            raise ConfigError(
+                "target_tr needs a method that drops tokens or columns",
+                f"{target.target} of one that merges the spans of the rules",
+                "Leave it out, or cut the rules: umim prune --target-tr.",
+            )
+        module = merged_model.module if method.merger is None else method.merger
+        # A checkpoint's bound on damage is one on its own rules and module: the baseline has none.
+        merged_model = replace(
+            merged_model, module=module, matcher=method.segmenter, decode_max_damage=None
+        )
+        return Scorer(merged_model, "prompt", max_units)
+    umim = Scorer(merged_model, "prompt", max_units)
+    if isinstance(method, ReducedTokens):
+        return ReducedScorer(umim, method.reducer, target)
+    return EvictedScorer(umim, method.new_policy, target, method.age, method.score)
+
+
+def named_method(name: str | None, own: str | None) -> str | None:
+    """Return a baseline's name, with the model of its own (name@commit) that it chooses by."""
+    return name if own is None else f"{name} ({own})"
