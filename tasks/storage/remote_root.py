@@ -375,11 +375,9 @@ class RemoteRoot:
                 logger.warning("training goes on; its state could not be stored: %s", error)
 
     def _store_state(self, name: str, state: Path, step: int) -> None:
-        wanted = [state / f"step-{step:08d}", state / "reference"]
         files = {
             file.relative_to(state.parent).as_posix(): file
-            for folder in wanted
-            for file in sorted(folder.rglob("*"))
+            for file in sorted((state / f"step-{step:08d}").rglob("*"))
             if file.is_file()
         }
         entries = self.store_files(files)

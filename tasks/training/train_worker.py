@@ -23,14 +23,10 @@ from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import UmimError
 from umim_core.progress import followed
 from umim_core.store.artifacts import write_json
-from umim_core.store.disk import leave_mark, sees_mark
+from umim_core.store.disk import leave_mark, not_shared, sees_mark
 from umim_core.store.publication import STATE
 from umim_core.training.train_job import TrainJob, read_summary, run_job
-from umim_core.training.train_ranks import (
-    rank_and_world,
-    ranks_where,
-    require_mark,
-)
+from umim_core.training.train_ranks import rank_and_world, ranks_where
 from umim_core.training.train_state import last_step
 
 logger = logging.getLogger("umim.train")
@@ -175,7 +171,8 @@ def _run_rank(worker: Worker, scratch: str, mark: int, fields: Fields) -> None:
     if ranks_where(shared and bool(_error_files(folder, world))):
         return
     try:
-        require_mark(folder, mark)  # before rules and rows are looked for on a disk without them
+        if blind := ranks_where(not shared):  # rules, rows and states are not there either
+            raise not_shared(folder, f"ranks {blind}")
         worker(fields)
     except UmimError as error:
         if shared:

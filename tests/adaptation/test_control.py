@@ -105,12 +105,13 @@ def test_only_the_control_is_trained(control: Control) -> None:
 
 
 def test_preference_training_lowers_the_loss_and_changes_no_weight_of_the_backbone(
-    control: Control, tiny_backbone: Backbone, tmp_path: Path
+    control: Control, tiny_backbone: Backbone
 ) -> None:
     objective = PreferenceObjective(
         control.module, control.merged_model, some_questions(), some_questions(),
-        beta=1.0, batch_size=4, reference=tmp_path / "reference",
+        beta=1.0, batch_size=4,
     )  # fmt: skip
+    objective.begin()
     copied, losses = copy.deepcopy(objective), []
     strategy = AdamWStrategy(objective, PreferenceConfig(max_steps=8, batch_size=4, beta=1.0))
     for _ in range(8):

@@ -165,7 +165,6 @@ class Run:
                 questions(4, 1),
                 beta=5.0,  # gradients as large as those of a distillation
                 batch_size=2,
-                reference=self.folder / "reference",
             )
         return Watched(
             merged_model,

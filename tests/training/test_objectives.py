@@ -1,4 +1,4 @@
-"""Objectives: kinds of rows, micro-batches, and the reference of each split."""
+"""Objectives: kinds of rows, micro-batches, and the scores of the start."""
 
 from __future__ import annotations
 
@@ -8,50 +8,57 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from support.merged_models import fresh_model
+from support.tiny_models import random_backbone
 from support.tiny_training import questions
 from support.trained_controls import KINDS, disturb
+from support.training_processes import run_ranks
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.control import fresh_control
 from umim_core.adaptation.preference import ending_scores
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.recipe import DistillConfig
+from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.training import objectives, reference_scores
-from umim_core.training.objectives import PreferenceObjective, TrainingRow, training_row
+from umim_core.training import objectives
+from umim_core.training.objectives import (
+    PreferenceObjective,
+    TrainingRow,
+    spread_rows,
+    training_row,
+)
 from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_loop import asked_items, batch_indices
 
 
-def objective_of(
-    backbone: Backbone, folder: Path, train: list[EncodedQuestion], micro_batch: int | None
+def preference(
+    module: nn.Module, model: MergedModel, train: list[EncodedQuestion], **options: Any
 ) -> PreferenceObjective:
-    """A merge module with rows of its own for a rule, whose weights are not those of the start."""
+    """An objective that has begun, with three validation questions."""
+    settings = {"beta": 5.0, "batch_size": len(train), **options}
+    found = PreferenceObjective(module, model, train, questions(3, seed=2), **settings)
+    found.begin()
+    return found
+
+
+def of_module(
+    backbone: Backbone, train: list[EncodedQuestion], micro_batch: int | None
+) -> PreferenceObjective:
+    """A merge module with rows of its own for a rule."""
     model = fresh_model(backbone, [(1, 2), (3, 4)])
     module, rules = model.require_module(), model.require_matcher().rules
     module.rows = RuleRows(frequent_spans(rules, 1), backbone.hidden_size)
-    found = PreferenceObjective(
-        module,
-        model,
-        train,
-        questions(3, seed=2),
-        beta=5.0,
-        batch_size=len(train),
-        reference=folder,
-        micro_batch=micro_batch,
-    )
-    disturb(module)
-    return found
+    return preference(module, model, train, micro_batch=micro_batch)
 
 
 def step(objective: PreferenceObjective, indices: list[int]) -> tuple[float, dict[str, Tensor]]:
@@ -74,20 +81,18 @@ def seven() -> list[EncodedQuestion]:
 @pytest.mark.parametrize("kind", ["module", *KINDS])
 @pytest.mark.parametrize("micro_batch", [1, 2, 7, 100])
 def test_micro_batches_change_neither_loss_nor_gradient(
-    tiny_backbone: Backbone, tmp_path: Path, micro_batch: int, kind: str
+    tiny_backbone: Backbone, micro_batch: int, kind: str
 ) -> None:
     indices, results = [6, 0, 4, 2, 1, 3, 5], []
     for size in (None, micro_batch):
-        folder = tmp_path / str(size)
         if kind == "module":
-            results.append(step(objective_of(tiny_backbone, folder, seven(), size), indices))
-            continue
-        control = fresh_control(kind, tiny_backbone, seed=5)
-        objective = PreferenceObjective(
-            control.module, control.merged_model, seven(), questions(3, seed=2),
-            beta=5.0, batch_size=5, reference=folder, micro_batch=size,
-        )  # fmt: skip
-        disturb(control.module)
+            objective = of_module(tiny_backbone, seven(), size)
+        else:
+            control = fresh_control(kind, tiny_backbone, seed=5)
+            objective = preference(
+                control.module, control.merged_model, seven(), batch_size=5, micro_batch=size
+            )
+        disturb(objective.module)
         results.append(step(objective, indices))
     (loss, wanted), (found, gradients) = results
     assert found == pytest.approx(loss, abs=1e-5) and abs(loss / 7 - math.log(2)) > 1e-2
@@ -97,7 +102,7 @@ def test_micro_batches_change_neither_loss_nor_gradient(
 
 
 def test_no_more_questions_than_a_micro_batch_are_scored_at_once(
-    tiny_llama: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
 
@@ -106,8 +111,7 @@ def test_no_more_questions_than_a_micro_batch_are_scored_at_once(
         return ending_scores(asked, merged_model)
 
     monkeypatch.setattr(objectives, "ending_scores", counted)
-    monkeypatch.setattr(reference_scores, "ending_scores", counted)
-    objective = objective_of(tiny_llama, tmp_path / "parts", seven(), 2)
+    objective = of_module(tiny_llama, seven(), 2)
     assert sizes == [2] * 5  # of both splits, for the reference
     objective(list(range(7))).total.backward()
     assert sizes[5:] == [2, 2, 2, 1]
@@ -115,27 +119,56 @@ def test_no_more_questions_than_a_micro_batch_are_scored_at_once(
     assert sizes[9:] == [2, 1]
 
 
-@pytest.fixture
-def objective(tiny_llama: Backbone, tmp_path: Path) -> PreferenceObjective:
-    """Two training and three validation questions, all of them different."""
-    splits = (questions(2, seed=1), questions(3, seed=2))
-    model, kept = fresh_model(tiny_llama, [(1, 2)]), tmp_path / "reference"
-    module = model.require_module()
-    return PreferenceObjective(module, model, *splits, beta=1.0, batch_size=2, reference=kept)
-
-
-def test_each_split_and_a_copy_are_compared_with_their_own_reference(
-    objective: PreferenceObjective,
+def test_the_scores_of_the_start_are_those_of_each_question_alone_and_stay(
+    tiny_llama: Backbone,
 ) -> None:
-    weight, loss, _ = objective.validation_sums(0, 1, limit=8)
-    assert loss / weight == pytest.approx(math.log(2), abs=1e-6)  # policy and reference are one
-    assert objective([0, 1]).total.item() / 2 == pytest.approx(math.log(2), abs=1e-6)
-    assert isinstance(objective.module, MergeModule)
+    objective = of_module(tiny_llama, seven(), None)
+    model = objective._merged_model
     with torch.no_grad():
-        objective.module.query.add_(1.0)  # or every reference would give the same loss
+        alone = [ending_scores([q], model)[0] for q in (*seven(), *questions(3, seed=2))]
+    scores = objective.start["reference"]
+    torch.testing.assert_close(scores, torch.cat(alone), atol=1e-5, rtol=0.0)
+    assert scores.dtype == torch.float32 and not scores.requires_grad
+    weight, loss, _ = objective.validation_sums(0, 1, limit=8)
+    for mean in (loss / weight, objective([0, 1]).total.item() / 2):
+        assert mean == pytest.approx(math.log(2), abs=1e-6)  # policy and reference are one
+    disturb(objective.module)
     copied = copy.deepcopy(objective)  # its questions are new objects at other addresses
     assert copied.validation_sums(0, 1, 8) == objective.validation_sums(0, 1, 8)
     assert torch.equal(copied([1, 0]).total, objective([1, 0]).total)
+    assert abs(copied([1, 0]).total.item() / 2 - math.log(2)) > 1e-3
+
+
+def test_a_short_run_scores_the_questions_that_it_will_ask_and_no_others(
+    tiny_llama: Backbone,
+) -> None:
+    config = PreferenceConfig(max_steps=3, batch_size=4, learning_rate=0.1)
+    asked, first = asked_items(config, 7, 101), batch_indices(7, 0, 4, 101)
+    assert len(asked) == 12 and {*first} < {*asked} < {*range(101)}
+    model = fresh_model(tiny_llama, [(1, 2)])
+    of = model.require_module(), model, questions(101, 0)
+    short = preference(*of, batch_size=4, asked={"train": asked, "valid": spread_rows(3, 2)})
+    whole = preference(*of, batch_size=4)
+    assert (len(short.start["reference"]), len(whole.start["reference"])) == (42, 312)
+    torch.testing.assert_close(short(first).total, whole(first).total, atol=1e-5, rtol=0.0)
+    assert short.validation_sums(0, 1, 2) == pytest.approx(whole.validation_sums(0, 1, 2))
+    with pytest.raises(KeyError):
+        short([index for index in range(101) if index not in asked][:1])
+
+
+def score_on_rank(rank: int, folder: Path) -> None:
+    model = fresh_model(random_backbone("llama", eos_token_id=0), [(1, 2)])
+    scores = preference(model.require_module(), model, questions(21, 0), batch_size=4).start
+    np.save(folder / f"scores-{rank}.npy", scores["reference"].numpy())
+
+
+@pytest.mark.full
+def test_two_ranks_get_the_bits_of_one_process(tmp_path: Path) -> None:
+    pair, alone = tmp_path / "pair", tmp_path / "alone"
+    run_ranks(pair, 2, score_on_rank, pair)
+    run_ranks(alone, 1, score_on_rank, alone)
+    expected = np.load(alone / "scores-0.npy")
+    assert all(np.array_equal(np.load(pair / f"scores-{k}.npy"), expected) for k in (0, 1))
 
 
 MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))

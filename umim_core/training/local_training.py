@@ -37,7 +37,7 @@ from umim_core.text.token_ids import check_range
 from umim_core.text.tokens import tokenized_corpus, whole_segments
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, place_rows, read_curve, read_summary, run_here
-from umim_core.training.train_state import newest_state, step_of
+from umim_core.training.train_state import last_step
 
 logger = logging.getLogger("umim.progress")
 SPLITS: Final = ("train", "valid", "test")
@@ -95,8 +95,8 @@ def _train(job: TrainJob, source: Source, rules: RuleSet, out: Path) -> None:
         ids = open_array(tokens / f"{split}.npy")
         check_range(ids)
         rows[split] = TokenRows.of_segments(ids.astype(np.int32), job.max_tokens)
-    if (newest := newest_state(job.state, 1)) is not None:
-        logger.info("resuming at step %d", step_of(newest))
+    if (step := last_step(job.state)) is not None:
+        logger.info("resuming at step %d", step)
     run_here(place_rows(job, rows))
     if job.start is None:
         text = yaml.safe_dump(_recipe(job, out), sort_keys=False, allow_unicode=True)

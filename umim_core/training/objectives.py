@@ -6,9 +6,9 @@ the indices of a batch's items and returns sums, so that ranks with unequal rows
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -23,10 +23,11 @@ from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher, segment_prefix
 from umim_core.training.loss import StepLoss, summed_parts
-from umim_core.training.reference_scores import reference_scores
 from umim_core.training.step import DistillModel, anchor
 from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_ranks import rank_and_world, sum_over_ranks
 
+logger = logging.getLogger("umim.train")
 Split = Literal["train", "valid"]
 _AS_MERGED: Final[Mapping[str, float]] = {}
 _STREAM: Final = 0x6B696E64  # keeps these draws apart from those of the data order
@@ -91,6 +92,7 @@ class Objective(nn.Module, ABC):
         module: What is trained.
         num_items: Training items; ``num_valid`` those of the validation.
         batch_size: Items that are measured at once.
+        start: What :meth:`begin` measured; it is saved with every state and comes back with it.
     """
 
     metric_names: tuple[str, ...]  # of the sums of a validation
@@ -99,6 +101,13 @@ class Objective(nn.Module, ABC):
     num_items: int
     num_valid: int
     batch_size: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """Measure what must be known of the start, before the first step of a run."""
 
     @abstractmethod
     def measured(self, indices: Sequence[int]) -> tuple[float, ...]:
@@ -172,11 +181,10 @@ class PreferenceObjective(Objective):
     """Preference (DPO) over multiple-choice questions; the reference is the model at the start.
 
     Trained is ``module``, the merge module or the weights of a control, which ``merged_model``
-    reads through. The scores of the start are kept in the folder ``reference``, of the questions
-    that are ``asked`` of each split alone; None for all. ``beta`` is the pull towards the
-    reference. ``batch_size`` questions are scored at once outside of training steps,
-    ``micro_batch`` everywhere; each micro-batch leaves its gradient and gives its activations back.
-    None takes a step as a whole.
+    reads through. The reference has the questions alone that are ``asked`` of each split, None for
+    all. ``beta`` is the pull towards it. ``batch_size`` questions are scored at once outside of
+    training steps, ``micro_batch`` everywhere; each micro-batch leaves its gradient and gives its
+    activations back. None takes a step as a whole.
     """
 
     metric_names = ("loss", "accuracy")
@@ -191,7 +199,6 @@ class PreferenceObjective(Objective):
         *,
         beta: float,
         batch_size: int,
-        reference: Path,
         asked: Mapping[Split, Sequence[int]] | None = None,
         micro_batch: int | None = None,
     ) -> None:
@@ -203,15 +210,29 @@ class PreferenceObjective(Objective):
         self.batch_size = min(batch_size, micro_batch or batch_size)
         self.num_items, self.num_valid = len(train), len(valid)
         every = {split: range(len(questions)) for split, questions in self._questions.items()}
-        places = [(split, index) for split, of in (asked or every).items() for index in of]
-        scores = reference_scores(
-            [self._questions[split][index] for split, index in places],
-            merged_model,
-            self.module,
-            batch_size=self.batch_size,
-            folder=reference,
-        )
-        self._reference = dict(zip(places, scores, strict=True))
+        self._asked = [(split, index) for split, of in (asked or every).items() for index in of]
+        ends = np.cumsum([len(self._questions[s][i].endings) for s, i in self._asked]).tolist()
+        self._answers = dict(zip(self._asked, map(slice, [0, *ends], ends), strict=False))
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Score all answers of the asked questions [N] (nats a token); each rank scores its share.
+
+        What one of them gets goes to all as numbers: they train against the same bits.
+        """
+        rank, world = rank_and_world()
+        backbone, scores = self._merged_model.backbone, list[float]()
+        logger.info("scoring %d questions of the start", len(self._asked))
+        for number, first in enumerate(range(0, len(self._asked), self.batch_size)):
+            of_batch = self._asked[first : first + self.batch_size]
+            batch = [self._questions[split][index] for split, index in of_batch]
+            if number % world == rank:
+                scores += torch.cat(ending_scores(batch, self._merged_model)).tolist()
+            else:
+                scores += [0.0] * sum(len(question.endings) for question in batch)
+        wide = torch.promote_types(backbone.dtype, torch.float32)
+        scores = sum_over_ranks(scores)
+        self.start = {"reference": torch.tensor(scores, dtype=wide, device=backbone.device)}
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         if self._micro_batch is None:
@@ -232,7 +253,7 @@ class PreferenceObjective(Objective):
 
     def _loss(self, split: Split, indices: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         questions = [self._questions[split][index] for index in indices]
-        reference = [self._reference[split, index] for index in indices]
+        reference = [self.start["reference"][self._answers[split, index]] for index in indices]
         scores = ending_scores(questions, self._merged_model)
         golds = [question.gold for question in questions]
         return preference_loss(scores, reference, golds, beta=self._beta), scores

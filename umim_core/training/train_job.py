@@ -51,7 +51,7 @@ from umim_core.training.optimizer import AdamWStrategy, Strategy
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_loop import asked_items, train
 from umim_core.training.train_ranks import rank_and_world, ranks_where
-from umim_core.training.train_state import REFERENCE, Progress, drop_states, load_parameters
+from umim_core.training.train_state import Progress, drop_states, load_parameters
 
 logger = logging.getLogger("umim.train")
 CURVE: Final = "curve.jsonl"
@@ -192,7 +192,6 @@ def make_objective(
         held_out,
         beta=config.beta,
         batch_size=per_rank,
-        reference=job.state / REFERENCE,
         asked={
             "train": asked_items(config, job.seed, len(questions)),
             "valid": spread_rows(len(held_out), config.validation_rows),
@@ -263,9 +262,9 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
 def _require_untouched(backbone: Backbone, state: Path) -> None:
     """Refuse, on every rank, a backbone whose weights are not those that were loaded.
 
-    The states and the scores of the start go: steps were taken with other weights, nobody knows
-    which. Weights are hashed as for a fingerprint, so changes below the rounding of bfloat16 do not
-    count; it takes half a second for 135 M weights in float32.
+    The states go: steps were taken with other weights, nobody knows which. Weights are hashed as
+    for a fingerprint, so changes below the rounding of bfloat16 do not count; it takes half a
+    second for 135 M weights in float32.
 
     An attempt is checked once, at its end. What a killed attempt saved is resumed unchecked: the
     next one loads the weights again, and answers for its own steps alone. A check before every save

@@ -65,12 +65,15 @@ def train(
     if objective.num_items < 1:
         raise CorpusError("training needs at least one row", 0, "Give more text or shorter rows.")
     total = planned_steps(config, objective.num_items)
-    progress, best = resume(objective.module, strategy, state_dir)
+    progress, best = resume(objective, strategy, state_dir)
     seconds = None
-    if progress.step == 0 and not progress.curve:
+    if not progress.curve:
+        objective.begin()
         began = time.perf_counter()
         _validate(objective, config, progress, best)
         seconds = time.perf_counter() - began
+        if objective.start:  # it may have taken as long as an epoch
+            save(objective, strategy, state_dir, progress, best)
     if on_plan is not None and rank_and_world()[0] == 0:
         every = config.validate_every
         validations = math.ceil(total / every) - progress.step // every
@@ -83,7 +86,7 @@ def train(
         progress.finished = last or progress.stale >= config.patience
         _require_merges(objective, config, progress)
         if progress.finished or progress.step % config.checkpoint_every == 0:
-            save(objective.module, strategy, state_dir, progress, best)
+            save(objective, strategy, state_dir, progress, best)
         if on_step is not None and rank_and_world()[0] == 0:
             on_step(progress, total)
     if not best:

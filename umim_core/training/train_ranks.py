@@ -1,16 +1,12 @@
-"""Communication between the ranks of a training run: sums, votes, and a check of shared folders.
+"""Communication between the ranks of a training run: sums and votes.
 
 Only tensors travel. Every function that names ranks must be called by all of them.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
-
-from umim_core.store.disk import leave_mark, not_shared, remove_marks, sees_mark
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -47,23 +43,3 @@ def ranks_where(condition: bool) -> list[int]:
     rank, world = rank_and_world()
     sums = sum_over_ranks([float(condition and other == rank) for other in range(world)])
     return [other for other, votes in enumerate(sums) if votes]
-
-
-def require_mark(folder: Path, mark: int) -> None:
-    """Refuse, on every rank, a folder that is not the same one for all of them."""
-    blind = ranks_where(not sees_mark(folder, mark))
-    if blind:
-        raise not_shared(folder, f"ranks {blind}")
-
-
-def require_shared(folder: Path) -> None:
-    """Refuse a folder that the ranks do not share; nothing stays in it."""
-    rank, world = rank_and_world()
-    if world == 1:
-        return
-    mark = from_first_rank(leave_mark(folder) if rank == 0 else 0)
-    try:
-        require_mark(folder, mark)
-    finally:
-        if rank == 0:
-            remove_marks(folder)

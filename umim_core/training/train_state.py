@@ -1,9 +1,8 @@
 """Resume state of a training run: per rank, in safetensors and JSON, no pickle.
 
-    state/step-00000050/rank-0.safetensors   module, optimiser, best weights, torch RNG
+    state/step-00000050/rank-0.safetensors   module, optimiser, best weights, start, torch RNG
     state/step-00000050/rank-0.json          step, curve, selection
     state/step-00000050/manifest.json        written last, by rank 0
-    state/reference/                         scores of the start (preference only)
 
 The newest directory with a valid manifest and the files of all ranks counts; older ones are kept to
 two.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from umim_core.checkpoint.module_weights import save_tensors
-from umim_core.errors import ArtifactError
+from umim_core.errors import ArtifactError, require
 from umim_core.store.artifacts import (
     MANIFEST,
     payload_files,
@@ -38,16 +36,15 @@ from umim_core.training.train_ranks import (
     from_first_rank,
     rank_and_world,
     ranks_where,
-    require_shared,
     sum_over_ranks,
 )
 
 if TYPE_CHECKING:
+    from umim_core.training.objectives import Objective
     from umim_core.training.optimizer import Strategy
 
 logger = logging.getLogger("umim.train")
-STATE_SCHEMA: Final = 1
-REFERENCE: Final = "reference"
+STATE_SCHEMA: Final = 2
 _KEEP: Final = 2
 _ENDINGS: Final = ("json", "safetensors")
 Row = dict[str, float]
@@ -82,22 +79,19 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
 def load_parameters(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Put weights back that :func:`parameters_of` returned."""
     weights = parameters_of(module)
-    if {k: v.shape for k, v in weights.items()} != {k: v.shape for k, v in tensors.items()}:
-        raise ArtifactError(
-            "a resume state must fit its module",
-            sorted(tensors),
-            "Remove the partial directory to start this stage afresh.",
-        )
+    require(
+        {k: v.shape for k, v in weights.items()} == {k: v.shape for k, v in tensors.items()},
+        ArtifactError,
+        "a resume state must fit its module",
+        sorted(tensors),
+        "Remove the partial directory to start this stage afresh.",
+    )
     for name, value in weights.items():
         value.copy_(tensors[name])
 
 
-def state_path(directory: Path, step: int) -> Path:
-    return directory / f"step-{step:08d}"
-
-
-def step_of(target: Path) -> int:
-    return int(target.name.removeprefix("step-"))
+def step_of(state: Path) -> int:
+    return int(state.name.removeprefix("step-"))
 
 
 def last_step(directory: Path) -> int | None:
@@ -106,101 +100,93 @@ def last_step(directory: Path) -> int | None:
     return max(steps, default=None)
 
 
-def write_rank(target: Path, rank: int, tensors: dict[str, Tensor], progress: Progress) -> None:
-    packed = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    packed["rng.torch"] = torch.get_rng_state()
-    save_tensors(packed, target / f"rank-{rank}.safetensors")
-    write_json(target / f"rank-{rank}.json", asdict(progress))
-
-
-def _require_ranks(target: Path, files: Iterable[str], world: int) -> None:
-    expected = {f"rank-{rank}.{ending}" for rank in range(world) for ending in _ENDINGS}
-    missing = sorted(expected.difference(files))
-    if missing:
-        raise ArtifactError(
-            f"{target} must hold the files of all {world} ranks",
-            f"none of the name {', '.join(missing)}",
-            "Workers must share the artifact root; run the same command again.",
-        )
-
-
-def commit_state(directory: Path, target: Path, world: int) -> None:
-    """Make a state valid once every rank has written, and drop old ones; rank 0 only."""
-    flush_tree(target)
-    # The listing from which the manifest is made: files that it lacks would not be sealed.
-    _require_ranks(target, payload_files(target), world)
-    write_manifest(target, kind="train-state", schema=STATE_SCHEMA, body={"world": world})
-    older = sorted(old for old in directory.glob("step-*") if old.name < target.name)
-    newer = [old for old in directory.glob("step-*") if old.name > target.name]  # torn, or alien
-    for old in older[: 1 - _KEEP] + newer:
-        shutil.rmtree(old)
-
-
 def drop_states(directory: Path) -> None:
-    """Remove every state and the scores of the start: the run starts afresh; rank 0 only."""
-    for target in (*directory.glob("step-*"), *directory.glob(REFERENCE)):
-        shutil.rmtree(target)
-
-
-def check_state(target: Path, world: int) -> None:
-    manifest = read_manifest(target, kind="train-state", schema=STATE_SCHEMA)
-    if manifest.get("world") != world:
-        raise ArtifactError(
-            f"{target} must be the state of {world} ranks",
-            manifest.get("world"),
-            "Train with as many workers as before, or go on from the start.",
-        )
-    _require_ranks(target, payload_files(target), world)
-
-
-def newest_state(directory: Path, world: int) -> Path | None:
-    """Return the newest whole state of a run with as many ranks, or None."""
-    for target in sorted(directory.glob("step-*"), reverse=True):
-        try:
-            check_state(target, world)
-        except ArtifactError as error:
-            logger.warning(
-                "state %s is torn or of another run, the one before is used: %s", target.name, error
-            )
-            continue
-        return target
-    return None
-
-
-def read_rank(target: Path, rank: int) -> tuple[dict[str, Tensor], Progress]:
-    tensors = load_file(target / f"rank-{rank}.safetensors")
-    torch.set_rng_state(tensors.pop("rng.torch"))
-    record = read_json(target / f"rank-{rank}.json")
-    if not isinstance(record, dict):
-        raise ArtifactError(f"{target} must hold a progress record", record, "Remove the state.")
-    return tensors, Progress(**record)
+    """Remove every state: the run starts afresh; rank 0 only."""
+    for state in directory.glob("step-*"):
+        shutil.rmtree(state)
 
 
 def save(
-    module: nn.Module,
+    objective: Objective,
     strategy: Strategy,
-    state_dir: Path,
+    directory: Path,
     progress: Progress,
     best: dict[str, Tensor],
 ) -> None:
     """Write the state of all ranks; it counts once every rank has written."""
     rank, world = rank_and_world()
-    tensors = {f"module.{k}": v for k, v in parameters_of(module).items()}
-    tensors |= {f"best.{k}": v for k, v in best.items()}
-    tensors |= strategy.tensors()
-    target = state_path(state_dir, progress.step)
+    tensors = {
+        **{f"module.{name}": value for name, value in parameters_of(objective.module).items()},
+        **{f"best.{name}": value for name, value in best.items()},
+        **{f"start.{name}": value for name, value in objective.start.items()},
+        **strategy.tensors(),
+    }
+    packed = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    packed["rng.torch"] = torch.get_rng_state()
+    state = directory / f"step-{progress.step:08d}"
     if rank == 0:
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
+        shutil.rmtree(state, ignore_errors=True)
+        state.mkdir(parents=True)
     sum_over_ranks([0.0])  # barrier: the directory exists
-    write_rank(target, rank, tensors, progress)
+    save_tensors(packed, state / f"rank-{rank}.safetensors")
+    write_json(state / f"rank-{rank}.json", asdict(progress))
     sum_over_ranks([0.0])  # barrier: every rank has written
     if rank == 0:
-        commit_state(state_dir, target, world)
+        commit(state, world)
+
+
+def commit(state: Path, world: int) -> None:
+    """Make a state valid that every rank has written, and drop old ones; rank 0 only."""
+    flush_tree(state)
+    # The listing from which the manifest is made: files that it lacks would not be sealed.
+    _require_ranks(state, world)
+    write_manifest(state, kind="train-state", schema=STATE_SCHEMA, body={"world": world})
+    older = sorted(old for old in state.parent.glob("step-*") if old.name < state.name)
+    newer = [old for old in state.parent.glob("step-*") if old.name > state.name]  # torn, or alien
+    for old in older[: 1 - _KEEP] + newer:
+        shutil.rmtree(old)
+
+
+def _require_ranks(state: Path, world: int) -> None:
+    expected = {f"rank-{rank}.{ending}" for rank in range(world) for ending in _ENDINGS}
+    missing = sorted(expected.difference(payload_files(state)))
+    require(
+        not missing,
+        ArtifactError,
+        f"{state} must hold the files of all {world} ranks",
+        f"none of the name {', '.join(missing)}",
+        "Workers must share the artifact root; run the same command again.",
+    )
+
+
+def _check(state: Path, world: int) -> None:
+    manifest = read_manifest(state, kind="train-state", schema=STATE_SCHEMA)
+    require(
+        manifest.get("world") == world,
+        ArtifactError,
+        f"{state} must be the state of {world} ranks",
+        manifest.get("world"),
+        "Train with as many workers as before, or go on from the start.",
+    )
+    _require_ranks(state, world)
+
+
+def newest_state(directory: Path, world: int) -> Path | None:
+    """Return the newest whole state of a run with as many ranks, or None."""
+    for state in sorted(directory.glob("step-*"), reverse=True):
+        try:
+            _check(state, world)
+        except ArtifactError as error:
+            logger.warning(
+                "state %s is torn or of another run, the one before is used: %s", state.name, error
+            )
+            continue
+        return state
+    return None
 
 
 def resume(
-    module: nn.Module, strategy: Strategy, state_dir: Path
+    objective: Objective, strategy: Strategy, directory: Path
 ) -> tuple[Progress, dict[str, Tensor]]:
     """Restore the newest whole state that rank 0 sees, on every rank.
 
@@ -208,16 +194,15 @@ def resume(
         Where the run stands and the best weights so far; a start and none without a state.
     """
     rank, world = rank_and_world()
-    require_shared(state_dir)
     step = -1
-    if rank == 0 and (newest := newest_state(state_dir, world)) is not None:
+    if rank == 0 and (newest := newest_state(directory, world)) is not None:
         step = step_of(newest)
     step = from_first_rank(step)
     if step < 0:
         return Progress(), {}
-    tensors, progress = _read(state_path(state_dir, step), rank, world)
+    tensors, progress = _read(directory / f"step-{step:08d}", rank, world)
     logger.info("resuming at step %d", progress.step)
-    device = next(module.parameters()).device
+    device = next(objective.module.parameters()).device
 
     def part(prefix: str) -> dict[str, Tensor]:
         return {
@@ -226,24 +211,28 @@ def resume(
             if name.startswith(prefix)
         }
 
-    load_parameters(module, part("module."))
+    load_parameters(objective.module, part("module."))
+    objective.start = part("start.")
     strategy.load({name: v for name, v in tensors.items() if name.startswith("optimizer.")})
+    torch.set_rng_state(tensors["rng.torch"])
     return progress, part("best.")
 
 
-def _read(target: Path, rank: int, world: int) -> tuple[dict[str, Tensor], Progress]:
-    state, refusal = None, None
+def _read(state: Path, rank: int, world: int) -> tuple[dict[str, Tensor], Progress]:
+    """Read what a rank wrote; where any of them cannot, all of them end."""
+    found, refusal = None, None
     try:
-        check_state(target, world)
-        state = read_rank(target, rank)
+        _check(state, world)
+        tensors = load_file(state / f"rank-{rank}.safetensors")
+        found = tensors, Progress(**read_json(state / f"rank-{rank}.json"))
     except (ArtifactError, OSError, SafetensorError) as error:
         refusal = error
     # A rank that went on alone would wait for the others for good.
-    lacking = ranks_where(state is None)
-    if state is None or lacking:
+    lacking = ranks_where(found is None)
+    if found is None or lacking:
         raise ArtifactError(
-            f"every rank must be able to read the resume state {target.name}",
+            f"every rank must be able to read the resume state {state.name}",
             f"ranks {lacking} that cannot" + (f" ({refusal})" if refusal else ""),
             "Look at the file systems of their nodes, then run the same command again.",
         ) from refusal
-    return state
+    return found

@@ -48,8 +48,8 @@ def resume_seeing(rank: int, run: Run, odd: int, folder: Path) -> None:
     objective = run.objective()
     strategy = make_strategy(run.strategy, objective, run.config)
     for step in (3, 6):
-        save(objective.module, strategy, run.folder, Progress(step=step), {})
-    progress, _ = resume(objective.module, strategy, folder if rank == odd else run.folder)
+        save(objective, strategy, run.folder, Progress(step=step), {})
+    progress, _ = resume(objective, strategy, folder if rank == odd else run.folder)
     (run.folder / f"rank-{rank}-resumes").write_text(str(progress.step))
 
 

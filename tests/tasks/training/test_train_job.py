@@ -119,13 +119,13 @@ def test_preferences_are_measured_with_the_positions_given(
         max_tokens=64,
         prompt="{context}?",
         delimiter=" = ",
-        out=str(tmp_path),
     )
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
     found, expected = [], []
     for policy in policies:
         model = replace(start_model(job, backbone, matcher), unit_positions=policy)
         objective = make_objective(job, model)
+        objective.begin()
         questions = encode_questions(
             read_questions(path),
             backbone.encode,

@@ -15,16 +15,11 @@ import torch
 from torch import Tensor
 
 from support.tiny_training import CONFIG, Run, train_here, train_until
+from tasks.training.strategies import make_strategy
 from umim_core.config.recipe import TrainConfig
 from umim_core.errors import ArtifactError
 from umim_core.training.train_loop import TrainResult
-from umim_core.training.train_state import (
-    Progress,
-    commit_state,
-    newest_state,
-    state_path,
-    write_rank,
-)
+from umim_core.training.train_state import Progress, commit, newest_state, save
 
 STEPS = 6
 FILES = ("rank-0.safetensors", "rank-0.json", "manifest.json")
@@ -131,34 +126,29 @@ def test_two_states_are_kept_and_none_from_a_later_step(whole: Run) -> None:
     ]
 
 
-def written(directory: Path, step: int, ranks: tuple[int, ...]) -> Path:
-    """A state that these ranks have written and nobody has committed."""
-    target = state_path(directory, step)
-    target.mkdir(parents=True)
-    for rank in ranks:
-        write_rank(target, rank, {"module.a": torch.zeros(2)}, Progress(step=step))
-    return target
+def written(whole: Run) -> Path:
+    """The state of a rank alone after its third step."""
+    objective = whole.objective()
+    strategy = make_strategy("ddp", objective, whole.config)
+    save(objective, strategy, whole.folder, Progress(step=3), {})
+    return whole.folder / "step-00000003"
 
 
-@pytest.mark.parametrize("name", ["rank-1.json", "rank-1.safetensors"])
-def test_a_state_without_the_files_of_every_rank_is_not_committed(
-    tmp_path: Path, name: str
-) -> None:
-    target = written(tmp_path, 3, (0, 1))
-    (target / name).unlink()
-    with pytest.raises(ArtifactError, match=f"the files of all 2 ranks; got none .* {name}"):
-        commit_state(tmp_path, target, 2)
-    assert not (target / "manifest.json").exists()
-
-
-def test_a_state_of_another_number_of_ranks_is_passed_over(tmp_path: Path) -> None:
-    commit_state(tmp_path, written(tmp_path, 3, (0, 1)), 2)
-    assert newest_state(tmp_path, 1) is None
+@pytest.mark.parametrize("missing", ["rank-1.json", "rank-1.safetensors"])
+def test_a_state_without_the_files_of_every_rank_counts_for_none(whole: Run, missing: str) -> None:
+    state = written(whole)
+    assert newest_state(whole.folder, 1) == state and newest_state(whole.folder, 2) is None
+    (state / "manifest.json").unlink()
+    for file in ("rank-0.json", "rank-0.safetensors"):
+        (state / file).with_name(file.replace("0", "1", 1)).write_bytes((state / file).read_bytes())
+    (state / missing).unlink()
+    with pytest.raises(ArtifactError, match=f"the files of all 2 ranks; got none .* {missing}"):
+        commit(state, 2)
+    assert not (state / "manifest.json").exists()
 
 
 def test_a_full_disk_is_named_with_the_file_and_its_bytes(
-    small_disk: Callable[[int], Path],
+    whole: Run, small_disk: Callable[[int], Path]
 ) -> None:
-    target = small_disk(1 << 16)
-    with pytest.raises(ArtifactError, match=r"rank-0\S+ \(4\d{5} bytes\) must be .* No space left"):
-        write_rank(target, 0, {"module.a": torch.zeros(100_000)}, Progress(step=1))
+    with pytest.raises(ArtifactError, match=r"rank-0\S+ \(\d+ bytes\) must be .* No space left"):
+        written(replace(whole, folder=small_disk(1 << 13), rule_rows=2))
