@@ -16,8 +16,8 @@ from typing import Any, Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import BackboneError
-from umim_core.model_sources.gguf_file import GgufFile
+from umim_core.errors import BackboneError, require
+from umim_core.model_sources.gguf_file import DAMAGED, DIRECTORY_INSTEAD, GgufFile
 
 _LAYER: Final = {
     "attn_norm.weight": ("input_layernorm.weight", ("d",)),
@@ -121,18 +121,17 @@ _LLAMA3: Final = {
 def architecture_of(file: GgufFile) -> Architecture:
     """Return the architecture of a GGUF file."""
     name = file.text("general.architecture")
-    if name not in ARCHITECTURES:
-        refuse(
-            f"a GGUF file must hold a model of the architectures {', '.join(ARCHITECTURES)}",
-            f"{file.path} holds {name!r}",
-            "Name the model's Hugging Face directory instead.",
-        )
-    if (parts := file.integer("split.count", 1)) > 1:
-        refuse(
-            "a GGUF file must hold a whole model",
-            f"{file.path} is one of {parts} parts",
-            "Join them with llama.cpp's llama-gguf-split --merge.",
-        )
+    rule = f"a GGUF file must hold a model of the architectures {', '.join(ARCHITECTURES)}"
+    held = f"{file.path} holds {name!r}"
+    require(name in ARCHITECTURES, BackboneError, rule, held, DIRECTORY_INSTEAD)
+    parts = file.integer("split.count", 1)
+    require(
+        parts <= 1,
+        BackboneError,
+        "a GGUF file must hold a whole model",
+        f"{file.path} is one of {parts} parts",
+        "Join them with llama.cpp's llama-gguf-split --merge.",
+    )
     return ARCHITECTURES[name]
 
 
@@ -150,20 +149,17 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     heads = file.size(prefix + "attention.head_count")
     key_heads = file.size(prefix + "attention.head_count_kv", heads)
     sized = prefix + "attention.key_length" in file.metadata
-    if heads % key_heads or (hidden % heads and not sized):
-        refuse(
-            f"{prefix}embedding_length must be divisible by the number of heads, and that by the "
-            "number of heads of keys",
-            f"{hidden}, {heads} and {key_heads}",
-            "The file is damaged.",
-        )
+    require(
+        heads % key_heads == 0 and (sized or hidden % heads == 0),
+        BackboneError,
+        f"{prefix}embedding_length must be divisible by the number of heads, and that by the "
+        "number of heads of keys",
+        f"{hidden}, {heads} and {key_heads}",
+        DAMAGED,
+    )
     head_dim = file.size(prefix + "attention.key_length", hidden // heads)
-    if head_dim % 2:
-        refuse(
-            "heads of a GGUF file's model must be of an even size, for rotary positions",
-            head_dim,
-            "The file is damaged.",
-        )
+    rule = "heads of a GGUF file's model must be of an even size, for rotary positions"
+    require(head_dim % 2 == 0, BackboneError, rule, head_dim, DAMAGED)
     for name in ("attention.value_length", "rope.dimension_count"):
         if file.integer(prefix + name, head_dim) != head_dim:
             unsupported(prefix + name, f"{file.metadata[prefix + name]} for heads of {head_dim}")
@@ -188,12 +184,8 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         "vocab_size": tokens if embeddings is None else embeddings.shape[0],
         **architecture.settings,
     }
-    if config["vocab_size"] < tokens:
-        refuse(
-            "a GGUF file must have an embedding for every token",
-            f"{config['vocab_size']} for {tokens}",
-            "The file is damaged.",
-        )
+    rows, rule = config["vocab_size"], "a GGUF file must have an embedding for every token"
+    require(rows >= tokens, BackboneError, rule, f"{rows} for {tokens}", DAMAGED)
     return config
 
 
@@ -232,15 +224,8 @@ def llama3_divisors(factor: float, theta: float, head_dim: int) -> NDArray[np.fl
 
 def unsupported(what: str, value: object) -> NoReturn:
     """Refuse an entry or a tensor that cannot be converted exactly."""
-    refuse(
-        f"{what} of a GGUF file must be something that this version can convert exactly",
-        value,
-        "Name the model's Hugging Face directory instead.",
-    )
-
-
-def refuse(rule: str, value: object, remedy: str) -> NoReturn:
-    raise BackboneError(rule, value, remedy)
+    rule = f"{what} of a GGUF file must be something that this version can convert exactly"
+    raise BackboneError(rule, value, DIRECTORY_INSTEAD)
 
 
 @dataclass(frozen=True)
@@ -285,18 +270,14 @@ def tensor_plan(file: GgufFile, config: Mapping[str, Any]) -> list[TensorPlan]:
     """Return the tensors to write, by name; the file's are checked to be exactly those."""
     plans = []
     for plan in tensors_of(architecture_of(file), config):
-        if plan.source not in file.tensors:  # before the next ones, however many the file claims
-            refuse(
-                "a GGUF file must hold every tensor of its model",
-                f"{file.path} lacks {plan.source}",
-                "",
-            )
-        if (shape := file.tensors[plan.source].shape) != plan.shape:
-            refuse(
-                f"{plan.source} of this GGUF file must have the sizes {plan.shape}",
-                shape,
-                "The file is damaged, or its model is not one of its architecture.",
-            )
+        rule = "a GGUF file must hold every tensor of its model"
+        lack = f"{file.path} lacks {plan.source}"
+        # before the next ones, however many the file claims
+        require(plan.source in file.tensors, BackboneError, rule, lack)
+        shape = file.tensors[plan.source].shape
+        rule = f"{plan.source} of this GGUF file must have the sizes {plan.shape}"
+        remedy = "The file is damaged, or its model is not one of its architecture."
+        require(shape == plan.shape, BackboneError, rule, shape, remedy)
         plans.append(plan)
     used = {plan.source for plan in plans} | {ROPE_FACTORS}
     if strange := [name for name in file.tensors if name not in used]:

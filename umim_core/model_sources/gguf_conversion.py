@@ -33,12 +33,10 @@ def convert_gguf(source: Path, out: Path) -> None:
     config = model_config(file)
     plans = tensor_plan(file, config)
     tokenizer = read_tokenizer(file)
-    stops: int | list[int] = list(tokenizer.stops)
-    if len(tokenizer.stops) == 1:
-        stops = tokenizer.stops[0]
-    generation = {**tokenizer.roles, **({"eos_token_id": stops} if tokenizer.stops else {})}
+    stops = tokenizer.stops
+    ends = {"eos_token_id": stops[0] if len(stops) == 1 else stops} if stops else {}
     _write(out / "config.json", config | tokenizer.roles)
-    _write(out / "generation_config.json", generation)
+    _write(out / "generation_config.json", tokenizer.roles | ends)
     _write(out / "tokenizer.json", tokenizer.pipeline)
     _write(out / "tokenizer_config.json", tokenizer.settings)
     if tokenizer.chat_template:

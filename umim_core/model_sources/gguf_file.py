@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from umim_core.errors import BackboneError
 
 MAGIC: Final = b"GGUF"
+DAMAGED: Final = "The file is damaged."
+DIRECTORY_INSTEAD: Final = "Name the model's Hugging Face directory instead."
 _VERSIONS: Final = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS: Final = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}

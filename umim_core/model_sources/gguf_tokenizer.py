@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
-from umim_core.errors import BackboneError, did_you_mean
-from umim_core.model_sources.gguf_file import GgufFile
+from umim_core.errors import BackboneError, did_you_mean, require
+from umim_core.model_sources.gguf_file import DAMAGED, DIRECTORY_INSTEAD, GgufFile
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
-_ROLES: Final = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+ROLES: Final = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 _SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -101,10 +101,10 @@ class GgufTokenizer:
 def read_tokenizer(file: GgufFile) -> GgufTokenizer:
     tokens = file.texts("tokenizer.ggml.tokens")
     kinds = file.integers("tokenizer.ggml.token_type")
-    if len(kinds) != len(tokens):
-        _refuse("every token of a GGUF file must have a type", f"{len(kinds)} for {len(tokens)}")
+    rule = "every token of a GGUF file must have a type"
+    _check(len(kinds) == len(tokens), rule, f"{len(kinds)} for {len(tokens)}")
     pre = _pre_tokenizer(file)
-    ids = {role: _role(file, name, len(tokens)) for role, name in _ROLES.items()}
+    ids = {role: _role(file, name, len(tokens)) for role, name in ROLES.items()}
     template = file.text("tokenizer.chat_template", "")
     settings: dict[str, Any] = {"backend": "tokenizers", "clean_up_tokenization_spaces": False}
     settings |= {f"{role}_token": None if i is None else tokens[i] for role, i in ids.items()}
@@ -114,8 +114,8 @@ def read_tokenizer(file: GgufFile) -> GgufTokenizer:
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind != _UNUSED
     }
-    if len(vocabulary) != len(tokens) - kinds.count(_UNUSED):
-        _refuse("the tokens of a GGUF file must differ from each other", "one stands there twice")
+    rule = "the tokens of a GGUF file must differ from each other"
+    _check(len(vocabulary) == len(tokens) - kinds.count(_UNUSED), rule, "one stands there twice")
     merges = _merges(file, vocabulary)
     tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre.ignore_merges))
     tokenizer.decoder = ByteLevel()
@@ -142,20 +142,12 @@ def read_tokenizer(file: GgufFile) -> GgufTokenizer:
 
 def _pre_tokenizer(file: GgufFile) -> PreTokenizer:
     model = file.text("tokenizer.ggml.model")
-    if model != "gpt2":
-        _refuse(
-            "the tokenizer of a GGUF file must be byte-level BPE (tokenizer.ggml.model gpt2)",
-            f"{file.path} has {model!r}",
-            "Name the model's Hugging Face directory instead.",
-        )
+    rule = "the tokenizer of a GGUF file must be byte-level BPE (tokenizer.ggml.model gpt2)"
+    _check(model == "gpt2", rule, f"{file.path} has {model!r}", DIRECTORY_INSTEAD)
     name = file.text("tokenizer.ggml.pre")
-    if name not in PRE_TOKENIZERS:
-        known = sorted(PRE_TOKENIZERS)
-        _refuse(
-            f"tokenizer.ggml.pre of a GGUF file must be one of {', '.join(known)}",
-            name,
-            did_you_mean(name, known) or "Name the model's Hugging Face directory instead.",
-        )
+    rule = f"tokenizer.ggml.pre of a GGUF file must be one of {', '.join(PRE_TOKENIZERS)}"
+    remedy = did_you_mean(name, PRE_TOKENIZERS) or DIRECTORY_INSTEAD
+    _check(name in PRE_TOKENIZERS, rule, name, remedy)
     return PRE_TOKENIZERS[name]
 
 
@@ -165,8 +157,7 @@ def _role(file: GgufFile, name: str, size: int) -> int | None:
     if key not in file.metadata:
         return None
     token = file.integer(key)
-    if not 0 <= token < size:
-        _refuse(f"{key} of a GGUF file must be below {size}", token)
+    _check(0 <= token < size, f"{key} of a GGUF file must be below {size}", token)
     return token
 
 
@@ -215,8 +206,8 @@ def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]
     pairs = []
     for merge in file.texts("tokenizer.ggml.merges"):
         left, space, right = merge.partition(" ")
-        if not space or not vocabulary.keys() >= {left, right, left + right}:
-            _refuse("the merges of a GGUF file must join two tokens to a third", merge)
+        joins = bool(space) and vocabulary.keys() >= {left, right, left + right}
+        _check(joins, "the merges of a GGUF file must join two tokens to a third", merge)
         pairs.append((left, right))
     return pairs
 
@@ -233,5 +224,5 @@ def tokens_by_id(
     return tokens, kinds
 
 
-def _refuse(rule: str, value: object, remedy: str = "The file is damaged.") -> NoReturn:
-    raise BackboneError(rule, value, remedy)
+def _check(ok: bool, rule: str, value: object, remedy: str = DAMAGED) -> None:
+    require(ok, BackboneError, rule, value, remedy)

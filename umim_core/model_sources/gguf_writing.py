@@ -8,13 +8,15 @@ again before it counts: what would come back otherwise is refused by name.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from umim_core.errors import BackboneError, require
 from umim_core.model_sources.gguf_architectures import (
     ARCHITECTURES,
     ROPE_FACTORS,
@@ -22,42 +24,53 @@ from umim_core.model_sources.gguf_architectures import (
     llama3_divisors,
     llama_rows,
     model_config,
-    refuse,
     tensor_plan,
     tensors_of,
 )
 from umim_core.model_sources.gguf_file import GgufFile, read_gguf
-from umim_core.model_sources.gguf_tokenizer import PRE_TOKENIZERS, read_tokenizer, tokens_by_id
-from umim_core.store.artifacts import read_json
+from umim_core.model_sources.gguf_tokenizer import (
+    PRE_TOKENIZERS,
+    ROLES,
+    read_tokenizer,
+    tokens_by_id,
+)
 from umim_core.store.disk import is_refusal, unwritable
 
-if TYPE_CHECKING:
-    from gguf import GGUFWriter
-
 _NAMES: Final = ("gpt-2", "llama-bpe", "qwen2", "smollm", "dbrx")  # one of each pre-tokenizer
-_ROLES: Final = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 _FILE_TYPES: Final = {"F32": 0, "F16": 1, "BF16": 32}  # llama.cpp's numbers of them
 _REMEDY: Final = "Export without GGUF, or convert the directory with llama.cpp's own script."
 
 
 def write_gguf(directory: Path, out: Path, name: str) -> None:
     """Write a Hugging Face directory's model and tokenizer as a GGUF file."""
-    from gguf import GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
     config = _config(directory)
     architecture = ARCHITECTURES[config["model_type"]]
     weights = _Weights(directory)
     writer = GGUFWriter(out, config["model_type"])
     writer.add_name(name)
+    types = {  # as llama.cpp expects them
+        bool: GGUFValueType.BOOL,
+        int: GGUFValueType.UINT32,
+        float: GGUFValueType.FLOAT32,
+        str: GGUFValueType.STRING,
+        list: GGUFValueType.ARRAY,
+    }
     for key, value in _metadata(directory, config).items():
-        _add(writer, key, value)
+        writer.add_key_value(key, value, types[type(value)])
     writer.add_file_type(_FILE_TYPES[weights.kind("model.embed_tokens.weight")])
     plans = list(tensors_of(architecture, config))
-    factors = _rope_factors(config)
-    if factors is not None:
+    factors, rope = None, config["rope_parameters"]
+    if rope.get("rope_type") == "llama3":
+        divisors = llama3_divisors(rope["factor"], rope["rope_theta"], config["head_dim"])
+        factors = divisors.astype(np.float32)
         writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
     for plan in plans:
-        _describe(writer, plan, weights)
+        kind = weights.kind(plan.target) if len(plan.shape) > 1 else "F32"
+        size = math.prod(plan.shape) * (4 if kind == "F32" else 2)
+        float32 = np.dtype(np.float32)  # not looked at beside the type of the file
+        writer.add_tensor_info(plan.source, plan.shape, float32, size, GGMLQuantizationType[kind])
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -76,21 +89,16 @@ def write_gguf(directory: Path, out: Path, name: str) -> None:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    config = read_json(directory / "config.json")
-    assert isinstance(config, dict)  # noqa: S101  transformers wrote it
-    if config.get("model_type") not in ARCHITECTURES:
-        refuse(
-            f"a GGUF file is written of the architectures {', '.join(ARCHITECTURES)}",
-            config.get("model_type"),
-            _REMEDY,
-        )
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    family, window = config.get("model_type"), config.get("sliding_window")
+    rule = f"a GGUF file is written of the architectures {', '.join(ARCHITECTURES)}"
+    require(family in ARCHITECTURES, BackboneError, rule, family, _REMEDY)
+    slides = config.get("layer_types") or ["full_attention"] * (window is None)
+    rule = "a GGUF file is written of full attention"
+    require(set(slides) == {"full_attention"}, BackboneError, rule, window, _REMEDY)
     heads = config["num_attention_heads"]
     sized = {"head_dim": config["hidden_size"] // heads, "num_key_value_heads": heads}
-    known = config | {key: config.get(key) or value for key, value in sized.items()}
-    slides = known.get("layer_types") or ["full_attention"] * (known.get("sliding_window") is None)
-    if set(slides) != {"full_attention"}:
-        refuse("a GGUF file is written of full attention", known.get("sliding_window"), _REMEDY)
-    return known
+    return config | {key: config.get(key) or value for key, value in sized.items()}
 
 
 def _metadata(directory: Path, config: Mapping[str, Any]) -> dict[str, object]:
@@ -116,21 +124,12 @@ def _metadata(directory: Path, config: Mapping[str, Any]) -> dict[str, object]:
     return entries | _tokenizer(directory, config["vocab_size"])
 
 
-def _rope_factors(config: Mapping[str, Any]) -> NDArray[np.float32] | None:
-    """Return Llama 3's divisors of the rotary frequencies, or None for others."""
-    rope = config["rope_parameters"]
-    if rope.get("rope_type") != "llama3":
-        return None
-    divisors = llama3_divisors(rope["factor"], rope["rope_theta"], config["head_dim"])
-    return divisors.astype(np.float32)
-
-
 def _tokenizer(directory: Path, rows: int) -> dict[str, object]:
     pipeline = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
-    if (kind := pipeline["model"]["type"]) != "BPE":
-        refuse("a GGUF file is written of byte-level BPE", kind, _REMEDY)
-    settings = read_json(directory / "tokenizer_config.json")
-    assert isinstance(settings, dict)  # noqa: S101  transformers wrote it
+    kind = pipeline["model"]["type"]
+    rule = "a GGUF file is written of byte-level BPE"
+    require(kind == "BPE", BackboneError, rule, kind, _REMEDY)
+    settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     vocabulary, merges = _vocabulary(pipeline)
     tokens, kinds = tokens_by_id(vocabulary, pipeline["added_tokens"], rows)
     ids = {token: i for i, token in enumerate(tokens)}
@@ -141,7 +140,7 @@ def _tokenizer(directory: Path, rows: int) -> dict[str, object]:
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
     }
-    for role, name in _ROLES.items():
+    for role, name in ROLES.items():
         token = settings.get(f"{role}_token")
         content = token.get("content") if isinstance(token, dict) else token
         if content is not None:
@@ -176,7 +175,7 @@ def _pre_tokenizer(pipeline: Mapping[str, Any]) -> str:
         known = PRE_TOKENIZERS[name]
         if parts == (_bare(known.pieces), _bare(known.normalizer), known.ignore_merges):
             return name
-    refuse(
+    raise BackboneError(
         f"a GGUF file is written of tokenizers that split as one of {', '.join(_NAMES)}",
         json.dumps(pipeline["pre_tokenizer"]),
         _REMEDY,
@@ -190,31 +189,6 @@ def _bare(part: Any) -> Any:
     return [_bare(entry) for entry in part] if isinstance(part, list) else part
 
 
-def _add(writer: GGUFWriter, key: str, value: object) -> None:
-    """Add an entry in the type that llama.cpp gives it."""
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        assert isinstance(value, list)  # noqa: S101
-        writer.add_array(key, value)
-
-
-def _describe(writer: GGUFWriter, plan: TensorPlan, weights: _Weights) -> None:
-    from gguf import GGMLQuantizationType
-
-    kind = weights.kind(plan.target) if len(plan.shape) > 1 else "F32"
-    size = int(np.prod(plan.shape)) * (4 if kind == "F32" else 2)
-    writer.add_tensor_info(
-        plan.source, plan.shape, np.dtype(np.float32), size, GGMLQuantizationType[kind]
-    )
-
-
 class _Weights:
     def __init__(self, directory: Path) -> None:
         from safetensors import safe_open
@@ -224,11 +198,11 @@ class _Weights:
         self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
     def kind(self, name: str) -> str:
-        if name not in self._files:
-            refuse("the weights must hold every tensor of the model", f"no {name}", _REMEDY)
+        rule = "the weights must hold every tensor of the model"
+        require(name in self._files, BackboneError, rule, f"no {name}", _REMEDY)
         kind = str(self._files[name].get_slice(name).get_dtype())
-        if kind not in _FILE_TYPES:
-            refuse(f"weights must be of the types {', '.join(_FILE_TYPES)}", kind, _REMEDY)
+        rule = f"weights must be of the types {', '.join(_FILE_TYPES)}"
+        require(kind in _FILE_TYPES, BackboneError, rule, kind, _REMEDY)
         return kind
 
     def values(self, plan: TensorPlan) -> NDArray[Any]:
@@ -254,11 +228,12 @@ def _check(file: GgufFile, config: Mapping[str, Any], directory: Path) -> None:
         if key == "rope_parameters":
             given = {name: given.get(name) for name in value}
             given |= {"rope_theta": float(given["rope_theta"])}
-        if key not in ignored and given != value:
-            refuse(f"{key} must be {value!r} in a model for a GGUF file", given, _REMEDY)
+        rule = f"{key} must be {value!r} in a model for a GGUF file"
+        require(key in ignored or given == value, BackboneError, rule, given, _REMEDY)
     pipeline = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
-    if _vocabulary(read_tokenizer(file).pipeline) != _vocabulary(pipeline):
-        refuse("a tokenizer's tokens and merges must come back", "others", _REMEDY)
+    back = _vocabulary(read_tokenizer(file).pipeline) == _vocabulary(pipeline)
+    rule = "a tokenizer's tokens and merges must come back"
+    require(back, BackboneError, rule, "others", _REMEDY)
 
 
 def _vocabulary(pipeline: Mapping[str, Any]) -> tuple[dict[str, int], list[list[str]]]:
