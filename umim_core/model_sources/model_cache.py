@@ -104,7 +104,7 @@ def _whole_record(directory: Path, kind: str, schema: int, verify: bool) -> Mapp
     record = whole(verify)
     if max(times.values()) > times[MANIFEST]:  # changed or copied since: hashed once as it is
         key = [str(directory), times]
-        remembered("models", key, TypeAdapter(bool), lambda: bool(whole(True)), bool)
+        remembered("whole-models", key, TypeAdapter(bool), lambda: bool(whole(True)), bool)
     return record
 
 
