@@ -340,7 +340,7 @@ def serve(
         max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens
     )
     from tasks.cluster.replicas import Replicas, replicated
-    from umim_core.serving.engine_app import EngineServer
+    from umim_core.serving.engine_server import EngineServer
     from umim_core.serving.engine_worker import BatchSizes
 
     load = {"checkpoint": checkpoint, "name": model_name, "merge": merge}

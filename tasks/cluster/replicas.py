@@ -32,9 +32,9 @@ from starlette.concurrency import run_in_threadpool
 from tasks.cluster.ray_cluster import listening_addresses, ray_cluster, require_loopback
 from tasks.cluster.stopping import on_stop
 from umim_core.errors import ClusterError, ConfigError, MissingExtraError
+from umim_core.serving.engine_server import LocalEngine, Served
 from umim_core.serving.engine_worker import BatchSizes, Event, Failed
 from umim_core.serving.guard import ServerMetrics
-from umim_core.serving.local_engine import LocalEngine, Served
 from umim_core.serving.openai_api import AnyBody, try_later
 
 if TYPE_CHECKING:

@@ -26,10 +26,9 @@ from support.servers import (
 )
 from umim_core import UMIM
 from umim_core.inference.rows import Row
-from umim_core.serving.engine_app import EngineServer
+from umim_core.serving.engine_server import EngineServer, LocalEngine, Served
 from umim_core.serving.engine_worker import BatchSizes
 from umim_core.serving.guard import Limits
-from umim_core.serving.local_engine import LocalEngine, Served
 
 PROMPT = "Return the sum of the array elements over a given"
 

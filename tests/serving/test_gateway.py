@@ -35,12 +35,11 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.ruleset import RuleSet
-from umim_core.serving.engine_app import EngineServer
+from umim_core.serving.engine_server import EngineServer, LocalEngine
+from umim_core.serving.engine_server import Served as ServedModel
 from umim_core.serving.engine_worker import BatchSizes
 from umim_core.serving.gateway import Gateway, _documents
 from umim_core.serving.guard import Limits
-from umim_core.serving.local_engine import LocalEngine
-from umim_core.serving.local_engine import Served as ServedModel
 from umim_core.serving.openai_api import ApiError
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.serving.span_files import SpanTable

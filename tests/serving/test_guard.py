@@ -47,7 +47,7 @@ async def streamed(request: Request) -> Response:
         finally:
             closed.set()
 
-    return EventStream(endless(), deadline(Limits()))
+    return EventStream(endless(), deadline(600))
 
 
 async def read(request: Request) -> Response:

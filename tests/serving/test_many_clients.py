@@ -10,10 +10,9 @@ import httpx
 
 from support.servers import CHAT, QUESTIONS, in_thread, metric, piece
 from umim_core import UMIM
-from umim_core.serving.engine_app import EngineServer
+from umim_core.serving.engine_server import EngineServer, LocalEngine, Served
 from umim_core.serving.engine_worker import BatchSizes
 from umim_core.serving.guard import Limits
-from umim_core.serving.local_engine import LocalEngine, Served
 
 CLIENTS: Final = 64
 NEW: Final = 12

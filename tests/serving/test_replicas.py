@@ -18,7 +18,7 @@ import pytest
 from support.servers import COMPLETIONS, QUESTIONS, in_thread
 from umim_core import UMIM
 from umim_core.errors import ClusterError, ConfigError
-from umim_core.serving.engine_app import AnswerEngine, EngineServer
+from umim_core.serving.engine_server import AnswerEngine, EngineServer
 from umim_core.serving.engine_worker import BatchSizes, Event, Failed
 from umim_core.serving.guard import Limits
 from umim_core.serving.openai_api import ApiError, CompletionBody

@@ -121,9 +121,8 @@ def serve(
     check_bind(host, token)
     limits = limits_of(max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens)
     if upstream is None:
-        from umim_core.serving.engine_app import EngineServer
+        from umim_core.serving.engine_server import EngineServer, LocalEngine, Served
         from umim_core.serving.engine_worker import BatchSizes
-        from umim_core.serving.local_engine import LocalEngine, Served
 
         served = Served.load(
             checkpoint, base=base, name=model_name, merge=merge, dtype=dtype, device=device

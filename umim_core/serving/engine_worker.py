@@ -27,7 +27,7 @@ from umim_core.errors import UmimError
 from umim_core.inference.engine import Batch, Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prefix_store import PrefixStore
-from umim_core.inference.prompts import PromptIds, TokenPrompt
+from umim_core.inference.prompts import PromptIds
 from umim_core.inference.rows import Row
 from umim_core.serving.guard import ServerMetrics
 from umim_core.serving.openai_api import ApiError, bad_field, try_later
@@ -70,7 +70,7 @@ class Job:
     """One request.
 
     Attributes:
-        prompt: Raw ids, or with the parts that may merge.
+        prompt: Raw ids, with the parts that may merge.
         options: What ``GenerateOptions.of_model`` returns.
         shorten: Whether fewer tokens will do where the context has no room for as many.
         deliver: Called in the worker's thread with the events of a forward.
@@ -78,7 +78,7 @@ class Job:
         overtaken: How many smaller requests began before it that came after it.
     """
 
-    prompt: TokenPrompt
+    prompt: PromptIds
     options: GenerateOptions
     shorten: bool
     stops: tuple[str, ...]
@@ -86,10 +86,6 @@ class Job:
     cancelled: bool = False
     overtaken: int = 0
     _texts: list[tuple[int, Row, TextStream]] = field(default_factory=list, repr=False)
-
-    @property
-    def samples(self) -> int:
-        return self.options.samples
 
 
 @dataclass(frozen=True)
@@ -138,8 +134,8 @@ class EngineWorker:
 
     def submit(self, job: Job) -> None:
         """Let a request wait for its turn."""
-        if job.samples > self._sizes.max_rows:
-            raise bad_field("n", f"n must be at most {self._sizes.max_rows}", job.samples)
+        if job.options.samples > self._sizes.max_rows:
+            raise bad_field("n", f"n must be at most {self._sizes.max_rows}", job.options.samples)
         with self._changed:
             if not self.alive:
                 raise _ended()
@@ -200,7 +196,7 @@ class EngineWorker:
         stay free until there are enough for that one.
         """
         for place, job in enumerate(self._waiting):
-            if job.samples <= free:
+            if job.options.samples <= free:
                 for passed in islice(self._waiting, place):
                     passed.overtaken += 1
                 return job
@@ -218,8 +214,7 @@ class EngineWorker:
             if not _out_of_memory(error):
                 raise
             self._batch.forget()
-            ids = job.prompt.ids if isinstance(job.prompt, PromptIds) else job.prompt
-            return self._refuse(job, _no_memory(f"a prompt of {len(ids)} tokens"))
+            return self._refuse(job, _no_memory(f"a prompt of {len(job.prompt.ids)} tokens"))
         first = rows[0]
         job._texts = [
             (number, row, TextStream(self._tokenizer, job.stops)) for number, row in enumerate(rows)

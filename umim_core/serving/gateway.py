@@ -12,11 +12,12 @@ the raw ids are sent. No torch is loaded.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
@@ -67,22 +68,19 @@ _CONNECTIONS: Final = 256
 _MOST_BYTES: Final = 16 << 20  # of an engine's answer
 _MOST_EVENT: Final = 4 << 20
 _NEVER: Final = -100.0  # least logit bias of OpenAI's interface; e^-100 of a chance
-# Fields of a chat that the engine must see with the messages.
-_WITH_MESSAGES: Final = (
-    "audio", "chat_template", "chat_template_kwargs", "continue_final_message", "documents",
-    "echo", "function_call", "functions", "modalities", "reasoning", "reasoning_effort",
-    "response_format", "thinking", "tool_choice", "tools",
-)  # fmt: skip
+# Fields that the engine must see with the prompt as it came.
+_SEEN: Final = {
+    CHAT: (
+        "audio", "chat_template", "chat_template_kwargs", "continue_final_message", "documents",
+        "echo", "function_call", "functions", "modalities", "reasoning", "reasoning_effort",
+        "response_format", "thinking", "tool_choice", "tools",
+    ),
+    COMPLETIONS: ("echo", "suffix"),
+}  # fmt: skip
+_ID: Final = re.compile("0|[1-9][0-9]{0,18}")
 _MESSAGES: Final = TypeAdapter(Messages)
 _SHOWN: Final = (b"content-type", b"retry-after")  # headers of an engine's answer
 Translate = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-class MergedPrompt(NamedTuple):
-    """The ids that are sent, and how many tokens a prompt has before and after merging."""
-
-    ids: list[int]
-    counts: dict[str, int]
 
 
 class Gateway:
@@ -128,8 +126,8 @@ class Gateway:
 
     def app(self, token: str | None) -> Starlette:
         routes = [
-            Route(CHAT, self._chat, methods=["POST"]),
-            Route(COMPLETIONS, self._completion, methods=["POST"]),
+            Route(CHAT, partial(self._answer, CHAT), methods=["POST"]),
+            Route(COMPLETIONS, partial(self._answer, COMPLETIONS), methods=["POST"]),
             Route(MODELS, self._models, methods=["GET"]),
             Route(MODEL, self._model, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
@@ -155,102 +153,82 @@ class Gateway:
         return JSONResponse(models[name])
 
     async def _health(self, request: Request) -> Response:
-        return _passed(await self._asked(request, "GET", "/health", until=self._soon()))
+        return _passed(
+            await self._asked(request, "GET", "/health", until=deadline(_HEALTH_SECONDS))
+        )
 
-    def _soon(self) -> float:
-        return deadline(replace(self._limits, answer_seconds=_HEALTH_SECONDS))
-
-    async def _chat(self, request: Request) -> Response:
+    async def _answer(self, path: str, request: Request) -> Response:
+        """Send a prompt's merged ids; where the engine must see more, the request as it came."""
         document = read_json(await read_body(request, self._limits))
-        context = await self._context(request, document.get("model"))
-        prompt = await self._merged_chat(request, document, context)
+        if not merging_wanted(request):
+            return await self._forward(request, path, document, None)
+        prompt, reason = _mergeable(path, document)
         if prompt is None:
-            return await self._forward(request, CHAT, document, None)
-        answer = Answer(True, str(document.get("model") or ""))
-        streamed = bool(document.get("stream"))
+            if reason:
+                self.metrics.stays_raw(reason, f"the engine must see {reason}")
+            return await self._forward(request, path, document, None)
+        context = await self._context(request, document.get("model"))
+        try:
+            read = await self._reader.read(prompt, most_raw_tokens(context, True))
+        except GenerationError as error:  # the engine may have another template, or more room
+            self.metrics.stays_raw("template", error.rule)
+            return await self._forward(request, path, document, None)
+        if read.left_raw:
+            self.metrics.stays_raw("template", read.left_raw)
+        ids = self._merged(read)
+        counts = {"raw_prompt_tokens": len(read.ids), "merged_prompt_tokens": len(ids)}
+        if path == COMPLETIONS:
 
-        def translate(part: dict[str, Any]) -> dict[str, Any]:
-            completion = _of_engine(_Completion, part)
+            def counted(part: dict[str, Any]) -> dict[str, Any]:
+                count = part.get("usage")
+                return {**part, "usage": {**count, "umim": counts}} if count else part
+
+            return await self._forward(request, path, {**document, "prompt": ids}, counted)
+        answer = Answer(True, str(document.get("model") or ""))
+
+        def translated(part: dict[str, Any]) -> dict[str, Any]:
+            completion = _completion(part)
             choices = [
                 Choice(one.index, one.text or "", one.finish_reason, _chat_logprobs(one.logprobs))
                 for one in completion.choices or ()
             ]
-            count = completion.usage and {**completion.usage, "umim": prompt.counts}
-            return answer.chunk(choices, count) if streamed else answer.whole(choices, count)
+            count = completion.usage and {**completion.usage, "umim": counts}
+            chunk = answer.chunk(choices, count)
+            return chunk if document.get("stream") else answer.whole(count)
 
-        # The prompt holds what add_generation_prompt asks for, as true is all that came here.
-        left_out = (*_WITH_MESSAGES, "messages", "add_generation_prompt")
-        body = {name: value for name, value in document.items() if name not in left_out}
-        body["prompt"] = prompt.ids
-        asked = body.pop("max_completion_tokens", None)
-        asked = body.get("max_tokens") if asked is None else asked
-        if asked is None:  # completions get few
-            most = self._limits.new_tokens
-            asked = max(1, min(most, context - len(prompt.ids))) if context else most
-        body["max_tokens"] = asked
-        best = body.pop("top_logprobs", None)
-        if body.pop("logprobs", None):
-            body["logprobs"] = best or 0
-        return await self._forward(request, COMPLETIONS, body, translate)
+        body = self._as_completion(document, ids, context)
+        return await self._forward(request, COMPLETIONS, body, translated)
 
-    async def _completion(self, request: Request) -> Response:
-        document = read_json(await read_body(request, self._limits))
-        text = document.get("prompt")
-        if isinstance(text, list) and len(text) == 1:
-            text = text[0]
-        texts = isinstance(text, list) and any(isinstance(one, str) for one in text)
-        reason = "prompt" if texts else ""  # several, which would be answers of their own
-        for name in ("echo", "suffix"):
-            reason = reason if neutral(name, document.get(name)) else name
-        if not merging_wanted(request) or not isinstance(text, str) or reason:
-            if reason and merging_wanted(request):
-                self.metrics.stays_raw(reason, f"the engine must see {reason}")
-            return await self._forward(request, COMPLETIONS, document, None)
-        context = await self._context(request, document.get("model"))
-        prompt = self._merged(await self._reader.text(text, most_raw_tokens(context, True)))
-        body = {**document, "prompt": prompt.ids}
-
-        def translate(part: dict[str, Any]) -> dict[str, Any]:
-            usage = part.get("usage")
-            counted = {"usage": {**usage, "umim": prompt.counts}} if isinstance(usage, dict) else {}
-            return {**part, **counted}
-
-        return await self._forward(request, COMPLETIONS, body, translate)
-
-    async def _merged_chat(
-        self, request: Request, document: dict[str, Any], context: int | None
-    ) -> MergedPrompt | None:
-        """Return a chat's prompt; None where the engine had better apply its own template."""
-        if not merging_wanted(request):
-            return None
-        messages = _mergeable(document)
-        if isinstance(messages, str):
-            self.metrics.stays_raw(messages, f"the engine must see {messages}")
-            return None
-        try:
-            read = await self._reader.chat(messages, most_raw_tokens(context, True))
-        except GenerationError as error:
-            self.metrics.stays_raw("template", error.rule)
-            return None
-        if read.left_raw:
-            self.metrics.stays_raw("template", read.left_raw)
-        return self._merged(read)
-
-    def _merged(self, read: ReadPrompt) -> MergedPrompt:
-        raw = read.ids.tolist()
+    def _merged(self, read: ReadPrompt) -> list[int]:
         try:
             merged = self._merger.merge(read.ids, read.ranges)
         except UmimError as error:
             self.metrics.stays_raw("merging", error.rule)
-            merged = raw
-        self.metrics.raw_tokens.inc(len(raw))
+            merged = read.ids.tolist()
+        self.metrics.raw_tokens.inc(len(read.ids))
         self.metrics.merged_tokens.inc(len(merged))
-        counts = {"raw_prompt_tokens": len(raw), "merged_prompt_tokens": len(merged)}
-        return MergedPrompt(merged, counts)
+        return merged
+
+    def _as_completion(
+        self, chat: dict[str, Any], ids: list[int], context: int | None
+    ) -> dict[str, Any]:
+        """Return the body of a chat as that of a completion."""
+        # The prompt holds what add_generation_prompt asks for, as true is all that came here.
+        left_out = (*_SEEN[CHAT], "messages", "add_generation_prompt")
+        body = {name: value for name, value in chat.items() if name not in left_out}
+        most = body.pop("max_completion_tokens", None)
+        most = body.get("max_tokens") if most is None else most
+        if most is None:  # completions get few
+            most = self._limits.new_tokens
+            most = max(1, min(most, context - len(ids))) if context else most
+        best = body.pop("top_logprobs", None)
+        if body.pop("logprobs", None):
+            body["logprobs"] = best or 0
+        return {**body, "prompt": ids, "max_tokens": most}
 
     async def _context(self, request: Request, model: object) -> int | None:
         """Return how many tokens the engine's model has room for, if it says so; kept a while."""
-        until = self._soon()
+        until = deadline(_HEALTH_SECONDS)
         now = until - _HEALTH_SECONDS
         if now >= self._known_until:
             try:
@@ -272,7 +250,7 @@ class Gateway:
         self, request: Request, path: str, body: dict[str, Any], translate: Translate | None
     ) -> Response:
         """Send a body to the engine and return its answer, translated where it is one."""
-        until = deadline(self._limits)
+        until = deadline(self._limits.answer_seconds)
         answer = await self._asked(request, "POST", path, self._masked(body), until)
         if not answer.is_closed:
             return EventStream(_documents(answer, translate), until)
@@ -295,28 +273,19 @@ class Gateway:
         if not self._bias:
             return body
         asked = body.get("logit_bias") or {}
-        pairs = list(asked.items()) if isinstance(asked, dict) else asked
-        if not isinstance(pairs, list) or not all(
-            isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+        if isinstance(asked, dict) and all(map(_ID.fullmatch, asked)):
+            return {**body, "logit_bias": {**asked, **self._bias}}
+        if isinstance(asked, list) and all(
+            isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and pair[0] >= 0
+            for pair in asked
         ):
-            raise bad_field(
-                "logit_bias", "logit_bias must be an object or a list of pairs",
-                type(asked).__name__, "Correct it, or leave it out.",
-            )  # fmt: skip
-        for token, _ in pairs:
-            plain = isinstance(token, str) and token.isascii() and token.isdecimal()
-            plain = plain and len(token) < 20  # Python refuses thousands of digits
-            number = token if isinstance(asked, list) else int(token) if plain else None
-            if type(number) is not int or number < 0 or str(number) != str(token):
-                raise bad_field(
-                    "logit_bias", "ids in logit_bias must be plain integers", str(token)[:20],
-                    "Write 17, in an object \"17\".",
-                )  # fmt: skip
-        kept = [pair for pair in pairs if str(pair[0]) not in self._bias]
-        if isinstance(asked, dict):
-            return {**body, "logit_bias": {**dict(kept), **self._bias}}
-        never = [[int(token), value] for token, value in self._bias.items()]
-        return {**body, "logit_bias": [*kept, *never]}
+            kept = [pair for pair in asked if str(pair[0]) not in self._bias]
+            never = [[int(token), value] for token, value in self._bias.items()]
+            return {**body, "logit_bias": [*kept, *never]}
+        raise bad_field(
+            "logit_bias", "logit_bias must be an object or a list of pairs, with plain ids",
+            "something else", 'Write an id as 17, in an object as "17".',
+        )  # fmt: skip
 
     async def _asked(
         self,
@@ -328,6 +297,7 @@ class Gateway:
     ) -> httpx.Response:
         """Return the engine's answer: whole and closed, or open if it is a stream."""
         streamed = bool(body and body.get("stream"))
+        until = until or deadline(self._limits.answer_seconds)
         try:
             built = self._client.build_request(method, path, json=body)
         except ValueError as error:  # 1e999
@@ -350,7 +320,9 @@ class Gateway:
                 return httpx.Response(answer.status_code, headers=shown, content=content)
 
         try:
-            return await unless_gone(request, answered(), until or deadline(self._limits))
+            return await unless_gone(
+                request, answered(), until or deadline(self._limits.answer_seconds)
+            )
         except httpx.PoolTimeout as error:
             rule = f"at most {_CONNECTIONS} requests run"
             raise try_later("overloaded", rule, "more") from error
@@ -427,17 +399,20 @@ async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
 
 
 class _OfEngine(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
 
-Form = TypeVar("Form", bound=_OfEngine)
+class _Logprobs(_OfEngine):
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float | None] | None] | None = None
 
 
 class _EngineChoice(_OfEngine):
     index: NonNegativeInt = 0
     text: str | None = None
     finish_reason: str | None = None
-    logprobs: dict[str, Any] | None = None
+    logprobs: _Logprobs | None = None
 
 
 class _Completion(_OfEngine):
@@ -445,16 +420,10 @@ class _Completion(_OfEngine):
     usage: dict[str, Any] | None = None
 
 
-class _Logprobs(_OfEngine):
-    tokens: list[str]
-    token_logprobs: list[float | None] | None = None
-    top_logprobs: list[dict[str, float | None] | None] | None = None
-
-
-def _of_engine(form: type[Form], document: object) -> Form:
+def _completion(document: object) -> _Completion:
     """Return a document of the engine's; here alone it is said that one cannot be translated."""
     try:
-        return form.model_validate(document)
+        return _Completion.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
@@ -486,25 +455,36 @@ def _passed(answer: httpx.Response) -> Response:
     return response
 
 
-def _mergeable(document: dict[str, Any]) -> list[dict[str, str]] | str:
-    """Return the messages of a chat if they are texts, or the field that the engine must see."""
-    if document.get("add_generation_prompt") not in (None, True):
-        return "add_generation_prompt"
-    for name in _WITH_MESSAGES:
+def _mergeable(
+    path: str, document: dict[str, Any]
+) -> tuple[str | list[dict[str, str]] | None, str]:
+    """Return a prompt that may merge, or the field that the engine must see, or neither: ids."""
+    for name in _SEEN[path]:
         if document.get(name) is not False and not neutral(name, document.get(name)):
-            return name
+            return None, name
+    if path == COMPLETIONS:
+        prompt = document.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return prompt, ""
+        texts = isinstance(prompt, list) and any(isinstance(one, str) for one in prompt)
+        return None, "prompt" if texts else ""  # several, which would be answers of their own
+    if document.get("add_generation_prompt") not in (None, True):
+        return None, "add_generation_prompt"
     try:
         messages = _MESSAGES.validate_python(document.get("messages"))
     except ValidationError:
-        return "messages"
-    return [message.plain() for message in messages]
+        return None, "messages"
+    return [message.plain() for message in messages], ""
 
 
-def _chat_logprobs(given: dict[str, Any] | None) -> dict[str, Any] | None:
+def _chat_logprobs(logprobs: _Logprobs | None) -> dict[str, Any] | None:
     """Return a completion's log-probabilities in a chat's form; those in it stay as they are."""
-    if given is None or given.get("tokens") is None:
-        return given
-    logprobs = _of_engine(_Logprobs, given)
+    if logprobs is None:
+        return None
+    if logprobs.tokens is None:
+        return logprobs.model_dump(exclude_unset=True)
 
     def entry(token: str, value: float | None) -> dict[str, object]:
         return {"token": token, "logprob": value, "bytes": list(token.encode())}

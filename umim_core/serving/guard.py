@@ -211,9 +211,9 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
 _HANDLED: Final = (UmimError, HTTPException, ClientDisconnect)
 
 
-def deadline(limits: Limits) -> float:
-    """Return when an answer that begins now must have ended, on the event loop's clock."""
-    return asyncio.get_running_loop().time() + limits.answer_seconds
+def deadline(seconds: float) -> float:
+    """Return when something that begins now must have ended, on the event loop's clock."""
+    return asyncio.get_running_loop().time() + seconds
 
 
 def _too_late() -> ApiError:

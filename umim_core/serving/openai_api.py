@@ -10,10 +10,19 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, from_json
 
 from umim_core.errors import NumericalError, UmimError
@@ -149,11 +158,20 @@ class _Fields(BaseModel):
         }
 
 
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
-TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)
-]  # of one prompt
+def _branch(value: object) -> str | None:
+    """Name the branch of a union that a value is for, so that an error is one of that branch."""
+    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else None
+
+
+_TEXT_OR_LIST: Final = Discriminator(
+    _branch,
+    custom_error_type="text_or_list",
+    custom_error_message="must be a text or a list",
+)
 _Count = Annotated[int, Field(ge=1)] | None
+_Stop = Annotated[str, Field(min_length=1, max_length=256)]
+_Stops = Annotated[list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
+_Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
 
 
 class StreamOptions(_Fields):
@@ -170,8 +188,10 @@ class Body(_Fields):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: _Count = None
     seed: int | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    stream: bool | None = None
+    stop: Annotated[
+        Annotated[_Stop, Tag("text")] | Annotated[_Stops, Tag("list")], _TEXT_OR_LIST
+    ] = []
+    stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
     @field_validator("temperature")
@@ -183,31 +203,34 @@ class Body(_Fields):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def new_tokens(self) -> int | None:
         return self.max_tokens
 
 
-class TextPart(_Fields):
-    """A part of a message; there are texts only."""
-
+class _TextPart(_Fields):
     type: Literal["text"]
     text: str
+
+
+_Parts = Annotated[list[_TextPart], Field(fail_fast=True)]
 
 
 class Message(_Fields):
     """A message of a chat; what else an answer said of itself (``annotations``) is not read."""
 
     role: str
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: Annotated[
+        Annotated[str, Tag("text")] | Annotated[_Parts, Tag("list")], _TEXT_OR_LIST
+    ] = ""
     name: str | None = None
     annotations: list[Any] | None = None
 
     def plain(self) -> dict[str, str]:
         """Return role and content as a template reads them."""
-        parts = self.content or ""
+        parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         return {"role": self.role, "content": text}
 
@@ -229,11 +252,10 @@ class ChatBody(Body):
 class CompletionBody(Body):
     """Body of ``/v1/completions``; there is one prompt, a text or ids."""
 
-    prompt: str | TokenIds
+    prompt: Annotated[Annotated[str, Tag("text")] | Annotated[_Ids, Tag("list")], _TEXT_OR_LIST]
 
 
 AnyBody = ChatBody | CompletionBody
-Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def read_json(raw: bytes) -> dict[str, Any]:
@@ -248,12 +270,9 @@ def read_json(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def read_chat(raw: bytes) -> ChatBody:
-    return checked(ChatBody, _supported(read_json(raw)))
-
-
-def read_completion(raw: bytes) -> CompletionBody:
-    document = _supported(read_json(raw))
+def parse_body(path: str, raw: bytes) -> AnyBody:
+    """Return the body of a request for one of the two paths; an error quotes no prompt."""
+    document = {k: v for k, v in read_json(raw).items() if k not in _IGNORED}
     prompt = document.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
@@ -262,69 +281,37 @@ def read_completion(raw: bytes) -> CompletionBody:
                 "Send one request each; they run together.", param="prompt",
             )  # fmt: skip
         document["prompt"] = prompt[0]
-    return checked(CompletionBody, document)
-
-
-def checked(kind: type[Checked], document: dict[str, Any]) -> Checked:
-    """Return a document as a model of its fields; an error quotes no prompt."""
     try:
-        return kind.model_validate(document)
+        return (ChatBody if path == CHAT else CompletionBody).model_validate(document)
     except ValidationError as error:
-        raise _field_error(error, document) from None  # its message repeats the prompt
+        found = error.errors(include_url=False, include_context=False)[0]
+        raise _field_error(found, document) from None  # its message repeats the prompt
 
 
-def _supported(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a body without the fields that change nothing here."""
-    for name in _UNSUPPORTED:
-        if not neutral(name, document.get(name)):
-            raise ApiError(
-                400, "unsupported", f"{name} is not supported by UMIM's own engine",
-                "a request that sets it", "Leave it out, or serve an exported model by another "
-                "engine behind `umim serve --upstream`.", param=name,
-            )  # fmt: skip
-    left_out = {*_UNSUPPORTED, *_IGNORED}
-    return {name: value for name, value in document.items() if name not in left_out}
-
-
-def _field_error(error: ValidationError, document: dict[str, Any]) -> ApiError:
-    """Return what a body's check found at the deepest place; where that is one, say all of it.
-
-    A union names each of its branches: ``messages.0.content.list[TextPart].0.type`` is the field
-    ``messages.0.content.0.type``, and wrong types of other branches say nothing.
-    """
-    found = error.errors(include_url=False, include_context=False)
-    places = [_place(one, document) for one in found]
-    deepest = max(map(len, places))
-    at = next(place for place in places if len(place) == deepest)
-    here = [one for one, place in zip(found, places, strict=True) if place == at]
-    first = next((one for one in here if not one["type"].endswith("_type")), here[0])
-    param = ".".join(map(str, at))
-    if first["type"] == "extra_forbidden":
+def _field_error(error: ErrorDetails, document: object) -> ApiError:
+    """Return what the check of a body found first; names of a union's branches are no places."""
+    place: list[str] = []
+    for step in error["loc"]:
+        if isinstance(document, list) and isinstance(step, int):
+            document = document[step]
+        elif isinstance(document, dict) and isinstance(step, str):
+            document = document.get(step)
+        else:
+            continue
+        place.append(str(step))
+    param, value = ".".join(place), error["input"]
+    if error["type"] == "extra_forbidden" and param in _UNSUPPORTED:
+        return ApiError(
+            400, "unsupported", f"{param} is not supported by UMIM's own engine",
+            "a request that sets it", "Leave it out, or serve an exported model by another "
+            "engine behind `umim serve --upstream`.", param=param,
+        )  # fmt: skip
+    if error["type"] == "extra_forbidden":
         rule, remedy = "fields must be ones that this server knows", "Leave it out."
         return ApiError(400, "unknown_field", rule, param, remedy, param=param)
-    same = first["type"].endswith("_type")
-    said = " or ".join(dict.fromkeys(one["msg"] for one in here)) if same else first["msg"]
-    value = first["input"]
     shown = value if isinstance(value, int | float) else type(value).__name__
-    rule, remedy = f"{param or 'the body'}: {said}", "Correct it, or leave it out."
+    rule, remedy = f"{param or 'the body'}: {error['msg']}", "Correct it, or leave it out."
     return ApiError(400, "invalid_field", rule, shown, remedy, param=param or None)
-
-
-def _place(error: ErrorDetails, document: object) -> tuple[int | str, ...]:
-    """Return the keys and places of an error's location, without names of branches."""
-    place: list[int | str] = []
-    missing = error["type"] == "missing"
-    for number, step in enumerate(error["loc"], 1):
-        if isinstance(document, dict | list) and document is error["input"] and not missing:
-            break  # the rest are branches
-        inside = isinstance(document, dict) and step in document
-        if isinstance(document, list) and isinstance(step, int) and step < len(document):
-            inside = True
-        if inside:
-            document = document[step]  # type: ignore[index]  # checked
-        if inside or (missing and number == len(error["loc"])):
-            place.append(step)
-    return tuple(place)
 
 
 def event(document: dict[str, Any]) -> bytes:
@@ -332,7 +319,7 @@ def event(document: dict[str, Any]) -> bytes:
     return b"data: " + text.encode() + b"\n\n"
 
 
-def usage(*, raw: int, merged: int, generated: int, cached: int) -> dict[str, Any]:
+def usage(raw: int, merged: int, generated: int, cached: int) -> dict[str, Any]:
     """Return the count of tokens; the model holds the merged units, some cached already."""
     return {
         "prompt_tokens": merged,
@@ -354,47 +341,59 @@ class Choice:
 
 
 class Answer:
-    """The documents of one answer, a chat's or a completion's."""
+    """The documents of one answer, a chat's or a completion's: chunks, or all of them as one."""
 
     def __init__(self, chat: bool, model: str) -> None:
-        self._chat, self._begun = chat, set[int]()
+        self._chat = chat
+        self._choices: dict[int, Choice] = {}  # all that came of each
         self._head = {
             "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
             "created": int(time.time()),
             "model": model,
         }
 
-    def whole(self, choices: Sequence[Choice], count: dict[str, Any] | None) -> dict[str, Any]:
-        return self._document("chat.completion", choices, count, streamed=False)
-
     def chunk(
         self, choices: Sequence[Choice], count: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        return self._document("chat.completion.chunk", choices, count, streamed=True)
+        """Return the document of what a stream adds, or of the usage at its end."""
+        shown = []
+        for new in choices:
+            before = self._choices.get(new.index)
+            fields: dict[str, Any] = {"text": new.text}
+            if self._chat:
+                delta = {"role": "assistant"} if before is None else {}
+                fields = {
+                    "delta": delta if before and not new.text else {**delta, "content": new.text}
+                }
+            shown.append(_choice(new, fields))
+            self._choices[new.index] = replace(new, text=(before.text if before else "") + new.text)
+        return self._document("chat.completion.chunk", shown, count)
+
+    def whole(self, count: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the document of all that came."""
+        shown = [
+            _choice(
+                choice,
+                {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+                if self._chat
+                else {"text": choice.text},
+            )
+            for _, choice in sorted(self._choices.items())
+        ]
+        return self._document("chat.completion", shown, count)
 
     def _document(
-        self, kind: str, choices: Sequence[Choice], count: dict[str, Any] | None, streamed: bool
+        self, kind: str, choices: list[dict[str, Any]], count: dict[str, Any] | None
     ) -> dict[str, Any]:
-        shown = [
-            {
-                "index": choice.index,
-                **(self._delta(choice) if streamed and self._chat else self._content(choice)),
-                "logprobs": choice.logprobs,
-                "finish_reason": choice.finish,
-            }
-            for choice in choices
-        ]
         kind = kind if self._chat else "text_completion"
-        document = {**self._head, "object": kind, "choices": shown}
+        document = {**self._head, "object": kind, "choices": choices}
         return document if count is None else {**document, "usage": count}
 
-    def _content(self, choice: Choice) -> dict[str, Any]:
-        if not self._chat:
-            return {"text": choice.text}
-        return {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
 
-    def _delta(self, choice: Choice) -> dict[str, Any]:
-        first = choice.index not in self._begun
-        self._begun.add(choice.index)
-        delta = {"role": "assistant"} if first else {}
-        return {"delta": {**delta, "content": choice.text} if choice.text or first else delta}
+def _choice(choice: Choice, fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        **fields,
+        "logprobs": choice.logprobs,
+        "finish_reason": choice.finish,
+    }

@@ -8,17 +8,17 @@ is encoded at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from umim_core.errors import GenerationError
-from umim_core.rules.grams import ORDERS
-from umim_core.text.chat_parts import encode_parts, write_chat
+from umim_core.errors import GenerationError, require
+from umim_core.rules.grams import LONGEST
+from umim_core.text.chat_parts import Chat, encode_parts, write_chat
 from umim_core.text.token_ids import encode
 
 _LONG: Final = 1 << 16  # characters
@@ -26,10 +26,10 @@ Result = TypeVar("Result")
 
 
 class ReadPrompt(NamedTuple):
-    """Raw ids [T] of a prompt; of a chat the ranges that may merge, and why others stay raw."""
+    """Raw ids [T] of a prompt, the ranges that may merge, and why more of a chat stays raw."""
 
     ids: NDArray[np.int64]
-    ranges: tuple[tuple[int, int], ...] | None = None
+    ranges: tuple[tuple[int, int], ...]
     left_raw: str = ""
 
 
@@ -47,7 +47,7 @@ class Lanes:
 
 
 class PromptReader:
-    """Reads texts and chats by a tokenizer; threads may share it."""
+    """Reads prompts by a tokenizer; threads may share it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -60,43 +60,44 @@ class PromptReader:
             if core.normalizer is None:  # others may make texts shorter
                 self._longest = max(len(token.encode()) for token in core.get_vocab())
 
-    async def text(self, text: str, most_tokens: int | None) -> ReadPrompt:
-        """Return the ids of a text, with the special tokens that the tokenizer adds."""
-        self._check(text, most_tokens)
-        return await self._lanes.run(len(text), lambda: self._text(text, most_tokens))
+    async def read(self, prompt: str | Chat | list[int], most_tokens: int | None) -> ReadPrompt:
+        """Return a prompt that may have so many raw tokens.
 
-    def _text(self, text: str, most_tokens: int | None) -> ReadPrompt:
-        ids = np.array(encode(self._tokenizer, text, None), dtype=np.int64)
-        check_tokens(len(ids), most_tokens)
-        return ReadPrompt(ids)
+        A text gets the special tokens that the tokenizer adds. Ids are checked by the engine.
+        """
+        size = len(prompt)
+        if not isinstance(prompt, str):
+            texts = [one["content"] for one in prompt if not isinstance(one, int)]
+            size = sum(len(text) + 64 for text in texts) or size
+        return await self._lanes.run(size, lambda: self._read(prompt, most_tokens))
 
-    async def chat(self, messages: Sequence[dict[str, str]], most_tokens: int | None) -> ReadPrompt:
-        size = sum(len(message["content"]) + 64 for message in messages)
-        return await self._lanes.run(size, lambda: self._chat(messages, most_tokens))
+    def _read(self, prompt: str | Chat | list[int], most: int | None) -> ReadPrompt:
+        ranges, left_raw = None, ""
+        if isinstance(prompt, str):
+            self._check_text(prompt, most)
+            ids = np.array(encode(self._tokenizer, prompt, None), dtype=np.int64)
+        elif isinstance(prompt[0], int):
+            _check_count(len(prompt), most)
+            ids = np.array(prompt)
+        else:
+            written = write_chat(cast("Chat", prompt), self._tokenizer)
+            self._check_text(written.text, most)
+            ids, ranges = encode_parts(self._tokenizer, written.text, written.places)
+            left_raw = written.unmerged
+        _check_count(len(ids), most)
+        return ReadPrompt(ids, ((0, len(ids)),) if ranges is None else ranges, left_raw)
 
-    def _chat(self, messages: Sequence[dict[str, str]], most_tokens: int | None) -> ReadPrompt:
-        written = write_chat(messages, self._tokenizer)
-        self._check(written.text, most_tokens)
-        ids, ranges = encode_parts(self._tokenizer, written.text, written.places)
-        check_tokens(len(ids), most_tokens)
-        return ReadPrompt(ids, ranges, written.unmerged)
-
-    def _check(self, text: str, most_tokens: int | None) -> None:
-        if most_tokens is not None and self._longest is not None:
-            size = len(text.encode("utf-8", "surrogatepass"))
-            check_tokens(-(-size // self._longest), most_tokens)
+    def _check_text(self, text: str, most: int | None) -> None:
+        if most is not None and self._longest is not None:
+            _check_count(-(-len(text.encode("utf-8", "surrogatepass")) // self._longest), most)
 
 
 def most_raw_tokens(positions: int | None, merged: bool) -> int | None:
-    """Return how many raw tokens may fit a context; each unit holds up to four if they merge."""
-    return None if positions is None else positions * (ORDERS[-1] if merged else 1)
+    """Return how many raw tokens may fit a context; each unit holds several if they merge."""
+    return None if positions is None else positions * (LONGEST if merged else 1)
 
 
-def check_tokens(count: int, most: int | None) -> None:
+def _check_count(count: int, most: int | None) -> None:
     """Refuse a prompt that does not fit, however it merges."""
-    if most is not None and count > most:
-        raise GenerationError(
-            f"a prompt must fit the model's positions, of at most {most} raw tokens",
-            f"{count} or more",
-            "Shorten it.",
-        )
+    rule = f"a prompt must fit the model's positions, of at most {most} raw tokens"
+    require(most is None or count <= most, GenerationError, rule, f"{count} or more", "Shorten it.")

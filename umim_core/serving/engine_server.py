@@ -1,0 +1,310 @@
+"""Our own engine behind OpenAI's interface: chats, completions, models, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from transformers import PreTrainedTokenizerFast
+
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.checkpoint.checkpoint_files import default_checkpoint
+from umim_core.config.form import Merge
+from umim_core.errors import ConfigError, UmimError, require
+from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
+from umim_core.inference.prompts import PromptIds
+from umim_core.merging.merged_model import MergedModel
+from umim_core.model.umim import UMIM
+from umim_core.serving.engine_worker import (
+    BatchSizes,
+    EngineWorker,
+    Event,
+    Failed,
+    Job,
+    Piece,
+    Started,
+)
+from umim_core.serving.guard import (
+    EventStream,
+    Limits,
+    ServerMetrics,
+    deadline,
+    guarded,
+    merging_wanted,
+    read_body,
+    unless_gone,
+)
+from umim_core.serving.openai_api import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    MODELS,
+    Answer,
+    AnyBody,
+    ChatBody,
+    Choice,
+    bad_field,
+    parse_body,
+    unknown_model,
+    usage,
+)
+from umim_core.serving.prompt_reader import Lanes, PromptReader, most_raw_tokens
+
+
+class AnswerEngine(Protocol):
+    """One model, in this process or in others.
+
+    Attributes:
+        name: How requests call it.
+        positions: Most tokens of a prompt and its answer; None for no bound.
+        metrics: Counts of its server.
+    """
+
+    name: str
+    positions: int | None
+    metrics: ServerMetrics
+
+    def life(self) -> AbstractAsyncContextManager[None]:
+        """Answer requests for the length of a block."""
+
+    async def alive(self) -> bool: ...
+
+    def events(self, body: AnyBody, merging: bool, new_tokens: int) -> AsyncGenerator[Event, None]:
+        """Give what happens to a request, its prompt first; closing it frees the rows.
+
+        The answer has at most ``new_tokens`` where the request says no number.
+        """
+
+
+class EngineServer:
+    def __init__(self, engine: AnswerEngine, limits: Limits) -> None:
+        self.engine, self._limits = engine, limits
+        self._began, self._lanes = int(time.time()), Lanes()
+
+    def app(self, token: str | None) -> Starlette:
+        """Return the application, for requests with a bearer token; its engine lives with it."""
+        routes = [
+            Route(CHAT, partial(self._answer, CHAT), methods=["POST"]),
+            Route(COMPLETIONS, partial(self._answer, COMPLETIONS), methods=["POST"]),
+            Route(MODELS, self._models, methods=["GET"]),
+            Route(MODEL, self._model, methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+        ]
+        return guarded(routes, token, self.engine.metrics, lambda app: self.engine.life())
+
+    def _described(self) -> dict[str, Any]:
+        return {
+            "id": self.engine.name,
+            "object": "model",
+            "created": self._began,
+            "owned_by": "umim",
+            "max_model_len": self.engine.positions,
+        }
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def _model(self, request: Request) -> Response:
+        if request.path_params["name"] != self.engine.name:
+            raise unknown_model(self.engine.name, request.path_params["name"])
+        return JSONResponse(self._described())
+
+    async def _health(self, request: Request) -> Response:
+        alive = await self.engine.alive()
+        return JSONResponse({"status": "ok" if alive else "stopped"}, 200 if alive else 503)
+
+    async def _answer(self, path: str, request: Request) -> Response:
+        """Answer a request, whole or streamed; what fails before the first token is a 4xx."""
+        raw = await read_body(request, self._limits)
+        body = await self._lanes.run(len(raw), lambda: parse_body(path, raw))
+        most, until = self._limits.new_tokens, deadline(self._limits.answer_seconds)
+        if body.model not in (None, self.engine.name):
+            raise unknown_model(self.engine.name, body.model)
+        if (body.new_tokens or 0) > most:
+            raise bad_field(
+                "max_tokens", f"at most {most} tokens may be asked for", body.new_tokens,
+                "Ask for fewer, or raise --max-new-tokens.",
+            )  # fmt: skip
+        documents = self._documents(body, merging_wanted(request))
+
+        async def begun() -> dict[str, Any]:
+            """Return the first document, or the whole answer; an early end frees the rows."""
+            document = await anext(documents)
+            return document if body.stream else await anext(documents)
+
+        document = await unless_gone(request, begun(), until)
+        return EventStream(documents, until) if body.stream else JSONResponse(document)
+
+    async def _documents(
+        self, body: AnyBody, merging: bool
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Give {} when the prompt is read, then the chunks of an answer or all of it; count it."""
+        metrics, began = self.engine.metrics, time.monotonic()
+        answer = Answer(isinstance(body, ChatBody), self.engine.name)
+        read, cached, generated = Started(0, 0, 0), 0, dict[int, int]()
+        events = self.engine.events(body, merging, self._limits.new_tokens)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Started):
+                    # Others' prompts could be guessed from it: whether their beginning was read.
+                    read, cached = event, event.reused if self._limits.report_cached else 0
+                    metrics.raw_tokens.inc(read.raw)
+                    metrics.merged_tokens.inc(read.merged)
+                    metrics.reused_tokens.inc(cached)
+                    yield {}
+                    continue
+                if not generated:
+                    metrics.first_token.observe(time.monotonic() - began)
+                metrics.generated_tokens.inc()
+                generated[event.index] = event.generated
+                chunk = answer.chunk([Choice(event.index, event.text, event.finish)])
+                if body.stream and (event.text or event.finish is not None):
+                    yield chunk
+        count = usage(read.raw, read.merged, sum(generated.values()), cached)
+        if not body.stream:
+            yield answer.whole(count)
+        elif body.stream_options.include_usage:
+            yield answer.chunk([], count)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as it is served.
+
+    Attributes:
+        name: How requests call it.
+        merged_model: The model; without rules it reads raw tokens.
+        raw_tail: Last tokens of a prompt, and of each message of a chat, that stay raw.
+    """
+
+    name: str
+    merged_model: MergedModel
+    merge: Merge
+    raw_tail: int
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: str | None,
+        *,
+        base: bool = False,
+        name: str | None = None,
+        merge: Merge | None = None,
+        dtype: str = "auto",
+        device: str = "cpu",
+    ) -> Served:
+        """Load a checkpoint as ``UMIM.from_pretrained`` does, or with ``base`` a plain model.
+
+        It has its own name and merges what it recommends, unless others are given.
+        """
+        if base:
+            if checkpoint is None or merge not in (None, "none"):
+                raise ConfigError(
+                    "--base serves a model that is named, and merges nothing",
+                    f"model {checkpoint}, --merge {merge}",
+                    "Name a model, or leave --base out.",
+                )
+            backbone = load_backbone(checkpoint, dtype=dtype, device=device)
+            return cls(name or checkpoint, MergedModel.without_merging(backbone), "none", 0)
+        source = checkpoint or default_checkpoint()
+        umim = UMIM.from_pretrained(source, dtype=dtype, device=device)
+        return cls(name or source, umim.merged_model, *umim.checkpoint.config.recommended(merge))
+
+    @property
+    def backbone(self) -> Backbone:
+        return self.merged_model.backbone
+
+
+class LocalEngine:
+    """Answers requests from one batch in this process; see ``AnswerEngine``."""
+
+    def __init__(self, served: Served, sizes: BatchSizes) -> None:
+        tokenizer = served.backbone.require_tokenizer()
+        fast, kind = isinstance(tokenizer, PreTrainedTokenizerFast), type(tokenizer).__name__
+        rule, remedy = "a served model needs a fast tokenizer", "Convert it to a tokenizer.json."
+        require(fast, ConfigError, rule, kind, remedy)
+        self._served = served
+        self.name, self.positions = served.name, served.backbone.max_positions
+        self.metrics = ServerMetrics()
+        engine = Engine(served.merged_model)
+        self.worker = EngineWorker(engine, tokenizer.backend_tokenizer, self.metrics, sizes)
+        self._reader = PromptReader(tokenizer)
+
+    @asynccontextmanager
+    async def life(self) -> AsyncIterator[None]:
+        self.worker.start()
+        try:
+            yield
+        finally:
+            await run_in_threadpool(self.worker.stop)
+
+    async def alive(self) -> bool:
+        return self.worker.alive
+
+    async def events(
+        self, body: AnyBody, merging: bool, new_tokens: int
+    ) -> AsyncGenerator[Event, None]:
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[list[Event]]()
+
+        def deliver(new: list[Event]) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, new)
+
+        merge: Merge = self._served.merge if merging else "none"
+        try:
+            prompt = await self._prompt(body, merge)
+            options = self._options(body, merge, new_tokens)
+            job = Job(prompt, options, body.new_tokens is None, body.stops, deliver)
+            self.worker.submit(job)
+        except UmimError as error:
+            yield Failed(error)
+            return
+        try:
+            running = job.options.samples
+            while running:
+                for event in await events.get():
+                    yield event
+                    if isinstance(event, Failed):
+                        return
+                    running -= isinstance(event, Piece) and event.finish is not None
+        finally:
+            self.worker.cancel(job)
+
+    def _options(self, body: AnyBody, merge: Merge, new_tokens: int) -> GenerateOptions:
+        """Sample as OpenAI's, whatever the model's own generation_config says."""
+        sampling: dict[str, Any] = {"do_sample": False}
+        if body.temperature != 0:
+            temperature = 1.0 if body.temperature is None else body.temperature
+            top_p = 1.0 if body.top_p is None else body.top_p
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
+            sampling["seed"] = body.seed  # clients give one to greedy requests, too
+        return GenerateOptions(
+            max_new_tokens=body.new_tokens or new_tokens,
+            n=body.n,
+            merge=merge,
+            raw_tail=0 if merge == "none" else self._served.raw_tail,
+            **sampling,
+        ).of_model(self._served.backbone)
+
+    async def _prompt(self, body: AnyBody, merge: Merge) -> PromptIds:
+        by_units = merge != "none" and self._served.merged_model.unit_positions == "compact"
+        most = most_raw_tokens(self.positions, by_units)
+        if isinstance(body, ChatBody):
+            read = await self._reader.read([message.plain() for message in body.messages], most)
+        else:
+            read = await self._reader.read(body.prompt, most)
+        if merge != "none" and read.left_raw:
+            self.metrics.stays_raw("template", read.left_raw)
+        return PromptIds(read.ids, read.ranges)
