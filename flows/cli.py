@@ -22,7 +22,7 @@ from umim_core.addresses import scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.cli import serve_command as shared
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines, writing
-from umim_core.cli.shared_options import DeviceOption, DtypeOption
+from umim_core.cli.shared_options import DeviceOption, DtypeOption, MergeOption
 from umim_core.errors import ConfigError, UmimError
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ def serve(
     port: shared.PortOption = 8000,
     api_key_env: shared.KeyOption = None,
     model_name: shared.NameOption = None,
-    merge: shared.MergeOption = None,
+    merge: MergeOption = None,
     max_rows: shared.RowsOption = 16,
     max_waiting: shared.WaitingOption = 256,
     prefix_cache_mb: shared.CacheOption = 1024,

@@ -3,9 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from support.command_line import Umim, document
 from umim_core.baselines.registry import BASELINES
+from umim_core.cli.app import app
 from umim_core.embedded.assets import embedded_names, embedded_path
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
@@ -67,6 +69,16 @@ ERRORS = {
         "--context must be at most 4 with --prompt",
     ),
     "path: climb": (("path", "umim-docs-llama/.."), "a name must be one of"),
+    "path: tasks": (("path", "umim-docs-llama", "--tasks"), "NAME has no part in --tasks; got"),
+    "generate: seed": (("generate", "w1", *CHECKPOINT, "--greedy", "--seed", "1"), "got ['seed']"),
+    "generate: budget": (
+        ("generate", "w1", "-c", "no-such", "--merge", "none", "--budget", "1"),
+        "--budget and --target-tr choose what merges; got --budget 1.0. Leave them out.",
+    ),
+    "generate: special tokens": (
+        ("generate", "w1", "-c", "no-such", "--chat", "--special-tokens"),
+        "a chat has the special tokens of its template; got",
+    ),
 }
 
 
@@ -90,6 +102,16 @@ def test_a_broken_rule_is_told_and_leaves_nothing(
     assert result.err.startswith("umim: error: ")
     assert message in result.err
     assert sorted(folder.rglob("*")) == before
+
+
+def test_every_command_helps_and_no_word_is_taken_for_markup(umim: Umim) -> None:
+    """Rich leaves out what stands in brackets, a default say."""
+    commands = get_command(app).commands
+    assert len(commands) == 17
+    for name, command in commands.items():
+        assert umim(name, "--help").code == 0
+        texts = [command.help, *(getattr(option, "help", None) for option in command.params)]
+        assert not [text for text in texts if text and "[" in text]
 
 
 @pytest.mark.parametrize("command", ["compress", "generate"])

@@ -114,7 +114,7 @@ def test_samples_are_those_of_the_library(generate: Umim, tiny_umim: UMIM) -> No
     ("options", "message"),
     [
         (["--stream", "--sample", "-n", "2"], "--stream prints one text; got --samples 2"),
-        (["--sample", "--top-p", "nan"], "--top-p must be a number; got nan"),
+        (["--sample", "--top-p", "nan"], "top_p is out of range: it must be a number; got nan"),
         (["--show", "--json"], "--json prints one document; got --show"),
         (["--logprobs", "2"], "Add --json."),
         (["--system", "w5"], "a system message belongs to a chat; got no --chat. Add --chat."),

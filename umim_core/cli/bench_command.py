@@ -46,8 +46,8 @@ def bench(
     lengths: Annotated[
         str | None,
         typer.Option(
-            help="Prompt lengths in tokens. [default: those of 256, 512 and 1024 that fit the "
-            "model's positions]"
+            help="Prompt lengths in tokens.",
+            show_default="those of 256, 512 and 1024 that fit the model's positions",
         ),
     ] = None,
     batch_sizes: Annotated[str, typer.Option(help="Rows side by side.")] = "1",
@@ -92,7 +92,7 @@ def bench(
 
     place = device or default_device()
     name = checkpoint or default_checkpoint()
-    umim = shared.load_umim(name, dtype, place, budget, target_tr)
+    umim = shared.load_umim(name, dtype, place, budget, target_tr, merge)
     if lengths is None:
         config = _fitting(config, umim.backbone.max_positions)
     merge, raw_tail = umim.checkpoint.config.recommended(merge, raw_tail)

@@ -28,22 +28,23 @@ def export(
     text: Annotated[
         list[str] | None,
         typer.Option(
-            help="Text that spans are chosen on, as umim mine takes it; repeatable. "
-            "[default: none, the checkpoint's own rules are the spans]"
+            help="Text that spans are chosen on, as umim mine takes it; repeatable.",
+            show_default="none, the checkpoint's own rules are the spans",
         ),
     ] = None,
     spans: Annotated[
         int | None,
-        typer.Option(min=1, help="Spans K of --text, each one more row. [default: 8192]"),
+        typer.Option(min=1, help="Spans K of --text, each one more row.", show_default=str(_SPANS)),
     ] = None,
     tau: Annotated[
-        int | None, typer.Option(help="Least count of a span in --text. [default: 5]")
+        int | None, typer.Option(help="Least count of a span in --text.", show_default=str(_TAU))
     ] = None,
     protect: Annotated[
         list[str] | None,
         typer.Option(
             help="Regular expression of tokens that no span may contain, or digits, capitals, "
-            "newlines; may be repeated. [default: digits]"
+            "newlines; may be repeated.",
+            show_default="digits",
         ),
     ] = None,
     kind: shared.KindOption = None,
@@ -53,7 +54,8 @@ def export(
         int | None,
         typer.Option(
             min=0,
-            help="Last tokens of each message that stay raw. [default: the checkpoint's, else 16]",
+            help="Last tokens of each message that stay raw.",
+            show_default="the checkpoint's, else 16",
         ),
     ] = None,
     dtype: Annotated[

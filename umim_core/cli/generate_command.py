@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _TEXT_TOKENS: Final = 64
 _REPLY_TOKENS: Final = 256
+_OWN: Final = "the model's own"
 
 
 def generate(
@@ -39,55 +40,26 @@ def generate(
         str | None, typer.Option(help="System message of the chat; by default the template's own.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens to generate. [default: 64; a reply: 256]")
+        int | None, shared.of_options("max_new_tokens", default="256 of a reply")
     ] = None,
     do_sample: Annotated[
-        bool | None,
-        typer.Option(
-            "--sample/--greedy", help="Sample or not; by default as the model's own settings say."
-        ),
+        bool | None, shared.of_options("do_sample", "--sample/--greedy", default=_OWN)
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; by default the model's own, else 1.")
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(help="Sample from the k most probable; by default the model's own, else 50."),
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            callback=shared.number, help="Nucleus probability; by default the model's own, else 1."
-        ),
-    ] = None,
+    temperature: Annotated[float | None, shared.of_options("temperature", default=_OWN)] = None,
+    top_k: Annotated[int | None, shared.of_options("top_k", default=_OWN)] = None,
+    top_p: Annotated[float | None, shared.of_options("top_p", default=_OWN)] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1 repeats less; by default the model's own, else 1.")
+        float | None, shared.of_options("repetition_penalty", default=_OWN)
     ] = None,
-    stop_strings: Annotated[
-        list[str] | None, typer.Option("--stop", help="End at this text; may be repeated.")
-    ] = None,
-    n: Annotated[
-        int, typer.Option("--samples", "-n", min=1, help="Texts; more than one need sampling.")
-    ] = 1,
-    seed: Annotated[
-        int | None, typer.Option(help="Sampling seed; by default every call samples anew.")
-    ] = None,
+    stop_strings: Annotated[list[str] | None, shared.of_options("stop_strings", "--stop")] = None,
+    n: Annotated[int | None, shared.of_options("n", "--samples", "-n")] = None,
+    seed: Annotated[int | None, shared.of_options("seed")] = None,
     merge: shared.MergeOption = None,
     raw_tail: shared.RawTailOption = None,
     decode_max_damage: Annotated[
-        float | None,
-        typer.Option(
-            help="Merge generated tokens only by rules of at most this price, in nats per saved "
-            "token; inf: by all. [default: the checkpoint's]"
-        ),
+        float | None, shared.of_options("decode_max_damage", default="the checkpoint's")
     ] = None,
-    span_eviction: Annotated[
-        int | None,
-        typer.Option(
-            help="With --merge none: read everything raw, and keep of a rule's span only the last "
-            "column of the KV cache once it is so many tokens old."
-        ),
-    ] = None,
+    span_eviction: Annotated[int | None, shared.of_options("span_eviction")] = None,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -105,8 +77,7 @@ def generate(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
     logprobs: Annotated[
-        int | None,
-        typer.Option(min=0, help="Add log-probabilities and so many alternatives; with --json."),
+        int | None, shared.of_options("logprobs", default="none; with --json")
     ] = None,
     budget: shared.BudgetOption = None,
     target_tr: shared.TargetOption = None,
@@ -120,11 +91,22 @@ def generate(
     With --json and several samples the fields of each stand in "samples".
     """
     for ok, rule, value, remedy in (
-        (not stream or n == 1, "--stream prints one text", f"--samples {n}", "Leave one out."),
+        (
+            not stream or n in (None, 1),
+            "--stream prints one text",
+            f"--samples {n}",
+            "Leave one out.",
+        ),
         (not as_json or not stream, "--json prints one document", "--stream", "Leave one out."),
         (not as_json or not show, "--json prints one document", "--show", "Leave one out."),
         (logprobs is None or as_json, "log-probabilities are JSON", "no --json", "Add --json."),
         (system is None or chat, "a system message belongs to a chat", "no --chat", "Add --chat."),
+        (
+            special_tokens is None or not chat,
+            "a chat has the special tokens of its template",
+            f"special tokens {special_tokens}",
+            "Leave the option out.",
+        ),
     ):
         require(ok, ConfigError, rule, value, remedy)
     text = shared.given_text(prompt)
@@ -141,8 +123,9 @@ def generate(
     if max_new_tokens is None:
         options = replace(options, max_new_tokens=_REPLY_TOKENS if chat else _TEXT_TOKENS)
     show = chat and not stream and not as_json if show is None else show
-    umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr)
-    alone = n == 1 and not as_json and not show
+    rules_for = merge if span_eviction is None else None
+    umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr, rules_for)
+    alone = n in (None, 1) and not as_json and not show
     if stream or (stream is None and alone and sys.stdout.isatty()):
         out = _streamed(umim.stream(prompt_input, options, add_special_tokens=special_tokens))
     else:

@@ -10,6 +10,7 @@ import typer
 
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint, own_checkpoints
 from umim_core.checkpoint.next_steps import TASKS_FOLDER
+from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.embedded.assets import Asset, embedded_names, embedded_path
 from umim_core.errors import ConfigError, did_you_mean, require
@@ -32,6 +33,7 @@ def path(
     Licence and origin of a packaged model are printed on stderr, and are fields with --json.
     """
     if tasks:
+        shared.refuse_ignored({"NAME": name}, "has no part in --tasks")
         emit({"tasks": str(TASKS_FOLDER)}, [str(TASKS_FOLDER)], as_json)
         return
     if name is None:

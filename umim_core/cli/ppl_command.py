@@ -42,7 +42,9 @@ def ppl(
     raw_tail: shared.RawTailOption = None,
     kind: shared.KindOption = None,
     field: shared.FieldOption = None,
-    split: Annotated[str | None, typer.Option(help="Split of a data set. [default: test]")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split of a data set.", show_default="test")
+    ] = None,
     config: shared.ConfigOption = None,
     max_bad: shared.MaxBadOption = None,
     budget: shared.BudgetOption = None,

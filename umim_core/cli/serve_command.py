@@ -12,7 +12,6 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import log_lines
-from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, MissingExtraError, require
 
 if TYPE_CHECKING:
@@ -37,9 +36,6 @@ KeyOption = Annotated[
 ]
 NameOption = Annotated[
     str | None, typer.Option(help="How requests call the model; by default its own name.")
-]
-MergeOption = Annotated[
-    Merge | None, typer.Option(help="What is merged. [default: as recommended]")
 ]
 RowsOption = Annotated[int, typer.Option(min=1, help="Rows that run at once.")]
 WaitingOption = Annotated[int, typer.Option(min=1, help="Requests that may wait; others get 503.")]
@@ -100,7 +96,7 @@ def serve(
     chat_template: Annotated[
         Path | None, typer.Option(help="A Jinja file, for a tokenizer without a chat template.")
     ] = None,
-    merge: MergeOption = None,
+    merge: shared.MergeOption = None,
     max_rows: RowsOption = 16,
     max_waiting: WaitingOption = 256,
     prefix_cache_mb: CacheOption = 1024,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
+from collections.abc import Callable
+from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -11,6 +14,7 @@ import typer
 from pydantic import BaseModel
 
 from umim_core.config.form import Merge, check_raw_tail
+from umim_core.config.generation import PlainOptions
 from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, CorpusError
 
@@ -37,12 +41,13 @@ KindOption = Annotated[
     typer.Option("--kind", help="What the names hold; by default as their endings say."),
 ]
 FieldOption = Annotated[
-    str | None, typer.Option(help="Text field of JSONL, parquet, data sets. [default: text]")
+    str | None, typer.Option(help="Text field of JSONL, parquet, data sets.", show_default="text")
 ]
 ConfigOption = Annotated[str | None, typer.Option(help="Configuration of a data set.")]
-SplitOption = Annotated[str | None, typer.Option(help="Split of a data set. [default: train]")]
+SplitOption = Annotated[str | None, typer.Option(help="Split of a data set.", show_default="train")]
 MaxBadOption = Annotated[
-    int | None, typer.Option(min=0, help="Unusable rows to skip before giving up. [default: 0]")
+    int | None,
+    typer.Option(min=0, help="Unusable rows to skip before giving up.", show_default="0"),
 ]
 ProtectOption = Annotated[
     list[str] | None,
@@ -68,16 +73,26 @@ def _checked_tail(raw_tail: int | None) -> int | None:
     return raw_tail
 
 
-MergeOption = Annotated[
-    Merge | None,
-    typer.Option(help="What is merged; none is the base model. [default: the checkpoint's]"),
-]
+def of_options(
+    name: str, *flags: str, default: str = "", callback: Callable[..., Any] | None = None
+) -> Any:
+    """Return the option of a field of ``PlainOptions``: the first sentence on it, and its default.
+
+    ``top_k: Keep the k most probable tokens (50). None ...`` has the default 50 where the one given
+    is none.
+    """
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", getdoc(PlainOptions) or "", re.MULTILINE)
+    sentence = " ".join(dict(entries).get(name, "").replace("`", "").split()).partition(". ")[0]
+    words, _, value = re.sub(r" \(([^()]*)\)\.?$", "|\\1", sentence.rstrip(".")).partition("|")
+    shown = ", else ".join(filter(None, (default, value)))
+    return typer.Option(*flags, help=f"{words}.", show_default=shown or False, callback=callback)
+
+
+MergeOption = Annotated[Merge | None, of_options("merge", default="the checkpoint's")]
 RawTailOption = Annotated[
     int | None,
-    typer.Option(
-        callback=_checked_tail,
-        help="Last tokens of the prompt that stay raw. [default: the checkpoint's with its own "
-        "--merge, else 0]",
+    of_options(
+        "raw_tail", default="the checkpoint's with its own --merge, else 0", callback=_checked_tail
     ),
 ]
 TargetOption = Annotated[
@@ -95,7 +110,8 @@ BudgetOption = Annotated[
     typer.Option(
         min=0.0,
         help="Merge by rules of at most so many nats per saved token, as umim prune measured "
-        "them; inf for all rules. [default: the checkpoint's own budget, if it has one]",
+        "them; inf for all rules.",
+        show_default="the checkpoint's own budget, if it has one",
     ),
 ]
 
@@ -178,9 +194,16 @@ def given_rules(rules: Path) -> None:
 
 
 def load_umim(
-    checkpoint: str | None, dtype: str, device: str, budget: float | None, target_tr: float | None
+    checkpoint: str | None,
+    dtype: str,
+    device: str,
+    budget: float | None,
+    target_tr: float | None,
+    merge: Merge | None = None,
 ) -> UMIM:
-    """Load a checkpoint, the default one where none is named."""
+    """Load a checkpoint, the default one where none is named, for rules that something uses."""
+    if merge == "none":
+        refuse_ignored({"--budget": budget, "--target-tr": target_tr}, "choose what merges")
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.model.umim import UMIM
 

@@ -1,5 +1,6 @@
 """Options of a generation: one value that the library, the commands, the server and lm-eval fill.
 
+Numbers and words among them have their meaning in ``config.generation``, where commands read it.
 What is wrong with an option alone is refused when the value is made, what a model cannot do by
 ``check``. Settings of transformers that are not given come from the model's own generation_config,
 then from transformers' defaults, as in ``transformers.generate`` (``of_model``); a test holds the
@@ -9,16 +10,17 @@ table of settings against transformers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import Merge, check_merge
+from umim_core.config.form import check_merge, check_raw_tail
+from umim_core.config.generation import Overlong, PlainOptions
 from umim_core.errors import GenerationError, did_you_mean, require
 from umim_core.inference.outputs import Observer
 from umim_core.inference.sampling import ON_IDS, PLAIN, WARPERS
@@ -26,7 +28,6 @@ from umim_core.inference.stopping import end_ids, eos_ids, stop_texts
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.span_eviction import check_age
 
-Overlong = Literal["refuse", "truncate"]
 NEW_TOKENS: Final = 64
 DEFAULT_TOP_K: Final = 50  # transformers' own, where a model's file names none
 HONOURED: Final = frozenset({
@@ -72,49 +73,11 @@ _SAMPLING: Final[dict[str, object]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions:
+class GenerateOptions(PlainOptions):
     """Options of a generation; all of them may be left out.
 
-    A setting down to ``n`` that is left out (None or ``"model"``) is that of the model's own
-    generation_config, then transformers' default; but ``max_new_tokens`` is 64.
-
-    Attributes:
+    Attributes: those of ``PlainOptions``, and
         config: transformers' own settings, in place of those down to ``n``.
-        max_new_tokens: Most tokens to generate per prompt (64).
-        min_new_tokens: Fewest tokens before an end-of-sequence token may come (0).
-        do_sample: Sample; otherwise take the most probable token (False).
-        temperature: Divides the logits when sampling (1).
-        top_k: Keep the k most probable tokens when sampling (50); 0 or None keeps all.
-        top_p: Keep the smallest set of tokens with this probability when sampling (1).
-        min_p: Keep tokens of at least this share of the most probable one's probability when
-            sampling (None: all).
-        repetition_penalty: Above 1 makes tokens of prompt and output less likely (1).
-        no_repeat_ngram_size: No n-gram of this size occurs twice (0: any may).
-        stop_strings: End a row when its generated text ends with this, or one of these (none).
-        eos_token_id: One or several ids that end a row (the model's, else the tokenizer's); None
-            lets no id end it.
-        n: Samples per prompt, which share its prefill (1).
-        seed: Of sampling; equal seeds give equal draws, and equal texts in an equal batch: in
-            another one products may round otherwise, which float32 hardly ever shows and bfloat16
-            often. None draws one from torch's global generator, so that every call samples anew
-            and ``torch.manual_seed`` repeats them all.
-        streams: Number of each row's random stream; by default the row's own number.
-        merge: ``all`` (prompt and generated tokens), ``prompt``, or ``none`` (the base model); by
-            default what the checkpoint recommends, else ``all``.
-        raw_tail: Last tokens of each prompt that stay raw (what the checkpoint recommends, else
-            0); of a turn that continues another, of what is added.
-        decode_max_damage: Merge generated spans only by rules whose price is at most this, in nats
-            per saved token, as ``umim prune`` measured it; ``math.inf`` for all rules (the
-            checkpoint's own bound, if it has one). Prompts merge by all rules.
-        span_eviction: Read everything raw (``merge="none"``), and keep of a rule's span only the
-            last column of the cache once it is so many tokens old (None: keep all); above a merge
-            depth of 0 the layers below it may evict what others merge. Not with ``past``, and the
-            output's state cannot be continued.
-        overlong: What becomes of a prompt that does not fit the context with its new tokens:
-            ``refuse``, or ``truncate`` (leading units are dropped, a BOS stays; not where a turn
-            is continued).
-        logprobs: How many of the most probable ids to report per step, with the log-probability
-            of the chosen one; None reports neither.
         logits_processor: Further processors, called per row with its raw ids [1, T].
         stopping_criteria: Further criteria, called per row with its raw ids [1, T].
         streamer: transformers' streamer; one row only.
@@ -122,26 +85,6 @@ class GenerateOptions:
     """
 
     config: GenerationConfig | None = None
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | Literal["model"] | None = "model"
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    stop_strings: str | Sequence[str] | None = None
-    eos_token_id: int | Sequence[int] | Literal["model"] | None = "model"  # noqa: S105  no secret
-    n: int | None = None
-    seed: int | None = None
-    streams: Sequence[int] | None = None
-    merge: Merge | None = None
-    raw_tail: int | None = None
-    decode_max_damage: float | None = None
-    span_eviction: int | None = None
-    overlong: Overlong = "refuse"
-    logprobs: int | None = None
     logits_processor: LogitsProcessorList | None = None
     stopping_criteria: StoppingCriteriaList | None = None
     streamer: BaseStreamer | None = None
@@ -225,6 +168,8 @@ class GenerateOptions:
         )
         if self.merge is not None:
             check_merge(self.merge)
+        if self.raw_tail is not None:
+            check_raw_tail(self.raw_tail, self.merge or "prompt")
         most: object = self.decode_max_damage
         number = isinstance(most, int | float) and not isinstance(most, bool)
         _need(

@@ -72,6 +72,8 @@ def _from_table(table: _Table, config: GenerationConfig) -> list[LogitsProcessor
         if value in neutral:
             continue
         try:
+            if isinstance(value, float) and math.isnan(value):  # lies within all bounds
+                raise ValueError("it must be a number")
             processors.append(factory(value))
         except (TypeError, ValueError) as error:
             raise GenerationError(

@@ -159,7 +159,7 @@ class UMIM:
             prompts: One text, chat (messages of role and content) or sequence of ids, or several; a
                 tensor of ids; a tokenizer's output. With ``past`` only what is added; but a chat is
                 the whole conversation.
-            options: All of them: ``help(umim_core.inference.options.GenerateOptions)``.
+            options: All of them: ``umim_core.config.generation.PlainOptions`` says what they mean.
             past: State of an earlier output, or what ``prefix`` returns, to go on from.
             input_ids: transformers' name of the prompts: ``generate(**tokenizer(text))``.
             attention_mask: 1 where the ids of prompts count, 0 at padding (all count).

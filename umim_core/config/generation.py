@@ -1,0 +1,80 @@
+"""Options of a generation that are numbers and words; light to import, for commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from umim_core.config.form import Merge
+
+Overlong = Literal["refuse", "truncate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainOptions:
+    """Options of a generation, checked by ``inference.options.GenerateOptions``.
+
+    A setting down to ``n`` that is left out (None or ``"model"``) is that of the model's own
+    generation_config, then transformers' default; but ``max_new_tokens`` is 64. Commands show the
+    first sentence of each.
+
+    Attributes:
+        max_new_tokens: Most tokens to generate per prompt (64).
+        min_new_tokens: Fewest tokens before an end-of-sequence token may come (0).
+        do_sample: Sample; otherwise take the most probable token (False).
+        temperature: Divides the logits when sampling (1).
+        top_k: Keep the k most probable tokens when sampling, 0 all (50). None keeps all, too.
+        top_p: Keep the smallest set of tokens with this probability when sampling (1).
+        min_p: Keep tokens of at least this share of the most probable one's probability when
+            sampling (all).
+        repetition_penalty: Above 1 makes tokens of prompt and output less likely (1).
+        no_repeat_ngram_size: No n-gram of this size occurs twice; 0: any may (0).
+        stop_strings: End a row when its generated text ends with this, or one of these.
+        eos_token_id: One or several ids that end a row (the model's, else the tokenizer's). None
+            lets no id end it.
+        n: Samples per prompt, which share its prefill (1).
+        seed: Seed of what is sampled; by default every call samples anew. Equal seeds give equal
+            draws, and equal texts in an equal batch: in another one products may round otherwise,
+            which float32 hardly ever shows and bfloat16 often. None draws one from torch's global
+            generator, so that ``torch.manual_seed`` repeats all calls.
+        streams: Number of each row's random stream; by default the row's own number.
+        merge: What is merged; ``all`` is prompt and generated tokens, ``none`` the base model. By
+            default what the checkpoint recommends, else ``all``.
+        raw_tail: Last tokens of each prompt that stay raw. By default what the checkpoint
+            recommends for its own ``merge``, else 0; of a turn that continues another, of what is
+            added.
+        decode_max_damage: Merge generated spans only by rules whose price is at most this, in nats
+            per saved token, as ``umim prune`` measured it; inf: by all. By default the checkpoint's
+            own bound, if it has one. Prompts merge by all rules.
+        span_eviction: With merge none, read everything raw, and keep of a rule's span only the last
+            column of the cache once it is so many tokens old. None keeps all; above a merge depth
+            of 0 the layers below it may evict what others merge. Not with ``past``, and the
+            output's state cannot be continued.
+        overlong: What becomes of a prompt that does not fit the context with its new tokens:
+            ``refuse``, or ``truncate`` (leading units are dropped, a BOS stays; not where a turn
+            is continued).
+        logprobs: Report the log-probability of each token, and so many of the most probable ids.
+            None reports neither.
+    """
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | Literal["model"] | None = "model"
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    stop_strings: str | Sequence[str] | None = None
+    eos_token_id: int | Sequence[int] | Literal["model"] | None = "model"  # noqa: S105  no secret
+    n: int | None = None
+    seed: int | None = None
+    streams: Sequence[int] | None = None
+    merge: Merge | None = None
+    raw_tail: int | None = None
+    decode_max_damage: float | None = None
+    span_eviction: int | None = None
+    overlong: Overlong = "refuse"
+    logprobs: int | None = None
