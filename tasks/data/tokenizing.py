@@ -27,8 +27,7 @@ from umim_core.errors import ClusterError, CorpusError, TokenizerMismatchError, 
 from umim_core.store.artifacts import sha256_file
 from umim_core.store.disk import leave_mark, not_shared, sees_mark
 from umim_core.store.scratch import scratch_folder, sweep
-from umim_core.text.readers import BadRows
-from umim_core.text.sources import HubDataset, Source, TextFiles, TokenIds, files_of
+from umim_core.text.sources import BadRows, HubDataset, Source, TextFiles, TokenIds
 from umim_core.text.token_files import TokenPart, cut_part, write_index, write_part
 from umim_core.text.tokens import iter_file_token_pieces
 
@@ -86,7 +85,7 @@ def split_jobs(
     """Return the jobs of a split: one per file, in canonical order; see `TokenJob`."""
     sources: list[Source] = [source]
     if not isinstance(source, HubDataset | TokenIds):
-        names = [file.location for file in files_of(source)]
+        names = [file.location for file in source.files()]
         places = [name if is_address(name) else os.path.abspath(name) for name in names]
         sources = [source.model_copy(update={"paths": (place,)}) for place in places]
     return [

@@ -34,15 +34,13 @@ from umim_core.store.publication import STATE
 from umim_core.synthetic_corpora.questions import iter_rows, read_selection, split_questions
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet
 from umim_core.text.mixing import mix_documents
-from umim_core.text.readers import iter_documents
 from umim_core.text.sources import (
     DocumentSource,
     HubDataset,
     JsonLines,
     Source,
     file_digests,
-    files_of,
-    source_digests,
+    iter_documents,
 )
 from umim_core.text.token_files import INDEX, TokenFiles
 
@@ -330,7 +328,7 @@ def _file_digests(corpus: MixtureCorpus) -> dict[tuple[str, Split], list[str]]:
 
 def _digests(name: str, part: TextPart, split: Split) -> list[str]:
     try:
-        return source_digests(part.source(split))
+        return part.source(split).digests()
     except CorpusError as error:
         raise CorpusError(
             f"part {name!r} of the corpus needs its {split} documents: {error.rule}",
@@ -373,4 +371,4 @@ def _record(
 def _names(source: DocumentSource) -> list[str]:
     if isinstance(source, HubDataset):
         return [f"{source.name} {source.split}"]
-    return [str(file) for file in files_of(source)]
+    return [str(file) for file in source.files()]

@@ -43,7 +43,6 @@ from umim_core.synthetic_corpora.questions import (
     write_shard,
 )
 from umim_core.synthetic_corpora.trajectories import sample_trajectories
-from umim_core.text.sources import source_digests
 
 logger = logging.getLogger("umim.generate")
 # They decide what becomes of the text, not the text.
@@ -217,7 +216,7 @@ def _run_on_ray(
 
 
 def _digests(corpus: GeneratedCorpus) -> list[list[str]]:
-    return [source_digests(source) for source in corpus.questions]
+    return [source.digests() for source in corpus.questions]
 
 
 def _generation_settings(model: str) -> str:

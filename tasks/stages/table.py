@@ -55,7 +55,7 @@ from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest, write_json
 from umim_core.task_sets.generation_spec import TaskOptions, make_rows
-from umim_core.text.sources import HubDataset, source_digests
+from umim_core.text.sources import HubDataset
 from umim_core.text.token_ids import encode
 
 TABLE: Final = "table.json"
@@ -191,7 +191,7 @@ def text_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, text: Table
     """Measure alignment and perplexity of one text."""
     place = _place(recipe)
     owned = {name: own for name in text.methods if (own := own_model(name)) is not None}
-    digests = source_digests(text.source)
+    digests = text.source.digests()
     spec = StageSpec(
         "text",
         1,
@@ -214,7 +214,7 @@ def text_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, text: Table
         metrics: Metrics = {}
         jobs = {"text": partial(measure_text, place, _in_place(text))}
         run_on_workers(lease, jobs, lambda _, scores: metrics.update(scores), recipe.cores)
-        if source_digests(text.source) != digests:
+        if text.source.digests() != digests:
             raise changed_files("a text changed while it was measured")
         return metrics
 

@@ -64,6 +64,13 @@ def s3_files(settings: dict[str, str]) -> S3FileSystem:
     )
 
 
+def arrow_address(settings: dict[str, str], path: str, credentials: str) -> str:
+    """Return the address of an object of the bucket as pyarrow reads it."""
+    server = settings["AWS_ENDPOINT_URL"].removeprefix("http://")
+    options = f"endpoint_override={server}&scheme=http&region=us-east-1"
+    return f"s3://{credentials}@umim/{path}?{options}"
+
+
 def environment(settings: dict[str, str], prefix: str, scratch: str) -> dict[str, str]:
     """Return the environment of a process that works on ``s3://umim/<prefix>``."""
     root = {"UMIM_ROOT": f"s3://umim/{prefix}", "UMIM_SCRATCH": scratch}

@@ -27,7 +27,7 @@ def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> N
             '{"context": "\\ud800", "choices": ["a", "b"], "gold": 0}',
             "1: text must not hold lone surrogates",
         ),
-        ("[" * 100_000, "q.jsonl: item 1 of the array must be whole JSON"),
+        ("[" * 100_000, "q.jsonl: a file that begins with \\[ must be one whole JSON array"),
         ("1" * 5000, "q.jsonl:1: a line must be JSON"),
         ('{"context": "c", "choices": ["a", "b"], "gold": 0}\n\n[1]', "q.jsonl:3: a row must be a"),
         ("", "must hold questions"),

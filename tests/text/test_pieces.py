@@ -16,8 +16,7 @@ from support.processes import output_of
 from support.source_tree import ROOT
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import CorpusError
-from umim_core.text.readers import BadRows, iter_parts
-from umim_core.text.sources import TextFiles
+from umim_core.text.sources import BadRows, TextFiles
 from umim_core.text.tokens import cut_pieces, iter_token_pieces
 
 TOKENIZERS = ROOT.parent / "shared" / "data" / "tokenizers"
@@ -116,13 +115,13 @@ def test_bad_bytes_are_located_anywhere(tmp_path: Path, at: int, bad: bytes, mes
     data = b"x" * at + bad + b"y" * (1 << 20)
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + data)
     with pytest.raises(CorpusError, match=f"{message}.* at byte {at + 3}"):
-        list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),)), BadRows()))
+        list(TextFiles(paths=(str(tmp_path / "a.txt"),)).parts(BadRows()))
 
 
 def test_a_character_cut_off_at_the_end_is_located(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x" * (1 << 20) + "世".encode()[:2])
     with pytest.raises(CorpusError, match="unexpected end of data at byte 1048576"):
-        list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),)), BadRows()))
+        list(TextFiles(paths=(str(tmp_path / "a.txt"),)).parts(BadRows()))
 
 
 def test_token_pieces_are_the_documents(tmp_path: Path, embedded: PreTrainedTokenizerBase) -> None:

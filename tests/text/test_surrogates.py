@@ -11,8 +11,7 @@ import pytest
 from umim_core import UMIM
 from umim_core.errors import CorpusError
 from umim_core.task_sets.spec import Question
-from umim_core.text.readers import iter_documents
-from umim_core.text.sources import JsonLines
+from umim_core.text.sources import JsonLines, iter_documents
 from umim_core.text.token_ids import encode
 
 LONE = "the \ud83d shape"

@@ -14,7 +14,7 @@ from umim_core.config.corpus import QUESTION_FIELD, SPLITS, GeneratedCorpus, Spl
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.store.artifacts import canonical_json, described, read_json, write_json
 from umim_core.store.disk import write_bytes
-from umim_core.text.readers import BadRows, iter_documents
+from umim_core.text.sources import BadRows, iter_documents
 from umim_core.text.token_ids import encode
 
 if TYPE_CHECKING:

@@ -42,6 +42,7 @@ ENDINGS: Final = {
     "parquet": (".parquet", ".pq"),
     "ids": (".npy",),
 }
+_KNOWN: Final = ", ".join(ending for endings in ENDINGS.values() for ending in endings)
 PACKERS: Final = (".gz", ".zst", ".xz", ".bz2")
 _OTHER_PACKERS: Final = (
     *(".zip", ".7z", ".rar", ".tar", ".tgz", ".txz", ".tbz", ".tbz2", ".lz", ".lz4", ".lzma"),
@@ -152,9 +153,8 @@ def unknown_kind(name: str) -> CorpusError:
         )
     if packer and kind_of(without_options(name).lower().removesuffix(packer)) is not None:
         return CorpusError(f"a {ending} file must not be packed", shown, "Unpack it.")
-    known = ", ".join(ending for endings in ENDINGS.values() for ending in endings)
     return CorpusError(
-        f"a corpus file must end in {known} (packed ones also in {', '.join(PACKERS)})",
+        f"a corpus file must end in {_KNOWN} (packed ones also in {', '.join(PACKERS)})",
         shown,
         "Say what it holds: --kind text, or jsonl, parquet, ids.",
     )
@@ -198,47 +198,25 @@ def _sort_key(location: str) -> str:
 
 
 def _local(name: str, kind: str | None) -> list[str]:
+    """Return a file, the files in a folder and below it, or those that fit a pattern."""
     if os.path.isfile(name):  # unlike Path.is_file, False for names no file can have
         return [name]
-    if os.path.isdir(name):
-        return _in_folder(name, kind)
-    if os.path.lexists(name):
-        raise CorpusError(
-            "a corpus file must be a regular file",
-            f"{name}, a device, pipe, socket or broken link",
-            "Write the text to a file.",
-        )
-    if not glob.has_magic(name):
-        raise _nothing(name)
-    return _matching(name, kind)
-
-
-def _in_folder(folder: str, kind: str | None) -> list[str]:
-    files: list[str] = []
-    left_out = Counter[str]()
-    for path, reason in _below(folder):
-        known = kind_of(path)
-        if not reason and known is not None and kind in (None, known):
-            files.append(path)
-        else:
-            left_out[reason or _ending_shown(path)] += 1
-    endings = [e for of, endings in ENDINGS.items() if kind in (None, of) for e in endings]
+    is_folder = os.path.isdir(name)
     require(
-        bool(files),
+        is_folder or not os.path.lexists(name),
         CorpusError,
-        f"a folder must hold files that end in {', '.join(endings)}",
-        f"{folder}, with {_listed(left_out) or 'nothing'}",
-        "Name the files themselves and what they hold, for example --kind text FOLDER/*.log.",
+        "a corpus file must be a regular file",
+        f"{name}, a device, pipe, socket or broken link",
+        "Write the text to a file.",
     )
-    _say_left_out(folder, left_out)
-    return files
-
-
-def _matching(pattern: str, kind: str | None) -> list[str]:
-    parts = pattern.split("/")
-    first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
-    base, shapes = "/".join(parts[:first]), [part for part in parts[first:] if part]
-    base = base or ("/" if first else "")
+    if not is_folder and not glob.has_magic(name):
+        raise _missing(name)
+    base, shapes = name, ["**"]
+    if not is_folder:
+        parts = name.split("/")
+        first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+        base = "/".join(parts[:first]) or ("/" if first else "")
+        shapes = [part for part in parts[first:] if part]
     depth = None if "**" in shapes else len(shapes)
     hidden = any(shape.startswith(".") for shape in shapes)
     files: list[str] = []
@@ -246,15 +224,18 @@ def _matching(pattern: str, kind: str | None) -> list[str]:
     for path, reason in _below(base or ".", depth, hidden=hidden):
         names = os.path.relpath(path, base or ".").split("/")
         if _fits(names, shapes):
-            if reason or (kind is None and kind_of(path) is None):
-                left_out[reason or _ending_shown(path)] += 1
+            ending_fits = kind_of(path) in ((kind,) if kind else ENDINGS)
+            # A pattern whose kind is said may match any ending.
+            if reason or not (ending_fits or (kind and not is_folder)):
+                left_out[reason or "".join(endings_of(path)) or "without an ending"] += 1
             else:
                 files.append(os.path.join(base, *names))
         elif not reason and _fits([n.lower() for n in names], [s.lower() for s in shapes]):
             left_out["written in another case"] += 1
     if not files:
-        raise _nothing(pattern, left_out if os.path.isdir(base or ".") else Counter())
-    _say_left_out(pattern, left_out)
+        raise _no_file(name, left_out)
+    if left_out:
+        _say_once(f"{name}: {left_out.total()} left out: {_listed(left_out)}")
     return files
 
 
@@ -313,19 +294,10 @@ def _inode(path: str | Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _ending_shown(path: str) -> str:
-    return "".join(endings_of(path)) or "without an ending"
-
-
 def _listed(left_out: Counter[str]) -> str:
     shown = [f"{count} {reason}" for reason, count in left_out.most_common(_SHOWN)]
     others = left_out.total() - sum(count for _, count in left_out.most_common(_SHOWN))
     return ", ".join([*shown, *([f"{others} others"] if others else [])])
-
-
-def _say_left_out(name: str, left_out: Counter[str]) -> None:
-    if left_out:
-        _say_once(f"{name}: {left_out.total()} left out: {_listed(left_out)}")
 
 
 @lru_cache
@@ -349,7 +321,7 @@ def _remote(name: str) -> list[str]:
             f"Name its files: {str(file).rstrip('/')}/*.txt",
         )
         if kind != fs.FileType.File:
-            raise _nothing(str(file))
+            raise _missing(str(file))
         return [name]
     folder = address[: address.index("*")].rpartition("/")[0]
     pattern = address[len(folder) + 1 :]
@@ -362,22 +334,19 @@ def _remote(name: str) -> list[str]:
     inside = [i.path[len(base) :].lstrip("/") for i in infos if i.type == fs.FileType.File]
     matches = [f"{folder}/{quote(p)}{mark}{options}" for p in inside if _fits(p.split("/"), shapes)]
     if not matches:
-        raise _nothing(str(file), Counter())
+        raise _no_file(str(file))
     return matches
 
 
-def _nothing(shown: str, left_out: Counter[str] | None = None) -> CorpusError:
-    """Return the error of a name, or of a pattern with what it matched, that gives no file."""
-    if left_out is None:
-        return CorpusError("a corpus file must exist", shown, "Check the path.")
-    if left_out:
-        shown += f", which matches {_listed(left_out)}"
+def _missing(shown: str) -> CorpusError:
+    return CorpusError("a corpus file must exist", shown, "Check the path.")
+
+
+def _no_file(shown: str, left_out: Counter[str] | None = None) -> CorpusError:
     return CorpusError(
-        "a pattern must match a file of a known kind"
-        if left_out
-        else "a pattern must match a file",
-        shown,
-        "Say what they hold: --kind text." if left_out else "Check the folder and quoting.",
+        "a folder or pattern must give a file of a known kind",
+        f"{shown}, with {_listed(left_out) if left_out else 'nothing'}",
+        f"Name files that end in {_KNOWN}, or say what others hold: --kind text FOLDER/*.log.",
     )
 
 

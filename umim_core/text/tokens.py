@@ -20,8 +20,7 @@ from umim_core.progress import ProgressLines
 from umim_core.store.arrays import open_array
 from umim_core.store.scratch import scratch_folder
 from umim_core.text.files import CorpusFile
-from umim_core.text.readers import BadRows, TextPiece, iter_parts, not_empty
-from umim_core.text.sources import Source, TokenIds
+from umim_core.text.sources import BadRows, Source, TextPiece, TokenIds, not_empty
 from umim_core.text.token_files import TokenFiles, write_tokens
 from umim_core.text.token_ids import TokenPiece, UniformOffsets, check_range, typed_panics
 
@@ -176,7 +175,7 @@ def iter_file_token_pieces(
         raise ConfigError(
             "text needs a tokenizer", "none", "Name one, e.g. --tokenizer umim-docs-llama."
         )
-    yield from tokenize_parts(iter_parts(source, bad), tokenizer)
+    yield from tokenize_parts(source.parts(bad), tokenizer)
 
 
 def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:

@@ -31,7 +31,7 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
 from umim_core.store.publication import build_once, publish_directory
-from umim_core.text.sources import Source, source_digests
+from umim_core.text.sources import Source
 from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import check_range
 from umim_core.text.tokens import tokenized_corpus, whole_segments
@@ -60,7 +60,7 @@ def train_checkpoint(job: TrainJob, source: Source, out: Path) -> dict[str, floa
         "backbone": backbone_identity(job.backbone, job.revision),
         "rules": rules.digest,
         "start": None if job.start is None else directory_digest(Path(job.start)),
-        "text": source_digests(source),
+        "text": source.digests(),
         "source": source.model_dump(mode="json"),
     }
     built = build_once(

@@ -2,38 +2,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.object_store import ObjectStore, object_store
+from support.s3 import arrow_address, s3_files, s3_server
 from tasks.cluster.lease import ClusterLease
 from tasks.stages import corpus as corpus_stages
 from tasks.stages.corpus import corpus_stage, tokenize_stage, tokens
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.config.corpus import FilesCorpus
+from umim_core.config.corpus import SPLITS, FilesCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import CorpusError
+
+if TYPE_CHECKING:
+    from s3fs import S3FileSystem
 
 NAME = "umim-docs-gpt2"
 SECRET = "sEcReTwOrD"
 
 
-@pytest.fixture
-def store() -> Iterator[ObjectStore]:
-    with object_store() as found:
-        for split in ("train", "valid", "test"):
-            found.objects[f"data/{split}.txt"] = f"Return the {split} array.".encode()
-        yield found
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    with s3_server() as settings:
+        yield settings
 
 
 @pytest.fixture
-def config(store: ObjectStore) -> FilesCorpus:
+def store(server: dict[str, str]) -> S3FileSystem:
+    files = s3_files(server)
+    for split in SPLITS:
+        files.pipe(f"umim/{split}.txt", f"Return the {split} array.".encode())
+    return files
+
+
+@pytest.fixture
+def config(server: dict[str, str], store: S3FileSystem) -> FilesCorpus:
+    credentials = f"AKID:{SECRET}"
+    paths = {split: arrow_address(server, f"{split}.txt", credentials) for split in SPLITS}
     return FilesCorpus.model_validate(
-        {
-            split: {"kind": "text", "paths": [store.uri(f"data/{split}.txt", f"AKID:{SECRET}@")]}
-            for split in ("train", "valid", "test")
-        }
+        {split: {"kind": "text", "paths": [path]} for split, path in paths.items()}
     )
 
 
@@ -55,10 +63,10 @@ def test_a_remote_corpus_is_tokenised_and_leaves_no_credentials(
 
 
 def test_remote_files_that_change_under_the_pipeline_are_refused(
-    tmp_path: Path, config: FilesCorpus, store: ObjectStore, lease: ClusterLease
+    tmp_path: Path, config: FilesCorpus, store: S3FileSystem, lease: ClusterLease
 ) -> None:
     corpus = corpus_stage(tmp_path, config)
-    store.objects["data/valid.txt"] = b"Return the other array."
+    store.pipe("umim/valid.txt", b"Return the other array.")
     with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
         tokenize_stage(tmp_path, lease, corpus, config, NAME)
 
@@ -66,7 +74,7 @@ def test_remote_files_that_change_under_the_pipeline_are_refused(
 def test_remote_files_that_change_while_they_are_tokenised_are_not_published(
     tmp_path: Path,
     config: FilesCorpus,
-    store: ObjectStore,
+    store: S3FileSystem,
     lease: ClusterLease,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -74,7 +82,7 @@ def test_remote_files_that_change_while_they_are_tokenised_are_not_published(
     tokenize_splits = corpus_stages.tokenize_splits
 
     def change(*args: Any) -> Any:
-        store.objects["data/valid.txt"] = b"Return the other array."
+        store.pipe("umim/valid.txt", b"Return the other array.")
         return tokenize_splits(*args)
 
     monkeypatch.setattr(corpus_stages, "tokenize_splits", change)

@@ -10,7 +10,7 @@ import pytest
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import _sources, mixture_stage
 from umim_core.config.corpus import SPLITS, MixtureCorpus
-from umim_core.text.readers import iter_documents
+from umim_core.text.sources import iter_documents
 
 
 @pytest.fixture
