@@ -1,6 +1,12 @@
+"""From documents to token ids: long ones in pieces, ready ids, segments, and what is refused."""
+
 from __future__ import annotations
 
+import hashlib
 import logging
+import pickle
+import sys
+from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -9,13 +15,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from support.pickle_bomb import PickleBomb, write_bomb
+from support.processes import output_of
+from support.source_tree import ROOT
+from support.token_artifacts import write_documents
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.errors import ConfigError
+from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.text import token_ids, tokens
 from umim_core.text.sources import TextFiles, TokenIds
-from umim_core.text.token_ids import cut_segments
-from umim_core.text.tokens import first_ids, tokenize_parts
+from umim_core.text.token_files import TokenFiles
+from umim_core.text.token_ids import UniformOffsets, cut_segments, ids_digest
+from umim_core.text.tokens import (
+    cut_pieces,
+    first_ids,
+    iter_token_ids,
+    iter_token_pieces,
+    tokenize_parts,
+    tokenized_corpus,
+    whole_segments,
+)
+
+TOKENIZERS = ROOT.parent / "shared" / "data" / "tokenizers"
+WORDS = [
+    *("the", " sum", " axis", "'s", " 12", "3", ".", ",", " (", "\n", "\r\n", "\n\n", "  ", "\t"),
+    *("ü", "世界", "你好", "。", "，", "！", "🙂", "\u2028", "\u00a0", "e\u0301", "A", " B"),
+]
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=250).map("".join) | st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200
+)
+
 
 PROSE = (
     "Return the sum of the elements over an axis. It's 3.14, isn't it?\n\n"
@@ -23,11 +53,19 @@ PROSE = (
 ) * 40
 
 
+@pytest.fixture(scope="module", params=["umim-docs-llama", "gpt2", "neox"])
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
+    if request.param.startswith("umim"):
+        return load_tokenizer(request.param)
+    folder = TOKENIZERS / request.param
+    if not folder.is_dir():
+        pytest.skip(f"no tokenizer at {folder}")
+    return AutoTokenizer.from_pretrained(folder)
+
+
 @pytest.fixture(scope="module")
-def byte_level() -> PreTrainedTokenizerBase:
-    tokenizer = load_tokenizer("umim-docs-llama")
-    tokenizer.model_max_length = 16
-    return tokenizer
+def embedded() -> PreTrainedTokenizerBase:
+    return load_tokenizer("umim-docs-llama")
 
 
 def llama_3_like() -> PreTrainedTokenizerBase:
@@ -64,45 +102,102 @@ def sentencepiece_like() -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=bpe, unk_token="<unk>")
 
 
-def ids_of(
-    documents: list[str], tokenizer: PreTrainedTokenizerBase, batch_size: int = 256
-) -> list[list[int]]:
-    """Tokenize documents, each of which may come in several pieces."""
-    found: list[list[int]] = [[]]
-    for ids, last in tokenize_parts(((d, True) for d in documents), tokenizer, batch_size):
-        assert ids.dtype == np.int32
-        found[-1] += ids.tolist()
-        if last:
-            found.append([])
-    return found[:-1]
-
-
 def whole(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
 
-# Tokenising
+def in_parts(text: str, size: int) -> Iterator[tuple[str, bool]]:
+    for start in range(0, max(1, len(text)), size):
+        yield text[start : start + size], start + size >= len(text)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
+def documents_of(pieces: Iterator[tuple[np.ndarray, bool]]) -> list[list[int]]:
+    found: list[list[int]] = [[]]
+    for ids, last in pieces:
+        assert ids.dtype == np.int32
+        found[-1] += ids.tolist()
+        if last:
+            found.append([])
+    assert found.pop() == []
+    return found
+
+
+def tokenized(documents: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    return documents_of(tokenize_parts(((text, True) for text in documents), tokenizer))
+
+
+# Pieces
+
+
+@given(text=TEXTS, piece=st.integers(1, 50), size=st.integers(1, 90))
+def test_pieces_of_any_text_give_the_ids_of_the_whole(
+    tokenizer: PreTrainedTokenizerBase, text: str, piece: int, size: int
+) -> None:
+    pieces = list(cut_pieces(in_parts(text, size), tokenizer, piece))
+    assert "".join(part for part, _ in pieces) == text
+    assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
+    ids = chain.from_iterable(whole(part, tokenizer) for part, _ in pieces)
+    assert list(ids) == whole(text, tokenizer)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10**6])
+def test_the_parts_a_document_comes_in_do_not_move_its_borders(
+    embedded: PreTrainedTokenizerBase, size: int
+) -> None:
+    text = "Return the sum of the elements, 3 of 4.\n世界。你好！" * 60
+    whole = list(cut_pieces([(text, True)], embedded, 90))
+    assert len(whole) > 10
+    assert list(cut_pieces(in_parts(text, size), embedded, 90)) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [
+        ("word and word, " * 200, 20),
+        ("1,2.5,3\n4,5,6.25\n" * 200, 20),
+        ("a,b;c\r\n" * 400, 20),
+        ("12 7 1234 " * 300, 20),
+        ("你好世界。天地玄黄，" * 300, 20),
+    ],
+    ids=["prose", "table", "windows lines", "numbers", "chinese"],
+)
+def test_text_of_many_kinds_has_borders(
+    tokenizer: PreTrainedTokenizerBase, text: str, least: int
+) -> None:
+    pieces = [part for part, _ in cut_pieces([(text, True)], tokenizer, 100)]
+    assert len(pieces) >= least
+    ids = chain.from_iterable(whole(piece, tokenizer) for piece in pieces)
+    assert list(ids) == whole(text, tokenizer)
+
+
+def test_a_document_without_a_border_in_reach_is_refused(
+    embedded: PreTrainedTokenizerBase,
+) -> None:
+    assert len(list(cut_pieces([("0" * 1000, True)], embedded, 100, 1000))) == 1
+    with pytest.raises(CorpusError, match=r"a place to cut it every 1000 characters; .*'a b00"):
+        list(cut_pieces(in_parts("a b" + "0" * 2000, 64), embedded, 100, 1000))
+
+
+# Documents
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 100])
 def test_documents_are_tokenised_in_order(
-    byte_level: PreTrainedTokenizerBase, batch_size: int
+    embedded: PreTrainedTokenizerBase, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tokens, "_BATCH_PIECES", batch)
     documents = ["the sum", "", "over an axis", "the", "ü", ""]
-    found = ids_of(documents, byte_level, batch_size)
-    assert found == [whole(d, byte_level) for d in documents]
+    assert tokenized(documents, embedded) == [whole(d, embedded) for d in documents]
 
 
-def test_no_special_tokens_no_truncation_no_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_special_tokens_no_truncation_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     # A tokenizer of its own: transformers warns once per object.
     tokenizer = load_tokenizer("umim-docs-llama")
     tokenizer.model_max_length = 16
     logger = logging.getLogger("transformers")  # it does not pass records on to the root
     logger.addHandler(caplog.handler)
     try:
-        (ids,) = ids_of([PROSE], tokenizer)
+        (ids,) = tokenized([PROSE], tokenizer)
         assert caplog.messages == []
         tokenizer(PROSE)
         assert "longer than the specified maximum" in caplog.text, "the warning must exist"
@@ -112,37 +207,87 @@ def test_no_special_tokens_no_truncation_no_warning(
     assert len(ids) > tokenizer.model_max_length
 
 
-@pytest.mark.parametrize("make", ["byte_level", "llama_3_like", "sentencepiece_like"])
-def test_a_long_document_gives_the_ids_of_the_whole(
-    make: str, byte_level: PreTrainedTokenizerBase
-) -> None:
-    makers = {"llama_3_like": llama_3_like, "sentencepiece_like": sentencepiece_like}
-    tokenizer = makers[make]() if make in makers else byte_level
-    text = PROSE * 80  # longer than two pieces
-    documents = ["before", text, "after"]
-    assert ids_of(documents, tokenizer) == [whole(t, tokenizer) for t in documents]
-
-
 @pytest.mark.parametrize(
-    ("most", "read", "all_read"), [(1, 1, False), (4, 4, False), (5, 5, False), (6, 5, True)]
+    "make", [lambda: load_tokenizer("umim-docs-llama"), llama_3_like, sentencepiece_like]
 )
-def test_the_first_ids_of_a_corpus_are_read(
-    tmp_path: Path, byte_level: PreTrainedTokenizerBase, most: int, read: int, all_read: bool
+def test_a_long_document_gives_the_ids_of_the_whole(
+    make: Callable[[], PreTrainedTokenizerBase],
 ) -> None:
-    np.save(tmp_path / "ids.npy", np.arange(5, dtype=np.uint16))
-    ids, ended = first_ids(TokenIds(path=str(tmp_path / "ids.npy")), byte_level, most)
-    assert (ids.tolist(), ended) == (list(range(read)), all_read)
+    tokenizer = make()
+    documents = ["before", PROSE * 80, "after"]  # longer than two pieces
+    assert tokenized(documents, tokenizer) == [whole(t, tokenizer) for t in documents]
 
 
-@pytest.mark.parametrize("most", [0, -1])
-def test_a_limit_below_one_is_refused(
-    tmp_path: Path, byte_level: PreTrainedTokenizerBase, most: int
+def test_a_corpus_is_tokenised_whole_or_up_to_a_limit(
+    tmp_path: Path, embedded: PreTrainedTokenizerBase
 ) -> None:
-    with pytest.raises(ConfigError, match=f"limit of tokens must be at least 1; got {most}"):
-        first_ids(TextFiles(paths=(str(tmp_path),)), byte_level, most)
+    texts = ["Return the sum. " * 40_000, "short"]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    source = TextFiles(paths=(f"{tmp_path}/*.txt",))
+    documents = [whole(text, embedded) for text in texts]
+    assert documents_of(iter_token_pieces(source, embedded)) == documents
+    flat = list(chain.from_iterable(documents))
+    for most in (1, 5, len(flat) - 1, len(flat), len(flat) + 1):
+        ids, ended = first_ids(source, embedded, most)
+        assert (ids.tolist(), ended) == (flat[:most], most > len(flat))
+    for most in (0, -1):
+        with pytest.raises(ConfigError, match=f"limit of tokens must be at least 1; got {most}"):
+            first_ids(source, embedded, most)
 
 
-# Segments
+# A corpus
+
+
+def shards(directory: Path, ids: list[int]) -> TokenFiles:
+    return write_documents(directory, np.array(ids, dtype=np.int64))
+
+
+def test_documents_keep_their_borders(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    for number, text in enumerate(("w1 w2 w3", "", "w4", "w5 w6")):
+        (tmp_path / f"{number}.txt").write_text(text)
+    source = TextFiles(paths=(f"{tmp_path}/*.txt",))
+    with tokenized_corpus(source, tiny_tokenizer, tmp_path) as found:
+        assert found[:].tolist() == [1, 2, 3, 4, 5, 6]
+        assert found.document_ends().tolist() == [3, 4, 6]
+        assert len(list(tmp_path.glob(".umim-tokens.*"))) == 1
+    assert list(tmp_path.glob(".umim-tokens.*")) == []
+
+
+@pytest.mark.parametrize("beside", ["ids.npy", "ids.npy/x", "dangling", "dangling/x"])
+def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, beside: str) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(9, dtype=np.uint16))
+    (tmp_path / "dangling").symlink_to("nowhere")
+    source = TokenIds(path=str(tmp_path / "ids.npy"))
+    with (
+        pytest.raises(ArtifactError, match="must be a folder that can be written; got N"),
+        tokenized_corpus(source, None, tmp_path / beside),
+    ):
+        pytest.fail("it was made")
+
+
+def test_whole_segments_of_known_ids(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    for size, count in ((10, 1), (19, 1), (20, 2)):
+        corpus = shards(tmp_path / str(size), [1] * size)
+        assert whole_segments(corpus, None, 10) == UniformOffsets(10, count)
+    assert whole_segments(shards(tmp_path / "known", [31, 31]), tiny_tokenizer, 2).count == 1
+    with pytest.raises(CorpusError, match=r"0\.\.31, the tokenizer's vocabulary; got 32"):
+        whole_segments(shards(tmp_path / "unknown", [31, 32]), tiny_tokenizer, 2)
+
+
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+def test_the_digest_is_that_of_the_ids_in_whole_segments(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_ids, "_HASHED_TOKENS", step)
+    ids = list(range(25))
+    want = hashlib.sha256(np.array(ids[:20], dtype="<i4").tobytes()).hexdigest()
+    assert ids_digest(shards(tmp_path / "a", ids), UniformOffsets(10, 2)) == want
+    assert ids_digest(shards(tmp_path / "b", [*ids[:19], 99]), UniformOffsets(10, 2)) != want
 
 
 @given(
@@ -156,3 +301,108 @@ def test_segments_are_the_cut_concatenation(documents: list[list[int]], length: 
     assert [flat[a:b].tolist() for a, b in pairwise(offsets)] == expected
     assert flat.size == offsets[-1]
     assert (flat.dtype, offsets.dtype) == (np.int32, np.int64)
+
+
+# Ready ids
+
+
+def read_ids(path: str) -> list[int]:
+    return [int(i) for chunk in iter_token_ids(TokenIds(path=path)) for i in chunk]
+
+
+def save(path: Path, array: np.ndarray) -> str:
+    np.save(path, array, allow_pickle=True)
+    return str(path)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<u2", ">u2", "u4", "u8"])
+def test_unsigned_ids_are_used_as_they_are(tmp_path: Path, dtype: str) -> None:
+    ids = (np.arange(2**20 + 3) % 2**8).astype(dtype)  # longer than a chunk
+    chunks = list(iter_token_ids(TokenIds(path=save(tmp_path / "a.npy", ids))))
+    assert len(chunks) == 2 and all(chunk.dtype == np.int32 for chunk in chunks)
+    assert np.array_equal(np.concatenate(chunks), ids)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array([1, 2]), r"unsigned integer type; got shape \(2,\), dtype int64"),
+        (np.zeros((2, 3), np.uint16), r"shape \(2, 3\), dtype uint16"),
+        (np.zeros(0, np.uint16), r"shape \(0,\)"),
+        (np.array([2**64 - 1], np.uint64), "got 18446744073709551615 at position 0"),
+    ],
+)
+def test_arrays_that_are_no_token_ids_are_refused(
+    tmp_path: Path, array: np.ndarray, message: str
+) -> None:
+    with pytest.raises(CorpusError, match=message):
+        read_ids(save(tmp_path / "a.npy", array))
+
+
+@pytest.mark.parametrize("how", ["raw", "array"])
+def test_a_pickle_named_npy_is_refused_and_not_run(tmp_path: Path, how: str) -> None:
+    mark, path = tmp_path / "ran", tmp_path / "a.npy"
+    payload = PickleBomb(mark)
+    write_bomb(path, payload, how)
+    with pytest.raises(CorpusError, match="unsigned integer type; got"):
+        read_ids(str(path))
+    assert not mark.exists()
+    # The payload works: had it been loaded, the mark would be there.
+    pickle.loads(pickle.dumps(payload))  # noqa: S301
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("keep", [0, 5, 40, -1, None])
+def test_a_torn_or_missing_npy_file_is_refused(tmp_path: Path, keep: int | None) -> None:
+    path = Path(save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16)))
+    if keep is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CorpusError, match=r"a\.npy: token ids must be a non-empty"):
+        read_ids(str(path))
+
+
+# Memory
+
+
+GROWTH = """
+import resource, sys
+from pathlib import Path
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.text.sources import source_of
+from umim_core.text.tokens import iter_token_pieces
+from umim_core.text.token_files import write_tokens
+
+def peak():  # MiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+tokenizer = load_tokenizer("umim-docs-llama")
+tokenizer(["warm up"])
+before = peak()
+write_tokens(Path(sys.argv[2]), iter_token_pieces(source_of((sys.argv[1],)), tokenizer))
+print(peak() - before)
+"""
+LINE = "Return the größe of the array, or 42 if the axis is not given.\n"
+
+
+def growth(path: Path) -> float:
+    """MiB that a process grows by while it tokenises a file to disk."""
+    return float(output_of(sys.executable, "-c", GROWTH, path, path.parent / "shards"))
+
+
+def write_text(path: Path, mebibytes: int) -> None:
+    block = (LINE * (-(-(1 << 20) // len(LINE.encode()))))[: 1 << 20]
+    with path.open("w", encoding="utf-8") as stream:
+        for _ in range(mebibytes):
+            stream.write(block)
+
+
+# At once, 4 MiB of text take the tokenizer some 700 MiB.
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mebibytes", [4, 256])
+def test_a_document_of_any_size_takes_less_than_300_mib(tmp_path: Path, mebibytes: int) -> None:
+    write_text(tmp_path / "a.txt", mebibytes)
+    assert growth(tmp_path / "a.txt") < 300

@@ -48,6 +48,14 @@ class TokenPart(BaseModel):
         """Names of its ids and of its document ends."""
         return f"{self.number:05d}.tokens.npy", f"{self.number:05d}.ends.npy"
 
+    def ids(self, directory: Path) -> NDArray[np.int32]:
+        """Map its ids [tokens] (int32)."""
+        return _mapped(directory / self.files[0], _TOKENS, self.tokens)
+
+    def ends(self, directory: Path) -> NDArray[np.int64]:
+        """Map the ends of its documents, from its own first token [documents] (int64)."""
+        return _mapped(directory / self.files[1], _ENDS, self.documents)
+
 
 class _Index(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,20 +100,15 @@ def write_part(
     except OSError as error:
         raise unwritable(path, 4 * total, error) from error
     part = TokenPart(number=number, tokens=total, documents=len(ends), max_id=max_id)
-    save_array(directory / part.files[1], np.frombuffer(ends, _ENDS) if ends else _none(_ENDS))
+    save_array(directory / part.files[1], np.array(ends, _ENDS))
     return part
 
 
 def cut_part(directory: Path, part: TokenPart, tokens: int) -> TokenPart:
     """Cut a part down to its first tokens, as if it had been written with that limit."""
-    ids, ends = (_mapped(directory, part, which) for which in (0, 1))
-    ends = np.append(ends[: np.searchsorted(ends, tokens)], tokens)
-    return write_part(directory, _pieces(ids[:tokens], ends), part.number)
-
-
-def _pieces(ids: NDArray[np.int32], ends: NDArray[np.int64]) -> Iterable[TokenPiece]:
-    for start, end in pairwise([0, *ends.tolist()]):
-        yield ids[start:end], True
+    ids, ends = part.ids(directory), part.ends(directory)
+    borders = [0, *ends[: np.searchsorted(ends, tokens)].tolist(), tokens]
+    return write_part(directory, ((ids[a:b], True) for a, b in pairwise(borders)), part.number)
 
 
 def write_index(directory: Path, parts: Sequence[TokenPart]) -> None:
@@ -145,8 +148,7 @@ class TokenFiles:
             _REBUILD,
         )
         for part in parts:
-            for which in (0, 1):
-                _check(directory, part, which)
+            part.ids(directory), part.ends(directory)
         return cls(directory, parts)
 
     def __len__(self) -> int:
@@ -165,7 +167,9 @@ class TokenFiles:
                 pieces.append(self._read(self._parts[number], start - base, end - base))
                 start = end
             number += 1
-        return pieces[0] if len(pieces) == 1 else np.concatenate([_none(_TOKENS), *pieces])
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate([np.zeros(0, _TOKENS), *pieces])
 
     @property
     def num_documents(self) -> int:
@@ -179,9 +183,9 @@ class TokenFiles:
 
     def document_ends(self) -> NDArray[np.int64]:
         """Return the position after the last token of every document [num_documents] (int64)."""
-        ends = [_none(_ENDS)]
+        ends = [np.zeros(0, _ENDS)]
         for part, start in zip(self._parts, self._starts, strict=False):
-            inside = _mapped(self.directory, part, 1)
+            inside = part.ends(self.directory)
             bounds = np.concatenate([[0], inside, [part.tokens]])
             if (np.diff(bounds) < 0).any() or bounds[-2] != part.tokens:
                 raise ArtifactError(
@@ -193,7 +197,7 @@ class TokenFiles:
         return np.concatenate(ends)
 
     def _read(self, part: TokenPart, start: int, stop: int) -> NDArray[np.int32]:
-        ids: NDArray[np.int32] = _mapped(self.directory, part, 0)[start:stop]
+        ids = part.ids(self.directory)[start:stop]
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high > part.max_id:  # kernels index tables by them
             raise ArtifactError(
@@ -204,14 +208,11 @@ class TokenFiles:
         return ids
 
 
-def _none(dtype: np.dtype[Any]) -> NDArray[Any]:
-    return np.zeros(0, dtype)
+def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    """Map a file that the index names, once it is as the index says.
 
-
-def _check(directory: Path, part: TokenPart, which: int) -> tuple[np.dtype[Any], int, int]:
-    """Return type, number of values and size of the header of one file, once they are its own."""
-    path, dtype = directory / part.files[which], (_TOKENS, _ENDS)[which]
-    count = (part.tokens, part.documents)[which]
+    numpy would parse the header as Python, which 3.11 cannot do in two threads at once.
+    """
     header = array_header(dtype, (count,))
     try:
         with path.open("rb") as stream:
@@ -227,13 +228,6 @@ def _check(directory: Path, part: TokenPart, which: int) -> tuple[np.dtype[Any],
         raise ArtifactError(
             f"{path} must hold {count} values of type {dtype.name}", begins[10:], _REBUILD
         )
-    return dtype, count, len(header)
-
-
-def _mapped(directory: Path, part: TokenPart, which: int) -> NDArray[Any]:
-    # numpy would parse the header as Python, which 3.11 cannot do in two threads at once.
-    dtype, count, header = _check(directory, part, which)
     if not count:  # an empty array cannot be mapped
-        return _none(dtype)
-    path = directory / part.files[which]
-    return np.asarray(np.memmap(path, dtype, mode="r", offset=header, shape=(count,)))
+        return np.zeros(0, dtype)
+    return np.asarray(np.memmap(path, dtype, mode="r", offset=len(header), shape=(count,)))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from umim_core.addresses import is_address
 from umim_core.errors import ArtifactError, ConfigError, CorpusError, require
@@ -22,7 +21,7 @@ from umim_core.store.scratch import scratch_folder
 from umim_core.text.files import CorpusFile
 from umim_core.text.sources import BadRows, Source, TextPiece, TokenIds, not_empty
 from umim_core.text.token_files import TokenFiles, write_tokens
-from umim_core.text.token_ids import TokenPiece, UniformOffsets, check_range, typed_panics
+from umim_core.text.token_ids import Ids, TokenPiece, UniformOffsets, check_range, typed_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("umim.progress")
 _QUIET_SECONDS: Final = 10.0  # what is read sooner needs no line
 _CHUNK_IDS: Final = 1 << 20
+_BATCH_PIECES: Final = 256
 _BATCH_CHARS: Final = 1 << 20  # about 150 MB inside the tokenizer
 
 PIECE_CHARS: Final = 1 << 17
@@ -98,7 +98,7 @@ def _border(text: str, tokenizer: PreTrainedTokenizerBase, begin: int, end: int)
 
 
 def tokenize_parts(
-    parts: Iterable[TextPiece], tokenizer: PreTrainedTokenizerBase, batch_size: int = 256
+    parts: Iterable[TextPiece], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[TokenPiece]:
     """Yield the ids of documents that come in parts, without special tokens.
 
@@ -108,9 +108,7 @@ def tokenize_parts(
     Yields:
         (int32 array [number of tokens], whether it ends its document); an array may be empty.
     """
-    if batch_size < 1:
-        raise ConfigError("batch_size must be at least 1", batch_size)
-    for batch in _batches(cut_pieces(parts, tokenizer), batch_size):
+    for batch in _batches(cut_pieces(parts, tokenizer)):
         with typed_panics():
             encoded = tokenizer(
                 [text for text, _ in batch],
@@ -145,15 +143,14 @@ def iter_token_pieces(
 
 def first_ids(
     source: Source, tokenizer: PreTrainedTokenizerBase | None, most: int
-) -> tuple[npt.NDArray[np.int32], bool]:
+) -> tuple[Ids, bool]:
     """Return the first ids of a corpus, at most ``most``; text behind them is not read.
 
     Returns:
         The ids [up to ``most`` tokens], and whether the corpus ended before the limit.
     """
-    if most < 1:
-        raise ConfigError("a limit of tokens must be at least 1", most, "Raise it.")
-    pieces: list[npt.NDArray[np.int32]] = []
+    require(most > 0, ConfigError, "a limit of tokens must be at least 1", most, "Raise it.")
+    pieces: list[Ids] = []
     total = 0
     for ids, _ in iter_token_pieces(source, tokenizer):
         pieces.append(ids)
@@ -172,52 +169,38 @@ def iter_file_token_pieces(
         yield np.zeros(0, np.int32), True
         return
     if tokenizer is None:
-        raise ConfigError(
-            "text needs a tokenizer", "none", "Name one, e.g. --tokenizer umim-docs-llama."
-        )
+        raise ConfigError("text needs a tokenizer", "none", "Name one: --tokenizer NAME.")
     yield from tokenize_parts(source.parts(bad), tokenizer)
 
 
-def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:
+def iter_token_ids(source: TokenIds) -> Iterator[Ids]:
     """Yield the ids of a ``.npy`` file in chunks, checked as they are read.
 
     Yields:
         int32 arrays [up to 2^20].
     """
-    require(
-        not is_address(source.path),
-        CorpusError,
-        f"{CorpusFile(source.path)}: token ids must be a local file",
-        "an address",
-        "Copy it: ids are memory-mapped.",
-    )
+    file, path = CorpusFile(source.path), Path(source.path)
+    rule = f"{file}: token ids must be a non-empty 1-D array of an unsigned integer type"
+    remedy = "Write it to a local file with numpy.save(path, ids.ravel().astype(numpy.uint32))."
+    require(not is_address(source.path), CorpusError, rule, "an address", remedy)
     try:
-        array = open_array(Path(source.path))
+        array = open_array(path)
     except ArtifactError as error:
-        raise CorpusError(
-            f"{source.path}: token ids must be a whole .npy file of plain integers",
-            str(error.value),
-            "Write it with numpy.save(path, ids.astype(numpy.uint32)).",
-        ) from error
-    require(
-        array.ndim == 1 and array.dtype.kind == "u" and array.size > 0,
-        CorpusError,
-        f"{source.path}: token ids must be a non-empty 1-D array of an unsigned integer type",
-        f"shape {array.shape}, dtype {array.dtype}",
-        "Write it with numpy.save(path, ids.ravel().astype(numpy.uint32)).",
-    )
+        raise CorpusError(rule, str(error.value), remedy) from error
+    right = array.ndim == 1 and array.dtype.kind == "u" and array.size > 0
+    require(right, CorpusError, rule, f"shape {array.shape}, dtype {array.dtype}", remedy)
     for start in range(0, array.size, _CHUNK_IDS):
         ids = array[start : start + _CHUNK_IDS]
         check_range(ids, source.path, start)
         yield ids.astype(np.int32)
 
 
-def _batches(pieces: Iterable[TextPiece], batch_size: int) -> Iterator[list[TextPiece]]:
+def _batches(pieces: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
     """Yield batches of pieces, few enough for the tokenizer's memory."""
     batch: list[TextPiece] = []
     chars = 0
     for piece in pieces:
-        if batch and (len(batch) == batch_size or chars + len(piece[0]) > _BATCH_CHARS):
+        if batch and (len(batch) == _BATCH_PIECES or chars + len(piece[0]) > _BATCH_CHARS):
             yield batch
             batch, chars = [], 0
         batch.append(piece)
@@ -267,12 +250,13 @@ def whole_segments(
 ) -> UniformOffsets:
     """Return the borders of the whole segments of a corpus."""
     offsets = UniformOffsets(length, len(tokens) // length)
-    if not offsets.count:
-        raise CorpusError(
-            f"the corpus must hold at least one segment of {length} tokens",
-            "less",
-            "Give more text or lower --segment-length.",
-        )
+    require(
+        offsets.count > 0,
+        CorpusError,
+        f"the corpus must hold at least one segment of {length} tokens",
+        "less",
+        "Give more text or lower --segment-length.",
+    )
     if tokenizer is not None:
         check_known(tokens.max_id, tokenizer)
     return offsets
@@ -280,9 +264,10 @@ def whole_segments(
 
 def check_known(max_id: int, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse ids that the tokenizer does not have."""
-    if max_id >= len(tokenizer):
-        raise CorpusError(
-            f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary",
-            max_id,
-            "Name the tokenizer that made them.",
-        )
+    require(
+        max_id < len(tokenizer),
+        CorpusError,
+        f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary",
+        max_id,
+        "Name the tokenizer that made them.",
+    )
