@@ -165,17 +165,6 @@ def test_chunked_ragged_forwards_equal_transformers_own_cache() -> None:
             assert torch.allclose(ours[row], theirs[0, -2:], atol=1e-5)
 
 
-def test_crop_and_reset_follow_the_public_cache_interface() -> None:
-    cache = RowCache(1, 2, max_length=8)
-    write(cache, 1.0, 1.0)
-    write(cache, 1.0, 1.0)
-    assert (cache.get_seq_length(), cache.get_max_length()) == (2, 8)
-    cache.crop(-1)
-    assert cache.lengths.tolist() == [1, 1]
-    cache.reset()
-    assert cache.get_seq_length() == 0
-
-
 def test_sliding_windows_are_refused_beyond_their_window() -> None:
     config = MistralConfig(sliding_window=16)
     check_attention_window(config, 16)
@@ -188,13 +177,13 @@ def test_recurrent_layers_are_refused() -> None:
         attention_window(MambaConfig(num_hidden_layers=2))
 
 
-def test_repeated_rows_are_equal_and_grow_apart() -> None:
+def test_copied_rows_are_equal_and_grow_apart() -> None:
     cache = RowCache(1, 2, 8)
     states = torch.arange(4.0).view(2, 1, 2, 1)
     cache.begin(2)
     cache.update(states, states, 0)
     cache.commit(torch.tensor([2, 1]))
-    original, cache = cache, cache.repeated(2)
+    original, cache = cache, RowCache.of_rows([(cache, row) for row in (0, 0, 1, 1)])
     assert original.lengths.tolist() == [2, 1]
     assert cache.lengths.tolist() == [2, 2, 1, 1]
     cache.begin(1)
@@ -218,6 +207,6 @@ def test_a_cache_made_in_inference_mode_goes_on_outside_it() -> None:
         cache = RowCache(1, 2, max_length=8)
         write(cache, 1.0, 10.0)
         cache.rollback(torch.tensor([0, 1]))
-        copied = cache.repeated(2)
+        copied = RowCache.of_rows([(cache, row) for row in (0, 0, 1, 1)])
     assert write(cache, 2.0, 20.0).tolist() == [[1.0, 2.0], [20.0, 0.0]]
     assert write(copied, 2.0, 3.0, 4.0, 5.0).tolist() == [[1, 2], [1, 3], [4, 0], [5, 0]]

@@ -24,24 +24,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from inspect import signature
-from typing import Final, NoReturn
+from typing import Final
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.attention_masks import additive_mask, attention_window, step_mask
 from umim_core.backbone.devices import default_device, fastest_dtype, usable_device
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.model_files import (
     AUTO,
+    DTYPES,
     PUBLISHED,
     check_dtype,
     freeze,
     frozen_twin,
-    load_model,
+    load_complete,
     weight_files,
 )
 from umim_core.backbone.model_identity import (
@@ -50,8 +51,13 @@ from umim_core.backbone.model_identity import (
     model_identity,
 )
 from umim_core.backbone.row_cache import RowCache
-from umim_core.backbone.tokenizer_files import FOREIGN_ERRORS, load_tokenizer, resolve_backbone
-from umim_core.errors import BackboneError, ConfigError, UmimError
+from umim_core.backbone.tokenizer_files import (
+    FOREIGN_ERRORS,
+    check_place,
+    first_line,
+    load_tokenizer,
+)
+from umim_core.errors import BackboneError, ConfigError, UmimError, require
 from umim_core.text.token_ids import decode, encode
 
 _TABLE_CHUNK: Final = 8192  # rows
@@ -205,6 +211,22 @@ class Backbone:
         ).last_hidden_state
         return out
 
+    def on_cache(
+        self, inputs_embeds: Tensor, cache: RowCache, position_ids: Tensor | None = None
+    ) -> Tensor:
+        """Run the trunk on W units per row [B, W, d] on top of a cache, between its calls.
+
+        Positions [B, W] are None where units take their columns'.
+        """
+        out: Tensor = self.trunk(
+            inputs_embeds=inputs_embeds,
+            attention_mask=step_mask(cache, inputs_embeds.dtype),
+            position_ids=cache.columns if position_ids is None else position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        return out
+
     def head(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.projection(hidden)
         return out
@@ -245,25 +267,31 @@ def load_backbone(
         attn_implementation: ``eager`` or ``sdpa``.
         local_files_only: Whether the network must not be asked.
     """
-    if device is not None and device_map is not None:
-        raise ConfigError("device and device_map must not both be given", device, "Leave one out.")
+    rule = "device and device_map must not both be given"
+    require(device is None or device_map is None, ConfigError, rule, device, "Leave one out.")
     usable_device(device or "cpu")
     check_dtype(dtype)
     if dtype == AUTO:
         dtype = fastest_dtype(device or ("cpu" if device_map is None else default_device()))
-    load = partial(
-        load_model,
-        name,
-        revision=revision,
-        device_map=device_map,
-        attn_implementation=attn_implementation,
-        local_files_only=local_files_only,
-    )
-    model = load(dtype=dtype)
-    files = weight_files(resolve_backbone(name, local_files_only=local_files_only), revision)
+    where = check_place("backbone", name, "config.json", revision, local_files_only)
+
+    def load(dtype: str) -> PreTrainedModel:
+        return load_complete(
+            AutoModelForCausalLM,
+            where,
+            ("backbone", name, "a causal language model"),
+            {"revision": revision, "local_files_only": local_files_only},
+            dtype=DTYPES.get(dtype, "auto"),  # transformers' name of the published one
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+        )
+
+    model = load(dtype)
     # float16 holds less of a published weight than the fingerprint hashes.
     lines = cached_weight_lines(
-        files, model, lambda: load(dtype=PUBLISHED) if dtype == "float16" else model
+        weight_files(where, revision),
+        model,
+        lambda: load(PUBLISHED) if dtype == "float16" else model,
     )
     if device_map is None:
         nn.Module.to(model, device or "cpu")  # in place; transformers' override has no usable type
@@ -286,11 +314,9 @@ def wrap_backbone(
     hub's ``revision`` if it has one.
     """
     if not isinstance(model, PreTrainedModel):
-        raise BackboneError(
-            "a backbone must be a model of transformers itself",
-            type(model).__name__,
-            "Unwrap it; of PEFT models, take merge_and_unload().",
-        )
+        rule = "a backbone must be a model of transformers itself"
+        remedy = "Unwrap it; of PEFT models, take merge_and_unload()."
+        raise BackboneError(rule, type(model).__name__, remedy)
     return _wrap(frozen_twin(model), tokenizer, name, revision, model_identity(model))
 
 
@@ -345,59 +371,50 @@ def _check_parts(backbone: Backbone) -> None:
     """Refuse a model without the parts that the method uses; no forward is run."""
     model = backbone.model
     devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) != 1 or next(iter(devices)).type == "meta":
-        _refuse(
-            backbone,
-            "all weights of a backbone must be on one device",
-            ", ".join(sorted(map(str, devices))) or "no weights",
-            "Choose a device or a device_map that keeps them together.",
-        )
+    _require(
+        backbone,
+        len(devices) == 1 and next(iter(devices)).type != "meta",
+        "all weights of a backbone must be on one device",
+        ", ".join(sorted(map(str, devices))) or "no weights",
+        "Choose a device or a device_map that keeps them together.",
+    )
     for what, module in (("input embeddings", backbone.embedding), ("head", backbone.projection)):
         weight = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-            _refuse(
-                backbone,
-                f"the {what} of a backbone must have a floating weight matrix",
-                type(module).__name__,
-                "Quantise the blocks only, and leave embeddings and output projection as they are.",
-            )
+        _require(
+            backbone,
+            isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point(),
+            f"the {what} of a backbone must have a floating weight matrix",
+            type(module).__name__,
+            "Quantise the blocks only, and leave embeddings and output projection as they are.",
+        )
     implementation = str(model.config._attn_implementation)
-    if any(word in implementation for word in _MASKLESS):
-        _refuse(
-            backbone,
-            "a backbone's attention must take an additive mask",
-            implementation,
-            "Load it with attn_implementation='sdpa'.",
-        )
-    if "position_ids" not in signature(backbone.trunk.forward).parameters:
-        _refuse(
-            backbone,
-            "a backbone must take position_ids",
-            "its positions follow from columns (ALiBi, for one) or from a state",
-            "Use a model with rotary or learned positions.",
-        )
-    try:
+    _require(
+        backbone,
+        not any(word in implementation for word in _MASKLESS),
+        "a backbone's attention must take an additive mask",
+        implementation,
+        "Load it with attn_implementation='sdpa'.",
+    )
+    _require(
+        backbone,
+        "position_ids" in signature(backbone.trunk.forward).parameters,
+        "a backbone must take position_ids",
+        "its positions follow from columns (ALiBi, for one) or from a state",
+        "Use a model with rotary or learned positions.",
+    )
+    rule = "every layer of a backbone must be full or sliding-window attention"
+    with typed_failures(
+        backbone, rule, "Recurrent states cannot be rolled back; use an attention-only model."
+    ):
         attention_window(model.config)
-    except (UmimError, *FOREIGN_ERRORS) as error:
-        _refuse(
-            backbone,
-            "every layer of a backbone must be full or sliding-window attention",
-            _reason(error),
-            "Recurrent states cannot be rolled back; use an attention-only model.",
-        )
 
 
 def _units(backbone: Backbone) -> int:
     """Return how many units are tried: two columns more must fit positions and windows."""
     limits = (backbone.max_positions, attention_window(backbone.model.config))
     n = min([_UNITS, *(limit - 2 for limit in limits if limit is not None)])
-    if n < 3:
-        _refuse(
-            backbone,
-            "a backbone must have at least 5 positions, and windows as long",
-            f"{limits[0]} and {limits[1]}",
-            "Use a larger one.",
-        )
+    rule = "a backbone must have at least 5 positions, and windows as long"
+    _require(backbone, n >= 3, rule, f"{limits[0]} and {limits[1]}", "Use a larger one.")
     return n
 
 
@@ -421,24 +438,25 @@ def _check_head(backbone: Backbone, n: int) -> Tensor:
         logits = backbone.model(input_ids=_ids(backbone, 0, n), use_cache=False).logits
     finally:
         handle.remove()
-    if len(inputs) != 1 or linear[0] > state_tolerance(backbone):
-        _refuse(
-            backbone,
-            "a backbone's head must be one linear projection",
-            f"{type(backbone.projection).__name__}, called {len(inputs)} times",
-            "Merge adapters into the weights; quantise the blocks only.",
-        )
-    if not torch.equal(logits.float(), _ramp(logits).float()):
-        _refuse(
-            backbone,
-            "head(trunk(embedding)) must equal the model's logits",
-            "they are scaled, capped or shifted behind the head",
-            "This architecture changes its logits after the head and is not supported.",
-        )
+    _require(
+        backbone,
+        len(inputs) == 1 and linear[0] <= state_tolerance(backbone),
+        "a backbone's head must be one linear projection",
+        f"{type(backbone.projection).__name__}, called {len(inputs)} times",
+        "Merge adapters into the weights; quantise the blocks only.",
+    )
+    rule = "head(trunk(embedding)) must equal the model's logits"
+    _require(
+        backbone,
+        torch.equal(logits.float(), _ramp(logits).float()),
+        rule,
+        "they are scaled, capped or shifted behind the head",
+        "This architecture changes its logits after the head and is not supported.",
+    )
     states = backbone.hidden(backbone.embed(_ids(backbone, 0, n)))
     _same(
         backbone,
-        "head(trunk(embedding)) must equal the model's logits",
+        rule,
         states,
         inputs[0],
         "This architecture changes its embeddings or states outside its trunk.",
@@ -506,16 +524,8 @@ def _check_cache(backbone: Backbone, row: Tensor, short: Tensor, plain: Tensor) 
 
 
 def _cached(backbone: Backbone, ids: Tensor, cache: RowCache) -> Tensor:
-    embeddings = backbone.embed(ids)
     cache.begin(ids.shape[1])
-    out: Tensor = backbone.trunk(
-        inputs_embeds=embeddings,
-        attention_mask=step_mask(cache, embeddings.dtype),
-        position_ids=cache.columns,
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
-    return out
+    return backbone.on_cache(backbone.embed(ids), cache)
 
 
 def state_tolerance(backbone: Backbone) -> float:
@@ -530,29 +540,23 @@ def state_difference(states: Tensor, expected: Tensor) -> float:
 
 def _same(backbone: Backbone, rule: str, states: Tensor, expected: Tensor, remedy: str) -> None:
     off = state_difference(states, expected) if states.shape == expected.shape else float("inf")
-    if not off <= state_tolerance(backbone):  # NaN is refused, too
-        _refuse(backbone, rule, f"off by {off:.2g} of the norm", remedy)
+    equal = off <= state_tolerance(backbone)  # NaN is refused, too
+    _require(backbone, equal, rule, f"off by {off:.2g} of the norm", remedy)
+
+
+def _require(backbone: Backbone, ok: bool, rule: str, value: str, remedy: str) -> None:
+    require(ok, BackboneError, rule, f"{type(backbone.model).__name__}: {value}", remedy)
 
 
 @contextmanager
-def typed_failures(backbone: Backbone, rule: str) -> Iterator[None]:
+def typed_failures(
+    backbone: Backbone, rule: str, remedy: str = "This architecture is not supported."
+) -> Iterator[None]:
     try:
         yield
     except (BackboneError, torch.OutOfMemoryError):
         raise
     except (UmimError, *FOREIGN_ERRORS) as error:
-        model = type(backbone.model).__name__
-        raise BackboneError(
-            rule, f"{model}: {_reason(error)}", "This architecture is not supported."
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UmimError):
-        return str(error.value)
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _refuse(backbone: Backbone, rule: str, value: str, remedy: str) -> NoReturn:
-    raise BackboneError(rule, f"{type(backbone.model).__name__}: {value}", remedy)
+        reason = error.value if isinstance(error, UmimError) else first_line(error)
+        value = f"{type(backbone.model).__name__}: {reason}"
+        raise BackboneError(rule, value, remedy) from error

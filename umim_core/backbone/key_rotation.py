@@ -20,13 +20,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.backbone import Backbone, state_difference, state_tolerance
 from umim_core.errors import BackboneError
 
 _STEP: Final = 3  # positions that the trial turns keys by
-# Largest difference of turned keys and the model's own, of their norm.
-_TOLERANCE: Final = {torch.float64: 1e-5, torch.float32: 1e-4}
-_LOW_PRECISION: Final = 0.05
 _CHANGING: Final = ("dynamic", "longrope")  # frequencies that depend on the longest position
 
 
@@ -86,8 +83,7 @@ def key_rotation(backbone: Backbone) -> KeyRotation:
         steps = torch.full(first.shape[:2], _STEP, device=first.device)
         if 2 * len(frequencies) > first.shape[-1]:
             _refuse(backbone, f"keys of layer {number} have fewer dimensions than are turned")
-        off = torch.linalg.vector_norm(rotation.turn(first, steps) - later)
-        if off > _TOLERANCE.get(later.dtype, _LOW_PRECISION) * torch.linalg.vector_norm(later):
+        if state_difference(rotation.turn(first, steps), later) > state_tolerance(backbone):
             _refuse(backbone, f"keys of layer {number} are turned in another way")
     return rotation
 

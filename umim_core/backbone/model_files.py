@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -14,16 +14,12 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from umim_core.backbone.tokenizer_files import (
-    check_place,
-    refuse_code,
-    typed_errors,
-)
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.backbone.tokenizer_files import refuse_code, typed_errors
+from umim_core.errors import BackboneError, ConfigError, require
 
 DTYPES: Final = {
     "float32": torch.float32,
@@ -55,47 +51,10 @@ def _quietly() -> Iterator[None]:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
 
 
-@contextmanager
-def _named_sizes() -> Iterator[None]:
-    """Say what transformers says in a report that is kept off the terminal."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise ValueError("its weights have other sizes than its config.json says") from error
-
-
 def check_dtype(dtype: str) -> None:
     known = [*sorted(DTYPES), PUBLISHED, AUTO]
-    if dtype not in known:
-        raise ConfigError(f"dtype must be one of {known}", dtype, "Choose one of them.")
-
-
-def load_model(
-    name: str,
-    *,
-    revision: str | None,
-    dtype: str,
-    device_map: str | dict[str, int | str] | None = None,
-    attn_implementation: str | None = None,
-    local_files_only: bool = False,
-) -> PreTrainedModel:
-    """Load a causal language model.
-
-    Arguments are those of ``load_backbone``, but for a data type ``auto``.
-    """
-    check_dtype(dtype)
-    where = check_place("backbone", name, "config.json", revision, local_files_only)
-    return load_complete(
-        AutoModelForCausalLM,
-        where,
-        ("backbone", name, "a causal language model"),
-        {"revision": revision, "local_files_only": local_files_only},
-        dtype=DTYPES.get(dtype, "auto"),  # transformers' name of the published one
-        device_map=device_map,
-        attn_implementation=attn_implementation,
-    )
+    rule = f"dtype must be one of {known}"
+    require(dtype in known, ConfigError, rule, dtype, "Choose one of them.")
 
 
 def load_complete(
@@ -111,32 +70,35 @@ def load_complete(
     with typed_errors(what, name):
         config, _ = PreTrainedConfig.get_config_dict(where, **place)
         refuse_code(what, name, config)
-        _check_depth(config)
-        with _LOADING, _quietly(), _named_sizes():
-            model, report = kind.from_pretrained(
-                where,
-                output_loading_info=True,
-                use_safetensors=True,
-                trust_remote_code=False,  # None would ask the user, who might agree
-                **place,
-                **options,
-            )
+        for field, value in config.items():  # making so many objects takes minutes
+            counts = re.search("layer|expert", field) is not None
+            if counts and isinstance(value, int) and value > _MOST_LAYERS:
+                raise ValueError(f"{field} must be at most {_MOST_LAYERS}, got {value}")
+        try:
+            with _LOADING, _quietly():
+                model, report = kind.from_pretrained(
+                    where,
+                    output_loading_info=True,
+                    use_safetensors=True,
+                    trust_remote_code=False,  # None would ask the user, who might agree
+                    **place,
+                    **options,
+                )
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" in str(error):
+                reason = "its weights have other sizes than its config.json says"
+                raise ValueError(reason) from error
+            raise
         _check_types(where, place.get("revision"), model)
-    if missing := report["missing_keys"]:
-        raise BackboneError(
-            f"the weights of a {what} must be complete",
-            f"{name!r} lacks {', '.join(sorted(missing))}",
-            f"transformers would draw them at random; take {complete}'s files.",
-        )
+    missing = report["missing_keys"]
+    require(
+        not missing,
+        BackboneError,
+        f"the weights of a {what} must be complete",
+        f"{name!r} lacks {', '.join(sorted(missing))}",
+        f"transformers would draw them at random; take {complete}'s files.",
+    )
     return model
-
-
-def _check_depth(config: Mapping[str, object]) -> None:
-    """Refuse so many layers or experts that making their objects takes minutes."""
-    for name, value in config.items():
-        counts = re.search("layer|expert", name) is not None
-        if counts and isinstance(value, int) and value > _MOST_LAYERS:
-            raise ValueError(f"{name} must be at most {_MOST_LAYERS}, got {value}")
 
 
 def _check_types(where: str, revision: str | None, model: PreTrainedModel) -> None:

@@ -63,7 +63,6 @@ def _grown(old: Tensor, capacity: int) -> Tensor:
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' own
     """One layer's key and value buffers [B, H, L, D], allocated at the first update."""
 
-    is_croppable = True
     is_sliding = False
 
     def __init__(self, max_length: int, capacity: int) -> None:
@@ -260,15 +259,6 @@ class RowCache(Cache):
                     layer.close_gap(row, gone[0], source)
         self.restore([length - len(gone) for length, gone in zip(lengths, columns, strict=True)])
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Take the same number of units back from every row (transformers: a negative count)."""
-        self.rollback(torch.full_like(self.lengths, -tokens_to_remove))
-
-    def reset(self) -> None:
-        """Empty every row; the buffers stay allocated."""
-        self.lengths = torch.zeros_like(self.lengths)
-        self._finish()
-
     def allow(self, max_length: int) -> None:
         """Let the rows grow to at least so many columns; nothing is allocated yet."""
         self.max_length = max(self.max_length, max_length)
@@ -285,15 +275,6 @@ class RowCache(Cache):
             layer.fork(source, times)
         copy.restore(self.lengths.tolist() * times)
         return copy
-
-    def repeated(self, times: int) -> RowCache:
-        """Return a cache with ``times`` equal rows, side by side, for each row of this one.
-
-        Each copy has room of its own to grow; for one copy it is the cache itself.
-        """
-        if times == 1:
-            return self
-        return RowCache.of_rows([(self, b) for b in range(len(self.lengths)) for _ in range(times)])
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[RowCache, int]]) -> RowCache:

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.addresses import is_address, redacted
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.errors import BackboneError, UmimError, did_you_mean, translated
+from umim_core.errors import BackboneError, UmimError, did_you_mean, require, translated
 from umim_core.model_sources.gguf_conversion import quantisation
 from umim_core.model_sources.model_cache import (
     GGUF,
@@ -137,7 +137,8 @@ def typed_errors(what: str, name: str) -> translated:
         # The library of tokenizers is of Rust: it raises Exception itself, and panics.
         of_tokenizers = type(error) is Exception or is_panic(error)
         foreign = of_tokenizers or isinstance(error, FOREIGN_ERRORS)
-        return load_error(what, name, error) if foreign else None
+        remedy = "Check the name; offline machines need a local directory."
+        return _nowhere(what, f"{name!r}: {first_line(error)}", remedy) if foreign else None
 
     return translated(typed)
 
@@ -276,22 +277,20 @@ def _hub_answers() -> bool:
 
 def refuse_code(what: str, name: str, settings: Mapping[str, object]) -> None:
     """Refuse what brings code, even where transformers has an implementation of its own."""
-    if "auto_map" in settings:
-        raise BackboneError(
-            f"a {what} must come without code of its own",
-            f"{name!r}: auto_map {settings['auto_map']}",
-            "Take auto_map out of a local copy if transformers' own implementation is meant.",
-        )
-
-
-def load_error(what: str, name: str, error: BaseException) -> BackboneError:
-    first, _, rest = str(error).strip().partition("\n")
-    reason = f"{first} {rest.strip().splitlines()[0]}" if first.endswith(":") and rest else first
-    return _nowhere(
-        what,
-        f"{name!r}: {reason or type(error).__name__}",
-        "Check the name; offline machines need a local directory.",
+    require(
+        "auto_map" not in settings,
+        BackboneError,
+        f"a {what} must come without code of its own",
+        f"{name!r}: auto_map {settings.get('auto_map')}",
+        "Take auto_map out of a local copy if transformers' own implementation is meant.",
     )
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says in a line, with the next one where the first ends in a colon."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    count = 2 if lines and lines[0].endswith(":") else 1
+    return " ".join(lines[:count]) or type(error).__name__
 
 
 def _nowhere(what: str, value: str, remedy: str) -> BackboneError:

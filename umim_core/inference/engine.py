@@ -67,7 +67,7 @@ from umim_core.inference.row_eviction import RowEviction
 from umim_core.inference.rows import GeneratedUnits, Row, merged_spans
 from umim_core.inference.sampling import TokenChooser, log_probs
 from umim_core.inference.stopping import Stopper
-from umim_core.inference.unit_cache import UnitCache, UnitInputs, run_layers
+from umim_core.inference.unit_cache import UnitCache, UnitInputs
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Advance, Matcher
 from umim_core.rules.pruning import rules_under
@@ -234,7 +234,7 @@ class Engine:
             positions = cache.columns.minimum(last_unit)
         trunk = self.merged_model.trunk
         with trunk.adapting(packed.lengths > 1):
-            hidden = run_layers(trunk.upper, states, cache, positions)
+            hidden = trunk.upper.on_cache(states, cache, positions)
         cache.commit(packed.unit_counts.cpu())
         last = packed.unit_counts - 1
         if hidden.dtype.itemsize > 2 and bool((last == hidden.shape[1] - 1).all()):
@@ -257,7 +257,7 @@ class Engine:
         states = self._inputs.of_step(step, tokens, columns, positions)
         cache.begin(1)
         with trunk.adapting(torch.from_numpy(step.lengths > 1)):
-            hidden = run_layers(trunk.upper, states, cache, positions)
+            hidden = trunk.upper.on_cache(states, cache, positions)
         cache.commit(torch.from_numpy(step.lengths > 0))
         return self.backbone.head(hidden)[:, 0]
 

@@ -24,8 +24,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umim_core.backbone.attention_masks import step_mask
-from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.row_cache import RowCache
 from umim_core.inference.prompts import Prompts
 from umim_core.merging.merged_model import MergedModel
@@ -145,22 +143,6 @@ class UnitCache:
         self.recent = joined[torch.arange(len(joined), device=counts.device)[:, None], places]
 
 
-def run_layers(part: Backbone, states: Tensor, cache: RowCache, positions: Tensor | None) -> Tensor:
-    """Run W units per row [B, W, d] through some layers on top of their cache: [B, W, d].
-
-    ``begin`` was called; ``positions`` [B, W] are None where units take their columns'.
-    """
-    out = part.trunk(
-        inputs_embeds=states,
-        attention_mask=step_mask(cache, states.dtype),
-        position_ids=cache.columns if positions is None else positions,
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
-    assert isinstance(out, Tensor)  # noqa: S101  every transformers trunk returns one
-    return out
-
-
 class UnitInputs:
     """Makes the states of prompts and of generated units."""
 
@@ -184,7 +166,7 @@ class UnitInputs:
         columns = torch.arange(width, device=device)
         positions = before + torch.minimum(columns.expand_as(ids), counts[:, None] - 1)
         cache.raw.begin(width)
-        states = run_layers(lower, self._backbone.embed(ids), cache.raw, positions)
+        states = lower.on_cache(self._backbone.embed(ids), cache.raw, positions)
         cache.raw.commit(counts.cpu())
         cache.remember(states, counts)
         return self._merged_model.unit_states(packed, ids, states)
@@ -212,7 +194,7 @@ class UnitInputs:
         assert cache.recent is not None  # noqa: S101  prefilled
         fed = torch.from_numpy(np.where(step.lengths > 0, tokens, 0)).to(device)
         raw.begin(1)
-        states = run_layers(lower, self._backbone.embed(fed[:, None]), raw, positions)
+        states = lower.on_cache(self._backbone.embed(fed[:, None]), raw, positions)
         raw.commit(running)
         window = torch.cat([cache.recent, states], dim=1)  # [B, 4, d], the newest last
         cache.remember(states, running.to(device, torch.int64))
