@@ -92,7 +92,7 @@ def shortened(method: ReducedTokens, prompt: Prompt, saving: float) -> np.ndarra
     """Return the ids [N] that a method of the prompt leaves of it."""
     text = Text(prompt.ids, prompt.protected, prompt.question)
     stays = len(prompt.ids) - round(saving * len(prompt.ids))
-    return prompt.ids[reduce_tokens(method.reducer, text, stays).kept]
+    return prompt.ids[reduce_tokens(method.reducer, text, stays)]
 
 
 def answer_shortened(

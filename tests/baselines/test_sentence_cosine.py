@@ -49,15 +49,15 @@ def test_sentences_like_the_question_stay_and_the_last_is_trimmed(
     order = sorted(range(3), key=lambda k: -scores[k])
     expected = sorted([t for k in order for t in PARTS[k]][:budget])
     found = reduce_tokens(by_cosine(backbone), given(ids, question=QUESTION), budget)
-    assert found.kept.tolist() == expected
+    assert found.tolist() == expected
 
 
 def test_without_a_question_the_last_sentence_is_one(backbone: Backbone) -> None:
     ids = ids_of(TEXT)
     asked = given(ids, question="the dog of the mat.")
     for budget in (3, 8, 12):
-        unasked = reduce_tokens(by_cosine(backbone), given(ids), budget).kept.tolist()
-        assert unasked == reduce_tokens(by_cosine(backbone), asked, budget).kept.tolist()
+        unasked = reduce_tokens(by_cosine(backbone), given(ids), budget).tolist()
+        assert unasked == reduce_tokens(by_cosine(backbone), asked, budget).tolist()
 
 
 def test_cpc_runs_only_where_its_encoder_is_named(
@@ -76,4 +76,4 @@ def test_cpc_runs_only_where_its_encoder_is_named(
     method = find_baseline("cpc").make(backbone, rules)
     assert method.model == own_model("cpc") and method.model.startswith("encoder@")
     assert isinstance(method.reducer.encoder, TextEncoder)
-    assert len(reduce_tokens(method.reducer, given(ids_of(TEXT), question=QUESTION), 8).kept) == 8
+    assert len(reduce_tokens(method.reducer, given(ids_of(TEXT), question=QUESTION), 8)) == 8

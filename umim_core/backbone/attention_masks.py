@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from threading import Lock, RLock
-from typing import Final
+from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +23,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from umim_core.backbone.row_cache import RowCache
 from umim_core.errors import GenerationError
 
+T = TypeVar("T")
 _SHORTER: Final = "Use one prompt at a time (compact positions), shorter ones, or fewer new tokens."
 
 
@@ -103,6 +105,22 @@ def attention_switched(model: PreTrainedModel, implementation: str) -> Iterator[
             yield
         finally:
             model.set_attn_implementation(before)
+
+
+@contextmanager
+def attention_given(
+    model: PreTrainedModel, implementation: str, variable: ContextVar[T | None], value: T
+) -> Iterator[T]:
+    """Switch to an implementation of ours, which finds a value in a variable, in this thread alone.
+
+    Other threads that run the model meanwhile find None there.
+    """
+    with attention_switched(model, implementation):
+        token = variable.set(value)
+        try:
+            yield value
+        finally:
+            variable.reset(token)
 
 
 def eager_attention(model: PreTrainedModel) -> AbstractContextManager[None]:

@@ -33,7 +33,7 @@ from transformers.cache_utils import DynamicCache
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_range
-from umim_core.baselines.methods import Text, highest
+from umim_core.baselines.methods import Text, highest, read_behind
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.user_records import remembered
@@ -67,8 +67,7 @@ class LastQueries:
     """Attention of the last tokens of a text in the first layers; later layers are not run."""
 
     def __init__(self, backbone: Backbone, layers: int) -> None:
-        self._backbone = backbone
-        self.model = layer_range(backbone, 0, layers).model
+        self._first_layers = layer_range(backbone, 0, layers)
 
     @torch.no_grad()
     def weights(self, ids: Ints, queries: int) -> Tensor:
@@ -76,26 +75,14 @@ class LastQueries:
 
         What stands before them is read without weights, by the backbone's own attention.
         """
-        check_attention_window(self.model.config, len(ids))
-        cache, before = DynamicCache(), len(ids) - queries
-        if before:
-            self._read(ids[:before], 0, cache, attention=False)
-        with eager_attention(self.model):
-            return torch.stack(self._read(ids[before:], before, cache, attention=True))
-
-    def _read(self, ids: Ints, first: int, cache: DynamicCache, *, attention: bool) -> list[Tensor]:
-        """Read ids [W] at positions from ``first`` on; return the weights [A, W, T] per layer."""
-        rows = torch.from_numpy(ids).to(self._backbone.device)[None]
-        positions = torch.arange(first, first + len(ids), device=rows.device)[None]
-        out = self.model.base_model(
-            inputs_embeds=self._backbone.embed(rows),
-            attention_mask=positions.new_ones(1, first + len(ids)),  # all of it is one text
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            output_attentions=attention,
-        )
-        return [weights[0] for weights in out.attentions] if attention else []
+        model = self._first_layers.model
+        check_attention_window(model.config, len(ids))
+        tokens, cache = torch.from_numpy(ids).to(self._first_layers.device), DynamicCache()
+        if queries < len(ids):
+            read_behind(self._first_layers, tokens[:-queries], cache)
+        with eager_attention(model):
+            _, weights = read_behind(self._first_layers, tokens[-queries:], cache, attention=True)
+        return torch.stack(weights)
 
 
 def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import EvictedColumns, HeldColumns
 from umim_core.merging.span_eviction import check_age, last_queries
 from umim_core.rules.matcher import Matcher
@@ -31,7 +32,7 @@ class OldSpansGone:
         return self._kept_columns.to(held.keys.device).expand(len(held.keys), -1)
 
 
-def evicted_spans(matcher: Matcher, age: int) -> EvictedColumns:
+def evicted_spans(backbone: Backbone, matcher: Matcher, *, age: int) -> EvictedColumns:
     check_age(age)
 
     def policy(ids: Ints) -> OldSpansGone:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -34,7 +34,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import CachePolicy, HeldColumns
+from umim_core.baselines.methods import CachePolicy, HeldColumns, read_behind
 from umim_core.errors import EvaluationError, GenerationError, require
 from umim_core.inference.engine import Batch, Engine, exhaust
 from umim_core.inference.options import GenerateOptions
@@ -51,38 +51,15 @@ from umim_core.text.token_ids import Ints
 WEIGHED_TOKENS: Final = 128  # 30 layers of 9 heads: 0.28 GB of float32 weights at 2,048 columns
 
 
-@dataclass
-class _Written:
-    """The columns of a layer as forwards wrote them, with the token of each [H, L] (int64).
-
-    The keys [H, L, D] are at the positions [H, L] that they were written at: turned anew from there
-    each time, they gather no rounding.
-    """
-
-    keys: Tensor
-    positions: Tensor
-    tokens: Tensor
-
-    def add(self, keys: Tensor, position: int, token: int) -> None:
-        """Add keys [H, W, D] whose first is at a position and of a token."""
-        new = torch.arange(keys.shape[1], device=keys.device).expand(len(keys), -1)
-        self.keys = torch.cat([self.keys, keys], dim=1)
-        self.positions = torch.cat([self.positions, new + position], dim=1)
-        self.tokens = torch.cat([self.tokens, new + token], dim=1)
-
-    def keep(self, columns: Tensor) -> None:
-        self.keys = _columns(self.keys, columns)
-        self.positions = self.positions.gather(1, columns)
-        self.tokens = self.tokens.gather(1, columns)
-
-
 class PolicyCache:
     """The KV cache of one text, whose columns a policy chooses whenever tokens were read."""
 
     def __init__(self, backbone: Backbone, policy: CachePolicy) -> None:
         self.backbone, self._policy = backbone, policy
         self._cache = DynamicCache()
-        self._layers: list[_Written] = []
+        # Of a policy with a rotation, layer by layer: the keys [H, L, D] of the columns as forwards
+        # wrote them, and the positions [H, L] that they were written at.
+        self._written: dict[int, tuple[Tensor, Tensor]] = {}
         self.tokens = 0
 
     @property
@@ -93,10 +70,6 @@ class PolicyCache:
     def lengths(self) -> Tensor:
         """Columns of the only row [1] (int64, CPU)."""
         return torch.tensor([self.columns])
-
-    @property
-    def _next_position(self) -> int:
-        return self.tokens if self._policy.rotation is None else self.columns
 
     def read(self, ids: Tensor, budget: int) -> Tensor:
         """Read raw ids [W], at least one, then drop columns beyond the budget, at least 1.
@@ -120,27 +93,13 @@ class PolicyCache:
         self.tokens -= len(ids)
         return hidden
 
-    def _forward(
-        self, ids: Tensor, *, weights: bool = False
-    ) -> tuple[Tensor, Sequence[Tensor] | None]:
-        """Read ids [W] behind the text: hidden states [W, d], weights [1, A, W, L] per layer."""
-        first = self._next_position
-        positions = torch.arange(first, first + len(ids), device=ids.device)[None]
-        seen = positions.new_ones(1, self.columns + len(ids))  # all of it is one text
-        out = self.backbone.trunk(
-            inputs_embeds=self.backbone.embed(ids[None]),
-            attention_mask=seen,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            output_attentions=weights,
-        )
+    def _forward(self, ids: Tensor, *, weights: bool = False) -> tuple[Tensor, list[Tensor]]:
+        first = self.tokens if self._policy.rotation is None else self.columns
         self.tokens += len(ids)
-        return out.last_hidden_state[0], out.attentions if weights else None
+        return read_behind(self.backbone, ids, self._cache, first, attention=weights)
 
-    def _evict(self, budget: int, attention: Sequence[Tensor] | None) -> None:
+    def _evict(self, budget: int, attention: Sequence[Tensor]) -> None:
         """Keep the columns of every layer that the policy chooses after a forward."""
-        rotation = self._policy.rotation
         for number, layer in enumerate(self._cache.layers):
             if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
                 raise EvaluationError(
@@ -149,22 +108,29 @@ class PolicyCache:
                     "Use a backbone without shared or recurrent layers.",
                 )
             keys, values = layer.keys[0], layer.values[0]
-            if number == len(self._layers):
-                none = torch.zeros(len(keys), 0, dtype=torch.int64, device=keys.device)
-                self._layers.append(_Written(keys[:, :0], none, none))
-            written = self._layers[number]
-            before = written.keys.shape[1]
-            new = keys.shape[1] - before
-            first = self.tokens if rotation is None else keys.shape[1]
-            written.add(keys[:, before:], first - new, self.tokens - new)
-            weights = None if attention is None else attention[number][0]
-            held = HeldColumns(number, keys, values, written.tokens, weights)
+            held = HeldColumns(number, keys, values, attention[number] if attention else None)
             survivors = _checked(self._policy.survivors(held, budget), held)
-            written.keep(survivors)
-            layer.keys, layer.values = written.keys[None], _columns(values, survivors)[None]
-            if rotation is not None:
-                places = torch.arange(survivors.shape[1], device=survivors.device)
-                layer.keys = rotation.turn(written.keys, places - written.positions)[None]
+            layer.keys = self._keys(number, keys, survivors)[None]
+            layer.values = _columns(values, survivors)[None]
+
+    def _keys(self, layer: int, keys: Tensor, survivors: Tensor) -> Tensor:
+        """Return the keys [H, K, D] that stay of [H, L, D], at their positions in the cache.
+
+        Turned anew from the positions that they were written at, they gather no rounding.
+        """
+        rotation = self._policy.rotation
+        if rotation is None:
+            return _columns(keys, survivors)
+        columns = torch.arange(keys.shape[1], device=keys.device)
+        positions = columns.expand(len(keys), -1)
+        if layer in self._written:
+            before, written_at = self._written[layer]
+            old = before.shape[1]
+            keys = torch.cat([before, keys[:, old:]], dim=1)
+            positions = torch.cat([written_at, positions[:, old:]], dim=1)
+        keys, positions = _columns(keys, survivors), positions.gather(1, survivors)
+        self._written[layer] = keys, positions
+        return rotation.turn(keys, columns[: survivors.shape[1]] - positions)
 
 
 def _columns(states: Tensor, columns: Tensor) -> Tensor:

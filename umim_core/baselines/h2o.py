@@ -32,8 +32,7 @@ kept, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar, Final
 
@@ -43,7 +42,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from umim_core.backbone.attention_masks import attention_switched, check_attention_window
+from umim_core.backbone.attention_masks import attention_given, check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import HeldColumns
 from umim_core.errors import EvaluationError
@@ -109,7 +108,8 @@ def score_masked(
     for ending in endings:
         ids = torch.tensor([[*context.tolist(), *ending.tolist()]], device=backbone.device)
         check_attention_window(backbone.model.config, ids.shape[1])
-        with _masked(backbone, budget / len(context) / 2):
+        half = budget / len(context) / 2
+        with attention_given(backbone.model, _MASKED_NAME, _half, half):
             hidden = backbone.hidden(backbone.embed(ids[:, :-1]))[0]
         targets = ids[0, len(context) :]
         scores.append(target_scores(hidden[len(context) - 1 :], targets, backbone))
@@ -136,16 +136,6 @@ def heavy_hitter_mask(weights: Tensor, heavy: int, newest: int) -> Tensor:
         mask[:, query] |= hitters
         score = (score + weights[:, query]) * hitters
     return mask
-
-
-@contextmanager
-def _masked(backbone: Backbone, half: float) -> Iterator[None]:
-    with attention_switched(backbone.model, _MASKED_NAME):
-        token = _half.set(half)
-        try:
-            yield
-        finally:
-            _half.reset(token)
 
 
 def _attention(

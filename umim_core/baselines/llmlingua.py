@@ -30,7 +30,7 @@ from transformers.cache_utils import DynamicCache
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import passages, token_texts
-from umim_core.baselines.methods import Text, highest
+from umim_core.baselines.methods import Text, highest, read_behind
 from umim_core.baselines.selective_context import check_vocabulary, self_information
 from umim_core.errors import ConfigError
 from umim_core.merging.likelihood import target_scores
@@ -85,18 +85,10 @@ class CompressedPrefix:
 
     def _read(self, ids: Ints) -> Tensor:
         """Read ids [S] after the prefix: hidden states [S, d]; the cache grows by them."""
-        first, scorer = len(self._cached_ids), self._scorer
-        check_attention_window(scorer.model.config, first + len(ids))
-        places = torch.arange(first, first + len(ids), device=scorer.device)[None]
-        out = scorer.trunk(
-            inputs_embeds=scorer.embed(torch.from_numpy(ids).to(scorer.device)[None]),
-            attention_mask=places.new_ones(1, first + len(ids)),
-            position_ids=places,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        hidden: Tensor = out.last_hidden_state[0]
-        return hidden
+        scorer = self._scorer
+        check_attention_window(scorer.model.config, len(self._cached_ids) + len(ids))
+        tokens = torch.from_numpy(ids).to(scorer.device)
+        return read_behind(scorer, tokens, self._cache)[0]
 
 
 def published_choice(

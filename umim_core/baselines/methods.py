@@ -30,21 +30,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers.cache_utils import DynamicCache
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation
-from umim_core.errors import ConfigError, EvaluationError
+from umim_core.errors import ConfigError, EvaluationError, require
 from umim_core.merging.likelihood import TokenScores
 from umim_core.merging.packing import Segmenter, SpanMerger
 from umim_core.text.token_ids import Ints
 
 ScoreEndings = Callable[[Ints, Sequence[Ints], Backbone, int], list[TokenScores]]
-Side = Literal["prompt", "cache"]
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,12 @@ class HeldColumns:
 
     Attributes:
         keys: Keys [H, L, D]; the forward wrote the last W columns. ``values`` likewise.
-        tokens: Number in the text of the token that each column holds [H, L] (int64), rising. Where
-            the policy has a rotation, the column's position in the cache is another.
         attention: Weights of the forward's queries [A, W, L]; None unless the policy reads them.
     """
 
     layer: int
     keys: Tensor
     values: Tensor
-    tokens: Tensor
     attention: Tensor | None
 
 
@@ -127,7 +125,6 @@ class ReducedTokens:
     ``model`` is one of its own that it chooses by, as name@commit; None for the backbone.
     """
 
-    side: ClassVar[Side] = "prompt"
     reducer: TokenReducer
     model: str | None = None
 
@@ -139,7 +136,6 @@ class MergedSpans:
     ``merger`` None is the module of the checkpoint in whose place it stands.
     """
 
-    side: ClassVar[Side] = "prompt"
     model: ClassVar[None] = None
     segmenter: Segmenter
     merger: SpanMerger | None
@@ -156,7 +152,6 @@ class EvictedColumns:
             before the prompt is read to its end; None where they go behind it.
     """
 
-    side: ClassVar[Side] = "cache"
     model: ClassVar[None] = None
     new_policy: Callable[[Ints], CachePolicy]
     age: int | None = None
@@ -201,31 +196,12 @@ class TargetReduction:
         return ids, self.stays(len(ids))
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """Indices [K] (int64), rising, of the tokens T of a text that stay, and how many were to."""
-
-    kept: Ints
-    tokens: int
-    budget: int
-
-    @property
-    def token_reduction(self) -> float:
-        """Realised token reduction (T - K) / T; 0 for an empty text."""
-        return (self.tokens - len(self.kept)) / self.tokens if self.tokens else 0.0
-
-    @property
-    def shortfall(self) -> int:
-        """Tokens that stay beyond the budget: protected ones, or a published form's own number."""
-        return len(self.kept) - self.budget
-
-
-def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Reduction:
-    """Choose the tokens that stay, and check the choice against the protocol.
+def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Ints:
+    """Return the indices [K] (int64), rising, of the tokens of a text that stay, checked.
 
     The reducer is not asked where nothing is to be chosen: an empty text, or a budget of all
-    tokens. The budget is 1 .. T, or 0 of an empty text. Protected tokens stay even if they are
-    more, and the result says how many were.
+    tokens. The budget is 1 .. T, or 0 of an empty text. More stay where more are protected, and of
+    a published form.
     """
     tokens = len(text.ids)
     if not min(1, tokens) <= budget <= tokens:
@@ -236,28 +212,51 @@ def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Reduction:
         )
     count = max(budget, int(text.protected.sum()))
     if count == tokens:
-        return Reduction(np.arange(tokens), tokens, budget)
+        return np.arange(tokens)
     chosen = reducer.keep(text, count)
-    _check_choice(chosen, text, count if reducer.exact else None, type(reducer).__name__)
-    return Reduction(chosen, tokens, budget)
-
-
-def _check_choice(chosen: Ints, text: Text, count: int | None, name: str) -> None:
-    """Refuse indices that are not ``count`` ones of a text, in order, protected ones included."""
-    bounded = np.concatenate([[-1], chosen, [len(text.ids)]])
-    wrong = len(chosen) == 0 if count is None else len(chosen) != count
-    if wrong or bool((np.diff(bounded) < 1).any()):
-        raise EvaluationError(
-            f"a token reducer must keep {count or 'some'} of {len(text.ids)} tokens, in order",
-            chosen.tolist(),
-            f"{name}.keep breaks the protocol.",
-        )
+    rises = bool((np.diff(np.concatenate([[-1], chosen, [tokens]])) > 0).all())
+    breaks = f"{type(reducer).__name__}.keep breaks the protocol."
+    require(
+        rises and (len(chosen) == count if reducer.exact else len(chosen) > 0),
+        EvaluationError,
+        f"a token reducer must keep {count if reducer.exact else 'some'} of {tokens} tokens, in "
+        "order",
+        chosen.tolist(),
+        breaks,
+    )
     if lost := set(np.flatnonzero(text.protected).tolist()).difference(chosen.tolist()):
         raise EvaluationError(
-            "a token reducer must keep protected tokens",
-            f"token {min(lost)} is lost",
-            f"{name}.keep breaks the protocol.",
+            "a token reducer must keep protected tokens", f"token {min(lost)} is lost", breaks
         )
+    return chosen
+
+
+def read_behind(
+    backbone: Backbone,
+    ids: Tensor,
+    cache: DynamicCache,
+    first: int | None = None,
+    *,
+    attention: bool = False,
+) -> tuple[Tensor, list[Tensor]]:
+    """Read ids [W] of one text behind what a cache holds of it; the cache grows by them.
+
+    Their positions count from ``first``, the columns of the cache if it is None. Returned are the
+    hidden states [W, d], and the weights [A, W, L] of every layer where ``attention`` is asked for,
+    which must be eager then.
+    """
+    columns = cache.get_seq_length()
+    start = columns if first is None else first
+    positions = torch.arange(start, start + len(ids), device=ids.device)[None]
+    out = backbone.trunk(
+        inputs_embeds=backbone.embed(ids[None]),
+        attention_mask=positions.new_ones(1, columns + len(ids)),  # all of it is one text
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        output_attentions=attention,
+    )
+    return out.last_hidden_state[0], [weights[0] for weights in out.attentions or ()]
 
 
 def highest(scores: NDArray[np.float64], protected: NDArray[np.bool_], budget: int) -> Ints:

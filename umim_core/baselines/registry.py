@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.ehpc import EHPC, known_evaluator_heads
@@ -23,7 +23,6 @@ from umim_core.baselines.methods import (
     MergedSpans,
     Method,
     ReducedTokens,
-    Side,
 )
 from umim_core.baselines.other_merges import (
     RandomSpans,
@@ -52,18 +51,10 @@ class Baseline:
             nothing; None of a baseline that chooses by the backbone.
     """
 
-    side: Side
+    side: Literal["prompt", "cache"]
     line: str
     make: Callable[[Backbone, Matcher], Method]
     own_model: Callable[[], str] | None = None
-
-
-def _streaming(backbone: Backbone, matcher: Matcher, *, restart: bool) -> Method:
-    return streaming_llm(backbone, restart=restart)
-
-
-def _old_spans(backbone: Backbone, matcher: Matcher, *, age: int) -> Method:
-    return evicted_spans(matcher, age)
 
 
 BASELINES: Final[dict[str, Baseline]] = {
@@ -163,19 +154,19 @@ BASELINES: Final[dict[str, Baseline]] = {
         f"span-eviction-{age}": Baseline(
             "cache",
             "Drop the columns of spans that are old enough, but for their last ones.",
-            partial(_old_spans, age=age),
+            partial(evicted_spans, age=age),
         )
         for age in (0, 16, 64)
     },
     "streaming-llm": Baseline(
         "cache",
         "Keep four attention sinks and the newest columns, turned to positions inside the cache.",
-        partial(_streaming, restart=True),
+        partial(streaming_llm, restart=True),
     ),
     "streaming-llm-kept-positions": Baseline(
         "cache",
         "Keep four attention sinks and the newest columns at the positions of their tokens.",
-        partial(_streaming, restart=False),
+        partial(streaming_llm, restart=False),
     ),
 }
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation, key_rotation
 from umim_core.baselines.methods import EvictedColumns, HeldColumns
+from umim_core.rules.matcher import Matcher
 
 SINKS: Final = 4
 
@@ -50,7 +51,7 @@ class SinksAndNewest:
         return places.expand(heads, -1)
 
 
-def streaming_llm(backbone: Backbone, *, restart: bool) -> EvictedColumns:
+def streaming_llm(backbone: Backbone, matcher: Matcher, *, restart: bool) -> EvictedColumns:
     """Return the method; positions restart inside the cache, or stay those of the tokens."""
     rotation = key_rotation(backbone) if restart else None
     return EvictedColumns(lambda ids: SinksAndNewest(rotation))

@@ -458,10 +458,10 @@ class ReducedScorer(_BaselineScorer):
             protected |= _from_cue(token_texts(ids, backbone.require_tokenizer()), query.cue)
         question = backbone.encode(query.question) if query.question else []
         text = Text(ids, protected, np.array(question, dtype=np.int64))
-        reduction = reduce_tokens(self.reducer, text, budget)
-        tokens, stayed = len(ids), len(reduction.kept)
-        size = Sizes(tokens, stayed, tokens, stayed, shortfall=reduction.shortfall)
-        return ids[reduction.kept], size
+        kept = reduce_tokens(self.reducer, text, budget)
+        tokens, stayed = len(ids), len(kept)
+        size = Sizes(tokens, stayed, tokens, stayed, shortfall=stayed - budget)
+        return ids[kept], size
 
 
 def _from_cue(texts: list[str], cue: str) -> NDArray[np.bool_]:

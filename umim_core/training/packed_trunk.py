@@ -17,19 +17,18 @@ Shapes: N units of all rows, B rows, S units of the longest row, d embedding siz
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from umim_core.backbone.attention_masks import attention_switched, attention_window
+from umim_core.backbone.attention_masks import attention_given, attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.merging.adapters import merged_rows
 
@@ -85,7 +84,7 @@ class PackedTrunk:
     def _packed(self, units: Tensor, lengths: Sequence[int], positions: Tensor | None) -> Tensor:
         if positions is None:
             positions = _real_units(lengths).nonzero()[:, 1].to(units.device)
-        with _rows_apart(self._backbone.model, lengths):
+        with attention_given(self._backbone.model, _NAME, _rows, _Rows(list(lengths))):
             return self._backbone.hidden(units[None], position_ids=positions[None])[0]
 
     def _padded(
@@ -117,7 +116,7 @@ class PackedTrunk:
         window = attention_window(model.config)
         units = self._backbone.embed(torch.arange(5, device=self._backbone.device) % 2)
         positions = torch.tensor([0, 1, 0, 1, 2], device=units.device)
-        with _rows_apart(model, lengths) as rows:
+        with attention_given(model, _NAME, _rows, _Rows(list(lengths))) as rows:
             apart = self._backbone.hidden(units[None], position_ids=positions[None])[0].float()
         alone = self._padded(units, lengths, None).float()
         taken_apart = rows.layers == self._blocks
@@ -129,18 +128,6 @@ class PackedTrunk:
 def _real_units(lengths: Sequence[int]) -> Tensor:
     """Return where rows of these lengths have units [B, S] (bool), on the CPU."""
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-
-
-@contextmanager
-def _rows_apart(model: PreTrainedModel, lengths: Sequence[int]) -> Iterator[_Rows]:
-    """Let a model's attention take its one row for several."""
-    rows = _Rows(list(lengths))
-    with attention_switched(model, _NAME):
-        token = _rows.set(rows)
-        try:
-            yield rows
-        finally:
-            _rows.reset(token)
 
 
 def _attention_by_row(

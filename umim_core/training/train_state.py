@@ -10,6 +10,7 @@ two.
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from dataclasses import asdict, dataclass, field
@@ -26,7 +27,6 @@ from umim_core.errors import ArtifactError, require
 from umim_core.store.artifacts import (
     MANIFEST,
     payload_files,
-    read_json,
     read_manifest,
     write_json,
     write_manifest,
@@ -224,7 +224,8 @@ def _read(state: Path, rank: int, world: int) -> tuple[dict[str, Tensor], Progre
     try:
         _check(state, world)
         tensors = load_file(state / f"rank-{rank}.safetensors")
-        found = tensors, Progress(**read_json(state / f"rank-{rank}.json"))
+        record = (state / f"rank-{rank}.json").read_text(encoding="utf-8")
+        found = tensors, Progress(**json.loads(record))
     except (ArtifactError, OSError, SafetensorError) as error:
         refusal = error
     # A rank that went on alone would wait for the others for good.
