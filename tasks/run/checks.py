@@ -25,7 +25,7 @@ from umim_core.config.evaluate import BenchmarkConfig, HeadlineConfig
 from umim_core.config.recipe import Device, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError
-from umim_core.evaluation.model_args import target_of
+from umim_core.evaluation.model_args import check_modes
 from umim_core.task_sets.spec import SPLITS, QuestionForm
 
 _MINING: Final = "umim-mine"  # it needs no device
@@ -78,8 +78,12 @@ def check_settings(recipe: TableRecipe) -> None:
             find_baseline(name)
     for setting in recipe.settings:
         if setting.method is not None:
-            find_baseline(setting.method)
-            target_of(setting.method, None, setting.target_tr, setting.raw_tail)
+            check_modes(
+                merge="prompt",
+                raw_tail=setting.raw_tail,
+                method=setting.method,
+                target_tr=setting.target_tr,
+            )
 
 
 def check_backbone_place(recipe: TableRecipe) -> None:

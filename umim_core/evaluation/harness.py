@@ -43,15 +43,16 @@ from umim_core.config.form import Merge
 from umim_core.encodable import encoding_error
 from umim_core.errors import BackboneError, ConfigError, CorpusError, EvaluationError, require
 from umim_core.evaluation.comparison import compare_in_evaluate
-from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
 from umim_core.evaluation.generated_rows import GeneratedText, GenKwargs, RowWriter, read_gen_kwargs
 from umim_core.evaluation.model_args import (
     AUTO,
     AskedMerge,
+    bars_are_hidden,
     check_modes,
+    known_arguments,
+    one_line_errors,
     open_model_args,
     recommended,
-    target_of,
 )
 from umim_core.evaluation.scoring import (
     UNKNOWN,
@@ -209,18 +210,26 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         protect: str | Sequence[str] | None = None,
         budget: float | None = None,
     ) -> None:
-        named: dict[str | None, Merge] = {None: "none", "context": "prompt"}
-        asked = cast(AskedMerge, named.get(merge, merge))
+        aliases: dict[str | None, Merge] = {None: "none", "context": "prompt"}
+        given = cast(AskedMerge, aliases.get(merge, merge))
         rules_tr = target_tr if method is None else None
         check_rule_choice(budget, rules_tr)
-        check = partial(check_modes, method, allow_backbone_mismatch, compare, protect, rules_tr)
-        check("prompt" if asked == AUTO else asked, raw_tail or 0)  # before anything is read
-        self.target = target_of(method, match, target_tr, raw_tail or 0)
+        check = partial(
+            check_modes,
+            method=method,
+            match=match,
+            target_tr=target_tr,
+            compare=compare,
+            protect=protect,
+            allow_backbone_mismatch=allow_backbone_mismatch,
+        )
+        # before anything is read
+        self.target = check(merge="prompt" if given == AUTO else given, raw_tail=raw_tail or 0)
         baseline = None if method is None else find_baseline(method)
         checkpoint, self.merge, raw_tail = recommended(
-            checkpoint, asked, raw_tail, method, self.target
+            checkpoint, given, raw_tail, method, self.target
         )
-        check(self.merge, raw_tail)
+        check(merge=self.merge, raw_tail=raw_tail)
         merged_model = open_model_args(
             checkpoint,
             self.merge,
@@ -367,21 +376,24 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     def check_requests(self, requests: Sequence[Instance]) -> None:
         """Refuse texts that are none before the first forward, and a comparison that cannot be."""
-        self.check_comparison()
+        require(
+            self.compare is None or self.comparing,
+            ConfigError,
+            f"compare={self.compare} needs evaluate() as it is after a UmimLM was made",
+            "a call of the function that was imported before",
+            "Use lm_eval.simple_evaluate, or call lm_eval.evaluator.evaluate by that name.",
+        )
         for request in requests:
             text, *more = request.args  # an answer, or kwargs of generation
             stops = (more[0].get("until") or []) if more and isinstance(more[0], dict) else more
             for part in (text, *(stops if isinstance(stops, list) else [stops])):
-                strings = isinstance(part, str)
-                require(
-                    strings and encoding_error(part) is None,
-                    CorpusError,
-                    "text must not hold lone surrogates"
-                    if strings
-                    else "texts and stops of a task must be strings",
-                    f"{str(part)[:80]!r} of {request.task_name or 'a task'}",
-                    "Correct the task's data.",
-                )
+                fault = "texts and stops of a task must be strings"
+                if isinstance(part, str):
+                    if encoding_error(part) is None:
+                        continue
+                    fault = "text must not hold lone surrogates"
+                value = f"{str(part)[:80]!r} of {request.task_name or 'a task'}"
+                raise CorpusError(fault, value, "Correct the task's data.")
 
     @one_line_errors()
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
@@ -547,15 +559,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     def query(self, context: str) -> Query:
         return self._queries.get(context, UNKNOWN)
-
-    def check_comparison(self) -> None:
-        require(
-            self.compare is None or self.comparing,
-            ConfigError,
-            f"compare={self.compare} needs evaluate() as it is after a UmimLM was made",
-            "a call of the function that was imported before",
-            "Use lm_eval.simple_evaluate, or call lm_eval.evaluator.evaluate by that name.",
-        )
 
     def rows_per_forward(self, longest: int) -> int:
         """Return the batch size; ``auto`` is what fits for inputs of ``longest`` raw tokens."""

@@ -1,4 +1,4 @@
-"""Model that lm-eval's ``--model_args`` name: checkpoint, backbone, data type and device.
+"""lm-eval's command: the model that ``--model_args`` name, errors in one line, bars where wanted.
 
 lm-eval hands the arguments to a task as part of its metadata: ``task_tokenizer`` and
 ``task_context`` read them there, as lm-eval's own RULER tasks do.
@@ -6,11 +6,15 @@ lm-eval hands the arguments to a task as part of its metadata: ``task_tokenizer`
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, ParamSpec, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -28,61 +32,70 @@ from umim_core.checkpoint.checkpoint_files import (
     resolve_checkpoint,
 )
 from umim_core.config.form import Merge, check_merge, check_raw_tail
-from umim_core.errors import ConfigError, require
+from umim_core.errors import ConfigError, UmimError, did_you_mean, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.loading import LoadOptions, find_backbone, find_checkpoint
 from umim_core.model.umim import UMIM
 
-CHECKPOINT_VARIABLE: Final = "UMIM_CHECKPOINT"
 AskedMerge = Merge | Literal["auto"]
 AUTO: Final = "auto"  # merge as the checkpoint recommends
+P = ParamSpec("P")
+R = TypeVar("R")
+_COMMANDS: Final = ("lm_eval", "lm-eval")
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
 
 
 def check_modes(
-    method: str | None,
-    allow_backbone_mismatch: str | None,
-    compare: str | None,
-    protect: str | Sequence[str] | None,
-    target_tr: float | None,
+    *,
     merge: Merge,
     raw_tail: int,
-) -> None:
+    method: str | None = None,
+    match: str | None = None,
+    target_tr: float | None = None,
+    compare: str | None = None,
+    protect: str | Sequence[str] | None = None,
+    allow_backbone_mismatch: str | None = None,
+) -> TargetReduction | None:
+    """Refuse arguments that do not go together; see ``UmimLM``.
+
+    Returns the token reduction that a baseline is asked for; None for that of the rules.
+    """
     check_merge(merge)
     check_raw_tail(raw_tail, merge)
-    none, with_none = merge == "none", "with merge=none"
-    _refuse(
-        (compare not in (None, "base"), "compare must be base", f"compare={compare}"),
-        (
-            method is not None and merge != "prompt",
-            "a baseline merges prompts only",
-            f"method {method!r} with merge {merge!r}",
+    none, target = merge == "none", target_tr is not None
+    on_cache = method is not None and find_baseline(method).side == "cache"
+    broken = {
+        "compare must be base": compare not in (None, "base"),
+        "match must be umim, the token reduction of the rules": match not in (None, "umim"),
+        "match is the budget of a baseline (method)": match and method is None,
+        "a baseline has one budget: match=umim or target_tr": match and target,
+        "a baseline merges prompts only": method is not None and merge != "prompt",
+        "protect is of the checkpoint's own rules, not of a baseline": method and protect,
+        "raw_tail changes nothing of a policy that reads contexts whole": (
+            on_cache and target and raw_tail
         ),
-        (none and compare is not None, "compare=base needs a model that merges", "merge=none"),
-        (
-            none and target_tr is not None,
-            "target_tr chooses rules, or is the budget of a baseline (method)",
-            f"target_tr={target_tr} {with_none}",
+        "compare=base needs a model that merges": none and compare is not None,
+        "protect keeps tokens from being merged": none and protect,
+        "target_tr chooses rules, or is the budget of a baseline (method)": none and target,
+        "allow_backbone_mismatch must not come with merge=none, which takes any backbone": (
+            none and allow_backbone_mismatch is not None
         ),
-        (none and protect, "protect keeps tokens from being merged", f"{protect!r} {with_none}"),
-        (
-            method is not None and protect,
-            "protect is of the checkpoint's own rules, and a baseline deletes tokens by its own",
-            f"{protect!r} with method {method!r}",
-        ),
-        (
-            none and allow_backbone_mismatch is not None,
-            "allow_backbone_mismatch must not come with merge=none, which takes any backbone",
-            allow_backbone_mismatch,
-        ),
-    )
-
-
-def _refuse(*rules: tuple[object, str, str | None]) -> None:
-    """Refuse the first of (whether it is broken, rule, value)."""
-    for broken, rule, value in rules:
-        require(not broken, ConfigError, rule, value, "Leave one of them out.")
+    }
+    given = {
+        "compare": compare,
+        "match": match,
+        "method": method,
+        "target_tr": target_tr,
+        "protect": protect,
+        "allow_backbone_mismatch": allow_backbone_mismatch,
+        "merge": merge,
+        "raw_tail": raw_tail,
+    }
+    value = ", ".join(f"{name}={each}" for name, each in given.items() if each is not None)
+    for rule, is_broken in broken.items():
+        require(not is_broken, ConfigError, rule, value, "Leave one of them out.")
+    return None if method is None or target_tr is None else TargetReduction(target_tr)
 
 
 def recommended(
@@ -110,35 +123,6 @@ def recommended(
     return loaded, *chosen
 
 
-def target_of(
-    method: str | None, match: str | None, target_tr: float | None, raw_tail: int = 0
-) -> TargetReduction | None:
-    """Return the token reduction that a baseline is asked for; None for that of the rules."""
-    _refuse(
-        (
-            match not in (None, "umim"),
-            "match must be umim, the token reduction of the rules",
-            match,
-        ),
-        (
-            match is not None and target_tr is not None,
-            "a baseline has one budget: match=umim or target_tr",
-            f"match={match}, target_tr={target_tr}",
-        ),
-        (
-            method is None and match is not None,
-            "match is the budget of a baseline, as method=truncation; `umim baselines` lists all",
-            f"match={match} without method",
-        ),
-        (
-            method and target_tr is not None and raw_tail and find_baseline(method).side == "cache",
-            "raw_tail changes nothing of a policy that reads contexts whole, at a target_tr",
-            f"raw_tail={raw_tail}, target_tr={target_tr} with method {method!r}",
-        ),
-    )
-    return None if method is None or target_tr is None else TargetReduction(target_tr)
-
-
 def open_model_args(
     checkpoint: str | Path | Checkpoint | None,
     merge: Merge,
@@ -155,18 +139,21 @@ def open_model_args(
     """
     options = LoadOptions(backbone=backbone, backbone_revision=revision)
     if not isinstance(backbone, Backbone):
-        options |= LoadOptions(dtype=dtype, device=_device(device))
+        if (device or "").startswith("cuda") and not has_device("cuda"):
+            # lm-eval's command line asks for cuda:0 by default.
+            _log.info("umim: no CUDA device, using the CPU instead of %s", device)
+            device = "cpu"
+        options |= LoadOptions(dtype=dtype, device=device or default_device())
     if merge != "none":
         options |= merging or LoadOptions()
-        return _noted(UMIM.from_pretrained(_checkpoint(checkpoint), **options).merged_model)
-    if backbone is None:
-        config = checkpoint_config(checkpoint)
-        options |= LoadOptions(backbone=config.backbone, backbone_revision=config.backbone_revision)
-    return _noted(MergedModel.without_merging(find_backbone(None, options)))
-
-
-def _noted(merged_model: MergedModel) -> MergedModel:
-    """Log where the figures of the base model are those of dequantised weights."""
+        merged_model = UMIM.from_pretrained(_checkpoint(checkpoint), **options).merged_model
+    else:
+        if backbone is None:
+            named = checkpoint_config(checkpoint)
+            options |= LoadOptions(
+                backbone=named.backbone, backbone_revision=named.backbone_revision
+            )
+        merged_model = MergedModel.without_merging(find_backbone(None, options))
     if note := quantisation_note(merged_model.backbone.name):
         _log.info("umim: %s", note)
     return merged_model
@@ -185,19 +172,11 @@ def _checkpoint(checkpoint: str | Path | Checkpoint | None) -> str | Path | Chec
         return checkpoint
     name, origin = checkpoint, "checkpoint="
     if name is None:
-        name, origin = os.environ.get(CHECKPOINT_VARIABLE), CHECKPOINT_VARIABLE
+        name, origin = os.environ.get("UMIM_CHECKPOINT"), "UMIM_CHECKPOINT"
     if not name:
         name, origin = default_checkpoint(), "the embedded default"
     _log.info("umim: checkpoint %s (from %s)", name, origin)
     return name
-
-
-def _device(asked: str | None) -> str:
-    if asked is not None and asked.startswith("cuda") and not has_device("cuda"):
-        # lm-eval's command line asks for cuda:0 by default.
-        _log.info("umim: no CUDA device, using the CPU instead of %s", asked)
-        return "cpu"
-    return asked or default_device()
 
 
 # Arguments of models that name a backbone: ``umim``'s, ``hf``'s, and those of services.
@@ -233,3 +212,38 @@ def _named(metadata: Mapping[str, object]) -> tuple[str, str | None]:
     checkpoint = metadata.get("checkpoint")
     config = checkpoint_config(checkpoint if isinstance(checkpoint, str | Checkpoint) else None)
     return config.backbone, config.backbone_revision
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End lm-eval's command with one line; every other caller gets the typed error as it is.
+
+    lm-eval builds models and tasks deep inside its command and catches nothing on the way out.
+    """
+    try:
+        yield
+    except UmimError as error:
+        program = Path(sys.argv[0] if sys.argv else "")
+        if program.stem not in _COMMANDS and program.parts[-2:] != ("lm_eval", "__main__.py"):
+            raise
+        raise SystemExit(f"umim: error: {error}") from error
+
+
+def bars_are_hidden() -> bool:
+    """Return whether ``TQDM_DISABLE`` is set; tqdm ignores it where lm-eval passes a flag."""
+    return os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
+
+
+def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse names from ``--model_args`` that a function does not have."""
+    known = list(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        rule = f"an argument of the model must be one of {', '.join(known[1:])}"
+        for name in kwargs:
+            remedy = did_you_mean(name, known) or "Leave it out."
+            require(name in known, ConfigError, rule, name, remedy)
+        return function(*args, **kwargs)
+
+    return checked

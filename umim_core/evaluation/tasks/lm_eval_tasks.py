@@ -58,9 +58,8 @@ from transformers import PreTrainedTokenizerBase
 from umim_core.adaptation.choices import encode_pair
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, CorpusError, did_you_mean
-from umim_core.evaluation.console import one_line_errors
 from umim_core.evaluation.generated_rows import REDUCTIONS, GeneratedText
-from umim_core.evaluation.model_args import task_context, task_tokenizer
+from umim_core.evaluation.model_args import one_line_errors, task_context, task_tokenizer
 from umim_core.evaluation.text_metrics import TextMetric, find_metrics, mean_figures
 from umim_core.store.artifacts import directory_digest
 from umim_core.task_sets.generation_spec import (
