@@ -198,7 +198,7 @@ def benchmark_stage(
         for name, content in {
             "machine": place,
             "throughput": [asdict(row) for row in rows],
-            "break_even": [asdict(crossing) for crossing in break_even(rows)],
+            "break_even": break_even(rows),
         }.items():
             text = json.dumps(content, indent=1, sort_keys=True) + "\n"
             (out / f"{name}.json").write_text(text, encoding="utf-8")

@@ -55,7 +55,7 @@ from umim_core.rules.grams import ORDERS
 from umim_core.store.artifacts import MANIFEST, write_json
 from umim_core.store.disk import write_bytes
 from umim_core.task_sets.spec import TASKS
-from umim_core.throughput.break_even import BreakEven, ThroughputRow, break_even
+from umim_core.throughput.break_even import break_even
 from umim_core.training.train_job import read_curve
 
 _EXAMPLE_TOKENS = 160
@@ -263,17 +263,17 @@ def _measured_speeds(
     name = cell_row(result.cell).label if cell else f"{shown_name(result.name)} (shipped)"
     rows = throughput_rows(result.benchmark)
     return (
-        [SpeedRow(**_labelled(name, row, SpeedRow)) for row in rows],
+        [SpeedRow(**_labelled(name, vars(row), SpeedRow)) for row in rows],
         [BreakEvenRow(**_labelled(name, crossing, BreakEvenRow)) for crossing in break_even(rows)],
     )
 
 
-def _labelled(name: str, of: ThroughputRow | BreakEven, part: type[Part]) -> dict[str, Any]:
+def _labelled(name: str, of: dict[str, Any], part: type[Part]) -> dict[str, Any]:
     """Return the fields that the report shows, under a label for people."""
-    asked = of.asked_reduction
+    asked = of["asked_reduction"]
     kind = "pairs" if asked == _PAIRS else f"pairs at {100 * (asked or 0):.3g} %"
     label = f"{name}, {'natural rules' if asked is None else kind}"
-    fields = {field: getattr(of, field) for field in part.model_fields if field != "label"}
+    fields = {field: of[field] for field in part.model_fields if field != "label"}
     return {"label": label, **fields}
 
 

@@ -115,7 +115,7 @@ def bench(
             "merge": merge,
             "raw_tail": raw_tail,
             "rows": [asdict(row) for row in rows],
-            "break_even": [asdict(crossing) for crossing in break_even(rows)],
+            "break_even": break_even(rows),
             "verdict": summary,
         }
         emit(document, [], as_json)

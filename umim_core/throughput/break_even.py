@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final, Literal
 
 from umim_core.config.evaluate import RuleKind
 
 Phase = Literal["prefill", "decode", "request"]
+PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode", "request")
 
 
 @dataclass(frozen=True)
@@ -69,32 +70,11 @@ class ThroughputRow:
         return self.rules if asked is None else f"pairs {100 * asked:.3g} %"
 
 
-@dataclass(frozen=True)
-class BreakEven:
-    """One phase, batch size and kind of rules over all measured prompt lengths, rising.
-
-    Reductions and speed-ups (median, lower quartile) are those realised at each length.
-    ``pays_from`` is the least length from which UMIM pays; None if it does not at the longest.
-    """
-
-    phase: Phase
-    rules: RuleKind
-    asked_reduction: float | None
-    batch_size: int
-    new_tokens: int
-    prompt_tokens: tuple[int, ...]
-    token_reductions: tuple[float, ...]
-    speedups: tuple[float, ...]
-    speedups_low: tuple[float, ...]
-    pays_from: int | None
-
-
-Group = tuple[Phase, int]
-
-
-def _grouped(rows: Sequence[ThroughputRow]) -> dict[Group, dict[str, list[ThroughputRow]]]:
+def _grouped(
+    rows: Sequence[ThroughputRow],
+) -> dict[tuple[Phase, int], dict[str, list[ThroughputRow]]]:
     """Return rows by phase and batch size, then rules; lengths rise."""
-    groups: dict[Group, dict[str, list[ThroughputRow]]] = {}
+    groups: dict[tuple[Phase, int], dict[str, list[ThroughputRow]]] = {}
     for row in sorted(rows, key=lambda row: row.prompt_tokens):
         groups.setdefault((row.phase, row.batch_size), {}).setdefault(row.label, []).append(row)
     return groups
@@ -110,20 +90,25 @@ def pays_from(rows: Sequence[ThroughputRow]) -> int | None:
     return shortest
 
 
-def break_even(rows: Sequence[ThroughputRow]) -> list[BreakEven]:
+def break_even(rows: Sequence[ThroughputRow]) -> list[dict[str, Any]]:
+    """Return from which length on UMIM pays, for each phase, batch size and kind of rules.
+
+    Reductions and speed-ups (median, lower quartile) are those realised at each prompt length,
+    rising; ``pays_from`` is None if UMIM does not pay at the longest.
+    """
     return [
-        BreakEven(
-            phase=phase,
-            rules=series[0].rules,
-            asked_reduction=series[0].asked_reduction,
-            batch_size=batch_size,
-            new_tokens=series[0].new_tokens,
-            prompt_tokens=tuple(row.prompt_tokens for row in series),
-            token_reductions=tuple(row.token_reduction for row in series),
-            speedups=tuple(row.speedup for row in series),
-            speedups_low=tuple(row.speedup_low for row in series),
-            pays_from=pays_from(series),
-        )
+        {
+            "phase": phase,
+            "rules": series[0].rules,
+            "asked_reduction": series[0].asked_reduction,
+            "batch_size": batch_size,
+            "new_tokens": series[0].new_tokens,
+            "prompt_tokens": [row.prompt_tokens for row in series],
+            "token_reductions": [row.token_reduction for row in series],
+            "speedups": [row.speedup for row in series],
+            "speedups_low": [row.speedup_low for row in series],
+            "pays_from": pays_from(series),
+        }
         for (phase, batch_size), kinds in _grouped(rows).items()
         for series in kinds.values()
     ]
@@ -150,31 +135,24 @@ def break_even_markdown(rows: Sequence[ThroughputRow]) -> str:
             ["---", *["---:"] * (len(lengths) + 2)],
         ]
         for label, series in kinds.items():
-            cells = {row.prompt_tokens: _cell(row) for row in series}
+            cells = {}
+            for row in series:
+                speedup = f"**{row.speedup:.2f}**" if row.pays else f"{row.speedup:.2f}"
+                cells[row.prompt_tokens] = (
+                    f"{speedup} ({row.speedup_low:.2f}-{row.speedup_high:.2f})"
+                )
             mean = sum(row.token_reduction for row in series) / len(series)
             start = pays_from(series)
-            lines.append(
-                [
-                    label,
-                    f"{mean:.1%}",
-                    *(cells.get(length, "") for length in lengths),
-                    "never" if start is None else f"{start:,}",
-                ]
-            )
+            shown = [cells.get(length, "") for length in lengths]
+            lines.append([label, f"{mean:.1%}", *shown, "never" if start is None else f"{start:,}"])
         if any(row.asked_reduction is not None for row in every):
             least = (
                 least_reduction([row for row in every if row.prompt_tokens == length])
                 for length in lengths
             )
-            shown = ("never" if value is None else f"{value:.1%}" for value in least)
+            shown = ["never" if value is None else f"{value:.1%}" for value in least]
             lines.append(["pairs pay from TR", "", *shown, ""])
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         title = f"Speed-up of {phase}, batch size {batch_size}, {every[0].new_tokens} new tokens"
         parts.append(f"{title} (quartiles; bold where UMIM pays):\n\n{table}")
     return "\n\n".join(parts) + "\n"
-
-
-def _cell(row: ThroughputRow) -> str:
-    value = f"{row.speedup:.2f}"
-    value = f"**{value}**" if row.pays else value
-    return f"{value} ({row.speedup_low:.2f}-{row.speedup_high:.2f})"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
@@ -36,10 +36,11 @@ from umim_core.rules.grams import LONGEST
 from umim_core.rules.matcher import Advance, Matcher, SuffixMatcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import Ints
-from umim_core.throughput.break_even import Phase, ThroughputRow
+from umim_core.throughput.break_even import PHASES, ThroughputRow
 from umim_core.throughput.roofline import ModelShape, Roofline, measure_peak, synchronize
 
 Continuation = Literal["greedy", "text"]
+Sizes = tuple[int, int, int]  # rows, raw tokens of each prompt, new tokens
 # All rules merge prompts and generated tokens, whatever a checkpoint's own bound of decoding is.
 EVERYWHERE: Final = GenerateOptions(decode_max_damage=math.inf)
 
@@ -66,19 +67,6 @@ class Timing:
     cache_lengths: Ints
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Base and UMIM on the same prompts, one run each per pair.
-
-    Peaks are the most device memory in use by a run; None on a CPU.
-    """
-
-    base: tuple[Timing, ...]
-    umim: tuple[Timing, ...]
-    base_peak_bytes: int | None
-    umim_peak_bytes: int | None
-
-
 class _Text(LogitsProcessor):
     """Let every row generate a given text, at the cost of one copy of its scores.
 
@@ -96,13 +84,11 @@ class _Text(LogitsProcessor):
         return forced  # type: ignore[return-value]  # a float tensor like the scores
 
 
-def cut_prompts(
-    ids: Ints, sizes: tuple[int, int, int], run: int, continuation: Continuation
-) -> Prompts:
+def cut_prompts(ids: Ints, sizes: Sizes, run: int, continuation: Continuation) -> Prompts:
     """Cut the prompts of one run out of a text [T] that is read in a circle.
 
-    ``sizes`` are rows, raw tokens per prompt and new tokens. Each run starts one continuation
-    further on. Rows generate what the model chooses, or what follows each prompt in the text.
+    Each run starts one continuation further on. Rows generate what the model chooses, or what
+    follows each prompt in the text.
     """
     rows, length, new = sizes
     starts = run * new + length * np.arange(rows)[:, None]
@@ -124,44 +110,35 @@ def time_run(
     return Timing(output.timings.first_token, output.timings.decode, lengths)
 
 
-def alternate(
+def _alternate(
     base: Engine,
     umim: Engine,
     ids: Ints,
-    sizes: tuple[int, int, int],
+    sizes: Sizes,
     config: BenchmarkConfig,
     continuation: Continuation,
-    options: GenerateOptions = EVERYWHERE,
-) -> Measured:
-    """Time alternating pairs; the order flips from pair to pair.
+    options: GenerateOptions,
+) -> tuple[list[tuple[Timing, Timing]], tuple[int | None, int | None]]:
+    """Time alternating pairs of base and UMIM; the order flips from pair to pair.
 
-    ``umim`` is the engine with rules, ``base`` the one without. Ids are the text [T], sizes as of
-    `cut_prompts`.
+    With the pairs comes the most device memory that a run of either takes.
     """
-    new = sizes[2]
-    base_run, umim_run = (
-        partial(time_run, engine, new_tokens=new, options=options) for engine in (base, umim)
-    )
+    sides = [
+        partial(time_run, engine, new_tokens=sizes[2], options=options) for engine in (base, umim)
+    ]
     for run in range(config.warmup):
         prompts = cut_prompts(ids, sizes, -1 - run, continuation)
-        base_run(prompts)
-        umim_run(prompts)
+        for time_side in sides:
+            time_side(prompts)
     pairs = []
     for run in range(config.pairs):
         prompts = cut_prompts(ids, sizes, run, continuation)
-        if run % 2:
-            second = umim_run(prompts)
-            pairs.append((base_run(prompts), second))
-        else:
-            first = base_run(prompts)
-            pairs.append((first, umim_run(prompts)))
+        timed = [time_side(prompts) for time_side in (sides[::-1] if run % 2 else sides)]
+        first, second = timed[::-1] if run % 2 else timed
+        pairs.append((first, second))
     prompts = cut_prompts(ids, sizes, 0, continuation)
-    return Measured(
-        tuple(base for base, _ in pairs),
-        tuple(umim for _, umim in pairs),
-        peak_bytes(partial(base_run, prompts), base.backbone.device),
-        peak_bytes(partial(umim_run, prompts), umim.backbone.device),
-    )
+    peaks = [peak_bytes(partial(time_side, prompts), base.backbone.device) for time_side in sides]
+    return pairs, (peaks[0], peaks[1])
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
@@ -175,9 +152,6 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     torch.cuda.reset_peak_memory_stats(device)
     run()
     return int(torch.cuda.max_memory_allocated(device))
-
-
-Sizes = tuple[int, int, int]
 
 
 _ROUNDING: Final = 1e-9  # so that ten tenths are one
@@ -252,23 +226,6 @@ class FixedPairs(Matcher):
         return PairSuffixes(rows, self._share)
 
 
-@dataclass(frozen=True)
-class _Phase:
-    """Measurements of one phase; tuples are (base, UMIM).
-
-    Original tokens are those of all rows, seconds per pair, FLOPs at least, the bound the largest
-    speed-up possible, bytes those of keys and values at its end.
-    """
-
-    name: Phase
-    tokens: int
-    seconds: list[tuple[float, float]]
-    work: tuple[float, float]
-    bound: float
-    token_reduction: float
-    kv_bytes: tuple[int, int]
-
-
 def measure_throughput(
     merged_model: MergedModel,
     ids: Ints,
@@ -306,17 +263,13 @@ def measure_throughput(
     for done, (sizes, (asked, umim)) in enumerate(settings):
         if progress is not None:
             progress(done, len(settings))
-        pairs = alternate(base, umim, ids, sizes, config, continuation, options)
-        measured.append((sizes, asked, pairs))
+        pairs = _alternate(base, umim, ids, sizes, config, continuation, options)
+        measured.append((sizes, asked, *pairs))
     if roofline is None:  # a busy moment may have hidden the peak the first time
         again = measure_peak(backbone.device, backbone.dtype)
         ceiling = Roofline(max(ceiling.peak_flops, again.peak_flops))
     shape = ModelShape.of(backbone.model, merged_model.merge_depth)
-    return [
-        _row(phase, asked, sizes, pairs, ceiling)
-        for sizes, asked, pairs in measured
-        for phase in _phases(shape, sizes, pairs)
-    ]
+    return [row for setting in measured for row in _rows(shape, ceiling, *setting)]
 
 
 def tokens_needed(config: BenchmarkConfig) -> int:
@@ -340,98 +293,87 @@ def _check(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> None:
         )
 
 
-def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]:
+def _rows(
+    shape: ModelShape,
+    ceiling: Roofline,
+    sizes: Sizes,
+    asked_reduction: float | None,
+    pairs: list[tuple[Timing, Timing]],
+    peaks: tuple[int | None, int | None],
+) -> Iterator[ThroughputRow]:
+    """Yield the rows of the three phases of one setting; all pairs are (base, UMIM)."""
     batch, length, new = sizes
-    pairs = list(zip(measured.base, measured.umim, strict=True))
     raw, units = (
-        np.stack([run.cache_lengths for run in runs]) for runs in (measured.base, measured.umim)
-    )  # [pairs, B, new]
-    # what a layer holds on average: below the merge depth it holds raw tokens
+        np.stack([run.cache_lengths for run in side]) for side in zip(*pairs, strict=True)
+    )
+    # [pairs, B, new]; what a layer holds on average: below the merge depth it holds raw tokens
     columns = shape.columns(raw, units)
-    first, last = (
-        (_kv_bytes(shape, raw[..., at]), _kv_bytes(shape, columns[..., at])) for at in (0, -1)
+    read, raw_mean, unit_mean = float(units[..., 0].mean()), float(raw.mean()), float(units.mean())
+    steps = batch * (new - 1)
+
+    def read_work(of: Ints) -> float:
+        """Return the FLOPs of reading all rows, of units per pair and row [pairs, B]."""
+        each = zip(of.reshape(-1).tolist(), raw[..., 0].reshape(-1).tolist(), strict=True)
+        return sum(shape.prefill_flops(*row) for row in each) / len(of)
+
+    def held_bytes(of: NDArray[np.number]) -> int:
+        """Return the bytes that all rows hold, of columns per layer, pair and row [pairs, B]."""
+        return round(shape.kv_bytes(float(of.sum(axis=1).mean())))
+
+    tokens = {"prefill": length * batch, "decode": steps, "request": (length + new) * batch}
+    seconds = {
+        "prefill": [(base.prefill, umim.prefill) for base, umim in pairs],
+        "decode": [(base.decode, umim.decode) for base, umim in pairs],
+        "request": [(b.prefill + b.decode, u.prefill + u.decode) for b, u in pairs],
+    }
+    reading = read_work(raw[..., 0]), read_work(units[..., 0])
+    decoding = (
+        shape.decode_flops(raw_mean) * steps,
+        shape.decode_flops(shape.columns(raw_mean, unit_mean)) * steps,
     )
-    before = float(units[..., 0].mean())
-    prefill = _Phase(
-        name="prefill",
-        tokens=length * batch,
-        seconds=[(b.prefill, u.prefill) for b, u in pairs],
-        work=(
-            _prefill_flops(shape, raw[..., 0], raw[..., 0]),
-            _prefill_flops(shape, units[..., 0], raw[..., 0]),
-        ),
-        bound=shape.prefill_bound(length, before),
-        token_reduction=1.0 - before / length,
-        kv_bytes=first,
-    )
-    steps, raw_mean, unit_mean = batch * (new - 1), float(raw.mean()), float(units.mean())
-    decode = _Phase(
-        name="decode",
-        tokens=steps,
-        seconds=[(b.decode, u.decode) for b, u in pairs],
-        work=(
-            shape.decode_flops(raw_mean) * steps,
-            shape.decode_flops(shape.columns(raw_mean, unit_mean)) * steps,
-        ),
-        bound=shape.decode_bound(raw_mean, unit_mean, batch),
-        token_reduction=1.0 - unit_mean / raw_mean,
-        kv_bytes=last,
-    )
-    parts = [statistics.median(base for base, _ in part.seconds) for part in (prefill, decode)]
-    request = _Phase(
-        name="request",
-        tokens=(length + new) * batch,
-        seconds=[(b.prefill + b.decode, u.prefill + u.decode) for b, u in pairs],
-        work=(prefill.work[0] + decode.work[0], prefill.work[1] + decode.work[1]),
-        bound=sum(parts) / (parts[0] / prefill.bound + parts[1] / decode.bound),
-        token_reduction=1.0 - float(units[..., -1].mean()) / float(raw[..., -1].mean()),
-        kv_bytes=last,
-    )
-    return [prefill, decode, request]
-
-
-def _kv_bytes(shape: ModelShape, columns: NDArray[np.number]) -> int:
-    """Return the bytes that all rows hold, of columns per layer, pair and row [pairs, B]."""
-    return round(shape.kv_bytes(float(columns.sum(axis=1).mean())))
-
-
-def _prefill_flops(shape: ModelShape, units: Ints, raw: Ints) -> float:
-    """Return the FLOPs of reading all rows, of units and tokens per pair and row [pairs, B]."""
-    pairs = zip(units.reshape(-1).tolist(), raw.reshape(-1).tolist(), strict=True)
-    return sum(shape.prefill_flops(*pair) for pair in pairs) / len(units)
-
-
-def _row(
-    phase: _Phase, asked: float | None, sizes: Sizes, measured: Measured, ceiling: Roofline
-) -> ThroughputRow:
-    base, umim = (statistics.median(side) for side in zip(*phase.seconds, strict=True))
-    if not base > 0 or not umim > 0:
-        raise EvaluationError("a run must take time", (base, umim), "Time longer prompts.")
-    ratios = [b / u for b, u in phase.seconds]
-    low, median, high = (float(q) for q in np.quantile(ratios, [0.25, 0.5, 0.75]))
-    batch, length, new = sizes
-    where = f"{phase.name} at {length} tokens"
-    return ThroughputRow(
-        phase=phase.name,
-        rules="natural" if asked is None else "fixed-pairs",
-        asked_reduction=asked,
-        prompt_tokens=length,
-        new_tokens=new,
-        batch_size=batch,
-        token_reduction=phase.token_reduction,
-        base_seconds=base,
-        umim_seconds=umim,
-        base_tokens_per_s=phase.tokens / base,
-        umim_tokens_per_s=phase.tokens / umim,
-        speedup=median,
-        speedup_low=low,
-        speedup_high=high,
-        bound=phase.bound,
-        pairs=len(ratios),
-        base_flops_per_s=ceiling.check(f"base {where}", phase.work[0], base),
-        umim_flops_per_s=ceiling.check(f"UMIM {where}", phase.work[1], umim),
-        base_kv_bytes=phase.kv_bytes[0],
-        umim_kv_bytes=phase.kv_bytes[1],
-        base_peak_bytes=measured.base_peak_bytes,
-        umim_peak_bytes=measured.umim_peak_bytes,
-    )
+    both = reading[0] + decoding[0], reading[1] + decoding[1]
+    work = {"prefill": reading, "decode": decoding, "request": both}
+    bounds = shape.prefill_bound(length, read), shape.decode_bound(raw_mean, unit_mean, batch)
+    times = [statistics.median(base for base, _ in seconds[part]) for part in ("prefill", "decode")]
+    bound = {
+        "prefill": bounds[0],
+        "decode": bounds[1],
+        "request": sum(times) / (times[0] / bounds[0] + times[1] / bounds[1]),
+    }
+    reduction = {
+        "prefill": 1.0 - read / length,
+        "decode": 1.0 - unit_mean / raw_mean,
+        "request": 1.0 - float(units[..., -1].mean()) / float(raw[..., -1].mean()),
+    }
+    for phase in PHASES:
+        base, umim = (statistics.median(side) for side in zip(*seconds[phase], strict=True))
+        if not (base > 0 and umim > 0):
+            raise EvaluationError("a run must take time", (base, umim), "Time longer prompts.")
+        ratios = [b / u for b, u in seconds[phase]]
+        low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75]).tolist()
+        place = 0 if phase == "prefill" else -1
+        where = f"{phase} at {length} tokens"
+        yield ThroughputRow(
+            phase=phase,
+            rules="natural" if asked_reduction is None else "fixed-pairs",
+            asked_reduction=asked_reduction,
+            prompt_tokens=length,
+            new_tokens=new,
+            batch_size=batch,
+            token_reduction=reduction[phase],
+            base_seconds=base,
+            umim_seconds=umim,
+            base_tokens_per_s=tokens[phase] / base,
+            umim_tokens_per_s=tokens[phase] / umim,
+            speedup=median,
+            speedup_low=low,
+            speedup_high=high,
+            bound=bound[phase],
+            pairs=len(ratios),
+            base_flops_per_s=ceiling.check(f"base {where}", work[phase][0], base),
+            umim_flops_per_s=ceiling.check(f"UMIM {where}", work[phase][1], umim),
+            base_kv_bytes=held_bytes(raw[..., place]),
+            umim_kv_bytes=held_bytes(columns[..., place]),
+            base_peak_bytes=peaks[0],
+            umim_peak_bytes=peaks[1],
+        )
