@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from types import TracebackType
-from typing import Final
+from typing import Final, TypeVar
 
+T = TypeVar("T")
 _UNSET: Final = object()  # no value given: ``None`` can be reported as a value
 _MAX_VALUE_CHARS: Final = 200
 _MAX_INT_BITS: Final = 1024
@@ -186,6 +187,18 @@ class translated(AbstractContextManager[None]):
     ) -> None:
         if error is not None and (typed := self._typed(error)) is not None:
             raise typed from error
+
+
+def look_up(entries: Mapping[str, T], name: str, what: str, remedy: str = "") -> T:
+    """Return the entry of a name; an unknown one lists all and suggests the closest."""
+    require(
+        name in entries,
+        ConfigError,
+        f"{what} must be one of {', '.join(entries)}",
+        name,
+        did_you_mean(name, entries) or remedy,
+    )
+    return entries[name]
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -80,10 +80,10 @@ def _checked(recipe: AnyRecipe) -> AnyRecipe:
     if isinstance(recipe, AdaptationRecipe):
         adaptation_steps(recipe.settings)
         if recipe.controls:
-            from umim_core.adaptation.control import CONTROLS  # it imports torch
+            from umim_core.adaptation.control import find_control  # it imports torch
 
             for control in recipe.controls:
-                CONTROLS.find(control)
+                find_control(control)
     return recipe
 
 

@@ -9,11 +9,11 @@ Source: paper, "Adaptation and Ablation Settings", table task_adaptation_setting
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from umim_core.errors import ConfigError, did_you_mean
+from umim_core.errors import ConfigError, look_up
 
 Rules = Literal["none", "corpus", "task"]
 Training = Literal["none", "distill", "sft", "dpo"]
@@ -71,10 +71,7 @@ def setting_names() -> list[str]:
 
 
 def find_setting(name: str) -> Setting:
-    for row in SETTINGS:
-        if row.name == name:
-            return row
-    raise _unknown(name, setting_names())
+    return _find({row.name: row for row in SETTINGS}, name)
 
 
 def measures(name: str, measure: Measure) -> bool:
@@ -89,18 +86,13 @@ def adaptation_steps(names: Sequence[str]) -> list[Setting]:
     known = {row.name: row for row in SETTINGS if row.start is not None or row.rules == "task"}
     needed: set[str] = set()
     for name in names:
-        if name not in known:
-            raise _unknown(name, list(known))
-        row: Setting | None = known[name]
+        row: Setting | None = _find(known, name)
         while row is not None:
             needed.add(row.name)
             row = known.get(row.start or "")
     return [row for row in SETTINGS if row.name in needed]
 
 
-def _unknown(name: str, known: list[str]) -> ConfigError:
-    return ConfigError(
-        f"an adaptation setting must be one of {', '.join(known)}",
-        name,
-        did_you_mean(name, known) or "The table is in umim_core/adaptation/settings.py.",
-    )
+def _find(known: Mapping[str, Setting], name: str) -> Setting:
+    remedy = "The table is in umim_core/adaptation/settings.py."
+    return look_up(known, name, "an adaptation setting", remedy)

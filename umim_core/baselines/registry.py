@@ -34,7 +34,7 @@ from umim_core.baselines.selective_context import SelectiveContext
 from umim_core.baselines.sentence_cosine import cpc, sentence_cosine, trained_encoder
 from umim_core.baselines.streaming_llm import streaming_llm
 from umim_core.baselines.truncation import Truncation
-from umim_core.errors import ConfigError, did_you_mean
+from umim_core.errors import look_up
 from umim_core.merging.forms.span_ops import last_embedding
 from umim_core.rules.matcher import Matcher
 
@@ -173,13 +173,7 @@ BASELINES: Final[dict[str, Baseline]] = {
 
 def find_baseline(name: str) -> Baseline:
     """Return the baseline of a name; an unknown one lists them."""
-    if name not in BASELINES:
-        raise ConfigError(
-            f"a baseline must be one of {', '.join(BASELINES)}",
-            name,
-            did_you_mean(name, BASELINES) or "A new one is an entry of umim_core/baselines.",
-        )
-    return BASELINES[name]
+    return look_up(BASELINES, name, "a baseline", "A new one is an entry of umim_core/baselines.")
 
 
 def own_model(name: str) -> str | None:

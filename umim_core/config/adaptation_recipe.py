@@ -90,7 +90,7 @@ class AdaptationRecipe(RunRecipe):
         "Task-Adapted",
     )
     controls: tuple[str, ...] = Field(
-        (), description="Trained controls, of umim_core/adaptation/controls."
+        (), description="Trained controls, of umim_core/adaptation/control.py."
     )
     taus: Annotated[
         tuple[Annotated[int, Field(ge=1)], ...],

@@ -1,1 +1,0 @@
-"""Trained controls of task adaptation, one file each."""
