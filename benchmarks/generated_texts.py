@@ -39,9 +39,9 @@ from umim_core.evaluation.generation_quality import (
 )
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.text_metrics import TextFeatures, features_of
+from umim_core.inference.choice import end_ids
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.rows import Row
-from umim_core.inference.stopping import end_ids
+from umim_core.inference.outputs import Row
 from umim_core.store.artifacts import finite_or_none
 from umim_core.text.tokens import tokenize_parts
 

@@ -24,7 +24,7 @@ from umim_core.baselines.streaming_llm import SinksAndNewest
 from umim_core.errors import BackboneError, EvaluationError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.rows import Row
+from umim_core.inference.outputs import Row
 from umim_core.merging.likelihood import TokenScores
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher

@@ -14,8 +14,8 @@ from support.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Mod
 from tests.evaluation.conftest import TEXT
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
+from umim_core.inference.choice import TokenChooser
 from umim_core.inference.options import DEFAULT_TOP_K
-from umim_core.inference.sampling import TokenChooser
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

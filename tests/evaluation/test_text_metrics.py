@@ -46,7 +46,7 @@ from umim_core.evaluation.text_metrics import (
 )
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.rows import Row
+from umim_core.inference.outputs import Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher

@@ -30,10 +30,9 @@ from umim_core.errors import GenerationError
 from umim_core.inference import prefix_store
 from umim_core.inference.engine import Batch, Engine
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import Forward
+from umim_core.inference.outputs import Forward, GeneratedUnits, Row
 from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import PromptIds
-from umim_core.inference.rows import GeneratedUnits, Row
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher

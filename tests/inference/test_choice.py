@@ -16,9 +16,8 @@ from transformers.generation.streamers import BaseStreamer
 from support.engine_matrix import VOCAB, build, module_for, random_prompts, random_rules, settings
 from support.tiny_models import letter_tokenizer, written_by_transformers
 from umim_core.errors import GenerationError, NumericalError
+from umim_core.inference.choice import Stopper, TokenChooser
 from umim_core.inference.engine import Engine
-from umim_core.inference.sampling import TokenChooser
-from umim_core.inference.stopping import Stopper
 from umim_core.merging.merged_model import MergedModel
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.0]])

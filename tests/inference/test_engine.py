@@ -25,8 +25,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import Merge, UnitPositions
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import Forward
-from umim_core.inference.rows import Row
+from umim_core.inference.outputs import Forward, Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

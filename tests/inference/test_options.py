@@ -31,7 +31,7 @@ from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError, UmimError
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import DEFAULT_TOP_K, GenerateOptions
-from umim_core.inference.rows import Row
+from umim_core.inference.outputs import Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 

@@ -25,7 +25,7 @@ from support.servers import (
     wait_for,
 )
 from umim_core import UMIM
-from umim_core.inference.rows import Row
+from umim_core.inference.outputs import Row
 from umim_core.serving.engine_server import EngineServer, LocalEngine, Served
 from umim_core.serving.engine_worker import BatchSizes
 from umim_core.serving.guard import Limits

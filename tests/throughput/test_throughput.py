@@ -16,7 +16,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.inference.engine import Engine
-from umim_core.inference.rows import GeneratedUnits
+from umim_core.inference.outputs import GeneratedUnits
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher

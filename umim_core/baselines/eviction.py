@@ -36,13 +36,12 @@ from umim_core.backbone.attention_masks import check_attention_window, eager_att
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns, read_behind
 from umim_core.errors import EvaluationError, GenerationError, require
+from umim_core.inference.choice import fresh_seed
 from umim_core.inference.engine import Batch, Engine, exhaust
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import GenerationState
+from umim_core.inference.outputs import GenerationState, Row
 from umim_core.inference.prefix_store import SharedPrefix
 from umim_core.inference.prompts import Prompts, check_room
-from umim_core.inference.rows import Row
-from umim_core.inference.sampling import fresh_seed
 from umim_core.merging.likelihood import TokenScores, target_scores
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Advance

@@ -15,7 +15,7 @@ from umim_core.cli.console_output import JsonFlag, emit, write
 from umim_core.errors import ConfigError, require
 
 if TYPE_CHECKING:
-    from umim_core.inference.rows import Row
+    from umim_core.inference.outputs import Row
     from umim_core.model.generation_output import GenerationOutput
     from umim_core.model.inputs import PromptInput
 

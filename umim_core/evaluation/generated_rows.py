@@ -28,11 +28,11 @@ from umim_core.evaluation.scoring import (
     Scorer,
     Sizes,
 )
+from umim_core.inference.choice import eos_ids
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import HONOURED, IGNORED, GenerateOptions
+from umim_core.inference.outputs import Row
 from umim_core.inference.prompts import PromptIds
-from umim_core.inference.rows import Row
-from umim_core.inference.stopping import eos_ids
 from umim_core.rules.matcher import Parts, parts_behind
 from umim_core.text.token_ids import Ints
 

@@ -25,7 +25,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, MissingExtraError, require
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.text_metrics import BERTSCORE, TextFeatures, chrf, greedy_bertscore, rouge
-from umim_core.inference.rows import Row
+from umim_core.inference.outputs import Row
 from umim_core.merging.merged_model import MergedModel
 
 REPETITION_ORDERS: Final = (2, 3, 4)

@@ -66,7 +66,7 @@ from umim_core.evaluation.scoring import (
     method_scorer,
     named_method,
 )
-from umim_core.inference.sampling import fresh_seed
+from umim_core.inference.choice import fresh_seed
 from umim_core.model.loading import LoadOptions
 from umim_core.rules.matcher import Parts
 from umim_core.rules.pruning import check_rule_choice

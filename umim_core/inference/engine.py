@@ -53,8 +53,18 @@ from torch import Tensor
 
 from umim_core.backbone.attention_masks import attention_window, check_attention_window
 from umim_core.errors import GenerationError, NumericalError
+from umim_core.inference.choice import Stopper, TokenChooser, log_probs
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import Forward, Generation, GenerationState, Prefix, Timings
+from umim_core.inference.outputs import (
+    Forward,
+    GeneratedUnits,
+    Generation,
+    GenerationState,
+    Prefix,
+    Row,
+    Timings,
+    merged_spans,
+)
 from umim_core.inference.prefix_store import PrefixStore, SharedPrefix
 from umim_core.inference.prompts import (
     Prompts,
@@ -64,9 +74,6 @@ from umim_core.inference.prompts import (
     read_prompts,
 )
 from umim_core.inference.row_eviction import RowEviction
-from umim_core.inference.rows import GeneratedUnits, Row, merged_spans
-from umim_core.inference.sampling import TokenChooser, log_probs
-from umim_core.inference.stopping import Stopper
 from umim_core.inference.unit_cache import UnitCache, UnitInputs
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Advance, Matcher

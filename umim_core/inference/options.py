@@ -22,9 +22,8 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import check_merge, check_raw_tail
 from umim_core.config.generation import Overlong, PlainOptions
 from umim_core.errors import GenerationError, did_you_mean, require
+from umim_core.inference.choice import ON_IDS, PLAIN, WARPERS, end_ids, eos_ids, stop_texts
 from umim_core.inference.outputs import Observer
-from umim_core.inference.sampling import ON_IDS, PLAIN, WARPERS
-from umim_core.inference.stopping import end_ids, eos_ids, stop_texts
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.span_eviction import check_age
 

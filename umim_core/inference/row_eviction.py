@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import GenerationError, require
-from umim_core.inference.rows import Row
+from umim_core.inference.outputs import Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.span_eviction import CERTAIN, SINKS
 from umim_core.rules.matcher import Matcher

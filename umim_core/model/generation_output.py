@@ -13,8 +13,7 @@ from transformers import TextStreamer
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
-from umim_core.inference.outputs import Generation
-from umim_core.inference.rows import Row, TopTokens
+from umim_core.inference.outputs import Generation, Row, TopTokens
 from umim_core.model.showing import View, merged_pieces
 
 T = TypeVar("T")

@@ -26,9 +26,9 @@ from tokenizers import Tokenizer
 from umim_core.errors import UmimError
 from umim_core.inference.engine import Batch, Engine
 from umim_core.inference.options import GenerateOptions
+from umim_core.inference.outputs import Row
 from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import PromptIds
-from umim_core.inference.rows import Row
 from umim_core.serving.guard import ServerMetrics
 from umim_core.serving.openai_api import ApiError, bad_field, try_later
 

@@ -18,7 +18,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import forked_generators
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.errors import GenerationError
-from umim_core.inference.stopping import end_ids
+from umim_core.inference.choice import end_ids
 
 Ended = Literal["eos", "length"]
 

@@ -1,0 +1,358 @@
+"""Choice of the next token and the end of a row, on raw ids, by transformers' own code.
+
+Merging never shows here: processors, stop strings and criteria get the prompt's and the generated
+raw ids, so a repetition penalty means what it means in ``transformers.generate``.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Final, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.devices import float64_device
+from umim_core.encodable import encoding_error
+from umim_core.errors import GenerationError, NumericalError, require
+
+# Settings, in transformers' own order: the values without effect and what makes the processor.
+# The first table's need a row's ids, the second's do not; the third's count when sampling only.
+_Factory = Callable[[Any], LogitsProcessor]
+_Table = dict[str, tuple[tuple[object, ...], _Factory]]
+ON_IDS: Final[_Table] = {
+    "sequence_bias": ((None,), SequenceBiasLogitsProcessor),
+    "repetition_penalty": ((None, 1.0), RepetitionPenaltyLogitsProcessor),
+    "no_repeat_ngram_size": ((None, 0), NoRepeatNGramLogitsProcessor),
+}
+PLAIN: Final[_Table] = {"suppress_tokens": ((None,), SuppressTokensLogitsProcessor)}
+WARPERS: Final[_Table] = {
+    "temperature": ((None, 1.0), TemperatureLogitsWarper),
+    "top_k": ((None, 0), TopKLogitsWarper),
+    "top_p": ((None, 1.0), TopPLogitsWarper),
+    "min_p": ((None,), MinPLogitsWarper),
+    "typical_p": ((None, 1.0), TypicalLogitsWarper),
+    "epsilon_cutoff": ((None, 0.0), EpsilonLogitsWarper),
+    "eta_cutoff": ((None, 0.0), EtaLogitsWarper),
+}
+_FIRST_CAPACITY: Final = 64
+StopReason = Literal["eos", "stop_string", "criteria", "length"]
+
+
+class History:
+    """Keep the ids of B rows, so that a token costs one id to copy and not T."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._device = device
+        self._known: dict[int, tuple[Tensor, int]] = {}
+
+    def row(self, number: int, raw_ids: Sequence[int]) -> torch.LongTensor:
+        """Return a row's ids [T] as [1, T]; those of earlier calls are not read again."""
+        buffer, known = self._known.get(number, (self._empty(0), 0))
+        length = len(raw_ids)
+        if length > len(buffer):
+            larger = self._empty(max(_FIRST_CAPACITY, 2 * length))
+            larger[:known] = buffer[:known]
+            buffer = larger
+        buffer[known:length] = torch.tensor(raw_ids[known:], dtype=torch.int64)
+        self._known[number] = (buffer, length)
+        return cast("torch.LongTensor", buffer[None, :length])
+
+    def _empty(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.int64, device=self._device)
+
+
+class TokenChooser:
+    """Choose one token per row from its logits.
+
+    Each row samples from a stream of its own, made from the seed and the stream's number: what a
+    row draws does not depend on the other rows or on when they finish.
+
+    Args:
+        config: What ``GenerateOptions.check`` returns.
+        prompt_lengths: Raw prompt tokens per row, which ``min_new_tokens`` counts from.
+        seed: None draws one from torch's global generator if rows are sampled.
+        processors: Applied behind those of ``config`` and before the warpers, as in transformers.
+            Each is called once per row with that row's raw ids [1, T].
+        past_lengths: Raw tokens per row of earlier turns, so that a turn draws numbers of its own.
+        streams: Number of each row's stream; 0, 1, 2, ... if None.
+        device: Where the logits will be.
+    """
+
+    def __init__(
+        self,
+        config: GenerationConfig,
+        prompt_lengths: Sequence[int],
+        seed: int | None,
+        processors: LogitsProcessorList | None = None,
+        *,
+        past_lengths: Sequence[int] | None = None,
+        streams: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._sample, ends = bool(config.do_sample), eos_ids(config.eos_token_id)
+
+        def made(name: str, *factories: _Factory) -> list[LogitsProcessor]:
+            value = getattr(config, name)
+            try:
+                if isinstance(value, float) and math.isnan(value):  # lies within all bounds
+                    raise ValueError("it must be a number")
+                return [factory(value) for factory in factories]
+            except (TypeError, ValueError) as error:
+                raise GenerationError(
+                    f"the sampling setting {name} is out of range: {str(error).rstrip('.')}",
+                    repr(value),
+                    "Correct it, or leave it out.",
+                ) from error
+
+        def from_table(table: _Table) -> list[LogitsProcessor]:
+            known = table.items()
+            asked = [(n, factory) for n, (same, factory) in known if getattr(config, n) not in same]
+            return [one for name, factory in asked for one in made(name, factory)]
+
+        on_ids, plain = from_table(ON_IDS), from_table(PLAIN)
+        if config.bad_words_ids is not None:
+            on_ids += made("bad_words_ids", lambda words: NoBadWordsLogitsProcessor(words, ends))
+        # What holds back the end of a row until it is long enough; min_length counts the prompt.
+        least: list[list[LogitsProcessor]] = [[] for _ in prompt_lengths]
+        for row, length in zip(least, prompt_lengths, strict=True):
+            if config.min_length and ends:
+                row += made("min_length", lambda n: MinLengthLogitsProcessor(n, ends, str(device)))
+            if config.min_new_tokens and ends:
+                row += made(
+                    "min_new_tokens",
+                    lambda n, length=length: MinNewTokensLengthLogitsProcessor(
+                        length, n, ends, str(device)
+                    ),
+                )
+        self._foreign = bool(processors)
+        uniform = not processors and not on_ids and not any(least)
+        # Rows have their own ids and lengths, and padding would be penalised: one call a row.
+        behind = [*plain, *(processors or ())]
+        self._per_row = (
+            [] if uniform else [LogitsProcessorList([*on_ids, *row, *behind]) for row in least]
+        )
+        warpers = from_table(WARPERS) if self._sample else []
+        self._on_all = LogitsProcessorList([*(plain if uniform else ()), *warpers])
+        self._history = History(device)
+        if self._sample:
+            key, pasts = fresh_seed() if seed is None else seed, past_lengths or [0] * len(least)
+            numbers = range(len(least)) if streams is None else streams
+            self._generators = [_stream(key, *row) for row in zip(numbers, pasts, strict=True)]
+
+    def choose(
+        self,
+        logits: Tensor,
+        raw_ids: Sequence[Sequence[int]],
+        running: Sequence[bool] | None = None,
+    ) -> list[int]:
+        """Choose the next token of every row by its logits [B, V].
+
+        ``raw_ids`` are those of prompt and output per row, of any length; the choice of rows that
+        are not ``running`` does not count.
+        """
+        scores = _wide(logits)
+        if self._foreign:  # one of them may write into its scores; the logits are still to report
+            scores = scores.clone()
+        try:
+            scores = self._processed(scores, raw_ids)
+        except ValueError as error:  # some of transformers' check their settings here
+            raise GenerationError(
+                "a logits processor refused its input", str(error), "Correct its settings."
+            ) from error
+        scores = scores.to(float64_device(scores.device))
+        best = scores.max(dim=-1)
+        chosen = self._draw(scores) if self._sample else best.indices
+        # One read for both: it waits for the device. Ids are exact in float64.
+        highest, tokens = torch.stack([best.values.double(), chosen.double()]).tolist()
+        for b, value in enumerate(highest):
+            # A processor may force a token by infinity; its probability would be no number.
+            fails = math.isnan(value) or value == -math.inf or (self._sample and value == math.inf)
+            require(
+                not fails or (running is not None and not running[b]),
+                NumericalError,
+                "every row must have a token with a finite score",
+                f"row {b}: highest score {value}",
+                "Allow more tokens, or look for NaN in the backbone's weights.",
+            )
+        return [int(token) for token in tokens]
+
+    def _processed(self, scores: Tensor, raw_ids: Sequence[Sequence[int]]) -> Tensor:
+        """Apply all processors to scores [B, V]."""
+
+        def apply(processors: LogitsProcessorList, ids: Tensor, part: Tensor) -> Tensor:
+            return processors(cast("torch.LongTensor", ids), cast("torch.FloatTensor", part))
+
+        if self._per_row:
+            parts = zip(self._per_row, raw_ids, scores.split(1), strict=True)
+            rows = [
+                apply(processors, self._history.row(b, ids), part)
+                for b, (processors, ids, part) in enumerate(parts)
+            ]
+            scores = torch.cat(rows)
+        if self._on_all:
+            no_ids = torch.empty((len(raw_ids), 0), dtype=torch.int64, device=scores.device)
+            scores = apply(self._on_all, no_ids, scores)
+        return scores
+
+    def _draw(self, scores: Tensor) -> Tensor:
+        """Sample [B] by inverting the cumulative distribution: one uniform number per row."""
+        cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)  # [B, V]
+        uniform = torch.cat(
+            [torch.rand(1, generator=g, dtype=torch.float64) for g in self._generators]
+        ).to(scores.device)
+        # right=True takes the first id whose cumulative value exceeds the draw: probability > 0.
+        drawn = torch.searchsorted(
+            cumulative, uniform[:, None] * cumulative[:, -1:], right=True
+        ).clamp_max(scores.shape[-1] - 1)
+        return drawn[:, 0]
+
+
+def log_probs(logits: Tensor, tokens: NDArray[np.int64]) -> tuple[Tensor, list[float]]:
+    """Return the model's own log-probabilities of all ids [B, V], and of those chosen [B].
+
+    Logits [B, V] are those before any processor.
+    """
+    scores = _wide(logits).log_softmax(dim=-1)
+    ids = torch.from_numpy(tokens).to(scores.device)
+    return scores, scores.gather(1, ids[:, None])[:, 0].tolist()
+
+
+def fresh_seed() -> int:
+    """Draw a seed from torch's global generator, which ``torch.manual_seed`` sets."""
+    return int(torch.randint(2**62, (1,)))
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """Return float32 logits, as transformers.generate scores; float64 keeps its precision."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _stream(seed: int, number: int, past: int) -> torch.Generator:
+    key = (seed, number, past) if past else (seed, number)
+    return torch.Generator().manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
+
+
+class Stopper:
+    """Decide whether a row ends with the token just chosen.
+
+    Stop strings, which need a tokenizer, are looked for in generated text only, and there in as
+    many tokens at the end as the longest of them has characters (bytes). Each of the further
+    ``criteria`` is called once per row and token with that row's raw ids [1, T], prompt included,
+    and without scores.
+    """
+
+    def __init__(
+        self,
+        config: GenerationConfig,
+        tokenizer: PreTrainedTokenizerBase | None,
+        criteria: StoppingCriteriaList | None = None,
+    ) -> None:
+        assert config.max_new_tokens is not None  # noqa: S101  GenerateOptions.check
+        self._max_new_tokens = config.max_new_tokens
+        self._eos = frozenset(eos_ids(config.eos_token_id))
+        self._strings = _stop_strings(config.stop_strings, tokenizer)
+        self._criteria = StoppingCriteriaList(criteria or [])
+        if config.max_time is not None:
+            self._criteria.append(MaxTimeCriteria(config.max_time))
+        self._history = History()
+
+    def reason(self, raw_ids: Sequence[int], generated: int, row: int = 0) -> StopReason | None:
+        """Return why the row ends here, or None."""
+        if raw_ids[-1] in self._eos:
+            return "eos"
+        if self._strings is not None:
+            tail = raw_ids[-min(generated, self._strings.maximum_token_len) :]
+            if bool(self._strings(cast("torch.LongTensor", torch.tensor([tail])), None)[0]):
+                return "stop_string"
+        if self._criteria and bool(self._criteria(self._history.row(row, raw_ids), None)[0]):
+            return "criteria"
+        return "length" if generated >= self._max_new_tokens else None
+
+
+def eos_ids(eos: int | Sequence[int] | None) -> list[int]:
+    """Return the ids of an ``eos_token_id`` setting, which may be one, several or none."""
+    if eos is None:
+        return []
+    try:
+        return [int(eos)] if isinstance(eos, int | np.integer) else [int(i) for i in eos]
+    except (TypeError, ValueError) as error:
+        raise GenerationError(
+            "eos_token_id must be one id or several", eos, "Give whole numbers, or None."
+        ) from error
+
+
+def end_ids(backbone: Backbone) -> list[int]:
+    """Return the ids that end a text: the model's own, else the tokenizer's."""
+    eos = backbone.model.generation_config.eos_token_id
+    if eos is None and backbone.tokenizer is not None:
+        eos = backbone.tokenizer.eos_token_id
+    return eos_ids(eos)
+
+
+def stop_texts(option: object) -> list[str]:
+    """Return one stop string or several as a list."""
+    several = isinstance(option, Iterable) and not isinstance(option, str)
+    texts: list[Any] = list(cast("Iterable[object]", option)) if several else [option]
+    for ok, rule in (
+        (lambda text: isinstance(text, str) and text != "", "be texts of at least one character"),
+        (lambda text: encoding_error(text) is None, "hold no lone surrogates"),
+    ):
+        fits = all(map(ok, texts))
+        require(fits, GenerationError, f"stop_strings must {rule}", texts, "Leave others out.")
+    return texts
+
+
+def _stop_strings(
+    option: str | list[str] | None, tokenizer: PreTrainedTokenizerBase | None
+) -> StopStringCriteria | None:
+    if not option:
+        return None
+    if tokenizer is None:
+        raise GenerationError("stop strings need a tokenizer", option, "Use eos_token_id.")
+    try:
+        return _analysed(tokenizer, len(tokenizer), tuple(stop_texts(option)))
+    except ValueError as error:  # its analysis encodes "abcdef" and looks for it
+        raise GenerationError(
+            "stop strings need a tokenizer that can encode Latin letters",
+            str(error),
+            "Use eos_token_id.",
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def _analysed(
+    tokenizer: PreTrainedTokenizerBase, _size: int, strings: tuple[str, ...]
+) -> StopStringCriteria:
+    """Analyse a vocabulary once: it takes a second at 100,000 ids. Added tokens change its size."""
+    return StopStringCriteria(tokenizer, list(strings))
