@@ -1,42 +1,48 @@
-"""Backbones and tokenizers: parts of many architectures, fingerprints, threads, what is refused."""
+"""Backbones and tokenizers: by name, from directories, in memory, from a hub's cache."""
 
 from __future__ import annotations
 
-import io
-import json
 import socket
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 import torch
-from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedModel
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
+from support.merged_models import fresh_model
 from support.tiny_models import random_model, tiny_config
+from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA
 from umim_core.embedded.assets import embedded_names
-from umim_core.errors import BackboneError
-from umim_core.evaluation.harness import UmimLM
+from umim_core.errors import BackboneError, BackboneMismatchError, CheckpointError
+from umim_core.store.artifacts import write_manifest
 
 
-def test_a_model_in_memory_may_name_its_revision() -> None:
+def test_a_model_in_memory_may_name_its_revision_and_have_no_tokenizer() -> None:
     model = random_model(tiny_config())
-    assert wrap_backbone(model, None).revision is None
-    assert wrap_backbone(model, None, revision="r" * 40).revision == "r" * 40
+    backbone = wrap_backbone(model, None, revision="r" * 40)
+    assert (wrap_backbone(model, None).revision, backbone.revision) == (None, "r" * 40)
+    assert (backbone.special_ids, backbone.tokenizer_fingerprint) == (frozenset(), "")
+    with pytest.raises(BackboneError, match="text needs a tokenizer; got in-memory has none"):
+        backbone.encode("w1")
 
 
 def test_a_model_without_output_projection_is_refused() -> None:
-    config = BertConfig(
-        vocab_size=32,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
+    config = BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     with pytest.raises(BackboneError, match="and an output projection; got BertModel"):
         wrap_backbone(BertModel(config), None)
 
@@ -49,97 +55,16 @@ def test_text_is_encoded_without_special_tokens_and_decoded_without_them(
     assert tiny_llama.decode([3, 0, 1]) == "w3 w1"
 
 
-def test_text_without_a_tokenizer_is_refused(
-    tiny_model: Callable[[str, int], PreTrainedModel],
-) -> None:
-    backbone = wrap_backbone(tiny_model("llama", 0), None)
-    assert (backbone.special_ids, backbone.tokenizer_fingerprint) == (frozenset(), "")
-    with pytest.raises(BackboneError, match="text needs a tokenizer; got in-memory has none"):
-        backbone.encode("w1")
-
-
-@pytest.fixture
-def saved(tiny_llama: Backbone, tmp_path: Path) -> Path:
-    tiny_llama.model.save_pretrained(tmp_path)
-    tiny_llama.tokenizer.save_pretrained(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_directory_loads_with_the_fingerprints_it_was_saved_with(
-    tiny_llama: Backbone, saved: Path, dtype: str
+    tiny_llama: Backbone, tmp_path: Path, dtype: str
 ) -> None:
-    back = load_backbone(str(saved), dtype=dtype)
+    tiny_llama.model.save_pretrained(tmp_path)
+    tiny_llama.tokenizer.save_pretrained(tmp_path)
+    back = load_backbone(str(tmp_path), dtype=dtype)
     assert back.fingerprint == tiny_llama.fingerprint
     assert back.tokenizer_fingerprint == tiny_llama.tokenizer_fingerprint
     assert str(back.dtype) == f"torch.{dtype}"
-
-
-def test_an_unknown_name_lists_the_embedded_ones(tmp_path: Path) -> None:
-    missing = str(tmp_path / "nowhere")
-    for load in (load_backbone, load_tokenizer):
-        with pytest.raises(BackboneError) as caught:
-            load(missing)
-        message = str(caught.value)
-        assert "umim-docs-gpt2, umim-docs-llama" in message
-        assert "nowhere" in message
-        assert "without code of its own" in message
-
-
-def test_torn_weights_are_refused(saved: Path) -> None:
-    path = saved / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(BackboneError, match="a directory with safetensors weights"):
-        load_backbone(str(saved))
-
-
-def test_pickled_weights_are_not_read(saved: Path, tiny_llama: Backbone) -> None:
-    (saved / "model.safetensors").unlink()
-    torch.save(tiny_llama.model.state_dict(), saved / "pytorch_model.bin")
-    with pytest.raises(BackboneError, match="a directory with safetensors weights"):
-        load_backbone(str(saved))
-
-
-def add_code(directory: Path, model_type: str) -> Path:
-    """Give a saved backbone code of its own that leaves a trace when it is imported."""
-    trace = directory / "fired"
-    (directory / "evil.py").write_text(
-        f"from pathlib import Path\nPath({str(trace)!r}).touch()\n"
-        "from transformers import LlamaConfig as C, LlamaForCausalLM as M\n"
-        "from transformers import PreTrainedTokenizerFast as T\n"
-    )
-    config = json.loads((directory / "config.json").read_text())
-    config |= {
-        "model_type": model_type,
-        "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    path = directory / "tokenizer_config.json"
-    tokenizer = json.loads(path.read_text())
-    tokenizer["auto_map"] = {"AutoTokenizer": [None, "evil.T"]}
-    path.write_text(json.dumps(tokenizer))
-    return trace
-
-
-def test_code_from_a_repository_is_refused_even_if_the_user_would_agree(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trace = add_code(saved, "evil")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
-    with pytest.raises(BackboneError, match="without code of its own"):
-        load_backbone(str(saved))
-    with pytest.raises(BackboneError, match="without code of its own"):  # as lm-eval loads it
-        UmimLM(backbone=str(saved), merge="none")
-    assert not trace.exists()
-
-
-def test_code_beside_a_known_architecture_is_refused(saved: Path) -> None:
-    trace = add_code(saved, "llama")
-    with pytest.raises(BackboneError, match=r"backbone must come without code of its own; .*evil"):
-        load_backbone(str(saved))
-    with pytest.raises(BackboneError, match="tokenizer must come without code of its own"):
-        load_tokenizer(str(saved))
-    assert not trace.exists()
 
 
 @pytest.mark.parametrize(
@@ -160,21 +85,33 @@ def test_the_short_way_to_a_tokenizer_gives_what_transformers_gives(name: str) -
     assert ours("Return it.")["input_ids"] == theirs("Return it.")["input_ids"]
 
 
+@pytest.mark.parametrize("load", [load_backbone, load_tokenizer])
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "said"),
     [
-        ("./nowhere", "a path that does not exist"),
+        ("./nowhere", "'./nowhere', a path that does not exist"),
         ("a/b/c", "a path that does not exist"),
-        ("nosuch", "neither a directory nor downloaded before"),
+        ("nosuch", "'nosuch', neither a directory nor downloaded before"),
         ("umim-docs-lama", "Did you mean 'umim-docs-llama'?"),
+        *(
+            (name, "Name no address, user or password.")
+            for name in (
+                "https://user:PW@huggingface.co/a/b",
+                "user:PW@host/x",
+                "s3://KEY:PW@bucket/p",
+                "https://hf.co/a/b?token=PW",
+            )
+        ),
     ],
 )
-def test_a_missing_tokenizer_is_told_at_once_and_by_what_it_looks_like(
-    name: str, value: str
+def test_what_is_nowhere_is_told_at_once_and_by_what_it_looks_like(
+    name: str, said: str, load: Callable[..., object]
 ) -> None:
     with pytest.raises(BackboneError) as caught:
-        load_tokenizer(name, local_files_only=True)
-    assert value in str(caught.value)
+        load(name, local_files_only=True)
+    message = str(caught.value)
+    assert said in message
+    assert "umim-docs-gpt2, umim-docs-llama" in message and "PW" not in message
 
 
 def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,3 +127,52 @@ def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(BackboneError, match="neither a directory nor downloaded before"):
         load_tokenizer("nosuch")
     assert len(asked) == 1
+
+
+NAME = "owner/name"
+FIRST, SECOND = "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def hub(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """A hub's cache, offline: a repository whose main branch has moved on to other weights."""
+    repository = tmp_path / "models--owner--name"
+    for seed, commit in enumerate((FIRST, SECOND)):
+        tiny_model("llama", seed).save_pretrained(repository / "snapshots" / commit)
+        tiny_tokenizer.save_pretrained(repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(SECOND)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def test_a_checkpoint_loads_the_revision_it_was_trained_with(hub: None, tmp_path: Path) -> None:
+    first, second = (load_backbone(NAME, revision=commit) for commit in (FIRST, SECOND))
+    assert first.fingerprint != second.fingerprint == load_backbone(NAME).fingerprint
+    made = Checkpoint.of(fresh_model(first, [(1, 2)]))
+    made.save(tmp_path / "pinned")
+    assert UMIM.from_pretrained(tmp_path / "pinned").backbone.fingerprint == first.fingerprint
+    config = made.config.model_copy(update={"backbone_revision": None})
+    replace(made, config=config).save(tmp_path / "branch")
+    with pytest.raises(BackboneMismatchError, match=NAME):  # the branch moved on
+        UMIM.from_pretrained(tmp_path / "branch")
+    for load in (load_backbone, load_tokenizer):
+        with pytest.raises(BackboneError, match=NAME):
+            load(NAME, revision="c" * 40)
+
+
+def test_a_merge_checkpoint_with_pickled_weights_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    loaded, folder = Checkpoint.load(tiny_checkpoint), tmp_path / "merge"
+    loaded.save(folder)
+    torch.save(loaded.module.state_dict(), folder / "model.safetensors")
+    (folder / "manifest.json").unlink()
+    write_manifest(folder, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
+    with pytest.raises(CheckpointError, match="safetensors"):
+        Checkpoint.load(folder)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import BackboneError, CorpusError
+from umim_core.evaluation.harness import UmimLM
 from umim_core.text.token_ids import encode
 
 pytestmark = pytest.mark.timeout(60)
@@ -110,64 +113,121 @@ def test_a_text_that_a_regular_expression_gives_up_is_named(model: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("name", "changes"),
     [
-        {"tokenizer_class": 5},
-        {"eos_token": 5},
-        {"eos_token": "\ud800"},
-        {"added_tokens_decoder": {"x": [1]}},
-        {"extra_special_tokens": 5},
-    ],
-)
-def test_settings_of_a_tokenizer_of_other_types_are_refused(
-    model: Path, settings: Document
-) -> None:
-    edit(model / "tokenizer_config.json", lambda document: document.update(settings))
-    with pytest.raises(BackboneError):
-        load_tokenizer(str(model))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_attention_heads": 0},
-        {"num_attention_heads": "4"},
-        {"hidden_size": -1},
-        {"hidden_size": 10**9},
-        {"vocab_size": 10**12},
-        {"num_hidden_layers": 10**8},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
-        {"rope_parameters": 5},
-        {"hidden_act": "none"},
-        {"layer_types": ["none"]},
-        {"quantization_config": 5},
-        {"model_type": 5},
-        {"max_position_embeddings": 0},
+        *(
+            ("tokenizer_config.json", changes)
+            for changes in (
+                {"tokenizer_class": 5},
+                {"eos_token": 5},
+                {"eos_token": "\ud800"},
+                {"added_tokens_decoder": {"x": [1]}},
+                {"extra_special_tokens": 5},
+            )
+        ),
+        *(
+            ("config.json", changes)
+            for changes in (
+                {"num_attention_heads": 0},
+                {"num_attention_heads": "4"},
+                {"hidden_size": -1},
+                {"hidden_size": 10**9},
+                {"vocab_size": 10**12},
+                {"num_hidden_layers": 10**8},
+                {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+                {"rope_parameters": 5},
+                {"hidden_act": "none"},
+                {"layer_types": ["none"]},
+                {"quantization_config": 5},
+                {"model_type": 5},
+                {"max_position_embeddings": 0},
+            )
+        ),
     ],
     ids=str,
 )
-def test_a_configuration_of_no_model_is_refused(model: Path, changes: Document) -> None:
-    edit(model / "config.json", lambda document: document.update(changes))
+def test_settings_of_no_tokenizer_and_of_no_model_are_refused(
+    model: Path, name: str, changes: Document
+) -> None:
+    edit(model / name, lambda document: document.update(changes))
     with pytest.raises(BackboneError):
         load_backbone(str(model))
 
 
-@pytest.mark.parametrize("kind", [torch.int64, torch.uint8, torch.bool, torch.complex64])
-def test_weights_that_are_no_floating_point_numbers_are_refused(
-    model: Path, kind: torch.dtype
-) -> None:
-    weights: dict[str, Tensor] = load_file(model / "model.safetensors")
-    name = "model.layers.1.mlp.down_proj.weight"
-    path = str(model / "model.safetensors")
-    save_file(weights | {name: weights[name].to(kind)}, path, metadata={"format": "pt"})
-    with pytest.raises(BackboneError, match=f"must be floating point numbers, {name} is"):
-        load_backbone(str(model))
+LAYER = "model.layers.1.mlp.down_proj.weight"
 
 
-def test_weights_of_other_sizes_are_named(model: Path) -> None:
+def rewritten(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def write(model: Path) -> None:
+        weights = load_file(model / "model.safetensors")
+        change(weights)
+        save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+
+    return write
+
+
+def torn(model: Path) -> None:
+    os.truncate(model / "model.safetensors", 200)
+
+
+def pickled(model: Path) -> None:
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+
+
+def resized(model: Path) -> None:
     edit(model / "config.json", lambda document: document.update(intermediate_size=64))
-    with pytest.raises(BackboneError, match="other sizes than its config"):
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (torn, "a directory with safetensors weights"),
+        (pickled, "a directory with safetensors weights"),
+        (resized, "its weights have other sizes than its config.json says"),
+        (rewritten(lambda weights: weights.pop(LAYER)), f"lacks {LAYER}"),
+        *(
+            (
+                rewritten(
+                    lambda weights, kind=kind: weights.update({LAYER: weights[LAYER].to(kind)})
+                ),
+                f"must be floating point numbers, {LAYER} is",
+            )
+            for kind in (torch.int64, torch.uint8, torch.bool, torch.complex64)
+        ),
+    ],
+)
+def test_weights_that_are_not_those_of_the_model_are_refused(
+    model: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    damage(model)
+    with pytest.raises(BackboneError) as error:
         load_backbone(str(model))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("family", ["evil", "llama"])
+def test_code_is_refused_even_if_the_user_would_agree(
+    model: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = model / "fired"
+    (model / "evil.py").write_text(
+        f"from pathlib import Path\nPath({str(trace)!r}).touch()\n"
+        "from transformers import LlamaConfig as C, LlamaForCausalLM as M\n"
+        "from transformers import PreTrainedTokenizerFast as T\n"
+    )
+    code = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}
+    edit(model / "config.json", lambda document: document.update(model_type=family, auto_map=code))
+    code = {"AutoTokenizer": [None, "evil.T"]}
+    edit(model / "tokenizer_config.json", lambda document: document.update(auto_map=code))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(BackboneError, match=r"backbone must come without code of its own; .*evil"):
+        load_backbone(str(model))
+    with pytest.raises(BackboneError, match="tokenizer must come without code of its own"):
+        load_tokenizer(str(model))
+    with pytest.raises(BackboneError, match="without code of its own"):  # as lm-eval loads it
+        UmimLM(backbone=str(model), merge="none")
+    assert not trace.exists()
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
@@ -181,21 +241,3 @@ def test_pipes_and_huge_files_are_not_read(model: Path, name: str) -> None:
         stream.truncate(1 << 30)
     with pytest.raises(BackboneError, match="1,073,741,824 bytes"):
         load_backbone(str(model))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "https://user:PW@huggingface.co/a/b",
-        "user:PW@host/x",
-        "s3://KEY:PW@bucket/p",
-        "https://hf.co/a/b?token=PW",
-    ],
-)
-@pytest.mark.parametrize("load", [load_backbone, load_tokenizer])
-def test_names_with_credentials_are_refused_and_not_shown(
-    name: str, load: Callable[[str], object]
-) -> None:
-    with pytest.raises(BackboneError, match=r"Name no address, user or password\.$") as error:
-        load(name)
-    assert "PW" not in str(error.value)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    MambaConfig,
-    MistralConfig,
-)
+from transformers import DynamicCache
 
 from support.tiny_models import random_model, tiny_config
-from umim_core.backbone.attention_masks import attention_window, check_attention_window, step_mask
+from umim_core.backbone.attention_masks import step_mask
 from umim_core.backbone.row_cache import RowCache
 from umim_core.errors import GenerationError
 
@@ -163,18 +159,6 @@ def test_chunked_ragged_forwards_equal_transformers_own_cache() -> None:
                 input_ids=torch.tensor([kept]), past_key_values=DynamicCache(), use_cache=True
             ).last_hidden_state
             assert torch.allclose(ours[row], theirs[0, -2:], atol=1e-5)
-
-
-def test_sliding_windows_are_refused_beyond_their_window() -> None:
-    config = MistralConfig(sliding_window=16)
-    check_attention_window(config, 16)
-    with pytest.raises(GenerationError, match=r"attention window \(16\); got 17 units"):
-        check_attention_window(config, 17)
-
-
-def test_recurrent_layers_are_refused() -> None:
-    with pytest.raises(GenerationError, match="full or sliding-window attention"):
-        attention_window(MambaConfig(num_hidden_layers=2))
 
 
 def test_copied_rows_are_equal_and_grow_apart() -> None:
