@@ -223,7 +223,7 @@ class CastingModel(DistillModel):
 def step_of(batch: Batch, model: DistillModel) -> Result:
     """Return the mean loss of a step and the gradient of the module's weights."""
     loss = model(batch.rows, batch.cuts)
-    mean = loss.total / loss.rows
+    mean = loss.total / loss.weight
     return float(mean.detach()), _gradient(mean, batch)
 
 
@@ -240,7 +240,7 @@ def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
 
     def ours() -> Result:
         loss = model(batch.rows, batch.cuts)
-        return float(loss.kl) / loss.rows, _gradient(loss.total / loss.rows, batch)
+        return float(loss.kl) / loss.weight, _gradient(loss.total / loss.weight, batch)
 
     def plain() -> Result:
         packed = pack_rows(batch.rows, batch.cuts)
@@ -255,7 +255,7 @@ def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
         student, teacher = (F.linear(states.to(head.dtype), head) for states in (merged, hidden))
         loss = full_logits_loss(
             student[aligned.batch, aligned.student], teacher[aligned.batch, aligned.teacher]
-        ) / len(aligned)
+        ) / len(aligned.batch)
         return float(loss.detach()), _gradient(loss, batch)
 
     return {OURS: ours, PLAIN: plain}

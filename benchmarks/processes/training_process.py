@@ -29,7 +29,8 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes, write_json
 from umim_core.store.publication import STATE
-from umim_core.training.objectives import BatchLoss, DistillObjective
+from umim_core.training.loss import BatchLoss
+from umim_core.training.objectives import DistillObjective
 from umim_core.training.optimizer import Strategy
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_loop import train

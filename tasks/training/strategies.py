@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from umim_core.config.recipe import TrainConfig
 from umim_core.errors import ConfigError
-from umim_core.training.objectives import BatchLoss
+from umim_core.training.loss import BatchLoss
 from umim_core.training.optimizer import (
     AdamWStrategy,
     Strategy,

@@ -28,7 +28,8 @@ from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json
-from umim_core.training.objectives import BatchLoss, DistillObjective, PreferenceObjective
+from umim_core.training.loss import BatchLoss
+from umim_core.training.objectives import DistillObjective, PreferenceObjective
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_loop import TrainResult, train
 from umim_core.training.train_state import Progress

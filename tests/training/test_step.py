@@ -122,7 +122,7 @@ def test_loss_and_gradient_equal_the_plain_computation(case: dict[str, Any]) -> 
     expected = plain_loss(model, rows, cuts, case.get("unit_positions", "compact"))
     # transformers computes GPT-Neo's attention scores in single precision whatever the model.
     bound = 1e-6 if family == "gpt-neo" else 1e-9
-    assert loss.rows == ALIGNED
+    assert loss.weight == ALIGNED
     torch.testing.assert_close(loss.total, expected, atol=bound, rtol=bound)
     found = gradients(model, loss.total)
     for name, value in gradients(model, expected).items():
@@ -163,7 +163,7 @@ def test_divergence_and_gradient_inside_the_model_are_those_of_the_oracle(
             count += 1
     expected, model = torch.stack(parts).sum(), DistillModel(merged_model, micro_batch=micro_batch)
     loss = model(rows, cuts)
-    assert loss.rows == count
+    assert loss.weight == count
     assert float(loss.kl) == pytest.approx(float(expected.detach()), abs=1e-9)
     found = gradients(model, loss.total)
     for name, value in gradients(model, expected).items():
@@ -198,7 +198,7 @@ def test_the_loss_begins_where_it_is_asked_to() -> None:
     whole = DistillModel(merged_model)(rows[:1], cuts[:1])
     late = DistillModel(merged_model)(rows[:1], cuts[:1], [len(rows[0]) - 3])
     ends = cuts[0][0] + cuts[0][1]
-    assert late.rows == int((ends > len(rows[0]) - 3).sum()) < whole.rows
+    assert late.weight == int((ends > len(rows[0]) - 3).sum()) < whole.weight
 
 
 def test_a_row_beyond_the_positions_is_refused() -> None:
@@ -211,7 +211,7 @@ def test_a_batch_is_the_sum_of_its_rows_whatever_the_padding(family: str) -> Non
     model, (rows, cuts) = model_of(build(family)), batch()
     whole = model(rows, cuts)
     parts = [model([row], [cut]) for row, cut in zip(rows, cuts, strict=True)]
-    assert whole.rows == sum(part.rows for part in parts)
+    assert whole.weight == sum(part.weight for part in parts)
     for name in ("total", "kl"):
         alone = torch.stack([getattr(part, name) for part in parts]).sum()
         torch.testing.assert_close(getattr(whole, name), alone, atol=1e-9, rtol=1e-9)
@@ -233,7 +233,7 @@ def test_without_merges_the_loss_is_zero_and_still_touches_every_parameter(form:
     model = model_of(build("gpt2"), form)
     give_rows(model.module, [(1, 2)])
     loss = model(*batch([[1, 1, 1], [1], [1] * 9]))
-    assert (float(loss.total.detach()), float(loss.kl), loss.rows) == (0.0, 0.0, 0)
+    assert (float(loss.total.detach()), float(loss.kl), loss.weight) == (0.0, 0.0, 0)
     for name, value in gradients(model, loss.total).items():
         assert int(torch.count_nonzero(value)) == 0, name  # NaN would count
 

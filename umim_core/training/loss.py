@@ -16,8 +16,7 @@ Source: paper, "Distillation Objective"; log-softmax takes the place of log(p + 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,22 +33,16 @@ DEFAULT_CHUNK: Final = {"cpu": 256, "gpu": 1024}
 _BLOCK_BYTES: Final = 1 << 20
 
 
-@dataclass(frozen=True)
-class AlignedRows:
-    """Indices of aligned predictions, in row-major order.
+class AlignedRows(NamedTuple):
+    """Indices of aligned predictions [R] (int64), in row-major order.
 
-    Attributes:
-        batch: Row of the batch [R] (int64).
-        teacher: Raw position [R] whose next-token distribution is the target.
-        student: Unit position [R] whose distribution is trained.
+    The row of the batch, the raw position whose next-token distribution is the target, and the unit
+    position whose distribution is trained.
     """
 
     batch: Tensor
     teacher: Tensor
     student: Tensor
-
-    def __len__(self) -> int:
-        return len(self.batch)
 
 
 def aligned_rows(packed: PackedUnits, first: Tensor | None = None) -> AlignedRows:
@@ -66,19 +59,17 @@ def aligned_rows(packed: PackedUnits, first: Tensor | None = None) -> AlignedRow
     return AlignedRows(batch, last, unit)
 
 
-@dataclass(frozen=True)
-class StepLoss:
-    """Sums over aligned rows; divide by the rows of the global batch.
+class BatchLoss(NamedTuple):
+    """Sums over the weight units (aligned rows, questions) of one batch on one rank.
 
-    Attributes:
-        total: Soft-target cross-entropy, nats; carries the gradient.
-        kl: KL(teacher || student), nats; no gradient.
-        rows: Number of aligned rows.
+    ``total`` carries the gradient; of distillation it is the soft-target cross-entropy, and ``kl``
+    KL(teacher || student), both in nats. It is a tuple because DeepSpeed looks for the outputs that
+    carry a gradient in tuples, lists and mappings only.
     """
 
     total: Tensor
     kl: Tensor
-    rows: int
+    weight: float
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
@@ -186,7 +177,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, page: Tensor | 
 
 def distill_loss(
     student: Tensor, teacher: Tensor, backbone: Backbone, chunk: int | None = None
-) -> StepLoss:
+) -> BatchLoss:
     """Return the loss sums over aligned rows; zero, and without NaN, for R = 0.
 
     Args:
@@ -205,7 +196,7 @@ def distill_loss(
     total, divergence = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
         *states, weight, bias, chunk
     )
-    return StepLoss(total, divergence, len(student))
+    return BatchLoss(total, divergence, len(student))
 
 
 class _WithGradient(torch.autograd.Function):

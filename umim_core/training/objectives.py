@@ -22,7 +22,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher, segment_prefix
-from umim_core.training.loss import StepLoss, summed_parts
+from umim_core.training.loss import BatchLoss, summed_parts
 from umim_core.training.step import DistillModel, anchor
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_ranks import rank_and_world, sum_over_ranks
@@ -65,18 +65,6 @@ def training_row(
             start = int(draw.integers(size // 4, size - size // 4))
             return TrainingRow(ids, segment_prefix(matcher.segment, ids, start), start)
     return TrainingRow(ids, rows.segment(index, matcher), 0)
-
-
-class BatchLoss(NamedTuple):
-    """Sums over the weight units (aligned rows, questions) of one batch on one rank.
-
-    It is a tuple because DeepSpeed looks for the outputs that carry a gradient in tuples, lists
-    and mappings only.
-    """
-
-    total: Tensor
-    weight: float
-    kl: Tensor
 
 
 def spread_rows(rows: int, limit: int) -> list[int]:
@@ -157,21 +145,20 @@ class DistillObjective(Objective):
         return self._model.module
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
-        loss = self._loss(self._train, indices, self._kinds)
-        return BatchLoss(loss.total, float(loss.rows), loss.kl)
+        return self._loss(self._train, indices, self._kinds)
 
     def _loss(
         self, rows: TokenRows, indices: Sequence[int], kinds: Mapping[str, float] = _AS_MERGED
-    ) -> StepLoss:
+    ) -> BatchLoss:
         batch = [training_row(rows, index, self._matcher, **kinds) for index in indices]
-        loss: StepLoss = self._model(
+        loss: BatchLoss = self._model(
             [row.ids for row in batch], [row.cut for row in batch], [row.loss_from for row in batch]
         )
         return loss
 
     def measured(self, indices: Sequence[int]) -> tuple[float, ...]:
         loss = self._loss(self._valid, indices)
-        return float(loss.rows), float(loss.total), float(loss.kl)
+        return loss.weight, float(loss.total), float(loss.kl)
 
     def score(self, metrics: dict[str, float]) -> float:
         return metrics["cross_entropy"]
@@ -242,7 +229,7 @@ class PreferenceObjective(Objective):
             parts = (indices[start : start + self._micro_batch] for start in starts)
             trained = [weight for weight in self.module.parameters() if weight.requires_grad]
             total = summed_parts(map(self._total, parts), trained)
-        return BatchLoss(total, float(len(indices)), total.detach())
+        return BatchLoss(total, total.detach(), len(indices))
 
     def _total(self, indices: Sequence[int]) -> Tensor:
         loss, _ = self._loss("train", indices)

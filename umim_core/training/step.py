@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
@@ -39,7 +38,7 @@ from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows, packed_embeddings
 from umim_core.training.loss import (
     DEFAULT_CHUNK,
-    StepLoss,
+    BatchLoss,
     add_gradients,
     aligned_rows,
     distill_loss,
@@ -143,7 +142,7 @@ class DistillModel(nn.Module):
         rows: Sequence[NDArray[np.integer]],
         segmentations: Sequence[Segmentation],
         loss_from: Sequence[int] | None = None,
-    ) -> StepLoss:
+    ) -> BatchLoss:
         """Return the loss sums of a batch of raw ids [T_b], cut into units (starts, lengths).
 
         Units before a row's raw position ``loss_from`` have no loss; None for the first merge. The
@@ -168,7 +167,7 @@ class DistillModel(nn.Module):
             if pooled.requires_grad:
                 leaves, sources = [leaf, *leaves], [pooled, *sources]
         gradients: list[Tensor | None] = [None] * len(leaves)
-        sums: list[StepLoss] = []
+        sums: list[BatchLoss] = []
         for index in self._micro_batches(packed):
             part = packed.take(index)
             start = None if first is None else first[index]
@@ -178,13 +177,13 @@ class DistillModel(nn.Module):
             del teacher, student  # before the next micro-batch's are made
             if loss.total.requires_grad:
                 add_gradients(gradients, loss.total, leaves)
-            sums.append(replace(loss, total=loss.total.detach()))
+            sums.append(loss._replace(total=loss.total.detach()))
         nothing = anchor(self.module)
         none = nothing.detach()
-        return StepLoss(
+        return BatchLoss(
             with_gradient(none + sum(loss.total for loss in sums), sources, gradients) + nothing,
             none + sum(loss.kl for loss in sums),
-            sum(loss.rows for loss in sums),
+            sum(loss.weight for loss in sums),
         )
 
     def _trained(self) -> list[Tensor]:

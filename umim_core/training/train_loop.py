@@ -136,7 +136,7 @@ def _step(
     indices = batch_indices(seed, progress.step, config.batch_size, objective.num_items)
     loss = strategy.loss(indices[rank::world])
     bad = not bool(torch.isfinite(loss.total.detach()))
-    shares = [loss.weight, float(bad), float(loss.total.detach()), float(loss.kl.detach())]
+    shares = [float(loss.weight), float(bad), float(loss.total.detach()), float(loss.kl.detach())]
     weight, num_bad, loss_sum, kl_sum = sum_over_ranks(shares)
     rate = config.learning_rate * linear_warmup_decay(progress.step, total, config.warmup_fraction)
     progress.step += 1

@@ -19,7 +19,8 @@ from tasks.training.strategies import DdpStrategy
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.recipe import TrainConfig
 from umim_core.errors import CorpusError, NumericalError
-from umim_core.training.objectives import BatchLoss, DistillObjective
+from umim_core.training.loss import BatchLoss
+from umim_core.training.objectives import DistillObjective
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_loop import TrainResult, batch_indices, planned_steps, train
 from umim_core.training.train_state import Progress
