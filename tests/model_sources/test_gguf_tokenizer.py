@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
@@ -74,22 +73,6 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(part)
 
 
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """SmolLM2's tokenizer by way of a GGUF file."""
-    pipeline = json.loads((SMOLLM2 / "tokenizer.json").read_text(encoding="utf-8"))
-    roles = {"bos": 1, "eos": 2, "padding": 2, "unknown": 0}
-    template = (SMOLLM2 / "chat_template.jinja").read_text(encoding="utf-8")
-    folder = tmp_path_factory.mktemp("smollm2")
-    return from_gguf(folder, pipeline, "smollm", roles=roles, template=template)
-
-
-@pytest.fixture(scope="module")
-def pair(smollm2: str) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """SmolLM2's tokenizer from the GGUF file, and as it was published."""
-    return load_tokenizer(smollm2), load_tokenizer(str(SMOLLM2))
-
-
 def assert_equal(ours: Tokenizer, theirs: Tokenizer, batch: list[str]) -> None:
     """Both give every text the same ids, and read them back."""
     ids = [encoding.ids for encoding in ours.encode_batch_fast(batch)]
@@ -97,37 +80,28 @@ def assert_equal(ours: Tokenizer, theirs: Tokenizer, batch: list[str]) -> None:
     assert ours.decode_batch(ids) == theirs.decode_batch(ids)
 
 
-Pair = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
-
-
 @published
-def test_smollm2_is_the_published_tokenizer(pair: Pair) -> None:
-    ours, theirs = pair
+def test_smollm2_is_the_published_tokenizer_with_its_ids_and_chats(tmp_path: Path) -> None:
+    pipeline = json.loads((SMOLLM2 / "tokenizer.json").read_text(encoding="utf-8"))
+    roles = {"bos": 1, "eos": 2, "padding": 2, "unknown": 0}
+    template = (SMOLLM2 / "chat_template.jinja").read_text(encoding="utf-8")
+    ours = load_tokenizer(from_gguf(tmp_path, pipeline, "smollm", roles=roles, template=template))
+    theirs = load_tokenizer(str(SMOLLM2))
     assert tokenizer_fingerprint(ours) == tokenizer_fingerprint(theirs)
     assert ours.special_tokens_map == theirs.special_tokens_map
-
-
-@published
-def test_smollm2_gives_the_published_ids_on_a_sample_of_all_texts(pair: Pair) -> None:
-    ours, theirs = (tokenizer.backend_tokenizer for tokenizer in pair)
-    assert_equal(ours, theirs, [*AWKWARD, *texts(PER_FILE)])
-
-
-@published
-@pytest.mark.parametrize("system", [True, False])
-@pytest.mark.parametrize("prompt", [True, False])
-def test_smollm2_writes_the_published_chat(pair: Pair, system: bool, prompt: bool) -> None:
+    batch = [*AWKWARD, *texts(PER_FILE)]
+    assert_equal(ours.backend_tokenizer, theirs.backend_tokenizer, batch)
     chat = [
         {"role": "system", "content": "Answer in French."},
         {"role": "user", "content": "Who wrote  24 books?"},
         {"role": "assistant", "content": "Moi."},
         {"role": "user", "content": "Indeed.\n"},
-    ][0 if system else 1 :]
-    ours, theirs = (
-        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=prompt)
-        for tokenizer in pair
-    )
-    assert ours == theirs
+    ]
+    for turns in (chat, chat[1:]):
+        for prompt in (True, False):
+            options = {"tokenize": False, "add_generation_prompt": prompt}
+            written = ours.apply_chat_template(turns, **options)
+            assert written == theirs.apply_chat_template(turns, **options)
 
 
 @published
