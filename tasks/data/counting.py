@@ -50,7 +50,7 @@ from umim_core.mining.counting import (
 )
 from umim_core.mining.hashing import PartitionedCounts, rank_indexes, sort_pairs
 from umim_core.mining.kernel import PARTITIONS
-from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.grams import LONGEST, NgramCounts, orders_to
 
 _PIECES_PER_CPU = 2
 _MIN_BLOCK_TOKENS = 1 << 21
@@ -215,9 +215,9 @@ def _added(
     tables: Iterable[pa.Table], sizes: dict[int, int], spread: dict[int, int], ranges: int
 ) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
     """Add up the counts of all ranges, once each is accounted for."""
-    support = {n: np.zeros(sizes[n], np.int64) for n in ORDERS}
-    documents = {n: np.zeros(spread.get(n, 0), np.int64) for n in ORDERS}
-    left = {(n, number) for n in ORDERS for number in range(ranges)}
+    support = {n: np.zeros(size, np.int64) for n, size in sizes.items()}
+    documents = {n: np.zeros(spread.get(n, 0), np.int64) for n in sizes}
+    left = {(n, number) for n in sizes for number in range(ranges)}
     for rows in tables:
         for row in range(rows.num_rows):
             order = rows["order"][row].as_py()
@@ -229,7 +229,7 @@ def _added(
             support[order] += unpacked(rows, "support", row)
             documents[order] += unpacked(rows, "documents", row)
     if left:
-        wanted = ranges * len(ORDERS)
+        wanted = ranges * len(sizes)
         raise ClusterError(f"{wanted} partial counts must come back", wanted - len(left), AGAIN)
     return support, documents
 
@@ -244,6 +244,7 @@ class ClusterCounter:
         known: Gives the keys and counts of an order that is finished, or None.
         finished: Receives those of each order that is counted.
         progress: Receives bytes read, bytes in all, and what is counted.
+        longest: Most tokens of an n-gram.
     """
 
     corpus: Corpus
@@ -251,6 +252,7 @@ class ClusterCounter:
     known: Known = lambda _: None
     finished: Finished = lambda *_: None
     progress: Progress | None = None
+    longest: int = LONGEST
 
     def count(self, tau: int) -> NgramCounts:
         """Count everything that occurs at least ``tau`` times.
@@ -261,7 +263,7 @@ class ClusterCounter:
         prepare_ray_data()
         counts = NgramCounts({}, {}, tau)
         reference, size = ray.put(self.corpus), int(self.corpus.offsets[-1]) * TOKEN_BYTES
-        for order in ORDERS:
+        for order in orders_to(self.longest):
             counted = self.known(order)
             if counted is None:
                 with metered(size, f"{order}-grams", self.progress) as meter:
@@ -298,7 +300,7 @@ class ClusterCounter:
                     ends_or_none = NO_DOCUMENTS if ends is None else ends
                     recount.add(opened.open(), opened.offsets, int(low), int(high), ends_or_none)
                     meter.add(int(high - low) * TOKEN_BYTES)
-                    for order in ORDERS:
+                    for order in wanted:
                         yield packed_row(
                             {"order": order},
                             ranges=np.array([number], np.int64),
@@ -310,6 +312,6 @@ class ClusterCounter:
                 [{"range": number, "low": a, "high": b} for number, (a, b) in enumerate(ranges)],
                 override_num_blocks=max(1, len(ranges)),
             ).map_batches(local, batch_size=None, max_retries=TASK_RESTARTS)
-            sizes = {n: len(keys[n]) for n in ORDERS}
+            sizes = {n: len(keys[n]) for n in keys}
             spread = sizes if document_ends is not None else {}
             return _added(result_tables(dataset), sizes, spread, len(ranges))

@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 
 from umim_core.errors import ArtifactError
-from umim_core.rules.grams import ORDERS
 from umim_core.rules.inspection import collision_rate
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
@@ -65,13 +64,14 @@ def has_part(folder: Path, kind: str, body: dict[str, object], logger: logging.L
 def save_orders(folder: Path, **arrays: ByOrder) -> None:
     """Write one array per order and name, e.g. ``keys_2.npy``."""
     for name, by_order in arrays.items():
-        for order in ORDERS:
-            save_array(folder / f"{name}_{order}.npy", by_order[order])
+        for order, array in by_order.items():
+            save_array(folder / f"{name}_{order}.npy", array)
 
 
 def load_orders(folder: Path, name: str) -> dict[int, np.ndarray]:
     """Read the arrays of one name."""
-    return {order: np.array(open_array(folder / f"{name}_{order}.npy")) for order in ORDERS}
+    orders = sorted(int(path.stem.rpartition("_")[2]) for path in folder.glob(f"{name}_*.npy"))
+    return {order: np.array(open_array(folder / f"{name}_{order}.npy")) for order in orders}
 
 
 def write_corpus_digest(folder: Path, digest: str) -> None:
@@ -97,6 +97,6 @@ def write_rules(out: Path, rules: RuleSet, **steps: Mapping[int, int]) -> dict[s
     rules.write(out / "rules")
     sizes = rules.counts_by_order
     shown = {"raw": sizes, "overlap": sizes, "rules": sizes} | steps
-    numbers = {f"{name}_{n}": float(shown[name][n]) for name in shown for n in ORDERS}
+    numbers = {f"{name}_{n}": float(shown[name][n]) for name in shown for n in rules.orders}
     tau = {} if rules.origin.tau is None else {"tau": float(rules.origin.tau)}
     return {**numbers, **tau, "collision_rate": collision_rate(rules)}

@@ -51,7 +51,7 @@ from umim_core.mining.confidence import (
 from umim_core.mining.mine import count, excluded_ids, rules_of
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.progress import followed, leave_note
-from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
+from umim_core.rules.grams import NgramCounts, check_tau
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
@@ -113,6 +113,7 @@ def count_stage(
                 known=lambda order: _load_order(state, order),
                 finished=lambda order, keys, support: _save_order(state, order, keys, support),
                 progress=lambda done, total, text: leave_note(state, done, total, text),
+                longest=options.longest,
             )
             counts = count(options, counter, shards, offsets, excluded, at_a_time=at_a_time)
         seconds = time.monotonic() - began
@@ -122,7 +123,7 @@ def count_stage(
         return {
             "tokens": float(offsets[-1]),
             "bytes_per_second": 4.0 * offsets[-1] / max(seconds, 1e-9),
-            **{f"ngrams_{order}": float(len(counts.keys[order])) for order in ORDERS},
+            **{f"ngrams_{order}": float(len(counts.keys[order])) for order in counts.orders},
         }
 
     return run_stage(root, spec, build)
@@ -203,8 +204,7 @@ def _save_order(
 
 def _read_counts(folder: Path, tau: int) -> NgramCounts:
     keys, support = (load_orders(folder, name) for name in ("keys", "support"))
-    counted = (folder / f"documents_{ORDERS[0]}.npy").exists()
-    return NgramCounts(keys, support, tau, load_orders(folder, "documents") if counted else None)
+    return NgramCounts(keys, support, tau, load_orders(folder, "documents") or None)
 
 
 def given_rules_stage(root: Path, cell: Cell) -> Artifact:
@@ -303,8 +303,8 @@ def count_spans(
     write_corpus_digest(out, ids_digest(shards, offsets))
     return {
         "tokens": float(offsets[-1]),
-        **{f"spans_{n}": float(len(counted[0][n])) for n in ORDERS},
-        **{f"runs_{n}": float(counted[1][n].sum()) for n in ORDERS},
+        **{f"spans_{n}": float(len(counted[0][n])) for n in counted[0]},
+        **{f"runs_{n}": float(counted[1][n].sum()) for n in counted[1]},
     }
 
 

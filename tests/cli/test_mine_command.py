@@ -43,8 +43,8 @@ def written(name: str = "out") -> Grams:
     return grams_of(RuleSet.load(name))
 
 
-def frequent(tau: int, excluded: frozenset[int] = frozenset()) -> Grams:
-    return oracle(cut(stream(), LENGTH), tau, excluded)
+def frequent(tau: int, excluded: frozenset[int] = frozenset(), longest: int = 4) -> Grams:
+    return oracle(cut(stream(), LENGTH), tau, excluded, longest)
 
 
 def per_order(rules: Grams) -> dict[str, int]:
@@ -72,10 +72,12 @@ def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer_folder: Path)
 
 def test_options_reach_the_miner(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
     protected = ("--protect", "w1$", "--protect", "2")
-    result = mine(umim, tokenizer_folder, "--out", "out", "--rule-budget", 50, *protected, "--json")
+    how = ("--out", "out", "--rule-budget", 50, "--longest", 6)
+    result = mine(umim, tokenizer_folder, *how, *protected, "--json")
     document = json.loads(result.out)
     assert document["tau"] > 3 and sum(document["rules"].values()) <= 50
-    assert written() == frequent(document["tau"], frozenset({1, 2, 12}))
+    assert written() == frequent(document["tau"], frozenset({1, 2, 12}), 6)
+    assert RuleSet.load("out").longest == 6
     origin = RuleSet.load("out").origin
     assert (origin.overlap, origin.containment, origin.segment_length) == ("none", "keep", LENGTH)
 
@@ -89,6 +91,7 @@ ERRORS = {
     "backbone": ((*TEXT, "--backbone", "x"), "belong to the confidence policy; got --backbone x"),
     "field": ((*TEXT, "--field", "text"), "--field is of corpora of the kinds jsonl, parquet"),
     "nan": ((*IDS, "--max-memory-gib", "nan"), "--max-memory-gib must be a number; got nan"),
+    "longest": ((*TEXT, "--longest", "17"), "must lie in 4..16; got 17"),
     "library": ((*TEXT, "--tau", "0"), "tau must be at least 1; got 0"),
 }
 

@@ -32,15 +32,17 @@ from umim_core.mining.counting import (
     find_ngrams,
     recount_ranges,
 )
+from umim_core.mining.hashing import rank_indexes
 from umim_core.mining.mining_options import MiningOptions
-from umim_core.rules.grams import ORDERS, NgramCounts, select
+from umim_core.rules.grams import NgramCounts, select
 from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets, cut_segments
 
 THREADS = [1, 2, 3]
 SEGMENTS = st.lists(
-    st.lists(st.integers(0, 3) | st.integers(MAX_TOKEN_ID - 1, MAX_TOKEN_ID), max_size=12),
+    st.lists(st.integers(0, 3) | st.integers(MAX_TOKEN_ID - 1, MAX_TOKEN_ID), max_size=18),
     max_size=6,
 )
+LENGTHS = st.sampled_from([4, 5, 7, 16])
 EXCLUDED = st.frozensets(st.integers(0, 3), max_size=2)
 
 
@@ -52,13 +54,15 @@ def test_docstring_example() -> None:
 @pytest.mark.parametrize("length", [2, 3, 4, 7, 512])
 @pytest.mark.parametrize("base", [0, MAX_TOKEN_ID - 6], ids=["low-ids", "high-ids"])
 @pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("longest", [2, 3, 4, 5, 16])
 def test_equals_counter(
-    tau: int, length: int, base: int, threads: int, rng: np.random.Generator
+    tau: int, length: int, base: int, threads: int, longest: int, rng: np.random.Generator
 ) -> None:
-    stream = base + rng.integers(0, 7, 1300)
-    counts = count_ngrams(*cut_segments(stream, length), tau, threads=threads)
-    assert as_dict(counts) == oracle(cut(stream, length), tau) != {}
-    for n in ORDERS:
+    stream = base + np.append(rng.integers(0, 7, 700), np.tile(rng.integers(0, 7, 43), 14))
+    counts = count_ngrams(*cut_segments(stream, length), tau, longest=longest, threads=threads)
+    assert as_dict(counts) == oracle(cut(stream, length), tau, longest=longest) != {}
+    assert counts.orders == tuple(range(2, max(4, longest) + 1))
+    for n in counts.orders:
         assert (counts.ids(n).dtype, counts.support[n].dtype) == (np.int32, np.int64)
         assert counts.ids(n).tolist() == sorted(counts.ids(n).tolist())
 
@@ -69,36 +73,47 @@ def test_equals_counter(
     excluded=EXCLUDED,
     threads=st.sampled_from(THREADS),
     chunk_tokens=st.integers(1, 12),
+    longest=LENGTHS,
 )
 def test_equals_counter_on_ragged_segments(
-    segments: Segments, tau: int, excluded: frozenset[int], threads: int, chunk_tokens: int
+    segments: Segments,
+    tau: int,
+    excluded: frozenset[int],
+    threads: int,
+    chunk_tokens: int,
+    longest: int,
 ) -> None:
+    options = {"longest": longest, "threads": threads}
     with chunks_of(chunk_tokens):
-        got = as_dict(count_ngrams(*flat(segments), tau, excluded, threads=threads))
-    assert got == oracle(segments, tau, excluded)
+        got = as_dict(count_ngrams(*flat(segments), tau, excluded, **options))
+    assert got == oracle(segments, tau, excluded, longest)
 
 
 def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Generator) -> None:
     ids, offsets = cut_segments(rng.integers(0, 9, 900), 9)
-    want = count_ngrams(ids, offsets, 1)
-    counter = OrderCounter(2, {}, excluded_mask(()), threads=2, chunk_tokens=30)
-    for low, high in ((40, 100), (0, 13), (13, 13), (13, 40)):
-        counter.add(ids, offsets, low, high)
-    keys, support = counter.frequent(1)
-    assert keys.tolist() == want.keys[2].tolist()
-    assert support.tolist() == want.support[2].tolist()
+    want = count_ngrams(ids, offsets, 1, longest=8)
+    for order in want.orders:  # a worker of a cluster keeps no places
+        indexes = rank_indexes(want.keys, order)
+        counter = OrderCounter(order, indexes, excluded_mask(()), threads=2, chunk_tokens=30)
+        for low, high in ((40, 100), (0, 13), (13, 13), (13, 40)):
+            counter.add(ids, offsets, low, high)
+        keys, support = counter.frequent(1)
+        assert keys.tolist() == want.keys[order].tolist()
+        assert support.tolist() == want.support[order].tolist()
 
 
 # Given n-grams and documents
 
 
-def starting_in(segments: Segments, low: int, high: int) -> dict[tuple[int, ...], int]:
+def starting_in(
+    segments: Segments, low: int, high: int, longest: int
+) -> dict[tuple[int, ...], int]:
     """Count the grams that start in a range of tokens, one position after the other."""
     found: dict[tuple[int, ...], int] = {}
     begin = 0
     for segment in segments:
         for start in range(len(segment)):
-            for n in ORDERS:
+            for n in range(2, longest + 1):
                 if low <= begin + start < high and start + n <= len(segment):
                     gram = tuple(segment[start : start + n])
                     found[gram] = found.get(gram, 0) + 1
@@ -111,30 +126,36 @@ def starting_in(segments: Segments, low: int, high: int) -> dict[tuple[int, ...]
     like=SEGMENTS,
     chunk=st.sampled_from([1, 2, 3, 5, 8, 1 << 20]),
     parts=st.integers(1, 5),
+    longest=LENGTHS,
     data=st.data(),
 )
 def test_a_recount_of_ranges_equals_the_oracle(
-    segments: Segments, like: Segments, chunk: int, parts: int, data: st.DataObject
+    segments: Segments,
+    like: Segments,
+    chunk: int,
+    parts: int,
+    longest: int,
+    data: st.DataObject,
 ) -> None:
-    grams = count_ngrams(*flat(like), 1)  # of another corpus: some may not occur
+    grams = count_ngrams(*flat(like), 1, longest=longest)  # of another corpus: some may not occur
     ids, offsets = flat(segments)
     inner = data.draw(st.lists(st.integers(0, ids.size), max_size=5).map(sorted))
     ends = np.array([*inner, ids.size], dtype=np.int64)  # some documents are empty
-    documents = {n: 0 for n in ORDERS}
+    documents = {n: 0 for n in grams.orders}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counting, "_RECOUNT_TOKENS", chunk)
         for low, high in pairwise([0, *inner, ids.size]):
             one = Recount(grams.keys)
             one.add(ids, offsets, low, high)
-            want = starting_in(segments, low, high)
+            want = starting_in(segments, low, high, longest)
             got = by_gram(grams, one.support)
             assert got == {gram: want.get(gram, 0) for gram in got}
-            assert all(one.documents[n].size == 0 for n in ORDERS)
+            assert all(one.documents[n].size == 0 for n in grams.orders)
         for low, high in recount_ranges(ids.size, ends, parts) or [(0, 0)]:
             one = Recount(grams.keys, count_documents=True)
             one.add(ids, offsets, low, high, ends)
-            documents = {n: documents[n] + one.documents[n] for n in ORDERS}
-    want = document_oracle(segments, ends.tolist())
+            documents = {n: documents[n] + one.documents[n] for n in grams.orders}
+    want = document_oracle(segments, ends.tolist(), longest)
     got = by_gram(grams, documents)
     assert got == {gram: want.get(gram, 0) for gram in got}
 
@@ -145,6 +166,7 @@ def test_a_recount_of_ranges_equals_the_oracle(
     least=st.integers(1, 3),
     threads=st.integers(1, 4),
     excluded=EXCLUDED,
+    longest=LENGTHS,
     data=st.data(),
 )
 def test_grams_with_their_documents_equal_the_oracle(
@@ -153,16 +175,17 @@ def test_grams_with_their_documents_equal_the_oracle(
     least: int,
     threads: int,
     excluded: frozenset[int],
+    longest: int,
     data: st.DataObject,
 ) -> None:
     ids, offsets = flat(segments)
     inner = data.draw(st.lists(st.integers(0, ids.size), max_size=5).map(sorted))
     ends = np.array([*inner, ids.size], dtype=np.int64)
-    counter = LocalCounter(ids, offsets, tuple(excluded), threads=threads)
+    counter = LocalCounter(ids, offsets, tuple(excluded), threads, longest)
     counts = find_ngrams(MiningOptions(tau=tau, min_documents=2), counter, ends)
     assert counts.documents is not None
-    documents = document_oracle(segments, ends.tolist())
-    want = oracle(segments, tau, excluded)
+    documents = document_oracle(segments, ends.tolist(), longest)
+    want = oracle(segments, tau, excluded, longest)
     assert as_dict(counts) == want
     assert by_gram(counts, counts.documents) == {gram: documents[gram] for gram in want}
     kept = {gram: c for gram, c in want.items() if documents[gram] >= least}
@@ -220,9 +243,9 @@ REFUSED = {
     "tau": (lambda: counted([1, 2], tau=0), RuleSetError, "tau must be at least 1; got 0"),
     "threads": (lambda: counted([1, 2], threads=0), RuleSetError, "threads must be at least 1"),
     "order": (
-        lambda: OrderCounter(5, {}, excluded_mask(())),
+        lambda: OrderCounter(17, {}, excluded_mask(())),
         RuleSetError,
-        "order must be 2, 3 or 4; got 5",
+        r"must lie in 2\.\.16; got 17",
     ),
     "recount": (lambda: recounted(np.array([1, 1 << 18, 2])), CorpusError, r"0\.\.262143"),
     "early ends": (lambda: recounted(np.ones(5, np.int32), [1, 4]), CorpusError, "reach token 5"),

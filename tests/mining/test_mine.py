@@ -19,7 +19,6 @@ from umim_core.errors import (
 )
 from umim_core.mining.mine import MiningReport, mine_confident_spans, mine_rules
 from umim_core.mining.mining_options import MiningOptions
-from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import Source, TextFiles, TokenIds, source_of
 
@@ -67,12 +66,18 @@ def mined(
     return report, grams_of(rules)
 
 
-def test_rules_and_report_equal_the_oracle(corpus: Source, tmp_path: Path, tokenizer: str) -> None:
-    report, rules = mined(corpus, tmp_path, tokenizer)
-    want = oracle(cut(stream(), 10), 2)
+@pytest.mark.parametrize("longest", [4, 9])
+def test_rules_and_report_equal_the_oracle(
+    corpus: Source, tmp_path: Path, tokenizer: str, longest: int
+) -> None:
+    with (tmp_path / "corpus" / "7.txt").open("a") as file:
+        file.write(" " + " ".join(f"w{i}" for i in [*range(1, 11)] * 4))
+    report, rules = mined(corpus, tmp_path, tokenizer, longest=longest)
+    ids = np.append(stream(), np.tile(np.arange(1, 11), 4))
+    want = oracle(cut(ids, 10), 2, longest=longest)
     assert rules == want
-    assert (report.tokens, report.segments, report.documents) == (420, 42, 7)
-    per_order = {n: sum(len(gram) == n for gram in want) for n in ORDERS}
+    assert (report.tokens, report.segments, report.documents) == (460, 46, 7)
+    per_order = {n: sum(len(gram) == n for gram in want) for n in range(2, longest + 1)}
     assert report.raw == report.overlap == report.rules == per_order
     assert report.tau == 2
     assert sorted(report.seconds) == ["count", "filter", "tokenize"]

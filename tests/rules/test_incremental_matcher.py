@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from support.span_texts import Spans, spans_and_texts
 from support.unit_counts import units_of
 from umim_core.errors import ConfigError
 from umim_core.rules.matcher import Matcher, SuffixMatcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
-Spans = set[tuple[int, ...]]
 Step = tuple[int, tuple[int, ...]]  # units taken back, ids of the new unit
 
 
@@ -60,16 +59,6 @@ def test_a_token_that_cannot_be_in_a_rule_is_a_barrier(odd: int) -> None:
     assert steps == [(0, (0,)), (0, (odd,)), (0, (2,)), (1, (2, 2))]
 
 
-@st.composite
-def rules_and_rows(draw: st.DrawFn) -> tuple[Spans, list[list[int]]]:
-    size = draw(st.integers(2, 5))
-    low = draw(st.sampled_from([0, MAX_TOKEN_ID - size + 1]))
-    token = st.integers(low, low + size - 1)
-    span = st.one_of(*(st.tuples(*[token] * n) for n in (2, 3, 4)))
-    row = st.lists(token, max_size=24)
-    return draw(st.sets(span, max_size=20)), draw(st.lists(row, min_size=1, max_size=4))
-
-
 def check_law(rules: Spans, rows: list[list[int]]) -> None:
     """After every token the units are those of the ids so far."""
     suffixes = Matcher(RuleSet.from_spans(rules)).suffixes(len(rows))
@@ -86,7 +75,7 @@ def check_law(rules: Spans, rows: list[list[int]]) -> None:
             assert held == units_of(row[:seen], rules)
 
 
-@given(case=rules_and_rows())
+@given(case=spans_and_texts(texts=4, most_tokens=40))
 def test_units_are_the_segmentation_of_the_ids_whatever_the_rules(
     case: tuple[Spans, list[list[int]]],
 ) -> None:
@@ -94,7 +83,7 @@ def test_units_are_the_segmentation_of_the_ids_whatever_the_rules(
 
 
 @settings(max_examples=100)
-@given(case=rules_and_rows())
+@given(case=spans_and_texts(texts=4, most_tokens=40))
 def test_units_are_the_segmentation_of_the_ids_for_infix_free_rules(
     case: tuple[Spans, list[list[int]]],
 ) -> None:

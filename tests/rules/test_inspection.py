@@ -29,13 +29,13 @@ from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 Span = tuple[int, ...]
-SPANS = st.lists(st.integers(0, 3), min_size=2, max_size=4).map(tuple)
+SPANS = st.lists(st.integers(0, 3), min_size=2, max_size=6).map(tuple)
 COUNTED = st.dictionaries(SPANS, st.integers(1, 9), max_size=12)
 ROWS = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=4).filter(any)
 
 
 def ruleset(counted: dict[Span, int]) -> RuleSet:
-    rows = {n: sorted(span for span in counted if len(span) == n) for n in (2, 3, 4)}
+    rows = {n: sorted(span for span in counted if len(span) == n) for n in range(2, 7)}
     return RuleSet(
         {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
         {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
@@ -60,7 +60,7 @@ def test_coverage_counts_tokens_segments_and_spans_of_each_order(
     found = coverage(*flat(rows), Matcher(ruleset(counted)))
     lengths = [length for row in rows for _, length in units_of(row, counted)]
     assert (found.tokens, found.segments) == (sum(map(len, rows)), len(rows))
-    assert found.spans == {n: lengths.count(n) for n in (2, 3, 4)}
+    assert found.spans == {n: lengths.count(n) for n in range(2, 7)}
     assert found.token_reduction == reduction(rows, counted)
     assert sum(found.shares.values()) == pytest.approx(float(any(found.spans.values())))
 
@@ -101,6 +101,7 @@ def test_visible_text_is_one_line_of_printable_characters(text: str, shown: str)
 
 
 WORDS = [span for n in (2, 3, 4) for span in product(range(3), repeat=n)]
+LONG = [*WORDS, *product(range(2), repeat=6), (0, 1) * 6, (0, 1, 1, 0) * 4]
 
 
 def profile(span: tuple[int, ...]) -> frozenset[tuple[int, Fraction]]:
@@ -109,7 +110,7 @@ def profile(span: tuple[int, ...]) -> frozenset[tuple[int, Fraction]]:
 
 
 def test_equals_the_rate_of_exact_relative_frequencies() -> None:
-    spans = [span for span in WORDS if list(span) == sorted(span)] + [(1, 0), (2, 1, 0, 0)]
+    spans = [span for span in LONG if list(span) == sorted(span)] + [(1, 0), (2, 1, 0, 0)]
     groups = Counter(map(profile, spans))
     expected = sum(count for count in groups.values() if count > 1) / len(spans)
     assert 0 < expected < 1
@@ -118,13 +119,13 @@ def test_equals_the_rate_of_exact_relative_frequencies() -> None:
 
 def test_groups_are_the_rules_of_equal_relative_frequencies() -> None:
     groups: dict[object, list[int]] = {}
-    for place, span in enumerate(WORDS):  # in the order of a rule set: by n, then ids
+    for place, span in enumerate(LONG):  # in the order of a rule set: by n, then ids
         groups.setdefault(profile(span), []).append(place)
     shared = sorted((g for g in groups.values() if len(g) > 1), key=lambda g: (-len(g), g))
-    found = [group.tolist() for group in collision_groups(RuleSet.from_spans(WORDS), len(WORDS))]
+    found = [group.tolist() for group in collision_groups(RuleSet.from_spans(LONG), len(LONG))]
     assert sorted(found, key=lambda g: (-len(g), g)) == shared
     assert [len(g) for g in found] == [len(g) for g in shared]  # every count is 1
-    assert collision_groups(RuleSet.from_spans(WORDS), 2)[1].tolist() == found[1]
+    assert collision_groups(RuleSet.from_spans(LONG), 2)[1].tolist() == found[1]
 
 
 def test_pairs_collide_exactly_when_the_module_gives_them_one_surrogate() -> None:

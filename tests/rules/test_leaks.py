@@ -118,6 +118,14 @@ def pieces() -> PreTrainedTokenizerFast:
 LEAKING = [(1, 2, 3, 4), (3, 4, 5, 6), (5, 6, 7, 8), (8, 9)]
 
 
+def test_longer_rules_are_joined_to_those_of_their_length(pieces: PreTrainedTokenizerFast) -> None:
+    spans = [(1, 2, 3, 4, 5), (2, 3, 4, 5, 6), (4, 5, 6, 7, 8), (3, 4)]
+    assert [leak.text for leak in scan_rules(RuleSet.from_spans(spans), pieces)] == [
+        "jane@acme.org hi",
+        "ne@acme.org hi",
+    ]
+
+
 def test_rules_that_share_two_tokens_are_joined(pieces: PreTrainedTokenizerFast) -> None:
     [leak] = scan_rules(RuleSet.from_spans(LEAKING), pieces)
     assert (leak.span, leak.kind, leak.count) == ((1, 2, 3, 4), "e-mail address", 1)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.span_texts import Spans, spans_and_texts
 from umim_core.errors import CorpusError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
-Spans = set[tuple[int, ...]]
 Units = list[tuple[int, int]]
 
 
@@ -22,7 +22,7 @@ def oracle(ids: list[int], spans: Spans) -> Units:
     units, position = [], 0
     while position < len(ids):
         length = 1
-        for n in (4, 3, 2):
+        for n in range(16, 1, -1):
             if position + n <= len(ids) and tuple(ids[position : position + n]) in spans:
                 length = n
                 break
@@ -35,7 +35,7 @@ def listing(ids: list[int], spans: Spans) -> Units:
     """The paper's listing: all matches sorted by start, longer first; taken if nothing overlaps."""
     found = [
         (start, n)
-        for n in (2, 3, 4)
+        for n in range(2, 17)
         for start in range(len(ids) - n + 1)
         if tuple(ids[start : start + n]) in spans
     ]
@@ -54,13 +54,8 @@ def segment(ids: list[int], spans: Spans) -> Units:
     return list(zip(starts.tolist(), lengths.tolist(), strict=True))
 
 
-@st.composite
-def rules_and_ids(draw: st.DrawFn) -> tuple[list[int], Spans]:
-    size = draw(st.integers(2, 5))
-    low = draw(st.sampled_from([0, 1000, MAX_TOKEN_ID - size + 1]))
-    token = st.integers(low, low + size - 1)
-    span = st.one_of(*(st.tuples(*[token] * n) for n in (2, 3, 4)))
-    return draw(st.lists(token, max_size=60)), draw(st.sets(span, max_size=40))
+def rules_and_ids() -> st.SearchStrategy[tuple[list[int], Spans]]:
+    return spans_and_texts().map(lambda drawn: (drawn[1][0], drawn[0]))
 
 
 def test_docstring_example() -> None:
@@ -75,10 +70,15 @@ def test_equals_the_oracle_and_the_listing_of_the_paper(case: tuple[list[int], S
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_equals_the_oracle_with_thousands_of_rules(seed: int) -> None:
+@pytest.mark.parametrize("longest", [4, 16])
+def test_equals_the_oracle_with_thousands_of_rules(seed: int, longest: int) -> None:
     rng = np.random.default_rng(seed)
-    spans = {tuple(rng.integers(0, 40, rng.integers(2, 5)).tolist()) for _ in range(5000)}
+    lengths = rng.integers(2, longest + 1, 5000)
+    spans = {tuple(rng.integers(0, 40, n).tolist()) for n in lengths}
     ids = rng.integers(0, 45, 5000).tolist()
+    for span in sorted(spans)[:500:7]:
+        at = int(rng.integers(0, 4900))
+        ids[at : at + len(span)] = span
     assert segment(ids, spans) == oracle(ids, spans)
 
 
@@ -160,7 +160,7 @@ def test_contains_knows_exactly_the_rules(case: tuple[list[int], Spans], span: l
     matcher = Matcher(RuleSet.from_spans(spans))
     assert all(matcher.contains(rule) for rule in spans)
     assert matcher.contains(span) == (tuple(span) in spans)
-    for n in range(6):
+    for n in range(18):
         assert matcher.contains(ids[:n]) == (tuple(ids[:n]) in spans)
 
 

@@ -20,7 +20,7 @@ from umim_core.store.artifacts import read_json, write_manifest
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
 
 HEADER = 8
-SPANS = [(1, 2), (1, 2, 3), (2, 2), (4, 5, 6, 7), (4, 5, 6, 8)]
+SPANS = [(1, 2), (1, 2, 3), (2, 2), (4, 5, 6, 7), (4, 5, 6, 8), (4, 5, 6, 8, 2, 2), (2,) * 16]
 Words = NDArray[np.uint64]
 
 
@@ -65,7 +65,7 @@ def test_loaded_tables_are_a_read_only_map_of_the_file(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000, 20_000])
-def test_a_rule_takes_less_than_fifty_bytes(count: int, tmp_path: Path) -> None:
+def test_a_rule_of_four_tokens_takes_less_than_fifty_bytes(count: int, tmp_path: Path) -> None:
     rules = random_rules(count)
     rules.save(tmp_path / "rules")
     fixed = 128 + 8 * HEADER + 16  # of the array file, ours, and one word of each part
@@ -77,7 +77,7 @@ def test_a_directory_without_tables_loads_and_matches_alike(saved: Path) -> None
     (saved / "matcher").rmdir()
     sign(saved)
     ids = np.array([1, 2, 3, 4, 5, 6, 8, 2, 2])
-    assert Matcher(RuleSet.load(saved)).segment(ids)[1].tolist() == [3, 4, 2]
+    assert Matcher(RuleSet.load(saved)).segment(ids)[1].tolist() == [3, 6]
 
 
 def _put(index: int, value: int) -> Callable[[Words], None]:
@@ -213,7 +213,7 @@ def test_a_table_that_lies_leads_nowhere_outside(seed: int) -> None:
     pairs = np.full(2, (1 << 64) - 1, dtype=np.uint64)
     ids = rng.integers(0, 1 << 18, 5000).astype(np.int32)
     starts, lengths, borders = segment(ids, np.array([0, 17, 5000], dtype=np.int64), slots, pairs)
-    assert 1 <= lengths.min() <= lengths.max() <= 4
+    assert 1 <= lengths.min() <= lengths.max() <= 16
     assert np.array_equal(starts, np.cumsum(lengths) - lengths)
     assert (lengths.sum(), borders[-1], starts[borders[1]]) == (5000, len(starts), 17)
 
@@ -221,7 +221,7 @@ def test_a_table_that_lies_leads_nowhere_outside(seed: int) -> None:
 TOKEN = st.integers(0, 3)
 
 
-@given(spans=st.sets(st.lists(TOKEN, min_size=2, max_size=4).map(tuple), max_size=5))
+@given(spans=st.sets(st.lists(TOKEN, min_size=2, max_size=7).map(tuple), max_size=5))
 def test_the_verdict_infix_free_is_that_of_all_pairs_of_rules(spans: set[tuple[int, ...]]) -> None:
     inside = any(
         short == long[start : start + len(short)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,28 +17,34 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.grams import ORDERS
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.trie import MatcherTables
 from umim_core.store.artifacts import read_json, write_json
 
 
-def mined(tau: int = 2, **origin: object) -> RuleSet:
+def mined(tau: int = 2, longest: int = 4, **origin: object) -> RuleSet:
     stream = np.random.default_rng(3).geometric(0.15, 6000) % 50
-    counts = count_ngrams(stream, np.array([0, 6000], dtype=np.int64), tau)
+    if longest > 4:
+        stream[5000:5900] = np.tile(stream[:30], 30)
+    counts = count_ngrams(stream, np.array([0, 6000], dtype=np.int64), tau, longest=longest)
     return RuleSet.from_counts(counts, RuleOrigin(segment_length=6000, **origin))
 
 
-def test_round_trip_keeps_rules_counts_origin_and_digest(tmp_path: Path) -> None:
-    rules = mined(tokenizer_fingerprint="f" * 64, corpus_digest="c" * 64)
+@pytest.mark.parametrize("longest", [4, 6, 16])
+def test_round_trip_keeps_rules_counts_origin_and_digest(tmp_path: Path, longest: int) -> None:
+    origin = {"tokenizer_fingerprint": "f" * 64, "corpus_digest": "c" * 64}
+    rules = mined(longest=longest, **origin)
     rules.save(tmp_path / "rules")
     back = RuleSet.load(tmp_path / "rules", tokenizer_fingerprint="f" * 64)
     assert (back.digest, back.counts_by_order) == (rules.digest, rules.counts_by_order)
     assert (back.origin.tau, back.origin.overlap, back.origin.containment) == (2, "greedy", "drop")
     assert (back.origin.segment_length, back.origin.corpus_digest) == (6000, "c" * 64)
-    for n in ORDERS:
-        assert len(back.ids_by_order[n])
+    assert rules.orders == back.orders == tuple(range(2, longest + 1))
+    assert back.tables.slots.tolist() == MatcherTables.build(rules.ids_by_order).slots.tolist()
+    for n in rules.orders:
+        assert len(back.ids_by_order[n]) or 4 < n < longest
         assert np.array_equal(back.ids_by_order[n], rules.ids_by_order[n])
         assert np.array_equal(back.support_by_order[n], rules.support_by_order[n])
 
@@ -64,6 +70,24 @@ def test_an_empty_rule_set_survives_the_round_trip(tmp_path: Path) -> None:
     RuleSet.from_spans([]).save(tmp_path / "rules")
     back = RuleSet.load(tmp_path / "rules")
     assert (len(back), back.origin.tau, back.infix_free) == (0, None, True)
+
+
+def test_how_long_rules_may_be_is_kept_where_none_is_and_counts_for_the_digest(
+    tmp_path: Path,
+) -> None:
+    rules = RuleSet.from_spans([(1, 2), (1, 2, 3), (7,) * 16])
+    short = rules.take(rules.sizes < 16)
+    short.save(tmp_path / "rules")
+    back = RuleSet.load(tmp_path / "rules")
+    assert (back.longest, back.digest) == (16, short.digest)
+    assert back.digest != RuleSet.from_spans([(1, 2), (1, 2, 3)]).digest
+
+
+@pytest.mark.parametrize("orders", [(), (2, 3), (2, 3, 4, 6), range(2, 18), (4, 3, 2)])
+def test_orders_that_no_rule_set_has_are_refused(orders: Sequence[int]) -> None:
+    ids = {n: np.zeros((0, n), np.int32) for n in orders}
+    with pytest.raises(RuleSetError, match=r"must lie in 4\.\.16|must have all orders"):
+        RuleSet(ids, {n: np.zeros(0, np.int64) for n in orders})
 
 
 def test_the_table_has_the_stable_columns_sorted_by_order_and_ids(tmp_path: Path) -> None:
@@ -120,8 +144,8 @@ def test_rules_of_an_unknown_tokenizer_fit_any(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("span", "message"),
     [
-        ((1,), "2, 3 or 4 tokens"),
-        ((1, 2, 3, 4, 5), "2, 3 or 4 tokens"),
+        ((1,), "2 to 16 tokens"),
+        ((1,) * 17, "2 to 16 tokens"),
         ((-1, 2), r"lie in 0\.\.262143; got \(-1, 2\)"),
         ((1, 2, 1 << 40), r"lie in 0\.\.262143"),
     ],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from umim_core.mining import counting
-from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.grams import LONGEST, NgramCounts, orders_to
 from umim_core.rules.ruleset import RuleSet
 
 Gram = tuple[int, ...]
@@ -18,11 +18,13 @@ Grams = dict[Gram, int]
 Segments = Sequence[Sequence[int]]
 
 
-def oracle(segments: Segments, tau: int, excluded: frozenset[int] = frozenset()) -> Grams:
-    """Count every 2-, 3- and 4-gram by itself."""
+def oracle(
+    segments: Segments, tau: int, excluded: frozenset[int] = frozenset(), longest: int = LONGEST
+) -> Grams:
+    """Count every gram of 2 to ``longest`` tokens by itself."""
     counter: Counter[Gram] = Counter()
     for segment in segments:
-        for n in ORDERS:
+        for n in range(2, longest + 1):
             for start in range(len(segment) - n + 1):
                 gram = tuple(segment[start : start + n])
                 if not excluded & set(gram):
@@ -30,14 +32,16 @@ def oracle(segments: Segments, tau: int, excluded: frozenset[int] = frozenset())
     return {gram: count for gram, count in counter.items() if count >= tau}
 
 
-def document_oracle(segments: Segments, document_ends: Sequence[int]) -> Grams:
+def document_oracle(
+    segments: Segments, document_ends: Sequence[int], longest: int = LONGEST
+) -> Grams:
     """Count the documents of every gram; it belongs to the document of its first token."""
     found: dict[Gram, set[int]] = {}
     position = 0
     for segment in segments:
         for start in range(len(segment)):
             document = next(d for d, end in enumerate(document_ends) if position + start < end)
-            for n in ORDERS:
+            for n in orders_to(longest):
                 if start + n <= len(segment):
                     found.setdefault(tuple(segment[start : start + n]), set()).add(document)
         position += len(segment)
@@ -59,7 +63,7 @@ def by_gram(counts: NgramCounts, values: dict[int, np.ndarray]) -> Grams:
     """Return values [R_n] per order by gram."""
     return {
         tuple(gram): int(value)
-        for n in ORDERS
+        for n in counts.orders
         for gram, value in zip(counts.ids(n).tolist(), values[n], strict=True)
     }
 
@@ -68,7 +72,7 @@ def grams_of(rules: RuleSet) -> Grams:
     """Return the counts of a rule set by rule."""
     return {
         tuple(gram): count
-        for n in ORDERS
+        for n in rules.orders
         for gram, count in zip(
             rules.ids_by_order[n].tolist(), rules.support_by_order[n].tolist(), strict=True
         )

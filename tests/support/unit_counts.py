@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-LONGEST = 4
+LONGEST = 16
 
 
 def read_spans(rules: Path) -> set[tuple[int, ...]]:

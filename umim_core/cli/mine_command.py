@@ -16,8 +16,6 @@ from umim_core.errors import ConfigError
 if TYPE_CHECKING:
     from umim_core.mining.mine import MiningReport
 
-_NAMES = {2: "2-grams", 3: "3-grams", 4: "4-grams"}
-
 
 def mine(
     sources: Annotated[
@@ -36,6 +34,9 @@ def mine(
         typer.Option(help="Known name, directory, .gguf file or hub id; optional for .npy ids."),
     ] = None,
     tau: Annotated[int, typer.Option(help="Least count of a rule.")] = 5,
+    longest: Annotated[
+        int, typer.Option(help="Most tokens of a rule, 4 to 16: more where text repeats itself.")
+    ] = 4,
     segment_length: Annotated[int, typer.Option(help="Tokens per segment.")] = 512,
     spans: Annotated[
         int | None,
@@ -89,6 +90,7 @@ def mine(
         raise ConfigError("--out must name the rule directory to write", "nothing", "Add it.")
     options = MiningOptions(
         tau=tau,
+        longest=longest,
         segment_length=segment_length,
         overlap=overlap or ("greedy" if spans is None else "none"),
         containment=containment or ("drop" if spans is None else "keep"),
@@ -157,7 +159,7 @@ def _lines(report: MiningReport, out: Path) -> list[str]:
     shown = {name: counts for name, counts in steps.items() if counts}
     lines.append(f"{'':10}" + "".join(f"{name:>12}" for name in shown))
     lines += [
-        f"{_NAMES[n]:10}" + "".join(f"{counts[n]:>12,}" for counts in shown.values())
-        for n in _NAMES
+        f"{f'{n}-grams':10}" + "".join(f"{counts[n]:>12,}" for counts in shown.values())
+        for n in report.rules
     ]
     return [*lines, "", f"{sum(report.rules.values()):,} rules written to {out}"]

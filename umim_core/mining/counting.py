@@ -2,7 +2,9 @@
 
 Both (n-1)-grams inside a frequent n-gram are frequent themselves (Apriori), so a position whose two
 (n-1)-grams are not both frequent is dropped before it is counted. The frequent keys of an order
-are the barrier before the next one. A cluster runs the same loops (``tasks.data.counting``).
+are the barrier before the next one. Beyond 3 tokens fewer positions are left: for rules of more
+than 4 they are kept from order to order, 12 bytes each. A cluster runs the same loops
+(``tasks.data.counting``).
 
 The documents that the frequent n-grams occur in are counted in a second, read-only pass: its tables
 never grow, and workers only add up vectors. An n-gram belongs to the document of its first token.
@@ -23,10 +25,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import CorpusError, RuleSetError
-from umim_core.mining.hashing import NO_INDEX, PartitionedCounts, rank_index, rank_indexes
-from umim_core.mining.kernel import PARTITIONS, gram_ranks, next_ranks, scatter_keys
+from umim_core.mining.hashing import PartitionedCounts, rank_index, rank_indexes
+from umim_core.mining.kernel import (
+    PARTITIONS,
+    frequent_places,
+    gram_ranks,
+    next_places,
+    next_ranks,
+    scatter_keys,
+    scatter_places,
+)
 from umim_core.mining.mining_options import MiningOptions
-from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
+from umim_core.rules.grams import (
+    LONGEST,
+    NgramCounts,
+    check_longest,
+    check_tau,
+    orders_to,
+)
 from umim_core.text.token_ids import (
     MAX_TOKEN_ID,
     Ids,
@@ -40,12 +56,15 @@ from umim_core.text.token_ids import (
 )
 
 CHUNK_TOKENS: Final = 1 << 19
+BYTES_PER_PLACE: Final = 12
 CHUNKS_PER_THREAD: Final = 2  # so that a thread that is done early finds another one
 _INSERT_TASKS: Final = 8
 NO_KEYS: Final = np.zeros(0, dtype=np.int64)
 NO_DOCUMENTS: Final = np.zeros(0, dtype=np.int64)
 _RECOUNT_TOKENS: Final = 1 << 20
-_TAIL: Final = ORDERS[-1] - 1
+_DENSE: Final = 3  # tokens of grams up to which most positions of a text are frequent
+Places = dict[int, tuple[int, NDArray[np.int32], Ints]]
+"""Frequent grams of chunks by their first token: the order, positions [P] and ranks [P]."""
 
 
 def count_ngrams(
@@ -54,7 +73,7 @@ def count_ngrams(
     tau: int,
     excluded: Iterable[int] = (),
     *,
-    longest: int = ORDERS[-1],
+    longest: int = LONGEST,
     threads: int | None = None,
 ) -> NgramCounts:
     """Count all grams of up to ``longest`` tokens that occur ``tau`` times, in one process.
@@ -64,7 +83,7 @@ def count_ngrams(
         offsets: Segment borders [num_segments + 1] (int64), first 0, last T.
         tau: Least count, at least 1; overlapping occurrences count.
         excluded: Ids that take part in no gram.
-        longest: 2, 3 or 4.
+        longest: 2 to 16; the orders above it, up to 4, are there without a gram.
         threads: Threads; None takes one per core. The result does not depend on them.
 
     Source: paper, "N-gram Extraction and Frequency Counting".
@@ -73,11 +92,14 @@ def count_ngrams(
     thread_count(threads)
     check_flat(ids)
     check_offsets(offsets, len(ids))
+    check_longest(longest, 2)
     dropped = excluded_mask(excluded)
-    counts = NgramCounts(dict.fromkeys(ORDERS, NO_KEYS), dict.fromkeys(ORDERS, NO_KEYS), tau)
-    for order in ORDERS[: ORDERS.index(longest) + 1]:
-        indexes = rank_indexes(counts.keys, order)
-        counter = OrderCounter(order, indexes, dropped, threads=threads)
+    orders = orders_to(longest)
+    counts = NgramCounts(dict.fromkeys(orders, NO_KEYS), dict.fromkeys(orders, NO_KEYS), tau)
+    places: Places | None = {} if longest > LONGEST else None
+    for order in range(2, longest + 1):
+        indexes = rank_indexes(counts.keys, order, order - 1 if places else 2)
+        counter = OrderCounter(order, indexes, dropped, threads=threads, places=places)
         counter.add(ids, offsets)
         counts.keys[order], counts.support[order] = counter.frequent(tau)
     return counts
@@ -103,12 +125,13 @@ def thread_count(threads: int | None) -> int:
 
 
 class OrderCounter:
-    """Count the n-grams of one order, 2 to 4, chunk by chunk of about ``chunk_tokens`` a thread.
+    """Count the n-grams of one order, chunk by chunk of about ``chunk_tokens`` a thread.
 
     Chunks of whole segments are turned into keys by position, each thread its own chunk, and then
     counted by partition, each thread its own partitions: nothing is locked and nothing merged.
     ``indexes`` are ``hashing.rank_indexes`` of the frequent keys of the whole corpus; ``excluded``
-    says whether an id takes part in no gram [2^18]. None takes a thread per core.
+    says whether an id takes part in no gram [2^18]. None takes a thread per core. ``places``, where
+    given, are those that the counter of the order below left: then its index is enough.
     """
 
     def __init__(
@@ -119,13 +142,14 @@ class OrderCounter:
         *,
         threads: int | None = None,
         chunk_tokens: int = CHUNK_TOKENS,
+        places: Places | None = None,
     ) -> None:
-        if order not in ORDERS:
-            raise RuleSetError("an n-gram's order must be 2, 3 or 4", order, "Choose one of them.")
+        check_longest(order, 2)
         self.table = PartitionedCounts()
         self._order = order
         self._excluded = excluded
-        self._pairs, self._triples = (indexes.get(n, NO_INDEX) for n in (2, 3))
+        self._indexes = indexes
+        self._places = places
         self._threads = thread_count(threads)
         self._chunk_tokens = chunk_tokens
 
@@ -144,12 +168,25 @@ class OrderCounter:
         with ThreadPoolExecutor(self._threads) as pool:
             return self.table.frequent(tau, pool)
 
-    def _scatter(self, chunk: tuple[Ids, Ints], buffers: _Buffers) -> None:
-        ids, offsets = chunk
+    def _scatter(self, chunk: tuple[int, Ids, Ints], buffers: _Buffers) -> None:
+        first, ids, offsets = chunk
         buffers.fit(ids.size)
-        ranks = buffers.ranks[: ids.size]
-        gram_ranks(ids, offsets, self._order - 1, self._excluded, self._pairs, self._triples, ranks)
-        scatter_keys(ids, offsets, self._order, ranks, buffers.keys, buffers.borders)
+        ranks, known = buffers.ranks[: ids.size], self._order - 1
+        if known < _DENSE or (known == _DENSE and self._places is None):
+            gram_ranks(ids, offsets, known, self._excluded, self._indexes, ranks)
+            scatter_keys(ids, offsets, self._order, ranks, buffers.keys, buffers.borders)
+            return
+        if self._places and first in self._places:
+            order, places, at_places = self._places[first]
+        else:
+            gram_ranks(ids, offsets, _DENSE, self._excluded, self._indexes, ranks)
+            order, (places, at_places) = _DENSE, frequent_places(ranks)
+        for n in range(order + 1, known + 1):
+            count = next_places(ids, n, self._indexes[n], places, at_places)
+            places, at_places = places[:count].copy(), at_places[:count].copy()
+        if self._places is not None:
+            self._places[first] = known, places, at_places
+        scatter_places(ids, self._order, places, at_places, buffers.keys, buffers.borders)
 
     def _insert(self, first: int, buffers: list[_Buffers]) -> None:
         for partition in range(first, PARTITIONS, _INSERT_TASKS):
@@ -174,11 +211,12 @@ class _Buffers:
 
 def _chunks(
     ids: Tokens, offsets: Offsets, size: int, first: int = 0, last: int | None = None
-) -> Iterator[tuple[Ids, Ints]]:
-    """Yield the ids and borders of runs of whole segments, about ``size`` tokens each."""
+) -> Iterator[tuple[int, Ids, Ints]]:
+    """Yield the place, ids and borders of runs of whole segments, about ``size`` tokens each."""
     for low, high in segment_ranges(offsets, size, first, last):
         borders = np.asarray(offsets[low : high + 1])
-        yield read_ids(ids, int(borders[0]), int(borders[-1])), borders - borders[0]
+        at = int(borders[0])
+        yield at, read_ids(ids, at, int(borders[-1])), borders - at
 
 
 def segment_ranges(
@@ -244,13 +282,13 @@ class Recount:
         count_documents: bool = False,
         indexes: Mapping[int, Ints] | None = None,
     ) -> None:
-        self._indexes = {n: rank_index(keys[n]) for n in ORDERS} if indexes is None else indexes
+        self._indexes = {n: rank_index(keys[n]) for n in keys} if indexes is None else indexes
         self._none = np.zeros(1 << 18, dtype=np.bool_)
         self._counts_documents = count_documents
-        self.support = {n: np.zeros(len(keys[n]), dtype=np.int64) for n in ORDERS}
-        sizes = {n: len(keys[n]) if count_documents else 0 for n in ORDERS}
-        self.documents = {n: np.zeros(sizes[n], dtype=np.int64) for n in ORDERS}
-        self._last_seen = {n: np.full(sizes[n], -1, dtype=np.int64) for n in ORDERS}
+        self.support = {n: np.zeros(len(keys[n]), dtype=np.int64) for n in keys}
+        sizes = {n: len(keys[n]) if count_documents else 0 for n in keys}
+        self.documents = {n: np.zeros(sizes[n], dtype=np.int64) for n in keys}
+        self._last_seen = {n: np.full(sizes[n], -1, dtype=np.int64) for n in keys}
 
     def add(
         self,
@@ -273,15 +311,16 @@ class Recount:
                 f"{len(document_ends)} ends, the last {document_ends[-1:].tolist()}",
                 "Give the end of every document.",
             )
-        ranks = np.empty(_RECOUNT_TOKENS + _TAIL, dtype=np.int64)
+        tail = max(self.support) - 1
+        ranks = np.empty(_RECOUNT_TOKENS + tail, dtype=np.int64)
         for start in range(low, end, _RECOUNT_TOKENS):
             stop = min(start + _RECOUNT_TOKENS, end)
-            chunk = read_ids(ids, start, min(stop + _TAIL, total))
+            chunk = read_ids(ids, start, min(stop + tail, total))
             borders = _borders(offsets, start, start + chunk.size)
             part = ranks[: chunk.size]
-            gram_ranks(chunk, borders, 1, self._none, self._indexes[2], self._indexes[3], part)
+            gram_ranks(chunk, borders, 1, self._none, self._indexes, part)
             document = int(np.searchsorted(document_ends, start, side="right"))
-            for n in ORDERS:
+            for n in self.support:
                 next_ranks(chunk, borders, n, self._indexes[n], part)
                 _occurrences(part, stop - start, self.support[n])
                 if self._counts_documents:
@@ -324,10 +363,13 @@ class LocalCounter:
     offsets: Offsets
     excluded: tuple[int, ...] = ()
     threads: int | None = None
+    longest: int = LONGEST
 
     def count(self, tau: int) -> NgramCounts:
         """Count everything that occurs at least ``tau`` times."""
-        return count_ngrams(self.ids, self.offsets, tau, self.excluded, threads=self.threads)
+        return count_ngrams(
+            self.ids, self.offsets, tau, self.excluded, longest=self.longest, threads=self.threads
+        )
 
     def recount(
         self, keys: dict[int, Ints], document_ends: Ints | None
@@ -337,7 +379,7 @@ class LocalCounter:
         total = int(self.offsets[-1])
         ranges = recount_ranges(total, document_ends, threads) or [(0, 0)]
         # Each range has its own counts; the indexes, larger than those, are only read.
-        indexes = {n: rank_index(keys[n]) for n in ORDERS}
+        indexes = {n: rank_index(keys[n]) for n in keys}
         recounts = [
             Recount(keys, count_documents=document_ends is not None, indexes=indexes)
             for _ in ranges
@@ -352,7 +394,7 @@ class LocalCounter:
                 job.result()
         whole = recounts[0]
         for part in recounts[1:]:
-            for n in ORDERS:
+            for n in keys:
                 np.add(whole.support[n], part.support[n], out=whole.support[n])
                 np.add(whole.documents[n], part.documents[n], out=whole.documents[n])
         return whole.support, whole.documents

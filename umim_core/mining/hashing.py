@@ -19,7 +19,6 @@ from umim_core.mining.kernel import (
     merge,
     rehash,
 )
-from umim_core.rules.grams import ORDERS
 from umim_core.text.token_ids import Ints
 
 NO_WEIGHTS: Final = np.zeros(0, dtype=np.int64)
@@ -133,9 +132,12 @@ def rank_index(keys: Ints) -> Ints:
     return index
 
 
-def rank_indexes(keys: Mapping[int, Ints], order: int) -> dict[int, Ints]:
-    """Return the indexes that the keys of ``order`` are made with: those of the orders below."""
-    return {n: rank_index(keys[n]) for n in ORDERS if n < order}
+def rank_indexes(keys: Mapping[int, Ints], order: int, lowest: int = 2) -> dict[int, Ints]:
+    """Return the indexes that the keys of ``order`` are made with: those of the orders below.
+
+    Orders under ``lowest`` are left out: places of a higher one are known.
+    """
+    return {n: rank_index(keys[n]) for n in keys if lowest <= n < order}
 
 
 def _empty_pairs(capacity: int) -> Ints:
@@ -148,7 +150,3 @@ def _limit(capacity: int) -> int:
 
 def _grown(capacity: int) -> int:
     return int(capacity * _GROWTH)
-
-
-NO_INDEX: Final = _empty_pairs(1)
-NO_INDEX.flags.writeable = False

@@ -10,6 +10,7 @@ key * odd constant = | partition | slot ......................... |
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numba
@@ -188,33 +189,101 @@ def next_ranks(ids: Ids, offsets: Ints, order: int, index: Ints, ranks: Ints) ->
             ranks[position] = -1
 
 
-@_njit
 def gram_ranks(
     ids: Ids,
     offsets: Ints,
     order: int,
     excluded: NDArray[np.bool_],
-    pairs: Ints,
-    triples: Ints,
+    indexes: Mapping[int, Ints],
     ranks: Ints,
 ) -> None:
-    """Write the rank of the ``order``-gram, 1 to 3, that starts at each position to ``ranks`` [T].
+    """Write the rank of the ``order``-gram that starts at each position to ``ranks`` [T].
 
     It is -1 for no frequent gram, or one with an excluded id [2^18]; the rank of a 1-gram is its
-    id. ``pairs`` and ``triples`` are indexes of the frequent grams, see :func:`build_index`.
+    id. ``indexes`` per order are those of the frequent grams, see :func:`build_index`.
     """
     _first_ranks(ids, excluded, ranks)
-    if order > 1:
-        next_ranks(ids, offsets, 2, pairs, ranks)
-    if order > 2:
-        next_ranks(ids, offsets, 3, triples, ranks)
+    for n in range(2, order + 1):
+        next_ranks(ids, offsets, n, indexes[n], ranks)
+
+
+@_njit
+def frequent_places(ranks: Ints) -> tuple[NDArray[np.int32], Ints]:
+    """Return the positions [P] of frequent grams and their ranks [P]."""
+    count = 0
+    for rank in ranks:
+        count += int(rank >= 0)
+    places, at_places = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int64)
+    count = 0
+    for position in range(ranks.size):
+        if ranks[position] >= 0:
+            places[count], at_places[count] = position, ranks[position]
+            count += 1
+    return places, at_places
+
+
+@_njit
+def next_places(ids: Ids, order: int, index: Ints, places: NDArray[np.int32], ranks: Ints) -> int:
+    """Turn places and ranks of frequent (order - 1)-grams into those of ``order``-grams.
+
+    They are changed in place. Neighbours lie in one segment, as both grams do and overlap.
+
+    Returns:
+        How many are left.
+    """
+    capacity, count = index.size // 2, 0
+    for k in range(places.size - 1):
+        ahead = k + _AHEAD
+        if ahead < places.size - 1 and places[ahead + 1] == places[ahead] + 1:
+            coming = (ranks[ahead] << TOKEN_BITS) | np.int64(ids[places[ahead] + order - 1])
+            prefetch(index, 2 * _slot(coming, capacity))
+        if places[k + 1] == places[k] + 1:
+            key = (ranks[k] << TOKEN_BITS) | np.int64(ids[places[k] + order - 1])
+            rank = _find(index, key)
+            if rank >= 0:
+                places[count], ranks[count] = places[k], rank
+                count += 1
+    return count
+
+
+@_njit
+def scatter_places(
+    ids: Ids,
+    order: int,
+    places: NDArray[np.int32],
+    ranks: Ints,
+    keys: Ints,
+    borders: Ints,
+) -> None:
+    """Write the candidate keys of ``order`` as :func:`scatter_keys` does, of frequent places."""
+    sizes = np.zeros(PARTITIONS, dtype=np.int64)
+    for k in range(places.size - 1):
+        if places[k + 1] == places[k] + 1:
+            key = (ranks[k] << TOKEN_BITS) | np.int64(ids[places[k] + order - 1])
+            sizes[_partition(key)] += 1
+    _begin(sizes, borders)
+    for k in range(places.size - 1):
+        if places[k + 1] == places[k] + 1:
+            key = (ranks[k] << TOKEN_BITS) | np.int64(ids[places[k] + order - 1])
+            part = _partition(key)
+            keys[sizes[part]] = key
+            sizes[part] += 1
+
+
+@_njit
+def _begin(sizes: Ints, borders: Ints) -> None:
+    """Write the borders of partitions of some sizes, and turn the sizes into their begins."""
+    borders[0] = 0
+    for part in range(PARTITIONS):
+        borders[part + 1] = borders[part] + sizes[part]
+        sizes[part] = borders[part]
 
 
 @_njit
 def scatter_keys(
     ids: Ids, offsets: Ints, order: int, ranks: Ints, keys: Ints, borders: Ints
 ) -> None:
-    """Write the candidate keys of ``order``, 2 to 4, grouped by partition.
+    """Write the candidate keys of ``order`` grouped by partition.
 
     ``ranks`` [T] are those of the (n-1)-grams. Results are ``keys``, with room for [T], and
     ``borders`` [PARTITIONS + 1]: partition p is ``keys[borders[p]:borders[p + 1]]``.
@@ -225,10 +294,7 @@ def scatter_keys(
             if ranks[position] >= 0 and ranks[position + 1] >= 0:
                 key = (ranks[position] << TOKEN_BITS) | np.int64(ids[position + order - 1])
                 sizes[_partition(key)] += 1
-    borders[0] = 0
-    for part in range(PARTITIONS):
-        borders[part + 1] = borders[part] + sizes[part]
-        sizes[part] = borders[part]
+    _begin(sizes, borders)
     for row in range(offsets.size - 1):
         for position in range(offsets[row], offsets[row + 1] - order + 1):
             if ranks[position] >= 0 and ranks[position + 1] >= 0:

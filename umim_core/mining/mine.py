@@ -54,7 +54,7 @@ class Mined(NamedTuple):
 
 @dataclass(frozen=True)
 class MiningReport:
-    """Counts of a mining run, per order n = 2, 3, 4; tokens are those in whole segments.
+    """Counts of a mining run, per order n; tokens are those in whole segments.
 
     Attributes:
         tau: Least count of a rule; above the one asked for where a budget raised it.
@@ -121,9 +121,11 @@ def rules_of(
 ) -> Mined:
     """Filter counts into rules within the budget, or choose spans by what they save of the corpus.
 
-    Counts serve any higher tau and least number of documents; the tau of the rules is recorded.
+    Counts serve any higher tau, least number of documents and shorter rules; the tau of the rules
+    is recorded.
     """
     _check_documents(tokens, options)
+    counts = counts.up_to(options.longest)
     frequent = select(counts, max(options.tau, counts.tau), options.min_documents)
     if options.rule_budget is not None:
         tau = tau_for_budget(frequent, options.rule_budget, options.overlap, options.containment)
@@ -163,7 +165,7 @@ def mine_rules(
     with tokenized_corpus(source, known, out.parent) as tokens:
         read = time.perf_counter()
         offsets = whole_segments(tokens, known, chosen.segment_length)
-        counter = LocalCounter(tokens, offsets, excluded, chosen.threads)
+        counter = LocalCounter(tokens, offsets, excluded, chosen.threads, chosen.longest)
         threads = thread_count(chosen.threads)
         counts = count(chosen, counter, tokens, offsets, excluded, threads=threads)
         if not any(len(keys) for keys in counts.keys.values()):
@@ -243,7 +245,7 @@ def mine_confident_spans(
 
     chosen = options.check()
     threshold = DEFAULT_PROBABILITY if min_probability is None else min_probability
-    for name in ("rule_budget", "min_documents"):
+    for name in ("rule_budget", "min_documents", "longest"):
         value = getattr(chosen, name)
         if value != getattr(MiningOptions, name):
             raise ConfigError(

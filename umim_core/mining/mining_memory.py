@@ -14,10 +14,17 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from umim_core.errors import ResourceLimitError
-from umim_core.mining.counting import CHUNK_TOKENS, CHUNKS_PER_THREAD, OrderCounter, excluded_mask
+from umim_core.mining.counting import (
+    BYTES_PER_PLACE,
+    CHUNK_TOKENS,
+    CHUNKS_PER_THREAD,
+    OrderCounter,
+    Places,
+    excluded_mask,
+)
 from umim_core.mining.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
 from umim_core.mining.mining_options import MiningOptions
-from umim_core.rules.grams import ORDERS
+from umim_core.rules.grams import LONGEST, orders_to
 from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, read_ids
 
 _GROUP_SEGMENTS: Final = 64
@@ -98,10 +105,11 @@ def sample_shares(
     """
     sample, borders = sample_segments(ids, offsets, _SAMPLE_TOKENS)
     keys: dict[int, Ints] = {}
+    places: Places = {}
     distinct = frequent = 0
-    for n in ORDERS:
-        indexes = rank_indexes(keys, n)
-        counter = OrderCounter(n, indexes, excluded_mask(excluded), threads=threads)
+    for n in orders_to(options.longest):
+        indexes, dropped = rank_indexes(keys, n), excluded_mask(excluded)
+        counter = OrderCounter(n, indexes, dropped, threads=threads, places=places)
         counter.add(sample, borders)
         keys[n], _ = counter.frequent(options.tau)
         distinct, frequent = max(distinct, len(counter.table)), max(frequent, len(keys[n]))
@@ -119,13 +127,17 @@ def mining_memory(
 ) -> float:
     """Return the bytes at most that mining takes of a process, besides what it takes empty."""
     block = tokens if at_a_time is None else min(at_a_time, tokens)
-    frequent, below = shares.frequent * tokens, len(ORDERS) - 1
-    shorter = below * (index_bytes(frequent) + BYTES_PER_PAIR * frequent)
+    orders = orders_to(options.longest)
+    frequent, below = shares.frequent * tokens, len(orders) - 1
+    indexes = min(below, LONGEST - 1) * index_bytes(frequent)  # places stand for those below
+    shorter = indexes + below * BYTES_PER_PAIR * frequent
+    if options.longest > LONGEST and at_a_time is None:
+        shorter += BYTES_PER_PLACE * tokens
     tables = table_bytes(shares.distinct * block) + shorter + _COPIES * BYTES_PER_PAIR * frequent
     working = float(threads * CHUNKS_PER_THREAD * CHUNK_TOKENS * _BUFFER_BYTES)
     memory = working + tables
     if options.count_documents:  # a pass that counts given n-grams into three vectors a thread
-        grams = len(ORDERS) * frequent
+        grams = len(orders) * frequent
         recounted = index_bytes(grams) + BYTES_PER_PAIR * grams + _COUNT_BYTES * grams * 3 * threads
         memory = max(memory, working + recounted)
     return memory

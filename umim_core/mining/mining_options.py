@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from umim_core.errors import ConfigError
-from umim_core.rules.grams import check_tau
+from umim_core.rules.grams import LONGEST, check_longest, check_tau
 from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 
 
@@ -24,6 +24,7 @@ class MiningOptions:
         protect: Regular expressions of tokens that no rule may contain, or names such as "digits".
         threads: Threads; None takes one per core.
         max_memory_gib: Refuse to count where that may take more memory; None for no limit.
+        longest: Most tokens of a rule, 4 to 16.
     """
 
     tau: int = 5
@@ -36,10 +37,12 @@ class MiningOptions:
     protect: tuple[str, ...] = ()
     threads: int | None = None
     max_memory_gib: float | None = None
+    longest: int = LONGEST
 
     def check(self) -> Self:
         """Return the options if they are within their bounds."""
         check_tau(self.tau)
+        check_longest(self.longest)
         for name, least in (
             ("segment_length", 2),
             ("rule_budget", 1),

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, require
-from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID, Ints
@@ -28,9 +27,8 @@ def choose_spans(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints, count:
     """
     require(count >= 1, ConfigError, "the number of spans must be at least 1", count, "Use 8192.")
     rules = replace(rules, prices=None)
-    sizes = np.repeat(list(ORDERS), [rules.counts_by_order[n] for n in ORDERS])
-    support = np.concatenate([rules.support_by_order[n] for n in ORDERS])
-    chosen = _highest(support * (sizes - 1), count)
+    sizes = rules.sizes
+    chosen = _highest(rules.support * (sizes - 1), count)
     best, most = chosen, -1
     for _ in range(_ROUNDS):
         merged = rules.take(chosen)
@@ -41,7 +39,7 @@ def choose_spans(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints, count:
         best[chosen] = saved > 0
         value = np.zeros(len(rules), dtype=np.int64)
         rest = _raw_rest(merged, ids, offsets)
-        for n in ORDERS:  # apart, or the longer ones would hide the shorter
+        for n in rules.orders:  # apart, or the longer ones would hide the shorter
             value[sizes == n] = saved_tokens(rules.take(sizes == n), rest, offsets)
         value[chosen] = saved
         again = _highest(value, count)
@@ -55,7 +53,7 @@ def saved_tokens(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> Int
     """Return how many tokens of a text each rule saves [R] (int64)."""
     starts, lengths, _ = Matcher(rules).segment_many(ids, offsets, threads=_THREADS)
     saved = np.zeros(len(rules), dtype=np.int64)
-    for n in ORDERS:
+    for n in rules.orders:
         at = starts[lengths == n]
         if len(at):
             spans = np.asarray(ids)[at[:, None] + np.arange(n)]
@@ -67,7 +65,7 @@ def _raw_rest(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> NDArra
     """Return a text in which every merged token is an id that no candidate holds."""
     starts, lengths, _ = Matcher(rules).segment_many(ids, offsets, threads=_THREADS)
     rest = np.array(ids, dtype=np.int32)
-    for offset in range(ORDERS[-1]):
+    for offset in range(rules.longest):
         rest[starts[(lengths > 1) & (lengths > offset)] + offset] = MAX_TOKEN_ID
     return rest
 

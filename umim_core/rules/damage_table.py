@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from umim_core.errors import ArtifactError, require
-from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import described, read_manifest, write_manifest
@@ -114,7 +113,7 @@ class DamageTable:
         seen = int(self.occurrences.sum())
         overall = float(self.kl.sum()) / seen if seen else 0.0
         means = np.empty(len(self.rules))
-        for n in ORDERS:
+        for n in self.rules.orders:
             rows = self.rules.sizes == n
             prior = float(_shrunk(self.kl[rows].sum(), self.occurrences[rows].sum(), overall))
             means[rows] = _shrunk(self.kl[rows], self.occurrences[rows], prior)

@@ -8,24 +8,32 @@ Example (2-grams)::
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import RuleSetError
-from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.grams import NgramCounts
 from umim_core.rules.origin import Containment, Overlap
 from umim_core.text.token_ids import TOKEN_BITS, Ids, Ints
 
+Masks = dict[int, NDArray[np.bool_]]  # of rules [R_n] per order
+_PACKED: Final = 63 // TOKEN_BITS  # ids of a key
 _LEAST_PROGRESS: Final = 16  # a round pays when it decides this fraction of what is undecided
 
 
-def pack_spans(ids: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Pack rows of at most three token ids [R, n] into int64 keys [R] that sort like the rows."""
+def pack_spans(ids: NDArray[np.integer]) -> NDArray[Any]:
+    """Pack rows of token ids [R, n] into keys [R] that sort like the rows.
+
+    Keys are int64 for up to three ids; beyond, the bytes of the ids, the highest first.
+    """
+    width = ids.shape[1]
+    if width > _PACKED:
+        return np.ascontiguousarray(ids, dtype=">i4").reshape(-1).view(f"S{4 * width}")
     keys = np.zeros(ids.shape[0], dtype=np.int64)
-    for column in range(ids.shape[1]):
+    for column in range(width):
         keys = (keys << TOKEN_BITS) | ids[:, column].astype(np.int64)
     return keys
 
@@ -134,19 +142,36 @@ def overlap_mask(ids: Ids, support: Ints, policy: Overlap) -> NDArray[np.bool_]:
     return greedy_overlap(ids, support)[0]
 
 
-def _contained(ids: Ids, longer: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the pairs of a rule and a longer rule around it, as rows of ``ids`` and ``longer``."""
-    width, keys = ids.shape[1], pack_spans(ids)
-    order = np.argsort(keys, kind="stable")  # usually sorted already, which it makes use of
-    keys = keys[order]
-    rows, holders = [], []
-    for start in range(longer.shape[1] - width + 1):
-        inside = pack_spans(longer[:, start : start + width])
-        places = np.minimum(np.searchsorted(keys, inside), len(keys) - 1)
-        holder = np.flatnonzero(keys[places] == inside)
-        rows.append(order[places[holder]])
-        holders.append(holder)
-    return np.concatenate(rows), np.concatenate(holders)
+def _around(
+    ids_by_order: dict[int, Ids], support_by_order: dict[int, Ints], passed: Masks
+) -> dict[int, Ints]:
+    """Return the largest count of a longer rule around each [R_n] per order, of those that passed.
+
+    It is 0 where no longer one passed. Spans inside a rule are those inside its two parts, so each
+    order hands its spans, with the largest count of a rule around them, to the one below.
+    """
+    around: dict[int, Ints] = {}
+    spans, counted = np.zeros((0, max(ids_by_order)), np.int32), np.zeros(0, np.int64)
+    for n in reversed(ids_by_order):
+        ids, support = ids_by_order[n], support_by_order[n]
+        keys = pack_spans(spans)
+        order = np.argsort(keys, kind="stable")
+        new = np.ones(len(keys), dtype=np.bool_)
+        new[1:] = keys[order[1:]] != keys[order[:-1]]
+        first = np.flatnonzero(new)
+        keys, spans = keys[order[first]], spans[order[first]]
+        counted = np.maximum.reduceat(counted[order], first) if len(first) else counted
+        around[n] = np.zeros(len(ids), dtype=np.int64)
+        if len(keys) and len(ids):
+            rules = pack_spans(ids)
+            places = np.minimum(np.searchsorted(keys, rules), len(keys) - 1)
+            inside = keys[places] == rules
+            around[n][inside] = counted[places[inside]]
+        spans = np.concatenate([spans, ids[passed[n]]])
+        counted = np.concatenate([counted, support[passed[n]]])
+        spans = np.concatenate([spans[:, :-1], spans[:, 1:]])
+        counted = np.concatenate([counted, counted])
+    return around
 
 
 def filter_rules(
@@ -154,7 +179,7 @@ def filter_rules(
     support_by_order: dict[int, Ints],
     overlap: Overlap,
     containment: Containment,
-) -> tuple[dict[int, NDArray[np.bool_]], dict[int, NDArray[np.bool_]]]:
+) -> tuple[Masks, Masks]:
     """Apply both filters: overlap within each order, then containment from the longest order down.
 
     Containment ``drop`` removes rules that lie inside a longer one that passed the overlap filter.
@@ -165,19 +190,13 @@ def filter_rules(
 
     Source: paper, "Intra-order Overlap Filtering" and "Cross-order Containment Filtering".
     """
-    after_overlap = {n: overlap_mask(ids_by_order[n], support_by_order[n], overlap) for n in ORDERS}
-    final: dict[int, NDArray[np.bool_]] = {}
-    longer: list[Ids] = []
-    for n in reversed(ORDERS):
-        passed = ids_by_order[n][after_overlap[n]]
-        outside = np.ones(len(passed), dtype=np.bool_)
-        if containment == "drop" and len(passed):
-            for rules in longer:
-                outside[_contained(passed, rules)[0]] = False
-        final[n] = after_overlap[n].copy()
-        final[n][after_overlap[n]] = outside
-        longer.append(passed)
-    return after_overlap, final
+    after_overlap = {
+        n: overlap_mask(ids, support_by_order[n], overlap) for n, ids in ids_by_order.items()
+    }
+    if containment == "keep":
+        return after_overlap, after_overlap
+    around = _around(ids_by_order, support_by_order, after_overlap)
+    return after_overlap, {n: after_overlap[n] & (around[n] == 0) for n in ids_by_order}
 
 
 def step_counts(
@@ -185,7 +204,7 @@ def step_counts(
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return how many n-grams of each order reach ``tau``, and how many pass the overlap filter."""
     raw, passed = {}, {}
-    for n in ORDERS:
+    for n in counts.orders:
         enough = counts.support[n] >= tau
         ids, support = counts.ids(n)[enough], counts.support[n][enough]
         raw[n], passed[n] = len(ids), int(overlap_mask(ids, support, overlap).sum())
@@ -207,20 +226,17 @@ def tau_for_budget(
     if budget < 1:
         raise RuleSetError("a rule budget must be at least 1", budget, "Raise it, or give a tau.")
     firsts, lasts = [], []
-    longer: list[tuple[Ids, Ints]] = []
-    for n in reversed(ORDERS):
-        # Raising tau cuts off the worst rules, and greedy decides the better ones without them.
-        passed = overlap_mask(counts.ids(n), counts.support[n], overlap)
-        ids, support = counts.ids(n)[passed], counts.support[n][passed]
-        hidden = np.full(len(ids), counts.tau - 1, dtype=np.int64)
-        if containment == "drop" and len(ids):
-            for rules, counted in longer:
-                rows, holders = _contained(ids, rules)
-                np.maximum.at(hidden, rows, counted[holders])
-        lives = hidden < support
+    # Raising tau cuts off the worst rules, and greedy decides the better ones without them.
+    ids = {n: counts.ids(n) for n in counts.orders}
+    passed = {n: overlap_mask(ids[n], counts.support[n], overlap) for n in ids}
+    around = _around(ids, counts.support, passed) if containment == "drop" else None
+    for n, support in counts.support.items():
+        hidden = np.full(len(support), counts.tau - 1, dtype=np.int64)
+        if around is not None:
+            hidden = np.maximum(hidden, around[n])
+        lives = passed[n] & (hidden < support)
         firsts.append(hidden[lives] + 1)
         lasts.append(support[lives])
-        longer.append((ids, support))
     first, last = np.sort(np.concatenate(firsts)), np.sort(np.concatenate(lasts))
     taus = np.unique(np.append(last + 1, counts.tau))
     sizes = np.searchsorted(first, taus, "right") - np.searchsorted(last, taus, "left")

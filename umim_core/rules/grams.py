@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from umim_core.errors import RuleSetError, require
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, Ints
 
-ORDERS: Final = (2, 3, 4)
-LONGEST: Final = ORDERS[-1]  # tokens of a rule
+ORDERS: Final = (2, 3, 4)  # of rules in the paper, and of a set that is for no longer ones
+LONGEST: Final = ORDERS[-1]
+MAX_LONGEST: Final = 16
 _TOKEN_MASK: Final = np.int64(MAX_TOKEN_ID)
 
 
@@ -29,8 +30,8 @@ class NgramCounts:
     """Frequent n-grams of one corpus.
 
     Attributes:
-        keys: Per order n, sorted packed keys [R_n] (int64): prefix rank << 18 | last token, where
-            the prefix rank counts in ``keys[n - 1]`` (for n = 2 it is the first token itself).
+        keys: Per order n from 2 on, sorted packed keys [R_n] (int64): prefix rank << 18 | last
+            token, where the rank counts in ``keys[n - 1]`` (for n = 2: the first token itself).
         support: Per order n, occurrences [R_n] (int64), aligned with ``keys``.
         tau: The least count of a kept gram.
         documents: Per order n, documents [R_n] (int64) in which the gram occurs, or None where
@@ -42,8 +43,22 @@ class NgramCounts:
     tau: int
     documents: dict[int, Ints] | None = None
 
+    @property
+    def orders(self) -> tuple[int, ...]:
+        return tuple(self.keys)
+
     def __len__(self) -> int:
         return sum(len(keys) for keys in self.keys.values())
+
+    def up_to(self, longest: int) -> NgramCounts:
+        """Return the grams of at most so many tokens; refuse more than were counted."""
+        rule = f"rules have at most {self.orders[-1]} tokens, as what was counted"
+        remedy = "Count longer ones."
+        require(longest <= self.orders[-1], RuleSetError, rule, longest, remedy)
+        orders = orders_to(longest)
+        keys, support = ({n: each[n] for n in orders} for each in (self.keys, self.support))
+        documents = self.documents and {n: self.documents[n] for n in orders}
+        return NgramCounts(keys, support, self.tau, documents)
 
     def check_reached(self, tau: int) -> None:
         """Refuse a threshold below the one that was counted with."""
@@ -78,7 +93,7 @@ def select(counts: NgramCounts, tau: int, min_documents: int = 1) -> NgramCounts
     )
     keys, support, documents = {}, {}, {}
     ranks: Ints | None = None  # new rank of every gram of the order below
-    for n in ORDERS:
+    for n in counts.orders:
         keep = counts.support[n] >= tau
         if counts.documents is not None:
             keep &= counts.documents[n] >= min_documents
@@ -89,6 +104,23 @@ def select(counts: NgramCounts, tau: int, min_documents: int = 1) -> NgramCounts
         keys[n], support[n] = chosen, counts.support[n][keep]
         ranks = np.cumsum(keep, dtype=np.int64) - 1
     return NgramCounts(keys, support, tau, documents or None)
+
+
+def orders_to(longest: int) -> tuple[int, ...]:
+    """Return the orders of rules of up to ``longest`` tokens; those up to 4 are always there."""
+    return tuple(range(2, max(LONGEST, longest) + 1))
+
+
+def check_longest(longest: int, least: int = LONGEST) -> int:
+    """Return the most tokens of a rule if rules may be so long."""
+    require(
+        least <= longest <= MAX_LONGEST,
+        RuleSetError,
+        f"longest, the most tokens of a rule, must lie in {least}..{MAX_LONGEST}",
+        longest,
+        f"Take {LONGEST} for prose, {MAX_LONGEST} for schemas, logs and tool results.",
+    )
+    return longest
 
 
 _MOST: Final = 2**63 - 1

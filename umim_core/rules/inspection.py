@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 from umim_core.errors import CorpusError, require
 from umim_core.rules.filters import pack_spans
-from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import Ints
@@ -20,8 +18,6 @@ from umim_core.text.token_ids import Ints
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_REPEATED: Final = math.lcm(*ORDERS)
-_PER_KEY: Final = 3  # tokens that fit into one int64
 _POINTS: Final = 8  # of a curve of coverage
 
 
@@ -47,18 +43,22 @@ def collision_groups(rules: RuleSet, most: int) -> list[Ints]:
 def _surrogates(rules: RuleSet) -> tuple[Ints, Ints]:
     """Return the places of the rules, equal surrogates together, and the size of each group.
 
-    Without positions a module sees how often each token is in a span, of the span's length: spans
-    whose tokens, sorted and repeated to a common length, are equal have one surrogate.
+    Without positions a module sees each token's share of a span: sorted spans that repeat the same
+    shortest block, (a a b b) and (a b) say, have one surrogate.
     """
-    tokens = np.concatenate(
-        [np.sort(np.repeat(rules.ids_by_order[n], _REPEATED // n, axis=1)) for n in ORDERS]
-    )
-    columns = [pack_spans(tokens[:, at : at + _PER_KEY]) for at in range(0, _REPEATED, _PER_KEY)]
-    order = np.lexsort(columns)
-    unequal = np.zeros(len(order), dtype=np.bool_)
-    unequal[:1] = True
-    for column in columns:
-        unequal[1:] |= np.diff(column[order]) != 0
+    blocks = np.full((len(rules), rules.longest), -1, dtype=np.int32)
+    for n, ids in rules.ids_by_order.items():
+        spans, rows = np.sort(ids), np.flatnonzero(rules.sizes == n)
+        for times in range(1, n + 1):  # each token of the block so often
+            if n % times == 0:
+                apart = spans.reshape(len(ids), n // times, times)
+                equal = (apart == apart[:, :, :1]).all(axis=(1, 2))
+                blocks[rows[equal]] = -1
+                blocks[rows[equal], : n // times] = apart[equal, :, 0]
+    keys = pack_spans(blocks + 1)
+    order = np.argsort(keys, kind="stable")
+    unequal = np.ones(len(order), dtype=np.bool_)
+    unequal[1:] = keys[order[1:]] != keys[order[:-1]]
     return order, np.diff(np.append(np.flatnonzero(unequal), len(order)))
 
 
@@ -120,7 +120,7 @@ def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Cover
         tokens=len(ids),
         segments=len(offsets) - 1,
         token_reduction=(len(ids) - len(lengths)) / len(ids),
-        spans={n: int((lengths == n).sum()) for n in ORDERS},
+        spans={n: int((lengths == n).sum()) for n in matcher.rules.orders},
     )
 
 

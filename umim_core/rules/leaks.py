@@ -1,8 +1,8 @@
 """Private text that rules may give away: addresses, keys and numbers that their spans spell out.
 
-A rule has at most four tokens, too few for most secrets, but rules overlap: what is frequent can be
-put together again from them. So the scan reads a 4-gram with what other 4-grams add to it without a
-choice, and takes a tell-tale beginning for the whole::
+A rule of four tokens is too short for most secrets, but rules overlap: what is frequent can be put
+together again from them. So the scan reads a rule of four or more with what others of its length
+add to it without a choice, and takes a tell-tale beginning for the whole::
 
     (jane . do e) (. do e @) (do e @ ac) (e @ ac me) (@ ac me .org)     jane.doe@acme.org
 
@@ -24,7 +24,6 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.errors import LeakError
 from umim_core.rules.filters import pack_spans
-from umim_core.rules.grams import LONGEST, ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import Ints
 
@@ -32,6 +31,7 @@ Kind = Literal["e-mail address", "API key", "private key", "URL with password", 
 LeakPolicy = Literal["refuse", "allow"]
 
 _CHUNK: Final = 1 << 16  # spans decoded at once
+_CHAINED: Final = 4  # tokens of rules that others go on from; fewer tell nothing
 _STEPS: Final = 8  # rules that may be added to one
 _SHOWN: Final = 5  # leaks named in an error
 _VISIBLE: Final = 4  # characters of a leak shown in an error
@@ -124,9 +124,9 @@ def scan_rules(rules: RuleSet, tokenizer: PreTrainedTokenizerBase) -> list[Leak]
     The longest rules come first, those of a length by their ids.
     """
     leaks = []
-    for n in reversed(ORDERS):
+    for n in reversed(rules.orders):
         ids, support = rules.ids_by_order[n], rules.support_by_order[n]
-        following = _following(ids) if n == LONGEST else None
+        following = _following(ids) if n >= _CHAINED else None
         for low in range(0, len(ids), _CHUNK):
             rows = np.arange(low, min(low + _CHUNK, len(ids)))
             spans = ids[rows].tolist() if following is None else _extended(ids, rows, following)
@@ -138,30 +138,31 @@ def scan_rules(rules: RuleSet, tokenizer: PreTrainedTokenizerBase) -> list[Leak]
 
 
 def _following(ids: NDArray[np.int32]) -> tuple[Ints, Ints]:
-    """Return for each 4-gram [R, 4] the only one that can follow it, or -1, and what that adds.
+    """Return for each rule [R, n] the only one that can follow it, or -1, and what that adds.
 
-    The follower begins with the last three tokens of the rule, or, where none does, with its last
-    two, as the greedy filter leaves them; it adds one token, or two.
+    The follower begins with the last n - 1 tokens of the rule, or, where none does, with its last
+    n - 2, as the greedy filter leaves them; it adds one token, or two.
     """
     follower = np.full(len(ids), -1, dtype=np.int64)
     adds = np.zeros(len(ids), dtype=np.int64)
     open_end = np.ones(len(ids), dtype=np.bool_)
-    for shared in (3, 2):
-        begin, end = pack_spans(ids[:, :shared]), pack_spans(ids[:, 4 - shared :])
+    size = ids.shape[1]
+    for shared in (size - 1, size - 2):
+        begin, end = pack_spans(ids[:, :shared]), pack_spans(ids[:, size - shared :])
         low, high = np.searchsorted(begin, end, "left"), np.searchsorted(begin, end, "right")
         only = open_end & (high - low == 1)
-        follower[only], adds[only] = low[only], 4 - shared
+        follower[only], adds[only] = low[only], size - shared
         open_end &= high == low
     return follower, adds
 
 
 def _extended(ids: NDArray[np.int32], rows: Ints, following: tuple[Ints, Ints]) -> list[list[int]]:
-    """Return the tokens of some 4-grams, each with those of up to ``_STEPS`` followers."""
+    """Return the tokens of some rules of a length, each with those of ``_STEPS`` followers."""
     columns, at = [ids[rows]], rows
     for _ in range(_STEPS):
         after = np.where(at >= 0, following[0][at], -1)
         adds = np.where(after >= 0, following[1][at], 0)[:, None]
-        columns.append(np.where(adds >= [[2, 1]], ids[after, 2:], -1))
+        columns.append(np.where(adds >= [[2, 1]], ids[after, -2:], -1))
         at = after
     table = np.concatenate(columns, axis=1)
     return [row[row >= 0].tolist() for row in table]

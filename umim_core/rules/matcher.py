@@ -1,20 +1,21 @@
 """Longest-first, left-to-right matching of a rule set over token ids.
 
 The rules form a trie in one hash table (see ``trie``). A position costs one look into a bit set
-that fits the cache, and at most three lookups where a rule may begin.
+that fits the cache, and a lookup per token of the longest rule where one may begin.
 
 ``SuffixMatcher`` merges the end of texts that grow, many rows at once. A row's state is its last
-four raw tokens and which of them begin a unit. With the rule (b, c) and the tokens a b c::
+raw tokens, as many as the longest rule has, and which of them begin a unit. With the rule (b, c)
+and the tokens a b c::
 
     added    units before    taken back    new unit    units after
     a        -               0             a           a
     b        a               0             b           a b
     c        a b             1             (b, c)      a (b, c)
 
-The leftmost unit boundary among the last three raw tokens from which a rule ends exactly at the new
-token wins. Longest-first, left-to-right matching of the whole text would cut the same units:
-growing a text by one token changes its segmentation only from the first boundary on whose longest
-rule now ends there. A token costs at most six lookups, however long the text is.
+The leftmost unit boundary among these from which a rule ends exactly at the new token wins.
+Longest-first, left-to-right matching of the whole text would cut the same units: growing a text by
+one token changes its segmentation only from the first boundary on whose longest rule now ends
+there. What a token costs does not depend on the length of the text.
 
 A row can be cut: what follows is a text of its own, which no rule enters from before the cut. With
 the rules (a, b) and (b, c), a cut before b leaves a raw, and c completes (b, c).
@@ -31,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, require
-from umim_core.rules.grams import LONGEST
+from umim_core.rules.grams import LONGEST, MAX_LONGEST
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.trie import Words, advance, is_rule, segment
 from umim_core.text.token_ids import MAX_TOKEN_ID, Ints, check_offsets, read_ids
@@ -42,10 +43,10 @@ class Advance:
     """Change of each row [B] by a new token; zeros for rows that got none.
 
     Attributes:
-        rollback: Units to take back first [B] (0 .. 3).
-        spans: Raw ids of the one new unit [B, 4]: the token alone, or a rule that ends with it;
-            zeros behind its end.
-        lengths: Ids of that unit [B] (1 .. 4).
+        rollback: Units to take back first [B] (0 .. longest - 1).
+        spans: Raw ids of the one new unit [B, longest]: the token alone, or a rule that ends with
+            it; zeros behind its end.
+        lengths: Ids of that unit [B] (1 .. longest).
     """
 
     rollback: Ints
@@ -56,9 +57,9 @@ class Advance:
 class SuffixMatcher:
     """Follow B texts that grow by one token at a time, all of them empty at first."""
 
-    def __init__(self, slots: Words, rows: int) -> None:
+    def __init__(self, slots: Words, rows: int, longest: int = LONGEST) -> None:
         self._slots = slots
-        self._recent = np.full((rows, LONGEST), -1, dtype=np.int32)
+        self._recent = np.full((rows, longest), -1, dtype=np.int32)
         self._borders = np.zeros(rows, dtype=np.int64)
 
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
@@ -144,12 +145,12 @@ class Matcher:
         return result
 
     def contains(self, span: Sequence[int]) -> bool:
-        if not 2 <= len(span) <= LONGEST or not 0 <= min(span) <= max(span) <= MAX_TOKEN_ID:
+        if not 2 <= len(span) <= MAX_LONGEST or not 0 <= min(span) <= max(span) <= MAX_TOKEN_ID:
             return False
         return bool(is_rule(np.array(span, np.int32), 0, len(span), self._tables.slots))
 
     def suffixes(self, rows: int) -> SuffixMatcher:
-        return SuffixMatcher(self._tables.slots, rows)
+        return SuffixMatcher(self._tables.slots, rows, self.rules.longest)
 
 
 Parts = tuple[tuple[int, int], ...]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, RuleSetError, require
 from umim_core.rules.damage_table import DamageTable, Floats
-from umim_core.rules.grams import LONGEST, ORDERS
+from umim_core.rules.grams import MAX_LONGEST
 from umim_core.rules.inspection import token_reduction
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Text = tuple[NDArray[np.integer], Ints]  # ids of all segments, flat, and segment borders
 _STEPS: Final = 32  # recorded prices
-_MOST_REDUCTION: Final = (LONGEST - 1) / LONGEST
+_MOST_REDUCTION: Final = (MAX_LONGEST - 1) / MAX_LONGEST
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ def prices(table: DamageTable) -> Floats:
     """
     rules, sizes, means = table.rules, table.rules.sizes, table.mean_kl()
     within, within_saved = np.zeros(len(means)), np.zeros(len(means), dtype=np.int64)
-    for n in ORDERS[1:]:
+    for n in rules.orders[1:]:
         shorter, spans = rules.take(sizes < n), np.flatnonzero(sizes == n)
         if not len(shorter) or not len(spans):
             continue
         ids = rules.ids_by_order[n].reshape(-1)
         borders = np.arange(len(spans) + 1, dtype=np.int64) * n
         starts, lengths, _ = Matcher(shorter).segment_many(ids, borders)
-        for size in ORDERS[: ORDERS.index(n)]:
+        for size in range(2, n):
             at = starts[lengths == size]
             inner = rules.places(ids[at[:, None] + np.arange(size)])
             np.add.at(within, spans[at // n], means[inner])
@@ -101,7 +101,7 @@ def cut_to_budget(
     is taken left out, the reduction would be below the target: the budget is met within one rule.
     Each trial matches the text anew with the rules of the trial; bisection finds their number. The
     text is flat ids [T] and segment borders [num_segments + 1]. The target, (raw tokens - units) /
-    raw tokens, lies above 0 and below 0.75; only ``free`` rules [R] (bool) may stay, None for all.
+    raw tokens, lies above 0 and below 15/16; only ``free`` rules [R] (bool) may stay, None for all.
     """
     check_target(target)
     order = _by_price(rules, price)
@@ -271,7 +271,8 @@ def _protecting(rules: RuleSet, protect: Sequence[str]) -> RuleOrigin:
 
 
 def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:
-    return ~np.concatenate([np.isin(rules.ids_by_order[n], tokens).any(axis=1) for n in ORDERS])
+    held = [np.isin(ids, tokens).any(axis=1) for ids in rules.ids_by_order.values()]
+    return ~np.concatenate(held)
 
 
 def check_target(target: object) -> None:

@@ -1,4 +1,4 @@
-"""The rule set: spans of 2 to 4 token ids with their counts, and its directory on disk.
+"""The rule set: spans of 2 to 16 token ids with their counts, and its directory on disk.
 
 A rule directory holds ``rules.parquet`` (columns ``n`` int8, ``ids`` list<int32>, ``count`` int64,
 sorted by (n, ids)), ``matcher/tables.npy`` (derived; where it is absent it is built in memory),
@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
-from umim_core.rules.filters import filter_rules
-from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
+from umim_core.rules.filters import filter_rules, pack_spans
+from umim_core.rules.grams import MAX_LONGEST, NgramCounts, check_longest, check_tau, orders_to
 from umim_core.rules.origin import NOT_OF_THE_DIGEST, RuleOrigin
 from umim_core.rules.trie import MatcherTables
 from umim_core.store.arrays import open_array, save_array
@@ -57,7 +57,8 @@ class RuleSet:
     """Merge rules and where they come from.
 
     Attributes:
-        ids_by_order: Rules [R_n, n] (int32), rows ascending, for n = 2, 3, 4.
+        ids_by_order: Rules [R_n, n] (int32), rows ascending, for n = 2 .. ``longest``, a property
+            of the set: its form has so many offsets, even where no rule is that long.
         support_by_order: Corpus counts [R_n] (int64), aligned with the rules.
         origin: Threshold, filters, tokenizer, corpus.
         prices: Price of each rule [R] (float32), rules sorted by n, then ids; None: not measured.
@@ -72,7 +73,11 @@ class RuleSet:
     )
 
     def __post_init__(self) -> None:
-        for n in ORDERS:
+        check_longest(self.longest)
+        orders = (tuple(self.ids_by_order), tuple(self.support_by_order))
+        rule = "a rule set must have all orders from 2 on, in both its dicts"
+        require(set(orders) == {orders_to(self.longest)}, RuleSetError, rule, orders)
+        for n in self.orders:
             _check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.origin.tau)
         if self.prices is None:
             return
@@ -101,7 +106,7 @@ class RuleSet:
         recorded = origin or RuleOrigin()
         tau = counts.tau if recorded.tau is None else recorded.tau
         counts.check_reached(tau)
-        ids = {n: counts.ids(n) for n in ORDERS}
+        ids = {n: counts.ids(n) for n in counts.orders}
         return cls.filtered(ids, counts.support, recorded.model_copy(update={"tau": tau}))
 
     @classmethod
@@ -111,30 +116,34 @@ class RuleSet:
         Spans [R_n, n] per order come with rows ascending, and their counts [R_n].
         """
         tau = 1 if origin.tau is None else check_tau(origin.tau)
-        enough = {n: support[n] >= tau for n in ORDERS}
-        ids = {n: ids[n][enough[n]] for n in ORDERS}
-        support = {n: support[n][enough[n]] for n in ORDERS}
+        enough = {n: support[n] >= tau for n in ids}
+        ids = {n: ids[n][enough[n]] for n in ids}
+        support = {n: support[n][enough[n]] for n in ids}
         _, keep = filter_rules(ids, support, origin.overlap, origin.containment)
-        remaining = {n: ids[n][keep[n]] for n in ORDERS}
-        return cls(remaining, {n: support[n][keep[n]] for n in ORDERS}, origin)
+        remaining = {n: ids[n][keep[n]] for n in ids}
+        return cls(remaining, {n: support[n][keep[n]] for n in ids}, origin)
 
     @classmethod
     def from_spans(
         cls, spans: Iterable[tuple[int, ...]], tokenizer_fingerprint: str | None = None
     ) -> RuleSet:
-        """Make a rule set of explicit spans, each with count 1 and no threshold."""
+        """Make a rule set of explicit spans, each with count 1 and no threshold.
+
+        It is for rules of the longest span, at least 4 tokens.
+        """
         unique = sorted(set(spans))
         for span in unique:
-            if len(span) not in ORDERS:
-                raise RuleSetError("a rule must have 2, 3 or 4 tokens", span, "Drop this span.")
+            if not 2 <= len(span) <= MAX_LONGEST:
+                rule = f"a rule must have 2 to {MAX_LONGEST} tokens"
+                raise RuleSetError(rule, span, "Drop this span.")
             if min(span) < 0 or max(span) > MAX_TOKEN_ID:
                 rule = f"rule ids must lie in 0..{MAX_TOKEN_ID}"
                 raise RuleSetError(rule, span, "Drop this span.")
         ids = {
             n: np.array([s for s in unique if len(s) == n], dtype=np.int32).reshape(-1, n)
-            for n in ORDERS
+            for n in orders_to(max(map(len, unique), default=0))
         }
-        support = {n: np.ones(len(ids[n]), dtype=np.int64) for n in ORDERS}
+        support = {n: np.ones(len(ids[n]), dtype=np.int64) for n in ids}
         origin = RuleOrigin(
             overlap="none",
             containment="keep",
@@ -144,18 +153,27 @@ class RuleSet:
         return cls(ids, support, origin)
 
     @property
+    def orders(self) -> tuple[int, ...]:
+        return tuple(self.ids_by_order)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a rule of this set may have, at least 4."""
+        return max(self.ids_by_order, default=0)
+
+    @property
     def counts_by_order(self) -> dict[int, int]:
-        return {n: len(self.ids_by_order[n]) for n in ORDERS}
+        return {n: len(ids) for n, ids in self.ids_by_order.items()}
 
     @property
     def support(self) -> Ints:
         """Corpus counts of all rules [R], sorted by n, then ids."""
-        return np.concatenate([self.support_by_order[n] for n in ORDERS])
+        return np.concatenate(list(self.support_by_order.values()))
 
     @property
     def sizes(self) -> Ints:
         """Tokens of each rule [R]."""
-        return np.repeat(np.array(ORDERS), list(self.counts_by_order.values()))
+        return np.repeat(np.array(self.orders), list(self.counts_by_order.values()))
 
     def __len__(self) -> int:
         return sum(self.counts_by_order.values())
@@ -177,7 +195,7 @@ class RuleSet:
         """SHA-256 of the rules and of how they were made."""
         made = self.origin.model_dump(mode="json", exclude=NOT_OF_THE_DIGEST)
         parts = [canonical_json(made)]
-        for n in ORDERS:
+        for n in self.orders:
             parts.append(sha256_bytes(np.ascontiguousarray(self.ids_by_order[n]).tobytes()))
             parts.append(sha256_bytes(np.ascontiguousarray(self.support_by_order[n]).tobytes()))
         return sha256_bytes("\n".join(parts).encode())
@@ -192,13 +210,13 @@ class RuleSet:
         What the cheapest of all rules save is no longer recorded: fewer rules save another share.
         """
         borders = np.cumsum(list(self.counts_by_order.values()))[:-1]
-        parts = dict(zip(ORDERS, np.split(kept, borders), strict=True))
+        parts = dict(zip(self.orders, np.split(kept, borders), strict=True))
         unrecorded = {"price_steps": (), "price_reductions": ()}
         return replace(
             self,
             origin=self.origin.model_copy(update=unrecorded),
-            ids_by_order={n: self.ids_by_order[n][parts[n]] for n in ORDERS},
-            support_by_order={n: self.support_by_order[n][parts[n]] for n in ORDERS},
+            ids_by_order={n: self.ids_by_order[n][parts[n]] for n in self.orders},
+            support_by_order={n: self.support_by_order[n][parts[n]] for n in self.orders},
             prices=None if self.prices is None else self.prices[kept],
         )
 
@@ -214,7 +232,7 @@ class RuleSet:
     def places(self, spans: NDArray[np.integer]) -> Ints:
         """Return the places [M] of rules of one order [M, n] in the set, sorted by n, then ids."""
         ids = self.ids_by_order[spans.shape[1]]
-        indices = np.searchsorted(_sort_keys(ids), _sort_keys(spans))
+        indices = np.searchsorted(pack_spans(ids), pack_spans(spans))
         known = indices < len(ids)
         known[known] = (ids[indices[known]] == spans[known]).all(axis=1)
         if not known.all():
@@ -267,11 +285,16 @@ class RuleSet:
             require(not missing, ArtifactError, rule, f"no {', '.join(missing)}", remedy)
             origin = RuleOrigin.model_validate(manifest)
         prices = np.array(open_array(path / _PRICES)) if _PRICES in listed else None
+        counted = manifest.get("rules")
+        if isinstance(counted, dict):  # a set may have no rule of its last orders
+            for n in orders_to(min(len(counted) + 1, MAX_LONGEST)):
+                ids.setdefault(n, np.zeros((0, n), np.int32))
+                support.setdefault(n, np.zeros(0, np.int64))
         rules = cls(ids, support, origin, prices)
         require(
-            manifest.get("rules") in (None, rules._counted),
+            counted in (None, rules._counted),
             RuleSetError,
-            f"{path} must hold the rules its manifest counts, {manifest.get('rules')}",
+            f"{path} must hold the rules its manifest counts, {counted}",
             rules._counted,
             "Mine them again.",
         )
@@ -280,12 +303,6 @@ class RuleSet:
         if tokenizer_fingerprint is not None:
             rules.check_tokenizer(tokenizer_fingerprint)
         return rules
-
-
-def _sort_keys(spans: NDArray[np.integer]) -> NDArray[np.bytes_]:
-    """Return keys [M] of spans [M, n] that sort as the spans do: their bytes, the highest first."""
-    width = spans.shape[1]
-    return np.ascontiguousarray(spans, dtype=">i4").reshape(-1).view(f"S{4 * width}")
 
 
 def write_table(
@@ -298,14 +315,15 @@ def write_table(
 
     ``compression_level`` is of zstd; None for its own.
     """
-    sizes = [len(ids_by_order[n]) for n in ORDERS]
-    starts = np.concatenate([[0], np.cumsum(np.repeat(ORDERS, sizes))]).astype(np.int32)
-    flat = np.concatenate([ids_by_order[n].reshape(-1) for n in ORDERS])
+    orders = np.array(list(ids_by_order), np.int8)
+    sizes = [len(ids) for ids in ids_by_order.values()]
+    starts = np.concatenate([[0], np.cumsum(np.repeat(orders, sizes), dtype=np.int32)])
+    flat = np.concatenate([ids.reshape(-1) for ids in ids_by_order.values()])
     table = pa.table(
         {
-            "n": np.repeat(np.array(ORDERS, np.int8), sizes),
-            "ids": pa.ListArray.from_arrays(starts, pa.array(flat, pa.int32())),
-            "count": np.concatenate([support_by_order[n] for n in ORDERS]),
+            "n": np.repeat(orders, sizes),
+            "ids": pa.ListArray.from_arrays(starts.astype(np.int32), pa.array(flat, pa.int32())),
+            "count": np.concatenate(list(support_by_order.values())),
         },
         schema=TABLE_SCHEMA,
     )
@@ -320,7 +338,10 @@ def write_table(
 
 
 def read_table(path: Path) -> tuple[dict[int, Ids], dict[int, Ints]]:
-    """Read what :func:`write_table` wrote; a rule set checks the rows themselves."""
+    """Read what :func:`write_table` wrote; a rule set checks the rows themselves.
+
+    There are all orders up to that of the longest rule, at least 4.
+    """
     try:
         with pq.ParquetFile(path) as file:
             rows = file.metadata.num_rows
@@ -341,13 +362,13 @@ def read_table(path: Path) -> tuple[dict[int, Ids], dict[int, Ints]]:
     require(not nulls, RuleSetError, f"{path} must hold no nulls", nulls, "Mine again.")
     orders, counts = (_numbers(table[name].combine_chunks()) for name in ("n", "count"))
     sizes, flat = np.diff(_numbers(lists.offsets)), _numbers(lists.flatten())
-    sized = np.isin(orders, ORDERS).all() and (sizes == orders).all()
-    rule = f"{path} must hold rules of 2, 3 or 4 ids, sorted by n"
+    sized = ((orders >= 2) & (orders <= MAX_LONGEST)).all() and (sizes == orders).all()
+    rule = f"{path} must hold rules of 2 to {MAX_LONGEST} ids, sorted by n"
     sorted_by_n = bool(sized and (np.diff(orders) >= 0).all())
     require(sorted_by_n, RuleSetError, rule, "other rows", "Mine again.")
     starts = np.concatenate([[0], np.cumsum(sizes)])
     ids, support = {}, {}
-    for n in ORDERS:
+    for n in orders_to(int(orders.max(initial=0))):
         low, high = np.searchsorted(orders, [n, n + 1])
         ids[n] = flat[starts[low] : starts[high]].reshape(-1, n)
         support[n] = counts[low:high]

@@ -12,7 +12,7 @@ With the rules (1,2) and (1,2,3), if (1,2) lies in slot 7::
     elsewhere   (2^18 + 7) << 20 | 3 << 2 |          1
 
 Whatever the words hold, no loop leaves the arrays: slots are computed, never read, and a walk is at
-most four tokens long. One empty slot ends every search. A bit set next to the trie holds the pairs
+most 16 tokens long. One empty slot ends every search. A bit set next to the trie holds the pairs
 that begin a rule: it fits the cache, and most positions of a text end there.
 
 ``matcher/tables.npy`` is one array of 64-bit words, so that one check of its bytes covers all::
@@ -24,8 +24,8 @@ that begin a rule: it fits the cache, and most positions of a text end there.
     4 .. 7   SHA-256 of the rule set that it was made of
     8 ..     S slots, then the bit set of pairs
 
-That is 13 bytes per distinct prefix of two or more ids: at most 41 per rule, and about 28 for
-millions of rules, which share theirs.
+That is 13 bytes per distinct prefix of two or more ids: at most 41 per rule of four, and about 28
+for millions of rules, which share theirs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError
 from umim_core.rules.filters import pack_spans
-from umim_core.rules.grams import LONGEST, ORDERS
+from umim_core.rules.grams import MAX_LONGEST
 from umim_core.store.arrays import open_array, save_array
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, Ids, Ints
 
@@ -230,7 +230,7 @@ def survey(slots: Words) -> tuple[int, int, int]:
 
 @_njit
 def is_rule(ids: Ids, start: int, length: int, slots: Words) -> bool:
-    """Return whether ``length`` (2 .. 4) ids from ``start`` on are exactly one rule.
+    """Return whether ``length`` (2 .. 16) ids from ``start`` on are exactly one rule.
 
     A negative id is part of no rule.
     """
@@ -266,7 +266,7 @@ def _longest(ids: Ids, position: int, end: int, slots: Words) -> int:
     """Return the length of the longest rule at ``position`` that ends by ``end``, or 1."""
     best = 1
     parent = int(ids[position])
-    for length in range(2, min(LONGEST, end - position) + 1):
+    for length in range(2, min(MAX_LONGEST, end - position) + 1):
         key = _key(parent, ids[position + length - 1])
         slot = _find(key, _hash(key), slots)
         word = slots[slot]
@@ -319,38 +319,38 @@ def advance(
 ) -> tuple[Ints, Ints, Ints]:
     """Add one token [B] to every running row [B] and merge what ends with it.
 
-    A token outside 0 .. 2^18 - 1 is part of no rule. ``recent`` are the last four ids of each row
-    [B, 4], oldest first; bit k of ``borders`` [B] is set where the id k places before the newest
-    begins a unit. Both are changed.
+    A token outside 0 .. 2^18 - 1 is part of no rule. ``recent`` are the last ids of each row
+    [B, longest], oldest first; bit k of ``borders`` [B] is set where the id k places before the
+    newest begins a unit. Both are changed.
 
     Returns:
-        Units to take back [B], ids of the new unit [B, 4] (zeros behind it) and its length [B];
-        zeros for the other rows.
+        Units to take back [B], ids of the new unit [B, longest] (zeros behind it) and its length
+        [B]; zeros for the other rows.
     """
-    rows = tokens.size
+    rows, longest = recent.shape
     rollback = np.zeros(rows, dtype=np.int64)
-    spans = np.zeros((rows, LONGEST), dtype=np.int64)
+    spans = np.zeros((rows, longest), dtype=np.int64)
     lengths = np.zeros(rows, dtype=np.int64)
     for row in range(rows):
         if not running[row]:
             continue
         window = recent[row]
-        for place in range(LONGEST - 1):
+        for place in range(longest - 1):
             window[place] = window[place + 1]
         known = 0 <= tokens[row] <= MAX_TOKEN_ID
         window[-1] = np.int32(tokens[row]) if known else np.int32(-1)
-        length = LONGEST
+        length = longest
         # Before the shift the first id of a span of n was n - 2 places before the newest.
         while length > 1 and not (
-            (borders[row] >> (length - 2)) & 1 and is_rule(window, LONGEST - length, length, slots)
+            (borders[row] >> (length - 2)) & 1 and is_rule(window, longest - length, length, slots)
         ):
             length -= 1
         for place in range(length - 1):
             rollback[row] += (borders[row] >> place) & 1
         older = (borders[row] << 1) & ~((1 << (length - 1)) - 1)
-        borders[row] = (older | (1 << (length - 1))) & ((1 << (LONGEST - 1)) - 1)
+        borders[row] = (older | (1 << (length - 1))) & ((1 << (longest - 1)) - 1)
         lengths[row] = length
-        spans[row, :length] = window[LONGEST - length :]
+        spans[row, :length] = window[longest - length :]
         spans[row, length - 1] = tokens[row]
     return rollback, spans, lengths
 
@@ -372,16 +372,16 @@ class MatcherTables:
     @classmethod
     def build(cls, ids_by_order: dict[int, Ids]) -> MatcherTables:
         """Build the tables of rules [R_n, n] (int32) per order, rows ascending, ids < 2^18."""
-        nodes = _nodes(ids_by_order)
-        size = _size(nodes)
+        size = _size(_prefix_counts(ids_by_order)[0])
         if size > _MAX_SLOTS:
             raise ArtifactError(
                 f"the rules must need at most {_MAX_SLOTS} slots", size, "Raise tau."
             )
         slots = np.zeros(size, dtype=np.uint64)
-        bits = np.zeros(
-            len(_prefixes(ids_by_order, 2, 2)) * _BITS_PER_PAIR // 64 + 1, dtype=np.uint64
-        )
+        pairs = np.zeros(0, dtype=np.int64)
+        for ids in ids_by_order.values():
+            pairs = union(pairs, pack_spans(ids[:, :2]))
+        bits = np.zeros(len(pairs) * _BITS_PER_PAIR // 64 + 1, dtype=np.uint64)
         for ids in _rows(ids_by_order):
             insert(ids, slots, bits)
         return cls(_read_only(slots), _read_only(bits))
@@ -429,8 +429,8 @@ class MatcherTables:
 def _hold(slots: Words, pairs: Words, ids_by_order: dict[int, Ids]) -> bool:
     """Return whether tables hold the rules, and by their numbers nothing else."""
     bits = np.zeros(len(pairs), dtype=np.uint64)
-    nodes, rules = _nodes(ids_by_order), sum(map(len, ids_by_order.values()))
-    continued = sum(len(_prefixes(ids_by_order, n, n + 1)) for n in ORDERS[:-1])
+    nodes, continued = _prefix_counts(ids_by_order)
+    rules = sum(map(len, ids_by_order.values()))
     return (
         len(slots) == _size(nodes)
         and survey(slots) == (nodes, rules, continued)
@@ -440,7 +440,7 @@ def _hold(slots: Words, pairs: Words, ids_by_order: dict[int, Ids]) -> bool:
 
 
 def _rows(ids_by_order: dict[int, Ids]) -> list[Ids]:
-    return [_read_only(np.ascontiguousarray(ids_by_order[n]).view()) for n in ORDERS]
+    return [_read_only(np.ascontiguousarray(ids_by_order[n]).view()) for n in ids_by_order]
 
 
 def _size(nodes: int) -> int:
@@ -448,19 +448,27 @@ def _size(nodes: int) -> int:
     return int(nodes / _LOAD) + 1
 
 
-def _nodes(ids_by_order: dict[int, Ids]) -> int:
-    """Return the number of different prefixes of two or more ids."""
-    shorter = sum(len(_prefixes(ids_by_order, n, n)) for n in ORDERS[:-1])
-    return shorter + len(ids_by_order[LONGEST])
+def _prefix_counts(ids_by_order: dict[int, Ids]) -> tuple[int, int]:
+    """Return how many prefixes of two or more ids the rules have, and how many go on to a longer.
 
+    A prefix of up to three ids is packed as it is, a longer one with the rank of the one before::
 
-def _prefixes(ids_by_order: dict[int, Ids], length: int, shortest: int) -> Ints:
-    """Return the different prefixes of ``length`` ids of all rules of at least ``shortest``."""
-    prefixes = np.zeros(0, dtype=np.int64)
-    for n in ORDERS:
-        if n >= shortest:
-            prefixes = union(prefixes, pack_spans(ids_by_order[n][:, :length]))
-    return prefixes
+        (a b c d)   rank of (a b c) << 18 | d
+    """
+    nodes, continued, longest = 0, 0, max(ids_by_order)
+    keys = {n: pack_spans(ids[:, :1]) for n, ids in ids_by_order.items()}
+    for length in range(2, longest):
+        longer = np.zeros(0, dtype=np.int64)
+        for n in range(length, longest + 1):
+            keys[n] = (keys[n] << TOKEN_BITS) | ids_by_order[n][:, length - 1]
+            if n > length:
+                longer = union(longer, keys[n])
+        nodes += len(union(longer, keys[length]))
+        continued += len(longer)
+        if 3 <= length < longest - 1:
+            for n in range(length + 1, longest + 1):
+                keys[n] = np.searchsorted(longer, keys[n])
+    return nodes + len(ids_by_order[longest]), continued
 
 
 def _digest_words(digest: str) -> Words:
