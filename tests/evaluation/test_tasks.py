@@ -39,7 +39,6 @@ from umim_core.evaluation.tasks.lm_eval_tasks import (
 from umim_core.evaluation.text_metrics import BERTSCORE, code_tests, contest_answer, find_metrics
 from umim_core.task_sets.generation_spec import (
     GENERATION_TASKS,
-    GenerationQuestion,
     GenerationSet,
     Wish,
 )
@@ -264,10 +263,9 @@ def test_an_answer_given_as_text_counts_and_has_one_blank(checkpoint_path: Path,
         assert task.process_results(doc, [*scores, (-1.0, False, 3)])["acc_seq"] == right
 
 
-def make(wish: Wish) -> Iterator[GenerationQuestion]:
+def make(wish: Wish, number: int) -> tuple[dict[str, str], tuple[str, ...]]:
     texts = ("the cat sat on the mat and the dog", "by the sea the old cat house near the log")
-    for number, text in enumerate(texts):
-        yield GenerationQuestion(str(number), {"text": text}, ("the cat",))
+    return {"text": texts[number]}, ("the cat",)
 
 
 OWN = GenerationSet(
@@ -285,7 +283,7 @@ FIGURES = ("recall", "rouge1", "rouge2", "rougeL", "rougeLsum")
 
 @pytest.fixture
 def metadata(checkpoint_path: Path, own_task: None) -> dict[str, Any]:
-    return {"checkpoint": str(checkpoint_path)}
+    return {"checkpoint": str(checkpoint_path), "task_questions": 2}
 
 
 @pytest.fixture
@@ -343,7 +341,7 @@ def test_a_tokenizer_alone_measures_texts_for_a_model_of_unknown_context(
     metadata: dict[str, Any], tmp_path: Path
 ) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "words")
-    own = {"tokenizer": str(tmp_path / "words"), "model": "a-service"}
+    own = {"tokenizer": str(tmp_path / "words"), "model": "a-service", "task_questions": 2}
     found = generation_config(OWN, own)["metadata"]
     assert found["context"] is None  # type: ignore[index]  # of a plain dict
     assert generation_config(OWN, metadata)["metadata"]["context"] == 48  # type: ignore[index]

@@ -1,32 +1,127 @@
-"""Generated tasks: answers are in the prompts, lengths are right, draws can be repeated."""
+"""Generated tasks: rows, room and options; answers are in the prompts, draws can be repeated."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from random import Random
 
 import pytest
 
-from support.counted_texts import TOKENIZER, count
+from tests.evaluation.conftest import byte_tokenizer
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.text_metrics import recall, substring_match
 from umim_core.task_sets.generation_spec import (
     CHAT_ROOM,
     GENERATION_TASKS,
     GenerationRow,
+    GenerationSet,
     TaskOptions,
+    Wish,
     make_rows,
 )
+from umim_core.task_sets.prompt_filling import inserted, sentences
 from umim_core.task_sets.spec import TaskSplit
+from umim_core.text.token_ids import encode
 
+TOKENIZER = byte_tokenizer()
 NEEDLE = re.compile(r"One of the special magic \w+ for ([a-z]+-[a-z]+) is: (\d{7}|[a-z]+-[a-z]+)\.")
+WISHES: list[Wish] = []
+
+
+def count(text: str) -> int:
+    return len(encode(TOKENIZER, text))
+
+
+def make(wish: Wish, number: int) -> tuple[Mapping[str, str], Sequence[str]]:
+    WISHES.append(wish)
+    return {"text": "the cat", "query": "why", "test": "assert"}, ("so",)
+
+
+TASK = GenerationSet(
+    name="umim_own",
+    prompt="{text}\nQ: {query} {{}}",
+    answer_prefix="About {query}:",
+    make=make,
+    version=1,
+    metrics=("recall",),
+    max_new_tokens=10,
+    length=300,
+)
+
+
+def test_rows_hold_what_metrics_need_and_makers_are_told_the_room() -> None:
+    (row,) = make_rows(TASK, TaskOptions(task_questions=1), TOKENIZER)
+    prompt = "the cat\nQ: why {}"
+    assert row == {
+        "id": "0",
+        "prompt": prompt,
+        "question": "",
+        "answer_prefix": "About why:",
+        "references": ["so"],
+        "prompt_tokens": count(f"{prompt} About why:"),
+        "test": "assert",
+    }
+    rows = make_rows(TASK, TaskOptions(task_seed=4, task_questions=2), TOKENIZER, "train")
+    wish = WISHES[-1]
+    assert (wish.room, wish.seed, wish.split) == (300 - 10 - CHAT_ROOM, 4, "train")
+    assert wish.size({"text": "the cat", "query": "why"}) == rows[1]["prompt_tokens"]
+    assert len(make_rows(TASK, TaskOptions(task_new_tokens=20), TOKENIZER)) == 100
+    assert WISHES[-1].room == 300 - 20 - CHAT_ROOM
+
+
+@pytest.mark.parametrize("room", [40, 200, 1000])
+def test_a_prompt_is_filled_until_no_further_unit_fits(room: int) -> None:
+    wish = Wish("own", room, lambda fields: count(f"Q: {fields['text']}?"), count, 0, "test")
+    fields = wish.filled(sentences(Random(1)), lambda taken: {"text": " ".join(taken)})
+    longest = max(count(text) for text in islice(sentences(Random(1)), 40))
+    assert room - 2 * longest <= wish.size(fields) <= room
+    with pytest.raises(EvaluationError, match="must fit into its length; got room for 3 tokens"):
+        replace(wish, room=3).filled(iter(()), lambda _: {"text": "the cat sat on the mat"})
+
+
+def test_what_is_inserted_stands_at_its_depth() -> None:
+    assert inserted("abcd", "123", [1.0, 0.0, 0.5]) == ["2", "a", "b", "3", "c", "d", "1"]
+    assert inserted("", "12", [0.9, 0.1]) == ["1", "2"]
+    assert inserted("ab", "12", [0.5, 0.5]) == ["a", "1", "2", "b"]
+
+
+def test_options_are_taken_from_among_the_arguments_of_the_model() -> None:
+    metadata = {"checkpoint": "x", "version": 1.0, "task_seed": 3, "task_new_tokens": 64}
+    metadata |= {"task_data": "data", "task_features": "of another task"}
+    assert TaskOptions.read(metadata) == TaskOptions(task_seed=3, task_new_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "own"}, "must begin with umim_"),
+        ({"length": 10}, "below the length"),
+        ({"licence": ""}, "metrics and a licence"),
+        ({"prompt": "{text.x}"}, "plain fields"),
+        ({"prompt": "{text!r}"}, "plain fields"),
+        ({"answer_prefix": "{"}, "plain fields"),
+        ({"task_sed": 1}, "one of task_new_tokens, .*; got task_sed. Did you mean 'task_seed'"),
+        ({"task_questions": 0}, "at least 1; got 0"),
+        ({"task_new_tokens": True}, "at least 1; got True"),
+        ({"task_seed": None}, "at least 0; got None"),
+    ],
+)
+def test_malformed_specifications_and_options_are_refused(
+    changes: dict[str, object], message: str
+) -> None:
+    of_call = next(iter(changes)).startswith("task_")
+    with pytest.raises(ConfigError, match=message):
+        TaskOptions.read(changes) if of_call else replace(TASK, **changes)
 
 
 def rows(
     name: str, count: int = 3, split: TaskSplit = "test", **options: object
 ) -> list[GenerationRow]:
-    asked = TaskOptions.read(
-        {"task_questions": count, **{f"task_{k}": v for k, v in options.items()}}
-    )
-    return make_rows(GENERATION_TASKS.find(name), asked, TOKENIZER, split)
+    given = {f"task_{option}": value for option, value in {**options, "questions": count}.items()}
+    return make_rows(GENERATION_TASKS.find(name), TaskOptions.read(given), TOKENIZER, split)
 
 
 @pytest.mark.parametrize("name", GENERATION_TASKS.names())
@@ -69,9 +164,8 @@ def test_four_needles_of_one_key_lie_in_the_text_at_their_depths(name: str) -> N
 def test_one_document_answers_and_its_place_goes_through_the_prompt() -> None:
     places = []
     for row in rows("umim_multidoc_4k", 8):
-        documents = re.split(r"\n\n(?=Document \[)", row["prompt"].rpartition("\n\nQuestion")[0])[
-            1:
-        ]
+        given = row["prompt"].rpartition("\n\nQuestion")[0]
+        documents = re.split(r"\n\n(?=Document \[)", given)[1:]
         (answer,) = row["references"]
         holding = [n for n, text in enumerate(documents, 1) if answer in text]
         assert row["position"] == f"{holding[0]} of {len(documents)}"

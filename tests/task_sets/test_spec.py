@@ -17,7 +17,7 @@ from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.evaluation import tasks
 from umim_core.evaluation.tasks.lm_eval_tasks import lm_eval_config, load_splits
-from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet, read_questions
+from umim_core.task_sets.spec import TASKS, Question, QuestionForm, TaskSet, read_questions
 
 DOCSTRINGS = TASKS.find(DEFAULT_TASK)
 
@@ -87,13 +87,6 @@ def test_questions_of_a_task_are_written_once_per_content_of_its_sources(
     assert len(written) == 2
 
 
-def test_every_task_is_in_the_keys_of_its_stages() -> None:
-    assert DOCSTRINGS.key()["task"] == DOCSTRINGS.name
-    other = replace(DOCSTRINGS, name="other")
-    assert other.key() != replace(other, form=QuestionForm()).key()
-    assert other.key()["task"] == "other"
-
-
 @pytest.mark.parametrize(
     "prompt", ["Summary:", "{{context}}", "{context} {name}", "{context!r}", "{context", "{}"]
 )
@@ -102,8 +95,49 @@ def test_a_prompt_has_one_field(prompt: str) -> None:
         QuestionForm(prompt)
 
 
-def test_a_task_is_scored_and_its_questions_have_an_origin() -> None:
+def test_a_task_is_scored_is_in_keys_and_its_questions_have_an_origin() -> None:
+    other = replace(DOCSTRINGS, name="other")
+    assert other.key()["task"] == "other"
+    assert other.key() != replace(other, form=QuestionForm()).key()
     with pytest.raises(ConfigError, match="test split"):
         replace(DOCSTRINGS, splits=("train",))
     with pytest.raises(ConfigError, match="name its sources"):
         TaskSet(name="own", write=DOCSTRINGS.write, chance=0.5, form=QuestionForm())
+
+
+def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> None:
+    row = {"id": "q1", "context": "a\u2028b", "choices": ["x", "y"], "gold": 1}
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\n\n", "utf-8")
+    assert read_questions(path) == [Question("a\u2028b", ("x", "y"), 1, "q1")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "q.jsonl:1: a line must be JSON"),
+        ('{"context": "c", "choices": ["a", "b"]}', "q.jsonl:1 must hold context"),
+        ('{"context": "c", "choices": ["a", "b"], "gold": true}', "q.jsonl:1 must hold context"),
+        ('{"context": "c", "choices": ["a"], "gold": 0}', "q.jsonl:1: .* at least two choices"),
+        (
+            '{"context": "\\ud800", "choices": ["a", "b"], "gold": 0}',
+            "1: text must not hold lone surrogates",
+        ),
+        ("[" * 100_000, "q.jsonl: a file that begins with \\[ must be one whole JSON array"),
+        ("1" * 5000, "q.jsonl:1: a line must be JSON"),
+        ('{"context": "c", "choices": ["a", "b"], "gold": 0}\n\n[1]', "q.jsonl:3: a row must be a"),
+        ("", "must hold questions"),
+    ],
+)
+def test_bad_lines_name_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(line + "\n", "utf-8")
+    with pytest.raises(CorpusError, match=message):
+        read_questions(path)
+
+
+def test_an_unreadable_file_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe")
+    for name, message in (("bad.jsonl", "must be UTF-8"), ("missing.jsonl", "must be readable")):
+        with pytest.raises(CorpusError, match=message):
+            read_questions(tmp_path / name)

@@ -2,19 +2,20 @@
 
 A file of this package adds its task by ``add_generation_task(GenerationSet(...))``; lm-eval's task
 is made of it (``evaluation.tasks.lm_eval_tasks``). A prompt, its answer prefix included, has
-room for length - answer - CHAT_ROOM tokens.
+room for length - answer - CHAT_ROOM tokens. Everything is drawn from generators that seed, split,
+task and number of the question give: the same of them give the same text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
-from string import Formatter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from umim_core.errors import ConfigError, did_you_mean
+from umim_core.errors import ConfigError, EvaluationError, did_you_mean, require
 from umim_core.registry import Registry
-from umim_core.task_sets.spec import TaskSplit
+from umim_core.task_sets.spec import TaskSplit, template_fields
 from umim_core.text.token_ids import encode
 
 if TYPE_CHECKING:
@@ -22,34 +23,59 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GenerationQuestion:
-    """One question."""
-
-    id: str
-    fields: Mapping[str, str]
-    references: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Wish:
-    """Questions that a generator is asked for."""
+    """Questions that a task's ``make`` is asked for, one number after the other.
+
+    ``size`` counts the tokens of the prompt of some fields, ``count`` those of a text.
+    """
 
     task: str
-    questions: int
     room: int
     size: Callable[[Mapping[str, str]], int]
     count: Callable[[str], int]
     seed: int
     split: TaskSplit
 
+    def generator(self, number: int) -> Random:
+        """Return the random generator of one question; its length has no part in it."""
+        return Random(f"{self.seed}/{self.split}/{self.task}/{number}")
+
+    def filled(
+        self, units: Iterator[str], fields: Callable[[Sequence[str]], Mapping[str, str]]
+    ) -> Mapping[str, str]:
+        """Fill a prompt with as many units as it has room for, and return its fields.
+
+        The next unit, or one more for what tokens merge at borders, would not fit.
+        """
+        taken: list[str] = []
+        room = self.room - self.size(fields(taken))
+        for unit in units:
+            room -= self.count(f" {unit}")
+            if room < 0:
+                break
+            taken.append(unit)
+        while self.size(fields(taken)) > self.room:
+            require(
+                bool(taken),
+                EvaluationError,
+                "a generated prompt must fit into its length",
+                f"room for {self.room} tokens",
+                "Ask for shorter answers (task_new_tokens), or a longer task.",
+            )
+            taken.pop()
+        return fields(taken)
+
+
+MakeQuestion = Callable[[Wish, int], tuple[Mapping[str, str], Sequence[str]]]
+
 
 @dataclass(frozen=True)
 class GenerationSet:
-    """A generation task whose questions the package makes."""
+    """A generation task whose questions the package makes: fields of one, and its references."""
 
     name: str
     prompt: str
-    make: Callable[[Wish], Iterable[GenerationQuestion]]
+    make: MakeQuestion
     version: int
     metrics: tuple[str, ...]
     max_new_tokens: int
@@ -60,45 +86,35 @@ class GenerationSet:
     until: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.name.startswith("umim_"):
-            raise ConfigError(
-                "a generation task's name must begin with umim_, so that no stock task has it",
-                self.name,
-                "Rename it.",
-            )
-        if not 1 <= self.max_new_tokens < self.length:
-            raise ConfigError(
-                "max_new_tokens must be at least 1 and below the length",
-                (self.max_new_tokens, self.length),
-                "Correct them.",
-            )
-        if not (self.metrics and self.licence):
-            raise ConfigError(
-                "a generation task must name metrics and a licence", self.name, "Name them."
-            )
+        require(
+            self.name.startswith("umim_"),
+            ConfigError,
+            "a generation task's name must begin with umim_, so that no stock task has it",
+            self.name,
+            "Rename it.",
+        )
+        require(
+            1 <= self.max_new_tokens < self.length,
+            ConfigError,
+            "max_new_tokens must be at least 1 and below the length",
+            (self.max_new_tokens, self.length),
+            "Correct them.",
+        )
+        rule = "a generation task must name metrics and a licence"
+        require(bool(self.metrics and self.licence), ConfigError, rule, self.name, "Name them.")
         self.used_fields()
 
     def used_fields(self) -> set[str]:
         """Return the fields of prompt, question and answer prefix."""
-        names = set()
+        used = set()
         for template in (self.prompt, self.question, self.answer_prefix):
-            try:
-                parts = [
-                    (name, form, conversion)
-                    for _, name, form, conversion in Formatter().parse(template)
-                    if name is not None
-                ]
-            except ValueError:  # a brace alone
-                parts = [("", None, None)]
-            for name, form, conversion in parts:
-                if not name.isidentifier() or form or conversion:
-                    raise ConfigError(
-                        "a template must hold plain fields such as {question}",
-                        template,
-                        "Write a brace that is text twice: {{ or }}.",
-                    )
-                names.add(name)
-        return names
+            names = template_fields(template)
+            rule = "a template must hold plain fields such as {question}"
+            remedy = "Write a brace that is text twice: {{ or }}."
+            plain = all(name.isidentifier() for name in names)
+            require(plain, ConfigError, rule, template, remedy)
+            used |= set(names)
+        return used
 
     def key(self) -> dict[str, object]:
         """Return the facts that decide the questions' content, for logs and keys."""
@@ -119,8 +135,7 @@ CHAT_ROOM: Final = 64  # tokens that a chat template may add to a prompt
 GenerationRow = dict[str, Any]
 
 
-_PREFIX: Final = "task_"
-_LEAST: Final = {"task_seed": 0, "task_questions": 1, "task_new_tokens": 1}
+_LEAST: Final = {"task_new_tokens": 1, "task_questions": 1, "task_seed": 0}
 _OTHERS: Final = {"task_data", "task_features"}  # of tasks that are not generated
 
 
@@ -133,27 +148,25 @@ class TaskOptions:
     task_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), _LEAST[field.name]
-            if value is None and field.default is None:
-                continue
-            if type(value) is not int or value < least:
-                raise ConfigError(
-                    f"{field.name} must be a whole number of at least {least}", value, "Correct it."
-                )
+        for name, value in vars(self).items():
+            least = _LEAST[name]
+            if value is not None or name == "task_seed":
+                rule = f"{name} must be a whole number of at least {least}"
+                fits = type(value) is int and value >= least
+                require(fits, ConfigError, rule, value, "Correct it.")
 
     @classmethod
     def read(cls, metadata: Mapping[str, object]) -> Self:
         """Take the options out of a task's metadata, where model arguments stand too."""
-        known = {field.name for field in fields(cls)}
-        options = {name: value for name, value in metadata.items() if name.startswith(_PREFIX)}
-        options = {name: value for name, value in options.items() if name not in _OTHERS}
-        for name in options.keys() - known:
-            raise ConfigError(
-                f"an option of tasks must be one of {', '.join(sorted(known))}",
-                name,
-                did_you_mean(name, known) or "Leave it out.",
-            )
+        rule = f"an option of tasks must be one of {', '.join(_LEAST)}"
+        options = {
+            name: value
+            for name, value in metadata.items()
+            if name.startswith("task_") and name not in _OTHERS
+        }
+        for name in options:
+            remedy = did_you_mean(name, _LEAST) or "Leave it out."
+            require(name in _LEAST, ConfigError, rule, name, remedy)
         return cls(**options)  # type: ignore[arg-type]  # __post_init__ checks the values
 
 
@@ -178,29 +191,27 @@ def make_rows(
 
     wish = Wish(
         task=task.name,
-        questions=options.task_questions or QUESTIONS,
         room=task.length - new_tokens(task, options) - CHAT_ROOM,
         size=size,
         count=count,
         seed=options.task_seed,
         split=split,
     )
-    return [_row(task, question, size(question.fields)) for question in task.make(wish)]
+    used, rows = task.used_fields(), []
+    for number in range(options.task_questions or QUESTIONS):
+        question, references = task.make(wish, number)
+        row = {
+            "id": str(number),
+            "prompt": task.prompt.format(**question),
+            "question": task.question.format(**question),
+            "answer_prefix": task.answer_prefix.format(**question),
+            "references": list(references),
+            "prompt_tokens": size(question),
+        }
+        rows.append(row | {name: text for name, text in question.items() if name not in used})
+    return rows
 
 
 def new_tokens(task: GenerationSet, options: TaskOptions) -> int:
     """Return the most tokens of an answer in a call."""
     return options.task_new_tokens or task.max_new_tokens
-
-
-def _row(task: GenerationSet, question: GenerationQuestion, prompt_tokens: int) -> GenerationRow:
-    used = task.used_fields()
-    return {
-        "id": question.id,
-        "prompt": task.prompt.format(**question.fields),
-        "question": task.question.format(**question.fields),
-        "answer_prefix": task.answer_prefix.format(**question.fields),
-        "references": list(question.references),
-        "prompt_tokens": prompt_tokens,
-        **{name: text for name, text in question.fields.items() if name not in used},
-    }

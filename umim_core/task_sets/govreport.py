@@ -7,18 +7,12 @@ Source: Huang et al., 2021; prompt and length of answers are LongBench's (Bai et
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from random import Random
 from typing import Final
 
-from umim_core.task_sets.generation_spec import (
-    GenerationQuestion,
-    GenerationSet,
-    Wish,
-    add_generation_task,
-)
-from umim_core.task_sets.prompt_filling import NOUNS, filled, generator, sentences
+from umim_core.task_sets.generation_spec import GenerationSet, Wish, add_generation_task
+from umim_core.task_sets.prompt_filling import NOUNS, sentences
 
 SECTIONS: Final = 6
 _PROMPT: Final = (
@@ -43,14 +37,21 @@ _OFFICES: Final = (
 )
 
 
-def reports(wish: Wish) -> Iterator[GenerationQuestion]:
-    """Yield reports of a wish with the summaries that their sections begin with."""
-    for number in range(wish.questions):
-        rng = generator(wish, number)
-        office = rng.choice(_OFFICES)
-        findings = [_finding(rng, office) for _ in range(SECTIONS)]
-        fields = filled(wish, sentences(rng), partial(_fields, findings))
-        yield GenerationQuestion(str(number), fields, (" ".join(findings),))
+def report(wish: Wish, number: int) -> tuple[Mapping[str, str], Sequence[str]]:
+    """Return a report with the summary that its sections begin with."""
+    rng = wish.generator(number)
+    office = rng.choice(_OFFICES)
+    findings = [
+        rng.choice(_FINDINGS).format(
+            office=office,
+            noun=rng.choice(NOUNS),
+            year=rng.randrange(1990, 2024),
+            money=rng.randrange(100, 1000),
+            percent=rng.randrange(2, 100),
+        )
+        for _ in range(SECTIONS)
+    ]
+    return wish.filled(sentences(rng), partial(_fields, findings)), [" ".join(findings)]
 
 
 def _fields(findings: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
@@ -60,21 +61,11 @@ def _fields(findings: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
     return {"report": "\n\n".join(sections)}
 
 
-def _finding(rng: Random, office: str) -> str:
-    return rng.choice(_FINDINGS).format(
-        office=office,
-        noun=rng.choice(NOUNS),
-        year=rng.randrange(1990, 2024),
-        money=rng.randrange(100, 1000),
-        percent=rng.randrange(2, 100),
-    )
-
-
 add_generation_task(
     GenerationSet(
         name="umim_govreport_generated",
         prompt=_PROMPT,
-        make=reports,
+        make=report,
         version=1,
         metrics=("rouge",),
         max_new_tokens=512,

@@ -10,19 +10,14 @@ substring match. Its documents are from Wikipedia; ours are generated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Final
 
-from umim_core.task_sets.generation_spec import (
-    GenerationQuestion,
-    GenerationSet,
-    Wish,
-    add_generation_task,
-)
-from umim_core.task_sets.prompt_filling import filled, generator, inserted, sentences, words
+from umim_core.task_sets.generation_spec import GenerationSet, Wish, add_generation_task
+from umim_core.task_sets.prompt_filling import inserted, sentences, words
 
 THOUSANDS: Final = (2, 4, 8, 16)
 _STEMS: Final = words(
@@ -70,7 +65,7 @@ class _Place:
         text = " ".join(text for pair in zip(facts, between, strict=True) for text in pair)
         return f"(Title: {self.title}) {text}"
 
-    def asked(self, rng: Random) -> tuple[str, str]:
+    def question(self, rng: Random) -> tuple[str, str]:
         """Return a question and its answer."""
         return rng.choice(
             (
@@ -81,18 +76,16 @@ class _Place:
         )
 
 
-def one_document_answers(wish: Wish) -> Iterator[GenerationQuestion]:
-    """Yield the questions of a wish, each with the number of the document that answers it."""
-    for number in range(wish.questions):
-        rng = generator(wish, number)
-        places, filler = _places(rng), sentences(rng)
-        gold = next(places)
-        answering = gold.document(rng, filler)
-        question, answer = gold.asked(rng)
-        depth = (0.5 + number * _STEP) % 1
-        others = (place.document(rng, filler) for place in places)
-        fields = filled(wish, others, partial(_fields, answering, question, depth))
-        yield GenerationQuestion(str(number), fields, (answer,))
+def one_document_answers(wish: Wish, number: int) -> tuple[Mapping[str, str], Sequence[str]]:
+    """Return a question with the number of the document that answers it."""
+    rng = wish.generator(number)
+    places, filler = _places(rng), sentences(rng)
+    gold = next(places)
+    answering = gold.document(rng, filler)
+    question, answer = gold.question(rng)
+    depth = (0.5 + number * _STEP) % 1
+    others = (place.document(rng, filler) for place in places)
+    return wish.filled(others, partial(_fields, answering, question, depth)), [answer]
 
 
 def _fields(answering: str, question: str, depth: float, others: Sequence[str]) -> dict[str, str]:

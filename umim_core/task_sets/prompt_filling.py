@@ -1,16 +1,10 @@
-"""Filling of generated prompts to a length in tokens, with generated sentences.
-
-Everything is drawn from the generator that is passed: the same seed gives the same text.
-"""
+"""Generated sentences that fill prompts, and texts inserted between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Final
-
-from umim_core.errors import EvaluationError
-from umim_core.task_sets.generation_spec import Wish
 
 
 def words(text: str, border: str | None = None) -> tuple[str, ...]:
@@ -53,11 +47,6 @@ _PATTERNS: Final = (
 )
 
 
-def generator(wish: Wish, number: int) -> Random:
-    """Return the random generator of one question of a wish; its length has no part in it."""
-    return Random(f"{wish.seed}/{wish.split}/{wish.task}/{number}")
-
-
 def sentences(rng: Random) -> Iterator[str]:
     """Yield drawn sentences without end."""
     while True:
@@ -72,39 +61,10 @@ def sentences(rng: Random) -> Iterator[str]:
         yield rng.choice(_PATTERNS).format(**drawn)
 
 
-def filled(
-    wish: Wish, units: Iterator[str], fields: Callable[[Sequence[str]], Mapping[str, str]]
-) -> Mapping[str, str]:
-    """Fill a prompt with as many units as it has room for, and return its fields.
-
-    It has at most the wish's room, and the next unit, or one more for what tokens merge at borders,
-    would not fit.
-    """
-    taken: list[str] = []
-    room = wish.room - wish.size(fields(taken))
-    for unit in units:
-        room -= wish.count(f" {unit}")
-        if room < 0:
-            break
-        taken.append(unit)
-    filled_fields = fields(taken)
-    while wish.size(filled_fields) > wish.room:
-        if not taken:
-            raise EvaluationError(
-                "a generated prompt must fit into its length",
-                f"room for {wish.room} tokens",
-                "Ask for shorter answers (task_new_tokens), or a longer task.",
-            )
-        taken.pop()
-        filled_fields = fields(taken)
-    return filled_fields
-
-
 def inserted(units: Sequence[str], others: Sequence[str], depths: Sequence[float]) -> list[str]:
     """Insert other texts between units, at depths 0 (before all) .. 1 (behind); ties in order."""
-    places = [round(depth * len(units)) for depth in depths]
     texts = list(units)
-    pairs = list(zip(places, others, strict=True))
-    for place, text in sorted(reversed(pairs), key=lambda pair: -pair[0]):
+    places = [(round(depth * len(units)), text) for depth, text in zip(depths, others, strict=True)]
+    for place, text in sorted(reversed(places), key=lambda pair: -pair[0]):
         texts.insert(place, text)
     return texts

@@ -14,25 +14,13 @@ which lm-eval's own task reads from the hub; ours is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Final, Literal
 
-from umim_core.task_sets.generation_spec import (
-    GenerationQuestion,
-    GenerationSet,
-    Wish,
-    add_generation_task,
-)
-from umim_core.task_sets.prompt_filling import (
-    ADJECTIVES,
-    NOUNS,
-    filled,
-    generator,
-    inserted,
-    sentences,
-)
+from umim_core.task_sets.generation_spec import GenerationSet, Wish, add_generation_task
+from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sentences
 
 ValueKind = Literal["numbers", "words"]
 
@@ -42,19 +30,19 @@ THOUSANDS: Final[dict[ValueKind, tuple[int, ...]]] = {"numbers": (1, 2, 4, 8, 16
 _PREFIX: Final[dict[ValueKind, str]] = {"numbers": "umim_ruler", "words": "umim_ruler_words"}
 
 
-def four_needles(kind: ValueKind, wish: Wish) -> Iterator[GenerationQuestion]:
-    """Yield the questions of a wish, each with the depths of its needles (0 begin .. 1 end)."""
-    for number in range(wish.questions):
-        rng = generator(wish, number)
-        key = f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
-        if kind == "numbers":
-            values = [str(value) for value in rng.sample(range(10**6, 10**7), NEEDLES)]
-        else:
-            pairs = ("-".join(pair) for pair in product(ADJECTIVES, NOUNS))
-            values = rng.sample([pair for pair in pairs if pair != key], NEEDLES)
-        depths = [rng.random() for _ in values]
-        fields = filled(wish, sentences(rng), partial(_fields, kind, key, values, depths))
-        yield GenerationQuestion(str(number), fields, tuple(values))
+def four_needles(
+    kind: ValueKind, wish: Wish, number: int
+) -> tuple[Mapping[str, str], Sequence[str]]:
+    """Return a question with the depths of its needles (0 begin .. 1 end)."""
+    rng = wish.generator(number)
+    key = f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
+    if kind == "numbers":
+        values = [str(value) for value in rng.sample(range(10**6, 10**7), NEEDLES)]
+    else:
+        pairs = ("-".join(pair) for pair in product(ADJECTIVES, NOUNS))
+        values = rng.sample([pair for pair in pairs if pair != key], NEEDLES)
+    depths = [rng.random() for _ in values]
+    return wish.filled(sentences(rng), partial(_fields, kind, key, values, depths)), values
 
 
 def _fields(

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from umim_core.config.evaluate import MergedPart
 from umim_core.encodable import check_encodable
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.registry import Registry
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.disk import user_cache
@@ -35,25 +35,21 @@ class Question:
     def __post_init__(self) -> None:
         for text in (self.context, *self.choices, self.id):
             check_encodable(text)
-        if not self.context.strip():
-            raise CorpusError("a question's context must hold text", self.context, "Fill it in.")
-        if len(self.choices) < 2 or not all(choice.strip() for choice in self.choices):
-            raise CorpusError(
-                "a question needs at least two choices with text", self.choices, "Add the missing."
-            )
-        if not 0 <= self.gold < len(self.choices):
-            raise CorpusError(
-                f"gold must be an index into {len(self.choices)} choices, counted from 0",
-                self.gold,
-                "Correct the index.",
-            )
+        context, choices = self.context.strip(), [choice.strip() for choice in self.choices]
+        rule = "a question's context must hold text"
+        require(bool(context), CorpusError, rule, self.context, "Fill it in.")
+        rule = "a question needs at least two choices with text"
+        enough = len(choices) >= 2 and all(choices)
+        require(enough, CorpusError, rule, self.choices, "Add the missing.")
+        rule = f"gold must be an index into {len(choices)} choices, counted from 0"
+        require(0 <= self.gold < len(choices), CorpusError, rule, self.gold, "Correct the index.")
 
 
 def read_questions(path: str | Path) -> list[Question]:
     """Read questions: rows ``{"context": str, "choices": [str], "gold": int}``, and an ``id``."""
     questions = [_question(row, place) for place, row in read_objects(path)]
-    if not questions:
-        raise CorpusError(f"the question file {path} must hold questions", "none", "Fill it.")
+    rule = f"the question file {path} must hold questions"
+    require(bool(questions), CorpusError, rule, "none", "Fill it.")
     return questions
 
 
@@ -92,21 +88,27 @@ class QuestionForm:
     part: MergedPart = "sequence"
 
     def __post_init__(self) -> None:
-        try:
-            fields = [part[1:] for part in Formatter().parse(self.prompt) if part[1] is not None]
-        except ValueError:  # a brace alone
-            fields = []
-        if fields != [("context", "", None)]:
-            raise ConfigError(
-                "the prompt must hold the field {context} once and no other",
-                self.prompt,
-                "Write a brace that is text twice: {{ or }}.",
-            )
+        require(
+            template_fields(self.prompt) == ["context"],
+            ConfigError,
+            "the prompt must hold the field {context} once and no other",
+            self.prompt,
+            "Write a brace that is text twice: {{ or }}.",
+        )
 
     @property
     def cue(self) -> str:
         """The text of the prompt behind the question."""
         return cue_of(self.prompt)
+
+
+def template_fields(template: str) -> list[str]:
+    """Return the fields of a format string; ``{x!r}`` and a brace alone are none: !."""
+    try:
+        parts = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError:
+        return ["!"]
+    return ["!" if form or change else str(name) for name, form, change in parts]
 
 
 def cue_of(template: str) -> str:
