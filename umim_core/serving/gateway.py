@@ -466,7 +466,7 @@ def _mergeable(
         prompt = document.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1:
             prompt = prompt[0]
-        if isinstance(prompt, str):
+        if prompt and isinstance(prompt, str):
             return prompt, ""
         texts = isinstance(prompt, list) and any(isinstance(one, str) for one in prompt)
         return None, "prompt" if texts else ""  # several, which would be answers of their own

@@ -1,0 +1,284 @@
+"""OpenAI's interface at `umim serve` and at a gateway, against the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.served_models import engine_server, exported_server, gateway
+from support.servers import CHAT, COMPLETIONS, QUESTIONS, in_thread, post, stream
+from umim_core import UMIM
+from umim_core.serving.prompt_merger import PromptMerger
+
+Prompt = str | list[dict[str, str]]
+SERVERS = ("umim serve", "gateway")
+USER = {"role": "user", "content": "a private text"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server, and what it should write to a prompt: text, raw and merged tokens."""
+
+    url: str
+    wanted: Callable[[Prompt, int], tuple[str, int, int]]
+
+
+@pytest.fixture(scope="module")
+def places(umim: UMIM, export: Path) -> Iterator[dict[str, Place]]:
+    tokenizer, merger = umim.backbone.require_tokenizer(), PromptMerger.load(export)
+
+    def ours(prompt: Prompt, new: int) -> tuple[str, int, int]:
+        alone = umim.generate(prompt, max_new_tokens=new, merge="prompt", raw_tail=4)
+        return alone.text[0], len(alone.prompt_ids[0]), alone.cache_lengths[0][0]
+
+    def behind(prompt: Prompt, new: int) -> tuple[str, int, int]:
+        """Merge message by message, not by the gateway's own way."""
+        raw, merged = list[int](), list[int]()
+
+        def add(text: str, merge: bool) -> None:
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            raw.extend(ids)
+            merged.extend(merger.merge(ids) if merge else ids)
+
+        if isinstance(prompt, str):
+            add(prompt, True)
+        else:
+            for message in prompt:
+                add(f"<|im_start|>{message['role']}\n", False)
+                add(message["content"], message["role"] == "user")
+                add("<|endoftext|>", False)
+                add("\n", False)
+            add("<|im_start|>assistant\n", False)
+        answer = post(upstream, COMPLETIONS, prompt=merged, max_tokens=new, temperature=0).json()
+        return answer["choices"][0]["text"], len(raw), len(merged)
+
+    with (
+        in_thread(engine_server(umim).app(None)) as url,
+        in_thread(exported_server(export).app(None)) as upstream,
+        in_thread(gateway(upstream + "/v1/", export).app(None)) as front,
+    ):
+        yield {"umim serve": Place(url, ours), "gateway": Place(front, behind)}
+
+
+@pytest.fixture(params=SERVERS)
+def place(places: dict[str, Place], request: pytest.FixtureRequest) -> Place:
+    return places[request.param]
+
+
+def asked(prompt: Prompt, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """Path and greedy body of a prompt."""
+    path, name = (COMPLETIONS, "prompt") if isinstance(prompt, str) else (CHAT, "messages")
+    return path, {name: prompt, "temperature": 0, **fields}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("prompt", [QUESTIONS[0], [{"role": "user", "content": QUESTIONS[0]}]])
+def test_an_answer_is_what_the_model_writes(place: Place, prompt: Prompt, streamed: bool) -> None:
+    text, raw, merged = place.wanted(prompt, 8)
+    assert merged < raw
+    stop = text[2:5]
+    for stops, shown, finish in (([], text, "length"), ([stop, "no"], None, "stop")):
+        path, body = asked(prompt, max_tokens=8, stop=stops)
+        if streamed:
+            found, count = stream(place.url, path, body)
+        else:
+            document = post(place.url, path, **body).json()
+            (choice,), count = document["choices"], document["usage"]
+            found = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+            assert (choice["index"], choice["finish_reason"]) == (0, finish)
+            kind = "text_completion" if path == COMPLETIONS else "chat.completion"
+            assert document["object"] == kind
+        assert found == (text[: text.index(stop)] if shown is None else shown)
+        assert count is not None and count["prompt_tokens"] == merged
+        assert count["umim"] == {"raw_prompt_tokens": raw, "merged_prompt_tokens": merged}
+        assert (count["completion_tokens"] == 8) == (finish == "length")
+    header = {"x-umim-merge": "off"}
+    path, body = asked(prompt, max_tokens=1, stream=False)
+    assert post(place.url, path, header, **body).json()["usage"]["prompt_tokens"] == raw
+    wrong = post(place.url, path, {"x-umim-merge": "maybe"}, **body)
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "invalid_header")
+
+
+def test_four_turns_evaluate_only_what_is_new(place: Place) -> None:
+    chat: list[dict[str, str]] = []
+    held = 0
+    for turn, question in enumerate(QUESTIONS):
+        chat.append({"role": "user", "content": question})
+        path, body = asked(chat, max_tokens=12)
+        text, count = stream(place.url, path, body)
+        wanted, _, merged = place.wanted(chat, 12)
+        assert text == wanted and count is not None
+        if turn:
+            assert count["prompt_tokens_details"]["cached_tokens"] == held, f"turn {turn}"
+        # The next turn holds this one and the reply, but for its last token.
+        held = merged + count["completion_tokens"] - 1
+        chat.append({"role": "assistant", "content": text})
+
+
+def test_ids_merge_only_where_a_checkpoint_runs(umim: UMIM, places: dict[str, Place]) -> None:
+    ids = umim.backbone.encode(QUESTIONS[0])
+    body = {"prompt": ids, "max_tokens": 12, "temperature": 0}
+    merged = post(places["umim serve"].url, COMPLETIONS, **body).json()
+    assert merged["choices"][0]["text"] == places["umim serve"].wanted(QUESTIONS[0], 12)[0]
+    raw = post(places["gateway"].url, COMPLETIONS, **body).json()
+    assert merged["usage"]["prompt_tokens"] < raw["usage"]["prompt_tokens"] == len(ids)
+
+
+def part(**fields: Any) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": "a", **fields}]}
+
+
+# Fields of a body, how it is refused, and the field at fault.
+BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
+    (CHAT, {"messages": None}, "invalid_field", "messages"),
+    (CHAT, {"messages": []}, "invalid_field", "messages"),
+    (CHAT, {"messages": "Hi"}, "invalid_field", "messages"),
+    (CHAT, {"messages": [1]}, "invalid_field", "messages.0"),
+    (CHAT, {"messages": [{"content": "Hi"}]}, "invalid_field", "messages.0.role"),
+    (CHAT, {"tools": [{"type": "function"}]}, "unsupported", "tools"),
+    (CHAT, {"response_format": {"type": "json_object"}}, "unsupported", "response_format"),
+    (CHAT, {"whatever": 1}, "unknown_field", "whatever"),
+    (CHAT, {"temperature": 3}, "invalid_field", "temperature"),
+    (CHAT, {"temperature": 1e-40}, "invalid_field", "temperature"),
+    (CHAT, {"temperature": "hot"}, "invalid_field", "temperature"),
+    (CHAT, {"top_p": 0}, "invalid_field", "top_p"),
+    (CHAT, {"max_tokens": 0}, "invalid_field", "max_tokens"),
+    (CHAT, {"max_tokens": 10**9}, "invalid_field", "max_tokens"),
+    (CHAT, {"n": 17}, "invalid_field", "n"),
+    (CHAT, {"stop": [""]}, "invalid_field", "stop.0"),
+    (CHAT, {"stop": ""}, "invalid_field", "stop"),
+    (CHAT, {"stop": 5}, "invalid_field", "stop"),
+    (CHAT, {"stop": ["a", 5]}, "invalid_field", "stop.1"),
+    (CHAT, {"stream_options": {"include_usage": 1}}, "invalid_field",
+     "stream_options.include_usage"),
+    (CHAT, {"stream_options": {"x": 1}}, "unknown_field", "stream_options.x"),
+    *(
+        (CHAT, {"messages": [USER, {**USER, **fields}]}, code, f"messages.1.{param}")
+        for fields, code, param in [
+            ({"tool_calls": [{"id": "1"}]}, "unknown_field", "tool_calls"),
+            ({"refusal": "a private no"}, "unknown_field", "refusal"),
+            ({"role": 5}, "invalid_field", "role"),
+            ({"content": 5}, "invalid_field", "content"),
+            ({"content": {"str": 5}}, "invalid_field", "content"),
+            ({"content": ["private"]}, "invalid_field", "content.0"),
+            (part(type="image_url"), "invalid_field", "content.0.type"),
+            (part(text=None), "invalid_field", "content.0.text"),
+            (part(cache_control={"type": "x"}), "unknown_field", "content.0.cache_control"),
+        ]
+    ),
+    (CHAT, {"messages": [USER] * 4097}, "invalid_field", "messages"),
+    (CHAT, {"messages": [{"content": ""}] * 4097}, "invalid_field", "messages.0.role"),
+    (CHAT, {"messages": [{**USER, "content": "word " * 200_000}]}, "invalid_request", None),
+    (CHAT, {"seed": -1}, "invalid_request", None),
+    (CHAT, {"model": "gpt-9"}, "model_not_found", "model"),
+    (COMPLETIONS, {"prompt": ["a", "b"]}, "unsupported", "prompt"),
+    (COMPLETIONS, {"prompt": [10**6]}, "invalid_request", None),
+    (COMPLETIONS, {"prompt": []}, "invalid_field", "prompt"),
+    (COMPLETIONS, {"prompt": 5}, "invalid_field", "prompt"),
+    (COMPLETIONS, {"prompt": [5, True]}, "invalid_field", "prompt.1"),
+    (COMPLETIONS, {"prompt": [5] * 40_000}, "invalid_request", None),
+    (COMPLETIONS, {"prompt": [5] * 3000}, "invalid_request", None),
+    (COMPLETIONS, {"prompt": ""}, "invalid_request", None),
+    (COMPLETIONS, {"prompt": "a", "logprobs": 0}, "unsupported", "logprobs"),
+]  # fmt: skip
+RAW_BODIES = (
+    b"", b"{", b"[]", b"null", b"\xff", b'{"a":NaN}', b"[" * 100_000, b'{"prompt":"\\ud800"}'
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "code", "param"), BAD)
+def test_bad_requests_get_typed_errors(
+    place: Place, path: str, fields: dict[str, Any], code: str, param: str | None
+) -> None:
+    body = fields if path == COMPLETIONS else {"messages": [USER], **fields}
+    for streamed in (False, True):
+        answer = post(place.url, path, **body, stream=streamed)
+        error = answer.json()["error"]
+        status = 404 if code == "model_not_found" else 400
+        assert (answer.status_code, error["code"]) == (status, code), error
+        assert param is None or error["param"] == param
+        assert set(error) == {"message", "type", "param", "code"}
+        assert "private" not in error["message"]
+
+
+def test_broken_and_large_bodies_are_refused(
+    place: Place, umim: UMIM, export: Path, request: pytest.FixtureRequest
+) -> None:
+    for raw in RAW_BODIES:
+        answer = httpx.post(place.url + CHAT, content=raw, timeout=240)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+    small: Any = engine_server(umim, request_bytes=1000)
+    if place.url != request.getfixturevalue("places")["umim serve"].url:
+        small = gateway("http://127.0.0.1:1", export, request_bytes=1000)
+    with in_thread(small.app(None)) as url:
+        parts = (b"x" * 100 for _ in range(20))  # in chunks, without an announced length
+        for content in (b"x" * 2000, parts):
+            answer = httpx.post(url + CHAT, content=content, timeout=240)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+
+
+NOTHING: tuple[object, ...] = (None, [], {}, "")
+NEUTRAL = [
+    *({"messages": [{**USER, name: value}]} for value in NOTHING for name in (
+        "tool_calls", "function_call", "audio", "reasoning_content", "refusal", "tool_call_id")),
+    {"messages": [{"role": "assistant", "content": None, "tool_calls": []}, USER]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a private text",
+                                                "cache_control": None}], "name": None}]},
+    *({name: value} for value in NOTHING for name in ("tools", "audio", "logit_bias", "later")),
+    {"tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]},
+    {"stream_options": {"include_usage": None, "other": None}, "stop": None, "n": None},
+    {"stream_options": None, "stop": [], "logprobs": False, "top_logprobs": 0},
+]  # fmt: skip
+
+
+def test_what_asks_for_nothing_changes_nothing(place: Place) -> None:
+    body = {"max_tokens": 2, "temperature": 0, "messages": [USER]}
+    before = post(place.url, CHAT, **body).json()
+    for fields in NEUTRAL:
+        answer = post(place.url, CHAT, **{**body, **fields})
+        assert answer.status_code == 200, (fields, answer.text)
+        if len(fields.get("messages", [USER])) == 1:
+            assert answer.json()["choices"] == before["choices"], fields
+            assert answer.json()["usage"]["umim"] == before["usage"]["umim"], fields
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/v1/models/{name}", 200, None),
+        ("/v1/models/%{first:x}{rest}", 200, None),
+        ("/v1/models/org%2Fother", 404, "model_not_found"),
+        ("/v1/models/org/other", 404, "model_not_found"),
+        ("/v1/nothing", 404, "unknown_path"),
+        (CHAT, 405, "method_not_allowed"),
+    ],
+)
+def test_models_and_paths_have_answers(
+    place: Place, path: str, status: int, code: str | None
+) -> None:
+    model = httpx.get(place.url + "/v1/models").json()["data"][0]
+    name = model["id"]
+    path = path.format(name=name, first=ord(name[0]), rest=name[1:])
+    answer = httpx.get(place.url + path, timeout=240)
+    assert answer.status_code == status
+    if code is None:
+        assert answer.json() == model
+    else:
+        error = answer.json()["error"]
+        assert (error["code"], error["type"]) == (code, "invalid_request_error")
+
+
+def test_without_a_template_a_chat_is_refused(umim: UMIM) -> None:
+    bare = deepcopy(umim.backbone.require_tokenizer())
+    bare.chat_template = None
+    plain = UMIM(replace(umim.backbone, tokenizer=bare), umim.checkpoint)
+    with in_thread(engine_server(plain).app(None)) as url:
+        answer = post(url, CHAT, messages=[USER])
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+        assert "chat template" in answer.json()["error"]["message"]
