@@ -150,43 +150,53 @@ def test_the_gguf_file_holds_the_same_model(exported: Exported, tmp_path: Path) 
     assert ours == exported.umim.backbone.encode(text)
 
 
+DEEP = ModuleForm(merge_depth=1, residual="last", unit_positions="preserved")
+GGUF, OUT = {"gguf": True}, dict[str, Any]()
+
+
 @pytest.mark.parametrize(
-    ("form", "message"),
+    ("family", "form", "spans", "options", "error", "message"),
     [
-        (ModuleForm(unit_positions="preserved"), "unit_positions must be compact"),
-        (
-            ModuleForm(merge_depth=1, residual="last", unit_positions="preserved"),
-            "merge_depth must be 0",
-        ),
+        ("", ModuleForm(unit_positions="preserved"), None, OUT, ConfigError,
+         "unit_positions must be compact"),
+        ("", DEEP, None, OUT, ConfigError, "merge_depth must be 0"),
+        ("", ModuleForm(adapter_rank=2), None, GGUF, ConfigError, "OpenVINO cannot apply them"),
+        ("gpt2", ModuleForm(adapter_rank=2), None, OUT, ConfigError, "exported of llama, qwen2"),
+        ("", ModuleForm(), [(1, 99)], OUT, TokenizerMismatchError, "tokenizer"),
+        ("", ModuleForm(), [(0, 1)], OUT, RuleSetError, "must hold no special token"),
+        ("", ModuleForm(), [], OUT, RuleSetError, "must hold rules"),
+        ("", ModuleForm(), None, {"raw_tail": -1}, ConfigError, "raw_tail"),
     ],
-    ids=["preserved", "depth"],
-)
-def test_models_that_are_more_than_rows_are_refused(
-    tiny_umim: UMIM, tmp_path: Path, form: ModuleForm, message: str
-) -> None:
-    umim = checkpoint_of(tiny_umim.backbone, form)
-    with pytest.raises(ConfigError, match=message):
-        export_model(umim, umim.rules, tmp_path / "model")
+)  # fmt: skip
+def test_what_cannot_be_exported_is_refused(
+    tiny_umim: UMIM, tmp_path: Path, family: str, form: ModuleForm, spans: Any,
+    options: dict[str, Any], error: type[UmimError], message: str,
+) -> None:  # fmt: skip
+    umim = checkpoint_of(random_backbone(family) if family else tiny_umim.backbone, form)
+    rules = umim.rules
+    if spans is not None:
+        rules = RuleSet.from_spans(spans, umim.backbone.tokenizer_fingerprint)
+    with pytest.raises(error, match=message):
+        export_model(umim, rules, tmp_path / "model", **options)
+    with pytest.raises(TokenizerMismatchError):
+        export_model(tiny_umim, RuleSet.from_spans([(1, 2)], "f" * 64), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_adapters_are_written_for_the_one_engine_that_applies_them(
-    tiny_umim: UMIM, tmp_path: Path
+    umim: Umim, tiny_umim: UMIM, tmp_path: Path
 ) -> None:
-    umim, out = checkpoint_of(tiny_umim.backbone, ModuleForm(adapter_rank=2)), tmp_path / "model"
-    with pytest.raises(ConfigError, match="OpenVINO cannot apply them"):
-        export_model(umim, umim.rules, out, gguf=True)
-    gpt2 = checkpoint_of(random_backbone("gpt2"), ModuleForm(adapter_rank=2))
-    with pytest.raises(ConfigError, match="adapters are exported of llama, qwen2"):
-        export_model(gpt2, gpt2.rules, out)
-    assert list(tmp_path.iterdir()) == []
-    export_model(umim, umim.rules, out)
+    adapted, out = checkpoint_of(tiny_umim.backbone, ModuleForm(adapter_rank=2)), tmp_path / "model"
+    adapted.checkpoint.save(tmp_path / "merge")
+    shown = umim("export", tmp_path / "merge", "--out", out, "--dtype", "float32").out
+    assert f"Only vLLM with the plugin runs it: vllm serve {out} --tokenizer-mode umim" in shown
+    assert "transformers" not in shown
     assert len(list(out.glob("*.safetensors"))) == 1  # vLLM reads all of them as weights
     down, up = read_adapters(out)["mlp.gate_proj"]
-    own = umim.merged_model.require_module().adapters
-    assert own is not None
-    assert torch.equal(down, own.down["mlp-gate_proj"])
-    assert torch.equal(up, own.up["mlp-gate_proj"])
+    own = adapted.merged_model.require_module().adapters
+    assert own is not None  # its checkpoint is bfloat16
+    assert torch.equal(down, own.down["mlp-gate_proj"].bfloat16().float())
+    assert torch.equal(up, own.up["mlp-gate_proj"].bfloat16().float())
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer_fingerprint(tokenizer) == SpanTable.load(out).fingerprint
     with pytest.raises(ValueError, match="`umim_llama`"):  # transformers knows no such model
@@ -196,16 +206,6 @@ def test_adapters_are_written_for_the_one_engine_that_applies_them(
     (out / ADAPTERS).write_bytes((out / ADAPTERS).read_bytes()[:-1])
     with pytest.raises(ArtifactError, match="SHA-256"):
         read_adapters(out)
-
-
-def test_the_command_names_the_one_engine_that_applies_adapters(
-    umim: Umim, tiny_umim: UMIM, tmp_path: Path
-) -> None:
-    merge, out = tmp_path / "merge", tmp_path / "model"
-    checkpoint_of(tiny_umim.backbone, ModuleForm(adapter_rank=2)).checkpoint.save(merge)
-    shown = umim("export", merge, "--out", out).out
-    assert f"Only vLLM with the plugin runs it: vllm serve {out} --tokenizer-mode umim" in shown
-    assert "transformers" not in shown
 
 
 def test_the_document_of_an_export_is_alone_on_stdout(
@@ -221,21 +221,6 @@ def test_the_document_of_an_export_is_alone_on_stdout(
     tiny_umim.checkpoint.save(tmp_path / "merge")
     done = umim("export", tmp_path / "merge", "--out", tmp_path / "model", "--json")
     assert document(done)["out"] == str(tmp_path / "model")
-
-
-def test_other_spans_are_refused(tiny_umim: UMIM, tmp_path: Path) -> None:
-    out, own = tmp_path / "model", tiny_umim.backbone.tokenizer_fingerprint
-    with pytest.raises(TokenizerMismatchError):
-        export_model(tiny_umim, RuleSet.from_spans([(1, 2)], "f" * 64), out)
-    with pytest.raises(TokenizerMismatchError):
-        export_model(tiny_umim, RuleSet.from_spans([(1, 99)], own), out)
-    with pytest.raises(RuleSetError, match="must hold no special token"):
-        export_model(tiny_umim, RuleSet.from_spans([(0, 1)], own), out)
-    with pytest.raises(RuleSetError, match="must hold rules"):
-        export_model(tiny_umim, RuleSet.from_spans([], own), out)
-    with pytest.raises(ConfigError, match="raw_tail"):
-        export_model(tiny_umim, tiny_umim.rules, out, raw_tail=-1)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -288,51 +273,36 @@ def test_what_was_written_is_read(folder: Path) -> None:
     assert (table.vocab_size, table.raw_tail, table.fingerprint) == (50, 16, "a" * 64)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"format": 2}, "must have format 1; got 2"),
-        ({"vocab_size": 0}, "must describe the spans"),
-        ({"spans": 5}, r"must hold ids \[5, 4\]"),
-        ({"vocab_size": 7}, r"span ids must lie in 0\.\.6; got 7"),
-    ],
-)
-def test_other_records_are_refused(folder: Path, fields: dict[str, Any], message: str) -> None:
-    change(folder, **fields)
-    with pytest.raises(ArtifactError, match=message):
-        SpanTable.load(folder)
+def other_table(ids: list[list[int]], lengths: list[int]) -> Any:
+    """Put other tensors with their digest."""
+    tensors = {"ids": np.array(ids, np.int32), "lengths": np.array(lengths, np.int8)}
+    return lambda folder: put(folder, **tensors)
 
 
-@pytest.mark.parametrize("name", [RECORD, TABLE])
-def test_a_missing_file_is_refused(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    with pytest.raises(ArtifactError, match=name):
-        SpanTable.load(folder)
+SPOILT: list[tuple[Any, type[UmimError], str]] = [
+    (lambda folder: change(folder, format=2), ArtifactError, "must have format 1; got 2"),
+    (lambda folder: change(folder, vocab_size=0), ArtifactError, "must describe the spans"),
+    (lambda folder: change(folder, spans=5), ArtifactError, r"must hold ids \[5, 4\]"),
+    (lambda folder: change(folder, vocab_size=7), ArtifactError, r"lie in 0\.\.6; got 7"),
+    (lambda folder: (folder / RECORD).unlink(), ArtifactError, RECORD),
+    (lambda folder: (folder / TABLE).unlink(), ArtifactError, TABLE),
+    (other_table([[1, 2, -1, -1], [1, 2, 3, -1]] * 2, [2, 3, 2, 3]), ArtifactError, "hold spans"),
+    (other_table([[1, 2, -1, -1]] * 4, [2] * 4), ArtifactError, "must hold sorted spans"),
+    (other_table([[1, 2, 3, 4]] * 4, [5] * 4), ArtifactError, "must hold spans"),
+    (lambda folder: change(folder, tokenizer_fingerprint="b" * 64), TokenizerMismatchError,
+     "tokenizer"),
+    (lambda folder: (folder / TOKENIZER).write_text('{"version": "1.0"}'), TokenizerMismatchError,
+     "must be the tokenizer"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("ids", "lengths"),
-    [
-        ([[1, 2, -1, -1], [1, 2, 3, -1]] * 2, [2, 3, 2, 3]),
-        ([[1, 2, -1, -1]] * 4, [2] * 4),
-        ([[1, 2, 3, 4]] * 4, [5] * 4),
-    ],
-    ids=["orders", "twice", "long"],
-)
-def test_tables_that_no_export_writes_are_refused(
-    folder: Path, ids: list[list[int]], lengths: list[int]
+@pytest.mark.parametrize(("spoil", "error", "message"), SPOILT)
+def test_what_is_no_export_is_refused(
+    folder: Path, spoil: Any, error: type[UmimError], message: str
 ) -> None:
-    put(folder, ids=np.array(ids, np.int32), lengths=np.array(lengths, np.int8))
-    with pytest.raises(ArtifactError, match=r"must hold (sorted )?spans"):
-        SpanTable.load(folder)
-
-
-def test_another_tokenizer_is_refused(folder: Path) -> None:
-    with pytest.raises(TokenizerMismatchError):
-        SpanTable.load(folder, tokenizer_fingerprint="b" * 64)
-    (folder / TOKENIZER).write_text('{"version": "1.0"}')
-    with pytest.raises(TokenizerMismatchError, match="must be the tokenizer"):
-        SpanTable.load(folder)
+    spoil(folder)
+    with pytest.raises(error, match=message):
+        SpanTable.load(folder, tokenizer_fingerprint="a" * 64)
 
 
 VOCAB = 1000
