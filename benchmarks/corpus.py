@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import fresh, parse
-from umim_core.embedded.docstring_corpus import build_corpus
-from umim_core.embedded.documents import read_documents
+from umim_core.embedded.docstring_corpus import build_corpus, read_documents
 
 EMBEDDED: Final = "umim-docs-llama"
 CACHE: Final = Path(".umim/benchmarks")

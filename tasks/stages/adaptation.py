@@ -38,7 +38,6 @@ from umim_core.config.adaptation_recipe import (
     HarnessQuestions,
 )
 from umim_core.config.recipe import Cell
-from umim_core.embedded.documents import write_rows
 from umim_core.errors import ConfigError
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.questions import ChoiceScores, score_choices
@@ -50,7 +49,7 @@ from umim_core.store.artifacts import (
     sha256_bytes,
     write_json,
 )
-from umim_core.store.disk import write_bytes
+from umim_core.store.disk import write_bytes, write_rows
 from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit, read_questions
 from umim_core.training.train_job import read_summary
 

@@ -26,10 +26,10 @@ from umim_core.config.corpus import (
 from umim_core.config.evaluate import TaskSizes
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.embedded.docstring_corpus import build_corpus, installed_versions
-from umim_core.embedded.documents import write_rows
 from umim_core.errors import CorpusError
 from umim_core.progress import followed, leave_note
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.disk import write_rows
 from umim_core.store.publication import STATE
 from umim_core.synthetic_corpora.questions import iter_rows, read_selection, split_questions
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from support.processes import output_of
-from umim_core.embedded.docstring_corpus import SPLITS, CorpusReport, build_corpus
-from umim_core.embedded.documents import read_documents
+from umim_core.embedded.docstring_corpus import (
+    SPLITS,
+    CorpusReport,
+    build_corpus,
+    read_documents,
+)
 
 WORDS = ["array", "axis", "value", "model", "tensor", "shape", "graph", "node", "token", "rule"]
 

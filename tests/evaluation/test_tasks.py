@@ -20,7 +20,6 @@ from lm_eval.tasks import TaskManager
 
 from support.harness_files import write_data_set
 from tests.evaluation.conftest import byte_tokenizer, oracle_context
-from umim_core.embedded.documents import write_rows
 from umim_core.evaluation import tasks
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
@@ -37,6 +36,7 @@ from umim_core.evaluation.tasks.lm_eval_tasks import (
     run_task,
 )
 from umim_core.evaluation.text_metrics import BERTSCORE, code_tests, contest_answer, find_metrics
+from umim_core.store.disk import write_rows
 from umim_core.task_sets.generation_spec import (
     GENERATION_TASKS,
     GenerationSet,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from umim_core.embedded.documents import write_rows
+from umim_core.store.disk import write_rows
 
 DATE = "2026-03-04T05-06-07.000008"
 PROMPT = "Question: was it née?\nAnswer:"

@@ -12,7 +12,7 @@ from support.harness_files import write_data_set
 from support.tiny_pipeline import Walk
 from tasks.cluster.lease import ClusterLease
 from umim_core.config.table_recipe import TableRecipe
-from umim_core.embedded.documents import write_rows
+from umim_core.store.disk import write_rows
 
 QUESTIONS = 7
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from umim_core.embedded.documents import write_rows
 from umim_core.errors import CorpusError
+from umim_core.store.disk import write_rows
 from umim_core.task_sets.docstrings import MAX_CONTEXT_CHARS, build_task
 from umim_core.task_sets.spec import SPLITS, TaskSplit
 

@@ -119,7 +119,7 @@ def task_text(
     its answers as `text`.
     """
     from umim_core.backbone.tokenizer_files import load_tokenizer
-    from umim_core.embedded.documents import write_rows
+    from umim_core.store.disk import write_rows
     from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 
     task = GENERATION_TASKS.find(name)

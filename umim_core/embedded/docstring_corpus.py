@@ -34,9 +34,9 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Final, Literal
 
-from umim_core.embedded.documents import Document, ObjectKind, write_rows
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError
+from umim_core.store.disk import write_rows
 
 # fmt: off
 TRAINING_PACKAGES: Final = (
@@ -58,12 +58,30 @@ _ALWAYS_THERE: Final = "transformers"  # this package depends on it
 
 Split = Literal["train", "valid", "test", "ood_math", "ood_stdlib"]
 SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test", "ood_math", "ood_stdlib")
-
-
 MIN_DOCUMENT_CHARS: Final = 120  # documents must be longer
 _CHUNK: Final = 512  # files per worker process: about a second of parsing, 0.1 s of start-up
 _BLOCKS: Final = ("body", "handlers", "orelse", "finalbody", "cases")
+ObjectKind = Literal["module", "class", "function"]
 Found = tuple[str, ObjectKind, str, int]  # name, kind, docstring, which one of that name
+
+
+@dataclass(frozen=True)
+class Document:
+    """One docstring after the removal of repeated paragraphs.
+
+    Attributes:
+        id: ``"<posix module path>::<qualified name>"``; a ``#2``, ``#3`` ... follows a name that
+            the module defines again. The module itself has an empty qualified name.
+        text: The paragraphs that are left, joined by blank lines.
+        name: The name of the object; for a module its stem, for ``__init__`` its folder.
+        has_summary: Whether the docstring's own first paragraph is still there.
+    """
+
+    id: str
+    text: str
+    name: str
+    kind: ObjectKind
+    has_summary: bool
 
 
 def read_modules(paths: Sequence[Path], workers: int = 1) -> Iterator[list[Found] | None]:
@@ -96,8 +114,14 @@ def _read_elsewhere(paths: Sequence[Path]) -> list[list[Found] | None]:
 
 
 def _read_module(path: Path) -> list[Found] | None:
-    tree = _parse(path)
-    if tree is None:
+    try:
+        # Invalid escapes warn, and would be errors under -W error: not our modules to mend.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, SyntaxError, ValueError, RecursionError, MemoryError):
+        # Templates and Python 2; ValueError: NUL or bad UTF-8; MemoryError: nested too deep for
+        # CPython's parser; FileNotFoundError: a dangling link.
         return None
     repeats: Counter[str] = Counter()
     docstrings: list[Found] = []
@@ -106,19 +130,6 @@ def _read_module(path: Path) -> list[Found] | None:
         if len(docstring) > MIN_DOCUMENT_CHARS:
             docstrings.append((qualified, kind, docstring, repeats[qualified]))
     return docstrings
-
-
-def _parse(path: Path) -> ast.Module | None:
-    """Return the syntax tree, or None for templates, Python 2 and other things in ``.py`` files."""
-    try:
-        # Invalid escapes warn, and would be errors under -W error: not our modules to mend.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, SyntaxError, ValueError, RecursionError, MemoryError):
-        # ValueError: NUL or bad UTF-8; MemoryError: nested too deep for CPython's parser;
-        # FileNotFoundError: a dangling link.
-        return None
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[str, ObjectKind, str]]:
@@ -219,6 +230,26 @@ def build_corpus(
         write_rows(out / f"{split}.jsonl", map(vars, parts[split]))
         report.documents[split] = len(parts[split])
     return report
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """Yield the documents of one file that `build_corpus` wrote."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise CorpusError(
+            "the embedded corpus must be built first", str(path), "Run `build_corpus`."
+        ) from error
+    with file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield Document(**json.loads(line))
+            except (TypeError, ValueError) as error:
+                raise CorpusError(
+                    f"{path}:{number} must be a document of the embedded corpus",
+                    line.decode(errors="replace"),
+                    "Delete the folder and build the corpus again.",
+                ) from error
 
 
 def installed_versions(packages: Iterable[str]) -> list[list[str]]:

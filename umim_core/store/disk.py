@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -64,6 +65,12 @@ def write_bytes(path: Path, *parts: bytes | memoryview, durable: bool = True) ->
     except OSError as error:
         size = sum(memoryview(part).nbytes for part in parts)
         raise unwritable(path, size, error) from error
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write one JSON line per row, atomically."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    write_bytes(path, "".join(lines).encode())
 
 
 def _in_place(path: Path) -> int | None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, Literal
 from pydantic import TypeAdapter
 
 from umim_core.config.corpus import QUESTION_FIELD, SPLITS, GeneratedCorpus, SplitFractions
-from umim_core.errors import ConfigError, CorpusError
-from umim_core.store.artifacts import canonical_json, described, read_json, write_json
-from umim_core.store.disk import write_bytes
+from umim_core.errors import ConfigError, CorpusError, require
+from umim_core.store.artifacts import described, read_json, write_json
+from umim_core.store.disk import write_rows
 from umim_core.text.sources import BadRows, iter_documents
 from umim_core.text.token_ids import encode
 
@@ -25,12 +25,13 @@ class Prompter:
     """Turn questions into the token ids that a model continues."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, corpus: GeneratedCorpus) -> None:
-        if corpus.chat == "template" and tokenizer.chat_template is None:
-            raise ConfigError(
-                "chat 'template' needs a tokenizer with a chat template",
-                corpus.model,
-                "Use chat 'none', or a model that was trained for chats.",
-            )
+        require(
+            corpus.chat == "none" or tokenizer.chat_template is not None,
+            ConfigError,
+            "chat 'template' needs a tokenizer with a chat template",
+            corpus.model,
+            "Use chat 'none', or a model that was trained for chats.",
+        )
         self.tokenizer = tokenizer
         self._template = corpus.template
         self._chat = corpus.chat
@@ -80,13 +81,14 @@ def select_questions(corpus: GeneratedCorpus, prompter: Prompter) -> Selection:
                 selection.too_long += tokens > 0
                 selection.bad_rows += tokens == 0  # white space to this tokenizer
         selection.bad_rows += bad.count
-    if len(selection.texts) < len(SPLITS):
-        raise CorpusError(
-            f"a generated corpus needs at least {len(SPLITS)} different questions of at most "
-            f"{corpus.max_question_tokens} tokens",
-            f"{len(selection.texts)}, and {selection.too_long} too long",
-            "Name more questions, or raise max_question_tokens.",
-        )
+    require(
+        len(selection.texts) >= len(SPLITS),
+        CorpusError,
+        f"a generated corpus needs at least {len(SPLITS)} different questions of at most "
+        f"{corpus.max_question_tokens} tokens",
+        f"{len(selection.texts)}, and {selection.too_long} too long",
+        "Name more questions, or raise max_question_tokens.",
+    )
     return selection
 
 
@@ -108,10 +110,6 @@ def split_questions(texts: Sequence[str], fractions: SplitFractions, seed: int) 
     return chosen
 
 
-_QUESTIONS: Final = "questions.json"
-_REMEDY: Final = "Delete the file; the same command makes it again."
-
-
 @dataclass(frozen=True)
 class TrajectoryRow:
     """A generated answer: one document of the corpus."""
@@ -123,22 +121,21 @@ class TrajectoryRow:
     text: str
 
 
+_QUESTIONS: Final = "questions.json"
+_REMEDY: Final = "Delete the file; the same command makes it again."
 _ROW: Final = TypeAdapter(TrajectoryRow)
 _SELECTION: Final = TypeAdapter(Selection)
 
 
 def write_selection(folder: Path, selection: Selection) -> None:
-    """Write the questions that are asked, atomically."""
     write_json(folder / _QUESTIONS, asdict(selection))
 
 
 def has_selection(folder: Path) -> bool:
-    """Return whether the questions are there."""
     return (folder / _QUESTIONS).is_file()
 
 
 def read_selection(folder: Path) -> Selection:
-    """Return the questions that are asked."""
     path = folder / _QUESTIONS
     with described(f"{path} must hold a selection of questions", _REMEDY):
         return _SELECTION.validate_python(read_json(path))
@@ -150,9 +147,7 @@ def shard_path(folder: Path, number: int) -> Path:
 
 
 def write_shard(folder: Path, number: int, rows: Sequence[TrajectoryRow]) -> None:
-    """Write a shard, atomically."""
-    text = "".join(f"{canonical_json(asdict(row))}\n" for row in rows)
-    write_bytes(shard_path(folder, number), text.encode())
+    write_rows(shard_path(folder, number), map(asdict, rows))
 
 
 def iter_rows(folder: Path) -> Iterator[TrajectoryRow]:

@@ -16,8 +16,9 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, Log
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import forked_generators
+from umim_core.backbone.tokenizer_files import first_line
 from umim_core.config.corpus import GeneratedCorpus
-from umim_core.errors import GenerationError
+from umim_core.errors import GenerationError, require
 from umim_core.inference.choice import end_ids
 
 Ended = Literal["eos", "length"]
@@ -56,20 +57,16 @@ def sample_trajectories(
 
 
 def _check(backbone: Backbone, prompts: Sequence[Sequence[int]], options: GeneratedCorpus) -> None:
-    limit = backbone.max_positions
-    if limit is not None and options.max_tokens > limit:
-        raise GenerationError(
-            f"max_tokens must be at most {limit}, the positions of {backbone.name}",
-            options.max_tokens,
-            "Lower it, or choose another model.",
-        )
+    limit, most = backbone.max_positions, options.max_tokens
+    rule = f"max_tokens must be at most {limit}, the positions of {backbone.name}"
+    fits = limit is None or most <= limit
+    require(fits, GenerationError, rule, most, "Lower it, or choose another model.")
+    rule, remedy = (
+        f"a prompt must have 1 to {most - 1} tokens",
+        "Leave it out, or raise max_tokens.",
+    )
     for prompt in prompts:
-        if not 0 < len(prompt) < options.max_tokens:
-            raise GenerationError(
-                f"a prompt must have 1 to {options.max_tokens - 1} tokens",
-                len(prompt),
-                "Leave it out, or raise max_tokens.",
-            )
+        require(0 < len(prompt) < most, GenerationError, rule, len(prompt), remedy)
 
 
 def _batches(
@@ -125,10 +122,7 @@ def _sample_batch(
         pad_token_id=filler,
     )
     device = backbone.device
-    with (
-        forked_generators(device),
-        _settings_of_ours_alone(model),
-    ):
+    with forked_generators(device), _settings_of_ours_alone(model):
         torch.manual_seed(seed)
         try:
             out = model.generate(  # type: ignore[operator]  # theirs takes a model that generates
@@ -141,7 +135,7 @@ def _sample_batch(
             raise GenerationError(
                 f"{device} must have memory for {len(ids) * options.trajectories} sequences of "
                 f"{options.max_tokens} tokens",
-                str(error).strip().splitlines()[0],
+                first_line(error),
                 "Lower batch_size.",
             ) from error
     new = out[:, width:].tolist()
@@ -156,13 +150,9 @@ class _FiniteLogits(LogitsProcessor):
     """Refuse logits that nothing can be sampled from, as of float16 that overflowed."""
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
-        finite = torch.isfinite(scores)
-        if not finite.all():
-            raise GenerationError(
-                "logits must be finite",
-                f"{float(scores[~finite][0])} after {input_ids.shape[1]} tokens",
-                "Use bfloat16 or float32.",
-            )
+        if len(others := scores[~torch.isfinite(scores)]):
+            found = f"{float(others[0])} after {input_ids.shape[1]} tokens"
+            raise GenerationError("logits must be finite", found, "Use bfloat16 or float32.")
         return scores
 
 

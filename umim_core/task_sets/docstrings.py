@@ -23,9 +23,16 @@ from pathlib import Path
 from typing import Final
 
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.embedded.docstring_corpus import TRAINING_PACKAGES, build_corpus, installed_versions
-from umim_core.embedded.documents import Document, ObjectKind, read_documents, write_rows
+from umim_core.embedded.docstring_corpus import (
+    TRAINING_PACKAGES,
+    Document,
+    ObjectKind,
+    build_corpus,
+    installed_versions,
+    read_documents,
+)
 from umim_core.errors import ConfigError, CorpusError
+from umim_core.store.disk import write_rows
 from umim_core.task_sets.spec import QuestionForm, TaskSet, TaskSplit, add_task
 
 DEFAULT_SIZES: Final[Mapping[TaskSplit, int]] = {"train": 8000, "valid": 1000, "test": 1000}
