@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
+from reprlib import Repr
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -13,13 +14,6 @@ T = TypeVar("T")
 _UNSET: Final = object()  # no value given: ``None`` can be reported as a value
 _MAX_VALUE_CHARS: Final = 200
 _MAX_INT_BITS: Final = 1024
-_BRACKETS: Final[dict[type, tuple[str, str]]] = {
-    list: ("[", "]"),
-    tuple: ("(", ")"),
-    set: ("{", "}"),
-    frozenset: ("frozenset({", "})"),
-    dict: ("{", "}"),
-}
 _LINE_ENDS: Final = re.compile(r"[\n\r\v\f\x85\u2028\u2029]")
 # What a terminal obeys or no encoding has: control characters but line ends, lone surrogates.
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -47,38 +41,31 @@ class UmimError(Exception):
         super().__init__(_UNPRINTABLE.sub(_escaped, message))
 
 
+class _Short(Repr):
+    """A bounded ``repr``: a nested or a shared value may have billions of parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 40
+        self.maxstring = self.maxother = 2 * _MAX_VALUE_CHARS
+
+    def repr_int(self, x: int, level: int) -> str:
+        huge = x.bit_length() > _MAX_INT_BITS  # Python refuses to write it
+        return f"an integer of {x.bit_length():,} bits" if huge else repr(x)
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return repr(x[: self.maxother])
+
+
+_SHORT: Final = _Short()
+
+
 def _shown(value: object) -> str:
     """Return a value in one short line."""
-    shown = ""
-    for piece in iter([value]) if isinstance(value, str) else _pieces(value):
-        shown += str(piece)[: _MAX_VALUE_CHARS + 1]
-        if len(shown) > _MAX_VALUE_CHARS:
-            shown = shown[:_MAX_VALUE_CHARS] + "..."
-            break
-    return _LINE_ENDS.sub(_escaped, shown)
-
-
-def _pieces(value: object) -> Iterator[str]:
-    """Yield the parts of ``repr(value)``; a nested or a shared value may have billions."""
-    if type(value) in _BRACKETS and isinstance(value, Collection) and value:
-        opening, closing = _BRACKETS[type(value)]
-        yield opening
-        for number, item in enumerate(value):
-            yield ", " if number else ""
-            yield from _pieces(item)
-            if isinstance(value, dict):
-                yield ": "
-                yield from _pieces(value[item])
-        yield "," + closing if isinstance(value, tuple) and len(value) == 1 else closing
-    elif isinstance(value, str | bytes) and len(value) > _MAX_VALUE_CHARS:
-        yield repr(value[: _MAX_VALUE_CHARS + 1])
-    elif isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
-        yield f"an integer of {value.bit_length():,} bits"
-    else:
-        try:
-            yield repr(value)
-        except (ValueError, RecursionError):
-            yield f"a {type(value).__name__}"
+    text = str(value[: _MAX_VALUE_CHARS + 1]) if isinstance(value, str) else _SHORT.repr(value)
+    cut = text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}..."
+    return _LINE_ENDS.sub(_escaped, cut)
 
 
 def _escaped(match: re.Match[str]) -> str:

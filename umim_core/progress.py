@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -92,18 +92,13 @@ def followed(state: Path) -> Iterator[None]:
     A terminal shows a bar, the logger ``umim.progress`` gets a line a minute where stderr is none,
     and a listener gets the numbers.
     """
-    listener, label, _ = _listening.get()
     (state / _NOTE).unlink(missing_ok=True)  # of the attempt before
     with ExitStack() as stack:
-        watchers = [_bar(stack, label) if sys.stderr.isatty() else _lines(label)]
-        numbers = None if listener is None else _Numbers(listener)
-        if numbers is not None:
-            watchers.append(numbers.see)
-        done = threading.Event()
+        follower, done = _Follower(state, stack), threading.Event()
 
         def follow() -> None:
             while not done.wait(_POLL_SECONDS):
-                _show(state, watchers)
+                follower.look()
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
@@ -112,35 +107,37 @@ def followed(state: Path) -> Iterator[None]:
         finally:
             done.set()
             thread.join()
-            _show(state, watchers)
-            if numbers is not None:
-                numbers.send()
+            follower.look(last=True)
 
 
-Watcher = Callable[[int, int, str, Points], None]
-"""Takes step, steps in all, text and points of a note, perhaps one seen before."""
+class _Follower:
+    """Shows what the notes of a run say, and tells a listener what is new."""
 
+    def __init__(self, state: Path, stack: ExitStack) -> None:
+        self._note = state / _NOTE
+        self._listener, self._label, _ = _listening.get()
+        self._bar = stack.enter_context(_DISPLAY.bar()) if sys.stderr.isatty() else None
+        self._lines = ProgressLines()
+        self._told: Points = {}
+        self._told_at = -_LISTENED_SECONDS
 
-def _show(state: Path, watchers: Sequence[Watcher]) -> None:
-    if (state / _NOTE).exists():
-        step, total, text, points = json.loads((state / _NOTE).read_text(encoding="utf-8"))
-        for see in watchers:
-            see(step, total, text, {name: (at, x) for name, (at, x) in points.items()})
-
-
-def new_bars(console: Console) -> Progress:
-    """Return bars that keep their width on a narrow terminal; long descriptions are cut there."""
-    return Progress(
-        TextColumn(
-            "{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        ),
-        BarColumn(bar_width=_BAR),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        expand=True,
-    )
+    def look(self, last: bool = False) -> None:
+        """Read the newest note; it may have been seen before."""
+        if not self._note.exists():
+            return
+        step, total, text, numbers = json.loads(self._note.read_text(encoding="utf-8"))
+        label = f"{self._label}: " if self._label else ""
+        if self._bar:
+            bar, task = self._bar
+            bar.update(task, completed=step, total=total, description=label + text)
+        elif line := self._lines.see(step, total, text):
+            logger.info("%s%s", label, line)
+        now = time.monotonic()
+        if self._listener and (last or now - self._told_at >= _LISTENED_SECONDS):
+            points = {name: (at, x) for name, (at, x) in numbers.items()}
+            if new := {name: x for name, x in points.items() if self._told.get(name) != x}:
+                self._told, self._told_at = points, now
+                self._listener(new)
 
 
 class _Display:
@@ -155,7 +152,18 @@ class _Display:
         """Show one bar more while the block runs."""
         with self._lock:
             if self._shown is None:
-                self._shown = new_bars(Console(stderr=True))
+                self._shown = Progress(
+                    TextColumn(  # cut where a terminal is narrow, so that the bar keeps its width
+                        "{task.description}",
+                        table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+                    ),
+                    BarColumn(bar_width=_BAR),
+                    MofNCompleteColumn(),
+                    TimeRemainingColumn(),
+                    console=Console(stderr=True),
+                    transient=True,
+                    expand=True,
+                )
                 self._shown.start()
             shown = self._shown
             task = shown.add_task("training", total=None)
@@ -170,46 +178,6 @@ class _Display:
 
 
 _DISPLAY: Final = _Display()
-
-
-def _bar(stack: ExitStack, label: str) -> Watcher:
-    bar, shown = stack.enter_context(_DISPLAY.bar())
-    return lambda step, total, text, points: bar.update(
-        shown, completed=step, total=total, description=_labelled(label, text)
-    )
-
-
-def _lines(label: str) -> Watcher:
-    lines = ProgressLines()
-
-    def see(step: int, total: int, text: str, points: Points) -> None:
-        if line := lines.see(step, total, text):
-            logger.info("%s", _labelled(label, line))
-
-    return see
-
-
-def _labelled(label: str, text: str) -> str:
-    return f"{label}: {text}" if label else text
-
-
-class _Numbers:
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._sent_at = -_LISTENED_SECONDS
-        self._points: Points = {}
-        self._sent: Points = {}
-
-    def see(self, step: int, total: int, text: str, points: Points) -> None:
-        self._points = points
-        if time.monotonic() - self._sent_at >= _LISTENED_SECONDS:
-            self.send()
-
-    def send(self) -> None:
-        new = {name: x for name, x in self._points.items() if self._sent.get(name) != x}
-        if new:
-            self._sent, self._sent_at = self._points, time.monotonic()
-            self._listener(new)
 
 
 class ProgressLines:

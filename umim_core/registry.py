@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Generic, TypeVar
 
-from umim_core.errors import ConfigError, did_you_mean
+from umim_core.errors import ConfigError, did_you_mean, require
 
 T = TypeVar("T")
 
@@ -28,10 +28,8 @@ class Registry(Generic[T]):
         """Return a decorator that adds what it decorates under a name."""
 
         def put(value: T) -> T:
-            if name in self._found:
-                raise ConfigError(
-                    f"every {self._entry} must have a name of its own", name, "Choose another."
-                )
+            rule = f"every {self._entry} must have a name of its own"
+            require(name not in self._found, ConfigError, rule, name, "Choose another.")
             self._found[name] = value
             return value
 
@@ -41,22 +39,15 @@ class Registry(Generic[T]):
         """Return all names in alphabetical order."""
         path = tuple(import_module(self._package).__path__)
         if path != self._walked:
-            self._walk(self._package)
+            for module in walk_packages(path, f"{self._package}."):
+                import_module(module.name)
             self._walked = path
         return tuple(sorted(self._found))
-
-    def _walk(self, package: str) -> None:
-        """Import the files of a package and of the packages in it."""
-        for module in iter_modules(import_module(package).__path__):
-            name = f"{package}.{module.name}"
-            import_module(name)
-            if module.ispkg:
-                self._walk(name)
 
     def find(self, name: str) -> T:
         """Return the entry of a name."""
         known = self.names()
-        if name not in self._found:
+        if name not in known:
             raise ConfigError(
                 f"a {self._entry} must be one of {', '.join(known)}",
                 name,

@@ -1,19 +1,27 @@
-"""Canonical JSON, manifests that notice every change, names that stay inside, publication."""
+"""Artifacts: canonical JSON, manifests that notice every change, publication, arrays.
+
+What nobody means well is one typed line, soon and without memory.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from umim_core.errors import ArtifactError
+from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
+    MANIFEST,
     canonical_json,
     directory_digest,
     read_json,
@@ -47,10 +55,7 @@ def read(directory: Path) -> dict[str, object]:
     return read_manifest(directory, kind="stage", schema=3)
 
 
-def test_canonical_json_is_sorted_and_dense() -> None:
-    assert canonical_json({"b": [1, 2.5, None], "a": {"ü": True}}) == (
-        '{"a":{"ü":true},"b":[1,2.5,null]}'
-    )
+# JSON
 
 
 @given(value=JSON)
@@ -59,16 +64,24 @@ def test_canonical_json_reads_back_and_ignores_the_order_of_keys(value: object) 
     assert json.loads(text) == value
     if isinstance(value, dict):
         assert canonical_json(dict(reversed(value.items()))) == text
+    dense = canonical_json({"b": [1, 2.5, None], "a": {"ü": True}})
+    assert dense == '{"a":{"ü":true},"b":[1,2.5,null]}'
 
 
-@pytest.mark.parametrize(
-    "value",
-    [math.nan, math.inf, -math.inf, {"a": [math.nan]}, {1, 2}, b"bytes", Path("x"), {(1, 2): 3}],
-    ids=str,
-)
-def test_what_json_does_not_have_is_refused(value: object) -> None:
+DEEP: object = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+NO_JSON = [
+    *(math.nan, math.inf, -math.inf, {"a": [math.nan]}, {1, 2}, b"bytes", Path("x"), {(1, 2): 3}),
+    *("\ud800", {"\ud800": 1}, {1: 2, "a": 3}, DEEP),
+]
+
+
+@pytest.mark.parametrize("value", NO_JSON, ids=lambda value: type(value).__name__)
+def test_what_json_does_not_have_is_not_written(tmp_path: Path, value: object) -> None:
     with pytest.raises(ArtifactError, match="only finite numbers, strings, lists and mappings"):
-        canonical_json(value)
+        write_json(tmp_path / "x.json", value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_json_files_round_trip_and_leave_nothing_beside_them(tmp_path: Path) -> None:
@@ -77,22 +90,11 @@ def test_json_files_round_trip_and_leave_nothing_beside_them(tmp_path: Path) -> 
     assert path.read_bytes() == '{"a":"ü","b":1}\n'.encode()
     assert read_json(path) == {"a": "ü", "b": 1}
     assert list(path.parent.iterdir()) == [path]
+    path.write_text('["\\ud83d\\ude42", "grün"]', encoding="utf-8")
+    assert read_json(path) == ["🙂", "grün"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"a":1}}', b"\xff\xfe", b"text"])
-def test_a_file_that_is_not_json_is_named(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.json"
-    path.write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"x\.json must be readable JSON"):
-        read_json(path)
-
-
-def test_a_file_that_cannot_be_written_is_named_with_its_size(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        ArtifactError, match=r"file/x\.json \(3 bytes\) must be writable; got Not a directory"
-    ):
-        write_json(tmp_path / "file" / "x.json", {})
+# Manifests
 
 
 def test_a_manifest_reads_back_with_its_body(tmp_path: Path) -> None:
@@ -115,22 +117,6 @@ def test_the_digest_covers_names_and_contents_and_not_the_manifest(tmp_path: Pat
     assert len({directory_digest(one), directory_digest(two)}) == 2
 
 
-def _grow(path: Path) -> None:
-    (path / "a.txt").write_text("alpha and more")
-
-
-def _swap(path: Path) -> None:
-    (path / "a.txt").write_text("alphA")
-
-
-def _add(path: Path) -> None:
-    (path / "deep" / "extra").write_text("")
-
-
-def _remove(path: Path) -> None:
-    (path / "deep" / "b.bin").unlink()
-
-
 def _edit(old: str, new: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         manifest = path / "manifest.json"
@@ -144,10 +130,22 @@ def _edit(old: str, new: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_grow, r"a\.txt must have 5 bytes; got 14\. The file is torn or altered"),
-        (_swap, r"a\.txt must have the SHA-256 in its manifest"),
-        (_add, r"exactly the files its manifest lists; got \['deep/extra'\]"),
-        (_remove, r"exactly the files its manifest lists; got \['deep/b\.bin'\]"),
+        (
+            lambda path: (path / "a.txt").write_text("alpha and more"),
+            r"a\.txt must have 5 bytes; got 14\. The file is torn or altered",
+        ),
+        (
+            lambda path: (path / "a.txt").write_text("alphA"),
+            r"a\.txt must have the SHA-256 in its manifest",
+        ),
+        (
+            lambda path: (path / "deep" / "extra").touch(),
+            r"exactly the files its manifest lists; got \['deep/extra'\]",
+        ),
+        (
+            lambda path: (path / "deep" / "b.bin").unlink(),
+            r"exactly the files its manifest lists; got \['deep/b\.bin'\]",
+        ),
         (lambda path: (path / "manifest.json").unlink(), r"manifest\.json must exist"),
         (lambda path: shutil.rmtree(path), r"manifest\.json must exist"),
         (_edit('"seed":17', '"seed":18'), "must be as it was written; got another checksum"),
@@ -182,6 +180,84 @@ def test_names_cannot_leave_the_root(tmp_path: Path, name: str) -> None:
     (root / "link").symlink_to(outside)
     with pytest.raises(ArtifactError, match="name must stay inside its root"):
         safe_join(root, name)
+    for odd in ("\ud800", "loop/x", "x" * 10**5, "x/" * 5_000 + ".."):
+        (root / "loop").unlink(missing_ok=True)
+        (root / "loop").symlink_to("loop")
+        try:
+            assert safe_join(root, odd).is_relative_to(root)
+        except ArtifactError as error:
+            assert str(error).isprintable()
+
+
+@pytest.mark.parametrize("name", ["README.md", "LICENSE", ".gitattributes", ".DS_Store"])
+def test_a_page_beside_an_artifact_changes_nothing_unless_it_is_listed(
+    tmp_path: Path, name: str
+) -> None:
+    before = read(artifact(tmp_path / "x"))
+    (tmp_path / "x" / name).write_text("about")
+    assert read(tmp_path / "x") == before
+    write_manifest(tmp_path / "x", kind="stage", schema=3, body={})
+    (tmp_path / "x" / name).write_text("other")
+    with pytest.raises(ArtifactError, match="must have the SHA-256"):
+        read(tmp_path / "x")
+
+
+# Hostile files
+
+TEXTS = {
+    "brackets": "[" * 200_000 + "]" * 200_000,
+    "braces": '{"a":' * 200_000,
+    "digits": '{"kind":' + "9" * 5_001 + "}",
+    "surrogate": '{"kind":"k","schema":1,"x":"\\ud800"}',
+    "surrogate key": '{"kind":"k","\\udfff":1}',
+    "nan": '{"kind":"k","schema":NaN}',
+    "infinity": "[-Infinity]",
+    "list": '["kind"]',
+    "text": '"kind"',
+    "null": "null",
+    "empty": "",
+    "nul": "\0",
+    "torn": '{"kind":"k"',
+    "kind of a list": '{"kind":["k"],"schema":1}',
+    "files of a list": '{"kind":"k","schema":1,"files":[]}',
+    "long kind": '{"kind":"' + "x" * 10**6 + '"}',
+    "twice": '{"kind":"x","kind":"k","schema":1}',
+    "twice inside": '{"kind":"k","schema":1,"files":{"a":{"bytes":1,"bytes":2}}}',
+    "more": '{"a":1}}',
+    "escapes": '{"kind":"\\u001b[2J"}',
+}
+PLACES: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "folder": Path.mkdir,
+    "loop": lambda path: path.symlink_to(path.name),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "huge": lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+    "latin": lambda path: path.write_bytes(b'{"kind":"\xe4"}'),
+    "utf-16": lambda path: path.write_text('{"kind":"k"}', encoding="utf-16"),
+    **{name: lambda path, text=text: path.write_text(text) for name, text in TEXTS.items()},
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_hostile_manifest_or_array_is_one_typed_line(tmp_path: Path, kind: str) -> None:
+    for name in (MANIFEST, "a.npy"):
+        PLACES[kind](tmp_path / name)
+    for read in (
+        lambda: read_manifest(tmp_path, kind="k", schema=1),
+        lambda: open_array(tmp_path / "a.npy"),
+    ):
+        with pytest.raises(ArtifactError) as found:
+            read()
+        assert len(str(found.value)) < 1_000 and str(found.value).isprintable()
+    if "twice" in kind:
+        with pytest.raises(
+            ArtifactError, match=r"json must be readable JSON.*'(kind|bytes)' is gi"
+        ):
+            read_json(tmp_path / MANIFEST)
+
+
+# Publication
 
 
 def everything(root: Path) -> list[str]:
@@ -193,7 +269,7 @@ def test_a_published_directory_is_whole_and_alone(tmp_path: Path) -> None:
     assert everything(tmp_path) == ["new", "new/x", "new/x/f"]
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_failing_build_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     def build(out: Path) -> None:
         (out / "half").write_text("1")
@@ -216,25 +292,55 @@ def test_an_existing_target_is_refused_before_anything_is_built(tmp_path: Path) 
 
 def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArtifactError, match="file/x must be writable"):
+    refused = "must be writable; got Not a directory"
+    with pytest.raises(ArtifactError, match="file/x must be writable; got File exists"):
         publish_directory(tmp_path / "file" / "x", lambda out: None)
+    with pytest.raises(ArtifactError, match=rf"file/x\.json \(3 bytes\) {refused}"):
+        write_json(tmp_path / "file" / "x.json", {})
+    with pytest.raises(ArtifactError, match=rf"file/a\.npy \(152 bytes\) {refused}"):
+        save_array(tmp_path / "file" / "a.npy", np.zeros(3))
 
 
-@pytest.mark.parametrize("name", ["README.md", "LICENSE", ".gitattributes", ".DS_Store"])
-def test_a_page_beside_an_artifact_changes_nothing(tmp_path: Path, name: str) -> None:
-    (tmp_path / "data").write_text("x")
-    write_manifest(tmp_path, kind="k", schema=1, body={})
-    before = read_manifest(tmp_path, kind="k", schema=1)
-    (tmp_path / name).write_text("about")
-    assert read_manifest(tmp_path, kind="k", schema=1) == before
-    (tmp_path / "more").write_text("y")
-    with pytest.raises(ArtifactError, match=r"exactly the files .*\['more'\]"):
-        read_manifest(tmp_path, kind="k", schema=1)
+# Arrays
 
 
-def test_a_page_that_belongs_to_an_artifact_is_checked(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("x")
-    write_manifest(tmp_path, kind="k", schema=1, body={})
-    (tmp_path / "README.md").write_text("y")
-    with pytest.raises(ArtifactError, match="must have the SHA-256"):
-        read_manifest(tmp_path, kind="k", schema=1)
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint64, np.float32, np.bool_])
+@pytest.mark.parametrize("shape", [(0,), (7,), (3, 4), (2, 0), ()])
+def test_arrays_are_those_of_numpy_and_come_back_read_only(
+    tmp_path: Path, dtype: type[np.generic], shape: tuple[int, ...]
+) -> None:
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    np.save(tmp_path / "numpy.npy", array)
+    found = open_array(tmp_path / "numpy.npy")
+    assert type(found) is np.ndarray and not found.flags.writeable
+    assert (found.dtype, found.shape, found.tolist()) == (array.dtype, shape, array.tolist())
+    if shape:
+        save_array(tmp_path / "ours.npy", array)
+        assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
+
+
+def _declare(shape: str) -> bytes:
+    header = f"{{'descr': '<u8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(640)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_a_file_that_is_no_array_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(9), allow_pickle=False)
+    whole = path.read_bytes()
+    np.save(path, np.array([{}], dtype=object), allow_pickle=True)
+    objects = path.read_bytes()
+    np.savez(tmp_path / "archive.npz", a=np.arange(3))
+    contents = [
+        *(whole[:cut] for cut in (0, 5, 9, 40, 127, 130)),
+        *(objects, (tmp_path / "archive.npz").read_bytes(), b"\x93NUMPY\x01\x00\xff\xffshort"),
+        *map(_declare, (f"({1 << 60},)", f"({1 << 70},)", "(5", "(5,), 7: 8")),
+    ]
+    for content in contents:
+        path.write_bytes(content)
+        with pytest.raises(ArtifactError, match=r"x\.npy must be an \.npy array"):
+            open_array(path)
+    path.unlink()
+    with pytest.raises(ArtifactError, match=r"x\.npy must be an \.npy array; got .*No such file"):
+        open_array(path)

@@ -280,3 +280,54 @@ def test_two_writers_of_one_file_leave_one_of_both(tmp_path: Path) -> None:
         if (tmp_path / "f").exists():
             assert (tmp_path / "f").read_bytes() in pages
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+# A power cut must not leave a name without its bytes.
+
+
+class Disk:
+    """Notes which files and folders were flushed, and refuses final names to any other.
+
+    Attributes:
+        renamed: Names that were given so far.
+        flushed_after: Folders that were flushed once a name in them was given.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.renamed: list[str] = []
+        self.flushed_after: list[str] = []
+        self._flushed: set[int] = set()
+        fsync = os.fsync
+
+        def flush(handle: int) -> None:
+            fsync(handle)
+            self._flushed.add(os.fstat(handle).st_ino)
+            if self.renamed:
+                self.flushed_after.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+
+        monkeypatch.setattr(os, "fsync", flush)
+        for name in ("rename", "replace"):
+            monkeypatch.setattr(Path, name, self._checked(getattr(Path, name)))
+
+    def _checked(self, give: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def checked(path: Path, target: Path) -> Path:
+            within = [path, *path.rglob("*")] if path.is_dir() else [path]
+            lost = [file.name for file in within if file.stat().st_ino not in self._flushed]
+            assert not lost, f"{target.name} would be there after a power cut, {lost} would not"
+            self.renamed.append(target.name)
+            return give(path, target)
+
+        return checked
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "file"])
+def test_what_gets_its_name_is_flushed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    disk = Disk(monkeypatch)
+    if command == "file":
+        write_bytes(tmp_path / "x", b"1")
+    else:
+        COMMANDS[command](tmp_path / "x")
+        assert tmp_path.name in disk.flushed_after, "the folder that the name is in"
+    assert disk.renamed[-1] == "x"

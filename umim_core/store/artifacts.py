@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from umim_core.errors import ArtifactError, UmimError
+from umim_core.errors import ArtifactError, UmimError, require
 from umim_core.store.disk import read_bytes, write_bytes
 
 MANIFEST: Final = "manifest.json"
@@ -174,26 +174,27 @@ def read_manifest(
     would wait for a pipe.
     """
     record = read_json(directory / MANIFEST)
-    if not isinstance(record, dict) or record.get("kind") != kind:
-        recorded = record.get("kind") if isinstance(record, dict) else type(record).__name__
+    recorded = record.get("kind") if isinstance(record, dict) else type(record).__name__
+    if not isinstance(record, dict) or recorded != kind:
         raise ArtifactError(
             f"{directory} must hold an artifact of kind {kind!r}",
             recorded,
             "Name another directory.",
         )
-    if record.get("schema") != schema:
-        raise ArtifactError(
-            f"{directory} must have schema {schema}",
-            record.get("schema"),
-            "Use the version of umim that wrote it, or build it again.",
-        )
-    seal = _seal({name: value for name, value in record.items() if name != "seal"})
-    if record.get("seal") != seal:
-        raise ArtifactError(
-            f"{directory}/{MANIFEST} must be as it was written",
-            "another checksum",
-            "The manifest was altered; build the artifact again.",
-        )
+    require(
+        record.get("schema") == schema,
+        ArtifactError,
+        f"{directory} must have schema {schema}",
+        record.get("schema"),
+        "Use the version of umim that wrote it, or build it again.",
+    )
+    require(
+        record.get("seal") == _seal({k: value for k, value in record.items() if k != "seal"}),
+        ArtifactError,
+        f"{directory}/{MANIFEST} must be as it was written",
+        "another checksum",
+        "The manifest was altered; build the artifact again.",
+    )
     listed = record.get("files")
     if not isinstance(listed, dict):
         raise ArtifactError(f"{directory}/{MANIFEST} must list its files", listed, "Build it again")
@@ -205,35 +206,40 @@ def read_manifest(
         and (name in listed or not _UNLISTED.fullmatch(name))
     }
     special = {name for name, path in files.items() if not path.is_file()}
-    if odd := sorted((set(files) ^ set(listed)) | (set(required) - set(listed)) | special):
-        raise ArtifactError(
-            f"{directory} must hold exactly the files its manifest lists",
-            odd,
-            "Restore the missing files, remove others, or build the artifact again.",
-        )
+    odd = sorted((set(files) ^ set(listed)) | (set(required) - set(listed)) | special)
+    require(
+        not odd,
+        ArtifactError,
+        f"{directory} must hold exactly the files its manifest lists",
+        odd,
+        "Restore the missing files, remove others, or build the artifact again.",
+    )
     sums: dict[str, str] = {}
     for name, path in files.items():
-        entry = listed[name]
-        size = entry.get("bytes") if isinstance(entry, dict) else None
-        if not isinstance(entry, dict) or path.stat().st_size != size:
-            raise ArtifactError(
-                f"{path} must have {size} bytes",
-                path.stat().st_size,
-                "The file is torn or altered; build the artifact again.",
-            )
-        sums[name] = sha256_file(path) if verify else str(entry.get("sha256"))
-        if sums[name] != entry.get("sha256"):
-            raise ArtifactError(
-                f"{path} must have the SHA-256 in its manifest",
-                sums[name],
-                "The file was altered; build the artifact again.",
-            )
-    if record.get("digest") != digest_of(sums):
-        raise ArtifactError(
-            f"{directory}/{MANIFEST} must hold the digest of its file list",
-            record.get("digest"),
-            "The manifest was altered; build the artifact again.",
+        entry = listed[name] if isinstance(listed[name], dict) else {}
+        size, there = entry.get("bytes"), path.stat().st_size
+        require(
+            size == there,
+            ArtifactError,
+            f"{path} must have {size} bytes",
+            there,
+            "The file is torn or altered; build the artifact again.",
         )
+        sums[name] = sha256_file(path) if verify else str(entry.get("sha256"))
+        require(
+            sums[name] == entry.get("sha256"),
+            ArtifactError,
+            f"{path} must have the SHA-256 in its manifest",
+            sums[name],
+            "The file was altered; build the artifact again.",
+        )
+    require(
+        record.get("digest") == digest_of(sums),
+        ArtifactError,
+        f"{directory}/{MANIFEST} must hold the digest of its file list",
+        record.get("digest"),
+        "The manifest was altered; build the artifact again.",
+    )
     return record
 
 

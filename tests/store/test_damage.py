@@ -1,4 +1,4 @@
-"""Flipped bytes of artifacts: an error with a name, or no change (reliability 29).
+"""Damaged artifacts: flipped bytes and special files are an error with a name, or no change.
 
 Twice: as disks do it, and with a manifest that was written again and so vouches for the damage.
 """
@@ -6,23 +6,28 @@ Twice: as disks do it, and with a manifest that was written again and so vouches
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
 
+from support.damage_tables import table_of
 from support.merged_models import fresh_model
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.embedded.assets import embedded_path
 from umim_core.errors import UmimError
 from umim_core.mining.counting import count_ngrams
+from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import read_json, read_manifest, write_manifest
+from umim_core.store.artifacts import MANIFEST, read_json, read_manifest, write_manifest
 from umim_core.training.token_rows import TokenRows
 
 STREAM = np.random.default_rng(3).geometric(0.15, 4000) % 50
@@ -159,9 +164,81 @@ def test_damage_that_the_manifest_vouches_for_raises_nothing_but_named_errors(
 def sign(directory: Path, file: str) -> None:
     """Write the manifest above a file again, and all manifests above that one."""
     for folder in [directory / parent for parent in Path(file).parents]:
-        if (folder / "manifest.json").exists():
-            body = dict(read_json(folder / "manifest.json"))
+        if (folder / MANIFEST).exists():
+            body = dict(read_json(folder / MANIFEST))
             kind, schema = str(body.pop("kind")), int(str(body.pop("schema")))
             for name in ("files", "digest", "seal"):
                 del body[name]
             write_manifest(folder, kind=kind, schema=schema, body=body)
+
+
+# Special files
+
+LOADERS: Final = {"rules": RuleSet.load, "checkpoint": Checkpoint.load, "damage": DamageTable.load}
+READ: Final = {
+    "rules": ("manifest.json", "rules.parquet", "matcher/tables.npy", "prices.npy"),
+    "checkpoint": ("manifest.json", "config.json", "model.safetensors", "rules/manifest.json"),
+    "damage": ("manifest.json", "kl.npy", "rules/rules.parquet"),
+}
+
+
+@pytest.fixture
+def artifact(kind: str, tmp_path: Path) -> Path:
+    place = tmp_path / kind
+    if kind == "checkpoint":
+        embedded = embedded_path("umim-docs-gpt2", "checkpoint")
+        assert embedded is not None
+        shutil.copytree(embedded, place)
+    elif kind == "damage":
+        table_of([8, 0, 4, 1], [8, 0, 4, 1], [1.0, 0.0, 2.0, 0.5]).save(place)
+    else:
+        rules = RuleSet.from_spans([(1, 2), (1, 2, 3)])
+        prices = np.array([0.5, 1.0], np.float32)
+        RuleSet(rules.ids_by_order, rules.support_by_order, rules.origin, prices).save(place)
+    return place
+
+
+def put(path: Path, special: str) -> None:
+    """Put what is no file into a file's place."""
+    path.unlink()
+    if "pipe" in special:
+        os.mkfifo(path if special == "pipe" else path.with_name("pipe"))
+    if special != "pipe":
+        targets = {"link to a pipe": "pipe", "device": "/dev/zero", "dangling link": "nothing"}
+        path.symlink_to(targets[special])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("special", ["pipe", "link to a pipe", "device", "dangling link"])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(k, name) for k, names in READ.items() for name in names]
+)
+def test_what_is_no_file_is_refused(artifact: Path, kind: str, name: str, special: str) -> None:
+    put(artifact / name, special)
+    for forged in (False, True) if not name.endswith(MANIFEST) else (False,):
+        if forged:
+            sign(artifact, name)
+        with pytest.raises(UmimError):
+            LOADERS[kind](artifact)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("rules", "rules.parquet"), ("checkpoint", "model.safetensors"), ("damage", "kl.npy")],
+)
+def test_a_manifest_must_list_what_is_read(artifact: Path, kind: str, name: str) -> None:
+    (artifact / name).unlink()
+    sign(artifact, name)
+    with pytest.raises(UmimError, match=rf"exactly the files its manifest lists; got .*{name}"):
+        LOADERS[kind](artifact)
+
+
+@pytest.mark.parametrize("kind", ["rules"])
+def test_tables_behind_a_link_to_a_folder_are_not_read(artifact: Path, kind: str) -> None:
+    outside = artifact.with_name("outside")
+    (artifact / "matcher").rename(outside)
+    (outside / "tables.npy").unlink()
+    os.mkfifo(outside / "tables.npy")
+    (artifact / "matcher").symlink_to(outside)
+    sign(artifact, "matcher/tables.npy")
+    assert len(LOADERS[kind](artifact)) == 2
