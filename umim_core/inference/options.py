@@ -10,7 +10,7 @@ table of settings against transformers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, get_args
@@ -64,11 +64,41 @@ _SETTINGS: Final[dict[str, Any]] = {
     "top_k": "model", "top_p": None, "min_p": None, "repetition_penalty": None,
     "no_repeat_ngram_size": None, "stop_strings": None, "eos_token_id": "model", "n": None,
 }  # fmt: skip
-_INTEGERS: Final = ("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size", "n")
 # Options of sampling, and the value of each that has no effect.
 _SAMPLING: Final[dict[str, object]] = {
     "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None, "seed": None, "streams": None,
 }  # fmt: skip
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return _whole(value) and value >= 0
+
+
+def _price(value: Any) -> bool:
+    return (_whole(value) or isinstance(value, float)) and not math.isnan(value)
+
+
+# What an option is, if it is given.
+_KINDS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "config": (
+        "a GenerationConfig of transformers",
+        lambda value: isinstance(value, GenerationConfig),
+    ),
+    "max_new_tokens": ("an integer", _whole),
+    "min_new_tokens": ("an integer", _whole),
+    "no_repeat_ngram_size": ("an integer", _whole),
+    "n": ("an integer", _whole),
+    "seed": ("an integer of at least 0", _count),
+    "logprobs": ("an integer of at least 0", _count),
+    "decode_max_damage": ("a number of nats per saved token, inf for all rules", _price),
+    "overlong": (f"one of {get_args(Overlong)}", lambda value: value in get_args(Overlong)),
+    "logits_processor": ("a list", lambda value: isinstance(value, list)),
+    "stopping_criteria": ("a list", lambda value: isinstance(value, list)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +129,8 @@ class GenerateOptions(PlainOptions):
             ", ".join(beams),
             "Leave it out; n with do_sample gives several texts.",
         )
-        for alias, name in _ALIASES.items():
-            _need(
-                not {alias, name} <= changes.keys(),
-                "an option must be given once",
-                f"{alias} and {name}",
-                "Leave one of them out.",
-            )
+        twice = [pair for pair in _ALIASES.items() if changes.keys() >= set(pair)]
+        _need(not twice, "an option must be given once", twice, "Leave one of each two out.")
         given: object = options
         _need(
             given is None or isinstance(given, GenerateOptions),
@@ -123,68 +148,30 @@ class GenerateOptions(PlainOptions):
 
     def __post_init__(self) -> None:
         """Refuse what no model could do."""
-        given: object = self.config
+        for name, (kind, fits) in _KINDS.items():
+            value = getattr(self, name)
+            _need(value is None or fits(value), f"{name} must be {kind}", value, "Correct it.")
+        if self.config is None:
+            _ = self.settings
+            self._check_sampling(self.do_sample is not False)
         _need(
-            given is None or isinstance(given, GenerationConfig),
-            "config must be a GenerationConfig of transformers",
-            type(given).__name__,
-            "Make one, or give its settings as options.",
-        )
-        _need(
-            given is None or not self._given,
+            self.config is None or not self._given,
             "settings must be given in config or as options, not both",
             list(self._given),
             "Put them into config.",
-        )
-        if given is None:
-            _ = self.settings
-            self._check_sampling(self.do_sample is not False)
-        for name in ("logits_processor", "stopping_criteria"):
-            value: object = getattr(self, name)
-            _need(
-                value is None or isinstance(value, list),
-                f"{name} must be a list",
-                type(value).__name__,
-                "Put it into a list.",
-            )
-        _need(
-            self.overlong in get_args(Overlong),
-            f"overlong must be one of {get_args(Overlong)}",
-            self.overlong,
-            "Choose one.",
-        )
-        _need(
-            self.seed is None or (_whole(self.seed) and self.seed >= 0),
-            "a seed must be an integer of at least 0",
-            self.seed,
-            "Leave it out, or use 0.",
-        )
-        _need(
-            self.logprobs is None or (_whole(self.logprobs) and self.logprobs >= 0),
-            "logprobs must be an integer of at least 0",
-            self.logprobs,
-            "Leave it out, or use 0.",
         )
         if self.merge is not None:
             check_merge(self.merge)
         if self.raw_tail is not None:
             check_raw_tail(self.raw_tail, self.merge or "prompt")
-        most: object = self.decode_max_damage
-        number = isinstance(most, int | float) and not isinstance(most, bool)
+        if self.span_eviction is not None:
+            check_age(self.span_eviction)
         _need(
-            most is None or (number and not math.isnan(self.decode_max_damage or 0)),
-            "decode_max_damage must be a number of nats per saved token",
-            most,
-            "Give 0.2 for example, or inf to merge by all rules.",
-        )
-        _need(
-            most in (None, math.inf) or self.merge in (None, "all"),
+            self.decode_max_damage in (None, math.inf) or self.merge in (None, "all"),
             "decode_max_damage needs merging in the prompt and while decoding",
             f"merge {self.merge!r}",
             "Merge all, or leave it out.",
         )
-        if self.span_eviction is not None:
-            check_age(self.span_eviction)
 
     @property
     def _given(self) -> dict[str, Any]:
@@ -213,13 +200,6 @@ class GenerateOptions(PlainOptions):
         if self.config is not None:
             return self.config
         settings = self._given
-        for name in _INTEGERS:
-            _need(
-                _whole(settings.get(name, 0)),
-                f"{name} must be an integer",
-                settings.get(name),
-                "Give a whole number.",
-            )
         if "n" in settings:
             settings["num_return_sequences"] = settings.pop("n")
         if "stop_strings" in settings:
@@ -347,7 +327,3 @@ def _checked(settings: Mapping[str, Any]) -> GenerationConfig:
 
 def _need(ok: bool, rule: str, value: object, remedy: str) -> None:
     require(ok, GenerationError, rule, value, remedy)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
