@@ -111,7 +111,7 @@ def documents() -> list[Document]:
     digest = sha256_bytes(canonical_json([_PICTURED, _TEXT, rules]).encode())
     picture = Document(
         RESULTS / "compress.svg",
-        lambda: compress_text(_TEXT, _PICTURED).view.svg("umim compress") + "\n",
+        lambda: compress_text(_TEXT, _PICTURED).views[0].svg("umim compress") + "\n",
         f"<!-- text and rules {digest} -->\n",
     )
     return [

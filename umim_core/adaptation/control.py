@@ -28,7 +28,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import forked_generators
 from umim_core.backbone.model_files import frozen_twin
 from umim_core.checkpoint.checkpoint_files import BackboneRecord
-from umim_core.checkpoint.module_weights import WEIGHTS, read_weights, write_module
+from umim_core.checkpoint.module_weights import WEIGHTS, read_weights, shapes_of, write_module
 from umim_core.errors import (
     BackboneMismatchError,
     CheckpointError,
@@ -232,8 +232,8 @@ def load_control(directory: Path, backbone: Backbone) -> MergedModel:
     record = read_record(directory)
     _check_backbone(record, backbone)
     control = fresh_control(record.kind, backbone, seed=0)
-    shapes = {name: tuple(value.shape) for name, value in control.module.state_dict().items()}
-    control.module.load_state_dict(read_weights(directory / WEIGHTS, shapes))
+    weights = read_weights(directory / WEIGHTS, shapes_of(control.module))
+    control.module.load_state_dict(weights)
     control.module.requires_grad_(False)
     return control.merged_model
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig
-from umim_core.errors import CheckpointError, ConfigError
+from umim_core.errors import CheckpointError, ConfigError, require
 from umim_core.merging.adapters import SpanAdapters
 from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.module import MergeModule
@@ -25,10 +26,9 @@ WEIGHTS: Final = "model.safetensors"
 _SPANS: Final = "rows.spans"  # tensors of rule rows
 _TABLE: Final = "rows.table"
 _ADAPTERS: Final = "adapters."
-_DOWN: Final = "adapters.down."
-_UP: Final = "adapters.up."
 _FLOATS: Final = ("F16", "BF16", "F32", "F64")
-_WIDEST: Final = 1 << 20  # inputs or outputs of a linear map
+_REMEDY: Final = "Train it again."
+Shape = tuple[int, ...]
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -60,62 +60,50 @@ def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeMo
     """Return the module that ``write_module`` wrote, its weights fixed."""
     with torch.device("meta"):  # a declared size allocates nothing and draws no weights
         module = MergeModule.of(config, config.hidden_size, config.num_heads)
-    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+        if config.adapter_rank:
+            module.adapters = _adapters(path, config.adapter_rank)
+    expected = shapes_of(module)
     if config.rule_rows:
         expected |= {_SPANS: (config.rule_rows, LONGEST)}
         expected |= {_TABLE: (config.rule_rows, config.hidden_size)}
-    if config.adapter_rank:
-        expected |= _adapter_shapes(path, config.adapter_rank)
     weights = read_weights(path, expected)
     if config.rule_rows:
         module.rows = _rows(path.parent, weights, rules)
-    if config.adapter_rank:
-        module.adapters = _adapters(weights)
     module.load_state_dict(weights, assign=True)
     return module.eval().requires_grad_(False)
 
 
-def _adapter_shapes(path: Path, rank: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the adapters in a file, which the backbone's layers decide."""
-    adapters = {
-        name: shape for name, (shape, _) in _declared(path).items() if name.startswith(_ADAPTERS)
-    }
-    down = {n.removeprefix(_DOWN): shape for n, shape in adapters.items() if n.startswith(_DOWN)}
-    up = {n.removeprefix(_UP): shape for n, shape in adapters.items() if n.startswith(_UP)}
-    layers = {shape[0] for shape in adapters.values() if len(shape) == 3}
-    paired = down.keys() == up.keys() and len(down) + len(up) == len(adapters)
-    formed = all(len(shape) == 3 and 0 < max(shape) <= _WIDEST for shape in adapters.values())
-    ranked = formed and {s[2] for s in down.values()} | {s[1] for s in up.values()} == {rank}
-    if not (paired and ranked and len(layers) == 1):
-        raise CheckpointError(
-            f"{path} must hold adapters of rank {rank}, a pair per linear map",
-            adapters,
-            "Train it again.",
-        )
-    return adapters
+def shapes_of(module: nn.Module) -> dict[str, Shape]:
+    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
-def _adapters(weights: Mapping[str, torch.Tensor]) -> SpanAdapters:
-    """Return empty adapters of the sizes of a checkpoint's weights."""
-    sizes = {
-        name.removeprefix(_DOWN): (value.shape[1], weights[_UP + name.removeprefix(_DOWN)].shape[2])
-        for name, value in weights.items()
-        if name.startswith(_DOWN)
-    }
-    first = next(value for name, value in weights.items() if name.startswith(_DOWN))
-    with torch.device("meta"):
-        return SpanAdapters(sizes, first.shape[0], first.shape[2])
+def _adapters(path: Path, rank: int) -> SpanAdapters:
+    """Return empty adapters for the maps and layers in a file, which the backbone decides."""
+    pairs: dict[str, dict[str, Shape]] = {"down": {}, "up": {}}
+    for name, (shape, _) in _declared(path).items():
+        if name.startswith(_ADAPTERS) and len(shape) == 3:
+            side, _, key = name.removeprefix(_ADAPTERS).partition(".")
+            pairs.get(side, {})[key] = shape
+    down, up = pairs["down"], pairs["up"]
+    rule = f"{path} must hold adapters of rank {rank}, a pair per linear map"
+    require(bool(down) and down.keys() == up.keys(), CheckpointError, rule, pairs, _REMEDY)
+    sizes = {key: (shape[1], up[key][2]) for key, shape in down.items()}
+    return SpanAdapters(sizes, next(iter(down.values()))[0], rank)
 
 
-def _declared(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+def _declared(path: Path) -> dict[str, tuple[Shape, str]]:
     """Return the shapes and types that a file declares."""
+    with _readable(path), safe_open(path, framework="pt") as stream:
+        slices = {key: stream.get_slice(key) for key in stream.keys()}  # noqa: SIM118
+        return {
+            key: (tuple(part.get_shape()), str(part.get_dtype())) for key, part in slices.items()
+        }
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        with safe_open(path, framework="pt") as stream:
-            slices = {key: stream.get_slice(key) for key in stream.keys()}  # noqa: SIM118
-            return {
-                key: (tuple(part.get_shape()), str(part.get_dtype()))
-                for key, part in slices.items()
-            }
+        yield
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error
 
@@ -131,48 +119,38 @@ def _rows(directory: Path, weights: dict[str, torch.Tensor], rules: RuleSet) -> 
         rows = RuleRows.of(weights[_SPANS], weights[_TABLE])
     except ConfigError as error:
         raise CheckpointError(
-            f"{directory} must hold rule rows of spans", str(error), "Train it again."
+            f"{directory} must hold rule rows of spans", str(error), _REMEDY
         ) from error
-    if (kept := rows.of_rules(rules)) is not rows:
-        raise CheckpointError(
-            f"{directory} must hold rule rows of its own rules alone",
-            f"{0 if kept is None else len(kept)} of {len(rows)} are",
-            "Train it again.",
-        )
+    kept = rows.of_rules(rules)
+    require(
+        kept is rows,
+        CheckpointError,
+        f"{directory} must hold rule rows of its own rules alone",
+        f"{0 if kept is None else len(kept)} of {len(rows)} are",
+        _REMEDY,
+    )
     return rows
 
 
-def read_weights(path: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Read exactly the tensors wanted by name and shape, checked before any is allocated."""
+def read_weights(path: Path, expected: Mapping[str, Shape]) -> dict[str, torch.Tensor]:
+    """Read exactly the tensors of these names and shapes, checked before any is allocated."""
     limit = 2 * sum(4 * int(np.prod(shape)) for shape in expected.values()) + (1 << 20)
-    if path.stat().st_size > limit:
-        raise CheckpointError(
-            f"{path} must have at most {limit} bytes",
-            f"{path.stat().st_size} bytes",
-            "These are other weights; name another directory.",
-        )
+    size, remedy = path.stat().st_size, "These are other weights; name another directory."
+    rule = f"{path} must have at most {limit} bytes"
+    require(size <= limit, CheckpointError, rule, f"{size} bytes", remedy)
     declared = _declared(path)
-    if (shapes := {name: shape for name, (shape, _) in declared.items()}) != expected:
-        raise CheckpointError(
-            f"{path} must hold the tensors {sorted(expected)}", shapes, "Train it again."
-        )
-    types = {name: kind for name, (_, kind) in declared.items()}
-    odd_types = {
+    shapes = {name: shape for name, (shape, _) in declared.items()}
+    rule = f"{path} must hold the tensors {sorted(expected)}"
+    require(shapes == expected, CheckpointError, rule, shapes, _REMEDY)
+    odd = {
         name: kind
-        for name, kind in types.items()
+        for name, (_, kind) in declared.items()
         if kind not in (("I32",) if name == _SPANS else _FLOATS)
     }
-    if odd_types:
-        raise CheckpointError(
-            f"{path} must hold floating-point weights of 16 bits or more, and spans of int32",
-            odd_types,
-            "Train it again.",
-        )
-    try:
-        with safe_open(path, framework="pt") as stream:
-            weights = {key: _single(key, stream.get_tensor(key)) for key in expected}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error
-    if odd := [key for key, value in weights.items() if not bool(torch.isfinite(value).all())]:
-        raise CheckpointError(f"{path} must hold finite weights", odd, "Train it again.")
+    rule = f"{path} must hold floating-point weights of 16 bits or more, and spans of int32"
+    require(not odd, CheckpointError, rule, odd, _REMEDY)
+    with _readable(path), safe_open(path, framework="pt") as stream:
+        weights = {key: _single(key, stream.get_tensor(key)) for key in expected}
+    infinite = [key for key, value in weights.items() if not bool(torch.isfinite(value).all())]
+    require(not infinite, CheckpointError, f"{path} must hold finite weights", infinite, _REMEDY)
     return weights

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, Literal, cast
 
 import numpy as np
@@ -149,12 +149,10 @@ class TokenChooser:
             if config.min_length and ends:
                 row += made("min_length", lambda n: MinLengthLogitsProcessor(n, ends, str(device)))
             if config.min_new_tokens and ends:
-                row += made(
-                    "min_new_tokens",
-                    lambda n, length=length: MinNewTokensLengthLogitsProcessor(
-                        length, n, ends, str(device)
-                    ),
+                longer = partial(
+                    MinNewTokensLengthLogitsProcessor, length, eos_token_id=ends, device=str(device)
                 )
+                row += made("min_new_tokens", longer)
         self._foreign = bool(processors)
         uniform = not processors and not on_ids and not any(least)
         # Rows have their own ids and lengths, and padding would be penalised: one call a row.
@@ -214,10 +212,10 @@ class TokenChooser:
             return processors(cast("torch.LongTensor", ids), cast("torch.FloatTensor", part))
 
         if self._per_row:
-            parts = zip(self._per_row, raw_ids, scores.split(1), strict=True)
+            pairs = zip(self._per_row, raw_ids, strict=True)
             rows = [
-                apply(processors, self._history.row(b, ids), part)
-                for b, (processors, ids, part) in enumerate(parts)
+                apply(processors, self._history.row(b, ids), scores[b : b + 1])
+                for b, (processors, ids) in enumerate(pairs)
             ]
             scores = torch.cat(rows)
         if self._on_all:

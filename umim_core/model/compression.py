@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
-from rich.console import Console
 
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config, resolve_checkpoint
 from umim_core.config.form import check_raw_tail
 from umim_core.model.hub import fetch_checkpoint
-from umim_core.model.showing import Decode, Piece, View, unit_texts
+from umim_core.model.showing import Decode, Piece, Shown, View, unit_texts
 from umim_core.rules.matcher import Matcher, segment_prefix
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.pruning import within_budget
@@ -24,7 +24,7 @@ from umim_core.text.token_ids import decode, encode
 
 
 @dataclass(frozen=True)
-class Compression:
+class Compression(Shown):
     """One text cut into units.
 
     Attributes:
@@ -51,12 +51,9 @@ class Compression:
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """Merged spans as (start, length) in raw tokens."""
-        spans, start = [], 0
-        for length in self.unit_lengths:
-            if length > 1:
-                spans.append((start, length))
-            start += length
-        return tuple(spans)
+        starts = accumulate(self.unit_lengths, initial=0)
+        pairs = zip(starts, self.unit_lengths, strict=False)
+        return tuple((start, length) for start, length in pairs if length > 1)
 
     @property
     def token_reduction(self) -> float:
@@ -72,25 +69,9 @@ class Compression:
         )
 
     @property
-    def view(self) -> View:
-        """The units and the line of figures, to be shown."""
+    def views(self) -> tuple[View, ...]:
         pieces = map(Piece, self.units, self.unit_lengths)
-        return View(tuple(pieces), self.summary, "umim-compression")
-
-    def show(self, console: Console | None = None) -> None:
-        """Print the text with merged spans coloured, and a line of figures."""
-        self.view.show(console)
-
-    def html(self) -> str:
-        """Return a self-contained HTML fragment with merged spans as coloured ``<mark>`` elements.
-
-        All text is escaped; nothing is loaded from elsewhere.
-        """
-        return self.view.html()
-
-    def _repr_html_(self) -> str:
-        """Show it in a notebook."""
-        return self.html()
+        return (View(tuple(pieces), self.summary, "umim-compression"),)
 
 
 def compress_text(

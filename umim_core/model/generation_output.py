@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from rich.console import Console
 from torch import Tensor
 from transformers import TextStreamer
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
 from umim_core.inference.outputs import Generation, Row, TopTokens
-from umim_core.model.showing import View, merged_pieces
+from umim_core.model.showing import Shown, View, merged_pieces
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ class Column(Generic[T]):
 
 
 @dataclass(frozen=True)
-class GenerationOutput(Generation):
+class GenerationOutput(Generation, Shown):
     """Generated texts, one entry per row in every tuple; the samples of a prompt stand together.
 
     Attributes:
@@ -65,14 +64,14 @@ class GenerationOutput(Generation):
     @property
     def logprobs(self) -> tuple[tuple[float, ...], ...] | None:
         """The model's log-probability of each generated id; None unless asked for."""
-        scored = [row.logprobs for row in self.rows if row.logprobs is not None]
-        return tuple(scored) if scored else None
+        scored = (row.logprobs for row in self.rows if row.logprobs is not None)
+        return tuple(scored) or None
 
     @property
     def top_logprobs(self) -> tuple[tuple[TopTokens, ...], ...] | None:
         """The most probable (id, log-probability) per step; None unless asked for."""
-        scored = [row.top_logprobs for row in self.rows if row.top_logprobs is not None]
-        return tuple(scored) if scored else None
+        scored = (row.top_logprobs for row in self.rows if row.top_logprobs is not None)
+        return tuple(scored) or None
 
     @property
     def merge(self) -> Merge:
@@ -96,7 +95,6 @@ class GenerationOutput(Generation):
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Prompt and text of every row, to be shown."""
         return tuple(self._view(row) for row in self.rows)
 
     def _view(self, row: Row) -> View:
@@ -118,19 +116,6 @@ class GenerationOutput(Generation):
             of_all = f"{row.dropped} of {total - 1} columns dropped"
             summary += f", span eviction {self.span_eviction}: {of_all}"
         return View(pieces, summary, "umim-generation")
-
-    def show(self, console: Console | None = None) -> None:
-        """Print every prompt and text with merged spans coloured, and a line of figures."""
-        for view in self.views:
-            view.show(console)
-
-    def html(self) -> str:
-        """Return a self-contained HTML fragment of all rows; see ``showing.View.html``."""
-        return "".join(view.html() for view in self.views)
-
-    def _repr_html_(self) -> str:
-        """Show it in a notebook."""
-        return self.html()
 
 
 class TextPieces(TextStreamer):
@@ -161,7 +146,6 @@ class TextPieces(TextStreamer):
         return str(self.tokenizer.decode(ids, **self.decode_kwargs))
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Keep a piece of text."""
         if text:
             self._pieces.append(text)
 

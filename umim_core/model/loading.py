@@ -68,23 +68,22 @@ _OF_FILES: Final = ("dtype", "device", "device_map", "attn_implementation")
 
 def check_load_options(options: LoadOptions) -> None:
     """Refuse options that do not exist, as Python does for arguments, or do not go together."""
-    unknown = sorted(set(options) - set(LoadOptions.__annotations__))
-    if unknown:
-        known = ", ".join(sorted(LoadOptions.__annotations__))
-        raise TypeError(f"unknown options {unknown}; known are {known}")
+    known = LoadOptions.__annotations__
+    if unknown := sorted(options.keys() - known.keys()):
+        raise TypeError(f"unknown options {unknown}; known are {', '.join(sorted(known))}")
     check_rule_choice(options.get("budget"), options.get("target_tr"))
     check_dtype(str(options.get("dtype") or AUTO).removeprefix("torch."))
-    set_options = {name: value for name, value in options.items() if value is not None}
-    loaded = "model" in set_options or isinstance(set_options.get("backbone"), Backbone)
-    if loaded and (late := {name: set_options[name] for name in _OF_FILES if name in set_options}):
+    given = {name: value for name, value in options.items() if value is not None}
+    loaded = "model" in given or isinstance(given.get("backbone"), Backbone)
+    if loaded and (late := {name: given[name] for name in _OF_FILES if name in given}):
         raise BackboneError(
             "a backbone that is loaded already has its data type and device",
             late,
             "Leave them out, or name the backbone.",
         )
-    if "model" in set_options and "backbone" in set_options:
+    if {"model", "backbone"} <= given.keys():
         raise BackboneError("model and backbone must not both be given", remedy="Leave one out.")
-    if "tokenizer" in set_options and "model" not in set_options:
+    if "tokenizer" in given and "model" not in given:
         raise BackboneError("a tokenizer must come with its model", remedy="Pass model, too.")
 
 
@@ -106,21 +105,21 @@ def find_backbone(checkpoint: Checkpoint | None, options: LoadOptions) -> Backbo
     model, name = options.get("model"), options.get("backbone")
     if isinstance(name, Backbone):
         return name
-    own = options.get("backbone_revision")
+    revision = options.get("backbone_revision")
     if name is None:
         if checkpoint is None:
             raise BackboneError("a checkpoint or a backbone must be named", None, "Name one.")
-        name, own = checkpoint.config.backbone, checkpoint.config.backbone_revision
+        name, revision = checkpoint.config.backbone, checkpoint.config.backbone_revision
     name = str(name)
     if model is not None:
         tokenizer = options.get("tokenizer")
         if tokenizer is None:
-            tokenizer = load_tokenizer(name, revision=own, local_files_only=local)
-        own_name = getattr(model, "name_or_path", None)  # a module that is no model has none
-        return wrap_backbone(model, tokenizer, name=own_name or "in-memory")
+            tokenizer = load_tokenizer(name, revision=revision, local_files_only=local)
+        path = getattr(model, "name_or_path", None)  # a module that is no model has none
+        return wrap_backbone(model, tokenizer, name=path or "in-memory")
     return load_backbone(
         name,
-        revision=own,
+        revision=revision,
         dtype=str(options.get("dtype") or AUTO).removeprefix("torch."),
         device=options.get("device"),
         device_map=options.get("device_map"),

@@ -88,15 +88,13 @@ class View:
         """
         parts = []
         for piece, merged in self._numbered():
-            faint = "opacity:0.6" if piece.prompt else ""
+            text, faint = escape(piece.text), "opacity:0.6" if piece.prompt else ""
             if piece.tokens > 1:
                 style = ";".join(filter(None, (f"background:{_COLOURS[merged % 2]}", faint)))
-                title = f"{piece.tokens} tokens"
-                parts.append(f'<mark style="{style}" title="{title}">{escape(piece.text)}</mark>')
+                text = f'<mark style="{style}" title="{piece.tokens} tokens">{text}</mark>'
             elif faint:
-                parts.append(f'<span style="{faint}">{escape(piece.text)}</span>')
-            else:
-                parts.append(escape(piece.text))
+                text = f'<span style="{faint}">{text}</span>'
+            parts.append(text)
         return (
             f'<div class="{self.name}"><pre style="white-space:pre-wrap">'
             + "".join(parts)
@@ -118,6 +116,26 @@ class View:
         """Return every piece with how many merged ones stand before it."""
         merged = accumulate((piece.tokens > 1 for piece in self.pieces), initial=0)
         return list(zip(self.pieces, merged, strict=False))
+
+
+class Shown:
+    """What has views: of a text, or of each row of several."""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        raise NotImplementedError
+
+    def show(self, console: Console | None = None) -> None:
+        """Print text with merged spans coloured, and lines of figures; see ``View``."""
+        for view in self.views:
+            view.show(console)
+
+    def html(self) -> str:
+        """Return a self-contained HTML fragment; see ``View``."""
+        return "".join(view.html() for view in self.views)
+
+    def _repr_html_(self) -> str:  # of notebooks
+        return self.html()
 
 
 def merged_pieces(

@@ -316,18 +316,20 @@ class UMIM:
             NumericalError: If a log-probability is NaN or infinite.
         """
         model, encode = self.merged_model.reading(merge, raw_tail), self.backbone.encode
-        if any(isinstance(texts, str) for texts in (contexts, continuations, *continuations)):
-            raise EvaluationError(
-                "contexts are a list of texts, continuations a list of such lists",
-                "a text in place of a list",
-                "Put it into a list.",
-            )
-        if len(contexts) != len(continuations):
-            raise EvaluationError(
-                "every context needs its continuations",
-                f"{len(contexts)} contexts, {len(continuations)} lists",
-                "Pass one list per context.",
-            )
+        require(
+            not any(isinstance(texts, str) for texts in (contexts, continuations, *continuations)),
+            EvaluationError,
+            "contexts are a list of texts, continuations a list of such lists",
+            "a text in place of a list",
+            "Put it into a list.",
+        )
+        require(
+            len(contexts) == len(continuations),
+            EvaluationError,
+            "every context needs its continuations",
+            f"{len(contexts)} contexts, {len(continuations)} lists",
+            "Pass one list per context.",
+        )
         scored: list[list[float]] = []
         for first in range(0, len(contexts), _CONTEXTS_AT_ONCE):
             part = slice(first, first + _CONTEXTS_AT_ONCE)
