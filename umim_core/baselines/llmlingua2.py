@@ -31,12 +31,16 @@ from typing import ClassVar, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForTokenClassification, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import token_texts
-from umim_core.baselines.methods import ReducedTokens, Text, highest
-from umim_core.baselines.own_models import OwnModel, hub_commit, load_own_model
+from umim_core.baselines.methods import Text, highest
+from umim_core.baselines.own_models import hub_commit, load_own_model
 from umim_core.errors import BackboneError
 from umim_core.text.token_ids import Ints
 
@@ -49,8 +53,6 @@ _BELOW_ALL: Final = -1.0
 _CONTINUED: Final = "##"
 _BEGUN: Final = "\u2581"
 _CHUNK_ENDS: Final = (".", "\n")
-_WHAT: Final = "token classifier"
-_TRAINED: Final = "a trained token classifier"
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,11 @@ class Words:
 
 
 @dataclass(frozen=True)
-class TokenClassifier(OwnModel):
+class TokenClassifier:
     """A model of two labels that gives tokens a probability of being preserved, label 1."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
 
     @property
     def chunk(self) -> int:
@@ -90,23 +95,20 @@ class TokenClassifier(OwnModel):
 
     def words(self, text: str) -> Words:
         """Return the words of a text; blanks between them belong to none."""
-        starts: list[int] = []
-        ends: list[int] = []
-        chances: list[list[float]] = []
-        chunks: list[int] = []
+        found: list[list[tuple[int, int, int, float]]] = []  # of a word's tokens
         for number, (first, last) in enumerate(self._chunks(text)):
             begun = False
-            for token, place, chance in self._preserve(text[first:last]):
+            for token, (start, end), chance in self._preserve(text[first:last]):
                 if not begun or self._begins_word(token):
-                    starts.append(first + place[0])
-                    ends.append(0)
-                    chances.append([])
-                    chunks.append(number)
+                    found.append([])
                     begun = True
-                ends[-1] = first + place[1]
-                chances[-1].append(chance)
-        means = np.array([np.mean(one) for one in chances], dtype=np.float64)
-        return Words(_ints(starts), _ints(ends), means, _ints(chunks))
+                found[-1].append((first + start, first + end, number, chance))
+        return Words(
+            np.array([word[0][0] for word in found], dtype=np.int64),
+            np.array([word[-1][1] for word in found], dtype=np.int64),
+            np.array([np.mean([chance for *_, chance in word]) for word in found]),
+            np.array([word[0][2] for word in found], dtype=np.int64),
+        )
 
     def _chunks(self, text: str) -> list[tuple[int, int]]:
         """Return where chunks begin and end, in characters.
@@ -145,13 +147,9 @@ class TokenClassifier(OwnModel):
         return iter([row for row in rows if row[0] not in special])
 
 
-def _ints(values: list[int]) -> Ints:
-    return np.array(values, dtype=np.int64)
-
-
 def load_token_classifier(name: str) -> TokenClassifier:
-    loaded = load_own_model(_WHAT, name, AutoModelForTokenClassification, _TRAINED)
-    return TokenClassifier(loaded.model, loaded.tokenizer, loaded.commit)
+    model = load_own_model("token classifier", name, AutoModelForTokenClassification)
+    return TokenClassifier(*model)
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,5 @@ def published_classifier() -> str:
     return f"{PUBLISHED}@{commit}"
 
 
-def llmlingua2(backbone: Backbone) -> ReducedTokens:
-    classifier = load_token_classifier(PUBLISHED)
-    reducer = LLMLingua2(classifier, backbone.require_tokenizer())
-    return ReducedTokens(reducer, f"{PUBLISHED}@{classifier.commit or 'unknown'}")
+def llmlingua2(backbone: Backbone) -> LLMLingua2:
+    return LLMLingua2(load_token_classifier(PUBLISHED), backbone.require_tokenizer())

@@ -120,13 +120,9 @@ class CachePolicy(Protocol):
 
 @dataclass(frozen=True)
 class ReducedTokens:
-    """A method that deletes tokens of the prompt.
-
-    ``model`` is one of its own that it chooses by, as name@commit; None for the backbone.
-    """
+    """A method that deletes tokens of the prompt."""
 
     reducer: TokenReducer
-    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,6 @@ class MergedSpans:
     ``merger`` None is the module of the checkpoint in whose place it stands.
     """
 
-    model: ClassVar[None] = None
     segmenter: Segmenter
     merger: SpanMerger | None
 
@@ -152,7 +147,6 @@ class EvictedColumns:
             before the prompt is read to its end; None where they go behind it.
     """
 
-    model: ClassVar[None] = None
     new_policy: Callable[[Ints], CachePolicy]
     age: int | None = None
     score: ScoreEndings | None = None

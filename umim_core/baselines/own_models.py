@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub import ResolvedRevision
@@ -13,28 +12,17 @@ from umim_core.backbone.model_files import freeze, load_complete
 from umim_core.backbone.tokenizer_files import check_place, load_tokenizer
 
 
-@dataclass(frozen=True)
-class OwnModel:
-    """A frozen model with its tokenizer, a fast one.
+def load_own_model(
+    what: str, name: str, kind: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model of a class of transformers, with its fast tokenizer, by directory or repository.
 
-    ``commit`` is that of the hub's repository that it was loaded from; None for a directory.
-    """
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    commit: str | None = None
-
-
-def load_own_model(what: str, name: str, kind: Any, trained: str) -> OwnModel:
-    """Load a model of a class of transformers, with its tokenizer, by directory or repository.
-
-    For messages, ``what`` says what is loaded, ``trained`` what a complete model would be.
+    For messages, ``what`` says what is loaded.
     """
     check_place(what, name, "config.json", None, False)
     commit = hub_commit(name)
-    model = load_complete(kind, name, (what, name, trained), {"revision": commit})
-    tokenizer = load_tokenizer(name, revision=commit)
-    return OwnModel(freeze(model), tokenizer, commit)
+    model = load_complete(kind, name, (what, name, f"a trained {what}"), {"revision": commit})
+    return freeze(model), load_tokenizer(name, revision=commit)
 
 
 def hub_commit(name: str) -> str | None:

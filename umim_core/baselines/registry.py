@@ -61,7 +61,7 @@ BASELINES: Final[dict[str, Baseline]] = {
     "cpc": Baseline(
         "prompt",
         "Delete the sentences least like the question by the encoder UMIM_CPC_ENCODER names.",
-        lambda backbone, matcher: cpc(backbone),
+        lambda backbone, matcher: ReducedTokens(cpc(backbone)),
         trained_encoder,
     ),
     "ehpc": Baseline(
@@ -87,7 +87,7 @@ BASELINES: Final[dict[str, Baseline]] = {
     "llmlingua2": Baseline(
         "prompt",
         "Delete the words that the published token classifier would not preserve.",
-        lambda backbone, matcher: llmlingua2(backbone),
+        lambda backbone, matcher: ReducedTokens(llmlingua2(backbone)),
         published_classifier,
     ),
     "mean-embedding": Baseline(
@@ -118,7 +118,7 @@ BASELINES: Final[dict[str, Baseline]] = {
     "sentence-cosine": Baseline(
         "prompt",
         "Delete the sentences whose embeddings by the backbone are the least like the question's.",
-        lambda backbone, matcher: sentence_cosine(backbone),
+        lambda backbone, matcher: ReducedTokens(sentence_cosine(backbone)),
     ),
     "similar-neighbours": Baseline(
         "prompt",

@@ -31,15 +31,13 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import sentences, token_texts
-from umim_core.baselines.methods import ReducedTokens, Text, highest
+from umim_core.baselines.methods import Text, highest
 from umim_core.baselines.own_models import hub_commit, load_own_model
 from umim_core.errors import BackboneError
 from umim_core.store.artifacts import directory_digest
 from umim_core.text.token_ids import Ints
 
 ENCODER_VARIABLE: Final = "UMIM_CPC_ENCODER"
-_WHAT: Final = "sentence encoder"
-_TRAINED: Final = "a trained sentence encoder"
 
 
 @dataclass(frozen=True)
@@ -141,9 +139,8 @@ class SentenceCosine:
         return torch.cosine_similarity(sums, target).cpu().numpy()
 
 
-def sentence_cosine(backbone: Backbone) -> ReducedTokens:
-    reducer = SentenceCosine(BackboneEncoder(backbone), backbone.require_tokenizer())
-    return ReducedTokens(reducer)
+def sentence_cosine(backbone: Backbone) -> SentenceCosine:
+    return SentenceCosine(BackboneEncoder(backbone), backbone.require_tokenizer())
 
 
 def _named_encoder() -> str:
@@ -165,8 +162,7 @@ def trained_encoder() -> str:
     return f"{name}@{hub_commit(name) or 'unknown'}"
 
 
-def cpc(backbone: Backbone) -> ReducedTokens:
-    tokenizer = backbone.require_tokenizer()
-    encoder = load_own_model(_WHAT, _named_encoder(), AutoModel, _TRAINED)
-    reducer = SentenceCosine(TextEncoder(encoder.model, encoder.tokenizer, tokenizer), tokenizer)
-    return ReducedTokens(reducer, trained_encoder())
+def cpc(backbone: Backbone) -> SentenceCosine:
+    tokenizer, kind = backbone.require_tokenizer(), "sentence encoder"
+    model, of_model = load_own_model(kind, _named_encoder(), AutoModel)
+    return SentenceCosine(TextEncoder(model, of_model, tokenizer), tokenizer)

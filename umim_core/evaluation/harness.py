@@ -37,7 +37,7 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import PUBLISHED
-from umim_core.baselines.registry import find_baseline
+from umim_core.baselines.registry import find_baseline, own_model
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.encodable import encoding_error
@@ -267,7 +267,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         compare_in_evaluate(UmimLM)
         if baseline is not None:
             made = baseline.make(self.backbone, merged_model.require_matcher())
-            self.method = named_method(method, made.model)
+            self.method = named_method(method, own_model(str(method)))
             self.scorer = method_scorer(made, merged_model, self.max_length, self.target)
         elif self.merge != "none":
             self.scorer = Scorer(merged_model, self.merge, self.max_length)
