@@ -11,7 +11,6 @@ from umim_core.backbone.devices import (
     fastest_dtype,
     float64_device,
     has_device,
-    release_memory,
 )
 from umim_core.errors import ConfigError
 
@@ -39,17 +38,6 @@ def test_a_backbone_on_a_device_that_is_not_there_is_refused_before_it_is_looked
     message = rf"^device must be cpu: there is no usable GPU; got {name}\. Choose"
     with pytest.raises(ConfigError, match=message):
         load_backbone("no-such-backbone", device=name)
-
-
-@pytest.mark.parametrize("used", [True, False])
-def test_memory_is_released_only_where_a_gpu_was_used(
-    used: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released: list[bool] = []
-    monkeypatch.setattr("torch.cuda.is_initialized", lambda: used)
-    monkeypatch.setattr("torch.cuda.empty_cache", lambda: released.append(True))
-    release_memory()
-    assert bool(released) == used
 
 
 @pytest.mark.parametrize(

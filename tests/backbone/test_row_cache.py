@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import Tensor
@@ -26,13 +28,45 @@ def write(cache: RowCache, *values: float) -> Tensor:
     return keys[:, 0, :, 0]
 
 
-def test_rows_of_different_lengths_write_behind_their_own_last_unit() -> None:
-    cache = RowCache(1, 2, max_length=8)
-    write(cache, 1.0, 10.0)
-    write(cache, 2.0, 20.0)
-    cache.rollback(torch.tensor([0, 1]))
-    assert write(cache, 3.0, 30.0).tolist() == [[1.0, 2.0, 3.0], [10.0, 30.0, 0.0]]
-    assert cache.lengths.tolist() == [3, 2]
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_hold_what_lists_would(seed: int) -> None:
+    """Units are gained, taken back and dropped, and rows are copied, in any order."""
+    rng, most = random.Random(seed), 150
+    cache, held, number = RowCache(2, 3, most), [[0.0] * 0 for _ in range(3)], 0
+    for _ in range(60):
+        rows, longest = len(held), max(map(len, held))
+        action = rng.choice(["write"] * 5 + ["rollback", "drop", "copy"])
+        if action == "write" and longest < most:
+            width = rng.randint(1, min(9, most - longest))
+            new = number + 1.0 + torch.arange(rows * width).view(rows, 1, width, 1)
+            number += rows * width
+            counts = [rng.randint(0, width) for _ in range(rows)]
+            cache.begin(width)
+            for layer in range(2):
+                keys, values = cache.update(new + layer, -new, layer)
+                for b, known in enumerate(held):
+                    seen = [*known, *new[b].flatten().tolist()]
+                    assert (keys[b].flatten() - layer)[: len(seen)].tolist() == seen
+                    assert (-values[b].flatten())[: len(seen)].tolist() == seen
+            cache.commit(torch.tensor(counts))
+            for b, count in enumerate(counts):
+                held[b] = [*held[b], *new[b, 0, :count, 0].tolist()]
+        elif action == "rollback":
+            counts = [rng.randint(0, min(9, len(known))) for known in held]
+            cache.rollback(torch.tensor(counts))
+            held = [known[: len(known) - counts[b]] for b, known in enumerate(held)]
+        elif action == "drop":
+            gone = [sorted(rng.sample(range(len(k)), min(len(k), rng.randint(0, 3)))) for k in held]
+            cache.drop(gone)
+            for b, columns in enumerate(gone):
+                held[b] = [value for i, value in enumerate(held[b]) if i not in columns]
+        elif action == "copy" and number:
+            chosen = [rng.randrange(rows) for _ in range(rng.randint(1, 3))]
+            one = RowCache.of_rows([(cache, row) for row in chosen])
+            cache = one.forked(3) if len(chosen) == 1 else one
+            held = [held[row] for row in (chosen * 3 if len(chosen) == 1 else chosen)]
+        assert cache.lengths.tolist() == [len(known) for known in held]
+    assert number > 150 or max(map(len, held)) == most
 
 
 def test_rollback_moves_and_clears_no_state() -> None:
@@ -44,50 +78,6 @@ def test_rollback_moves_and_clears_no_state() -> None:
     assert cache.lengths.tolist() == [1, 2]
     assert torch.equal(cache.layers[0].keys, before)
     assert cache.layers[0].keys.data_ptr() == address
-
-
-def test_dropped_columns_leave_their_row_and_no_other() -> None:
-    cache = RowCache(2, 3, max_length=8)
-
-    def both(value: float) -> None:
-        cache.begin(1)
-        for layer in range(2):
-            new = states(value, 10 * value, 100 * value) + layer
-            cache.update(new, -new, layer)
-        cache.commit(torch.ones(3))
-
-    for value in (1.0, 2.0, 3.0, 4.0):
-        both(value)
-    before = [layer.keys[1].clone() for layer in cache.layers]
-    cache.drop([[0, 2], [], [3]])
-    assert cache.lengths.tolist() == [2, 4, 3]
-    both(5.0)  # each row goes on behind its own last column
-    assert cache.lengths.tolist() == [3, 5, 4]
-    for number, layer in enumerate(cache.layers):
-        assert torch.equal(layer.keys[1, :, :4], before[number][:, :4])
-        for row, kept in enumerate([[2, 4, 5], [10, 20, 30, 40, 50], [100, 200, 300, 500]]):
-            expected = [value + number for value in kept]
-            assert layer.keys[row, 0, : len(kept), 0].tolist() == expected
-            assert (-layer.values[row, 0, : len(kept), 0]).tolist() == expected
-
-
-def test_rows_that_gain_nothing_keep_their_length_and_states() -> None:
-    cache = RowCache(1, 2, max_length=8)
-    write(cache, 1.0, 10.0)
-    cache.begin(1)
-    cache.update(states(2.0, 99.0), states(2.0, 99.0), 0)
-    cache.commit(torch.tensor([1, 0]))
-    assert write(cache, 3.0, 30.0)[1, :2].tolist() == [10.0, 30.0]
-
-
-def test_buffers_double_until_the_maximum_and_keep_their_contents() -> None:
-    cache = RowCache(1, 1, max_length=150)
-    capacities = []
-    for step in range(150):
-        seen = write(cache, float(step))
-        capacities.append(cache.layers[0].keys.shape[2])
-    assert sorted(set(capacities)) == [64, 128, 150]
-    assert seen[0].tolist() == [float(step) for step in range(150)]
 
 
 def test_a_row_never_outgrows_the_maximum() -> None:
@@ -159,21 +149,6 @@ def test_chunked_ragged_forwards_equal_transformers_own_cache() -> None:
                 input_ids=torch.tensor([kept]), past_key_values=DynamicCache(), use_cache=True
             ).last_hidden_state
             assert torch.allclose(ours[row], theirs[0, -2:], atol=1e-5)
-
-
-def test_copied_rows_are_equal_and_grow_apart() -> None:
-    cache = RowCache(1, 2, 8)
-    states = torch.arange(4.0).view(2, 1, 2, 1)
-    cache.begin(2)
-    cache.update(states, states, 0)
-    cache.commit(torch.tensor([2, 1]))
-    original, cache = cache, RowCache.of_rows([(cache, row) for row in (0, 0, 1, 1)])
-    assert original.lengths.tolist() == [2, 1]
-    assert cache.lengths.tolist() == [2, 2, 1, 1]
-    cache.begin(1)
-    new = torch.tensor([5.0, 6.0, 7.0, 8.0]).view(4, 1, 1, 1)
-    keys, _ = cache.update(new, new, 0)
-    assert keys[:, 0, :, 0].tolist() == [[0, 1, 5], [0, 1, 6], [2, 7, 0], [2, 8, 0]]
 
 
 def test_a_cache_that_could_not_grow_goes_on_as_it_was() -> None:

@@ -5,55 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import (
-    AutoModelForCausalLM,
-    FalconConfig,
-    GPT2Config,
-    GPTNeoConfig,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MambaConfig,
-    MistralConfig,
-    PhiConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, FalconConfig, MambaConfig, PreTrainedConfig
 
+from support.tiny_models import tiny_config
 from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.errors import ConfigError
 
-LLAMA_LIKE = {
-    "vocab_size": 1000,
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**LLAMA_LIKE),
-    "llama, wide heads": LlamaConfig(**LLAMA_LIKE, head_dim=32),
-    "mistral": MistralConfig(**LLAMA_LIKE),
-    "qwen2, tied": Qwen2Config(**LLAMA_LIKE, tie_word_embeddings=True),
-    "qwen3": Qwen3Config(**LLAMA_LIKE, head_dim=32),
-    "phi": PhiConfig(**LLAMA_LIKE),
-    "gpt2": GPT2Config(vocab_size=1000, n_embd=64, n_layer=3, n_head=4, n_positions=8),
-    "gpt-neo": GPTNeoConfig(
-        vocab_size=1000,
-        hidden_size=64,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global"], 2]],
-        max_position_embeddings=8,
-    ),
-    "gpt-neox": GPTNeoXConfig(
-        vocab_size=1000,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-    ),
+    **{name: tiny_config(name) for name in ("llama", "mistral", "phi", "gpt2", "gpt-neo")},
+    "llama, wide heads": tiny_config("llama", head_dim=32),
+    "qwen2, tied": tiny_config("qwen2", tie_word_embeddings=True),
+    "qwen3, wide heads": tiny_config("qwen3", head_dim=32),
+    "gpt-neox": tiny_config("gpt_neox", intermediate_size=128),
 }
 
 

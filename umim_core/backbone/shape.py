@@ -67,11 +67,13 @@ class BackboneShape(BaseModel):
             )
         heads = int(inner.num_attention_heads)
         hidden = int(inner.hidden_size)
-        intermediate = getattr(inner, "n_inner", None) or getattr(inner, "intermediate_size", None)
+        size = "n_inner" if hasattr(inner, "n_inner") else "intermediate_size"
         try:
             return cls(
                 hidden_size=hidden,
-                intermediate_size=int(intermediate or 4 * hidden),  # GPT-2's rule without one
+                intermediate_size=int(
+                    getattr(inner, size, None) or 4 * hidden
+                ),  # GPT-2's rule without one
                 layers=int(inner.num_hidden_layers),
                 heads=heads,
                 kv_heads=int(getattr(inner, "num_key_value_heads", None) or heads),
