@@ -13,6 +13,7 @@ from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
 from umim_core.model.generation_output import GenerationOutput
+from umim_core.text.roles import Role
 
 # As published models write chats; the special tokens are plain text here, but for the end.
 END = "<|endoftext|>"
@@ -73,9 +74,11 @@ def solid(text: str) -> str:
     return "".join(text.split())
 
 
-def rendered(umim: UMIM, chat: list[dict[str, str]]) -> str:
+def rendered(
+    umim: UMIM, chat: list[dict[str, str]], tools: list[dict[str, str]] | None = None
+) -> str:
     text = umim.backbone.require_tokenizer().apply_chat_template(
-        chat, add_generation_prompt=True, tokenize=False
+        chat, tools=tools, add_generation_prompt=True, tokenize=False
     )
     return str(text)
 
@@ -182,3 +185,44 @@ def test_a_chat_goes_on_where_a_tokenizer_adds_spaces_beside_special_tokens(repl
     final = umim.generate(chat, max_new_tokens=1, past=last.state)
     held = str(tokenizer.decode(list(final.state.raw_ids[0][:-1])))
     assert solid(held) == solid(rendered(umim, chat))
+
+
+TOOLED = (
+    "{% for t in tools or [] %}{{ t | tojson + '\n' }}{% endfor %}"
+    "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+TOOLS = [{"name": "sum", "description": "Return the sum of the array."}]
+SAID = "Return the sum of the array."
+
+
+@pytest.mark.parametrize("roles", [("user",), ("tools",), ("system", "tools"), ()])
+@pytest.mark.parametrize("recommended", [False, True])
+def test_the_contents_of_these_roles_merge(
+    umim: UMIM, monkeypatch: pytest.MonkeyPatch, roles: tuple[Role, ...], recommended: bool
+) -> None:
+    tokenizer = umim.backbone.require_tokenizer()
+    monkeypatch.setattr(tokenizer, "chat_template", TOOLED)
+    if recommended:
+        checkpoint = umim.checkpoint.recommending("prompt", 0, roles)
+        umim, options = UMIM(umim.backbone, checkpoint), {}
+    else:
+        options = {"roles": roles}
+    chat = [{"role": role, "content": SAID} for role in ("system", "user")]
+    tail = {"raw_tail": 0, "merge": "prompt"}
+    output = umim.generate(chat, max_new_tokens=1, tools=TOOLS, **tail, **options)
+    text = rendered(umim, chat, TOOLS)
+    offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    merged = {text.rfind("\n", 0, offsets[start][0] + 1) for start, _ in output.prompt_spans[0]}
+    lines = {"tools": -1, "system": text.index("\nsystem"), "user": text.index("\nuser")}
+    assert merged == {lines[role] for role in roles}
+    prefix = umim.prefix(chat, tools=TOOLS, **options)
+    assert set(prefix.spans) == set(output.prompt_spans[0])
+    asked = umim.generate(chat, max_new_tokens=1, past=prefix, tools=TOOLS, **tail, **options)
+    assert asked.ids == output.ids
+
+
+def test_tools_of_a_text_are_refused(umim: UMIM) -> None:
+    for call in (umim.generate, umim.prefix):
+        with pytest.raises(GenerationError, match="tools are of chats"):
+            call("Return the sum.", tools=TOOLS)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.errors import GenerationError
-from umim_core.text.chat_parts import encode_parts, write_chat
+from umim_core.errors import ConfigError, GenerationError
+from umim_core.text.chat_parts import Chat, encode_parts, write_chat
+from umim_core.text.roles import Role, check_roles
 
 _LOOP = (
     "{%% for m in messages %%}<{{ m['role'] }}>%s\n{%% endfor %%}"
@@ -78,6 +80,30 @@ HOSTILE = {
     "syntax": "{% for",
     "refusal": "{{ raise_exception('no system prompt') }}",
 }
+# Templates that write tools in front, and calls behind what assistants say.
+_CALLS = (
+    "{{ m['content'] or '' }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}{% endfor %}"
+)
+TOOLED = {
+    "each": "{% for t in tools %}{{ t | tojson }}\n{% endfor %}" + _LOOP % _CALLS,
+    "function": "{% for t in tools %}{{ t.function | tojson }}\n{% endfor %}" + _LOOP % _CALLS,
+    "indented": "{% for t in tools %}{{ t | tojson(indent=4) }}\n{% endfor %}" + _LOOP % _CALLS,
+    "list": "[TOOLS]{{ tools | tojson }}" + _LOOP % _CALLS,
+    "behind": _LOOP % _CALLS + "{% for t in tools %}{{ t | tojson }}{% endfor %}",
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"é": {"type": "string"}}}}
+    for name in ("find", "book", "find_all")
+]
+CALL = {"type": "function", "function": {"name": "find", "arguments": {"é": "x"}}}
+TOOL_CHAT: Chat = [
+    {"role": "system", "content": "Use " + json.dumps(TOOLS[1]["function"], ensure_ascii=False)},
+    {"role": "user", "content": f"What is {json.dumps(TOOLS[0], ensure_ascii=False)}?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": '{"found": 1}'},
+]
+ROLES = [(), ("user",), ("tools",), ("system", "tool"), get_args(Role)]
 ASK = "  Where is \U0001f642 the 'tower' of Paris?\n"
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -137,6 +163,88 @@ def test_parts_of_texts_are_texts(tokenizer: PreTrainedTokenizerBase, name: str)
         for m in CHAT
     ]
     assert write_chat(split, tokenizer) == write_chat(CHAT, tokenizer)
+
+
+@pytest.mark.parametrize("name", TOOLED)
+@pytest.mark.parametrize("roles", ROLES, ids=str)
+def test_the_parts_of_these_roles_may_merge_and_nothing_else(
+    tokenizer: PreTrainedTokenizerBase, name: str, roles: tuple[Role, ...]
+) -> None:
+    """Schemas stand in messages, too: there they are what the message says."""
+    tokenizer.chat_template = TOOLED[name]
+    indent = 4 if name == "indented" else None
+    dumped = [
+        json.dumps(
+            tool["function"] if name == "function" else tool, ensure_ascii=False, indent=indent
+        )
+        for tool in TOOLS
+    ]
+    expected = [m["content"] for m in TOOL_CHAT if m["role"] in roles]
+    schemas = dumped if "tools" in roles else []
+    expected = expected + schemas if name == "behind" else schemas + expected
+    for chat in (TOOL_CHAT, TOOL_CHAT[:2]):
+        written = write_chat(chat, tokenizer, TOOLS, roles)
+        assert written.text == tokenizer.apply_chat_template(
+            chat, tools=TOOLS, add_generation_prompt=True, tokenize=False
+        )
+        found = [written.text[start:end] for start, end in written.places]
+        left_out = [m["content"] for m in TOOL_CHAT[len(chat) :]]
+        assert found == [text for text in expected if text not in left_out]
+        assert not written.unmerged
+
+
+@given(contents=st.lists(CONTENTS, max_size=5), cut=st.integers(1, 6))
+def test_a_longer_chat_begins_with_the_parts_of_the_shorter(
+    tokenizer: PreTrainedTokenizerBase, contents: list[str], cut: int
+) -> None:
+    tokenizer.chat_template = TOOLED["each"]
+    roles = ("user", "assistant", "tool")
+    more = [{"role": roles[n % 3], "content": text} for n, text in enumerate(contents)]
+    chat = [TOOL_CHAT[0], *more, {"role": "user", "content": "b"}]
+    whole = write_chat(chat, tokenizer, TOOLS, get_args(Role))
+    part = write_chat(chat[:cut], tokenizer, TOOLS, get_args(Role))
+    assert whole.places[: len(part.places)] == part.places
+    assert whole.text.startswith(part.text.removesuffix("<assistant>"))
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "what"),
+    [
+        (FAITHFUL["plain"], TOOL_CHAT[:2], "tools"),
+        ("{{ tools | length }}" + FAITHFUL["plain"], TOOL_CHAT, "calls of tools"),
+    ],
+)
+def test_a_template_that_drops_tools_or_calls_is_refused(
+    tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, what: str
+) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(GenerationError, match=f"must write its {what}"):
+        write_chat(chat, tokenizer, TOOLS)
+
+
+def test_schemas_in_a_form_of_their_own_stay_raw_and_this_is_said(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    template = "{% for t in tools %}type {{ t.function.name }};{% endfor %}" + FAITHFUL["plain"]
+    tokenizer.chat_template = template
+    written = write_chat(TOOL_CHAT[:2], tokenizer, TOOLS, ("user", "tools"))
+    assert "as tojson does" in written.unmerged and len(written.places) == 1
+    assert not write_chat(TOOL_CHAT[:2], tokenizer, TOOLS).unmerged
+
+
+@pytest.mark.parametrize("roles", ["user", ["users"], ["user", "user"], [5], {"user"}, None])
+def test_what_is_no_role_is_refused(roles: Any) -> None:
+    with pytest.raises(ConfigError, match="roles must be some of user, system, tools, tool"):
+        check_roles(roles)
+
+
+@pytest.mark.parametrize("tools", [[], "find", [5], {"a": 1}, [["find"]]])
+def test_what_is_no_list_of_schemas_is_refused(
+    tokenizer: PreTrainedTokenizerBase, tools: Any
+) -> None:
+    tokenizer.chat_template = TOOLED["each"]
+    with pytest.raises(GenerationError, match="tools must be a list of schemas"):
+        write_chat(TOOL_CHAT[:2], tokenizer, tools)
 
 
 @pytest.mark.parametrize("name", REWRITING)

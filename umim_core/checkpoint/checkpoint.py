@@ -7,6 +7,7 @@ A checkpoint directory holds ``config.json``, ``model.safetensors``, ``rules/`` 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,7 @@ from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest, write_json, write_manifest
 from umim_core.store.publication import publish_directory
+from umim_core.text.roles import USER, Role, check_roles
 
 _log: Final = logging.getLogger("umim")
 
@@ -92,11 +94,15 @@ class Checkpoint:
         config = checkpoint.config.model_copy(update={"decode_max_damage": bound})
         return replace(checkpoint, config=config)
 
-    def recommending(self, merge: Merge, raw_tail: int = 0) -> Checkpoint:
+    def recommending(
+        self, merge: Merge, raw_tail: int = 0, roles: Sequence[Role] = USER
+    ) -> Checkpoint:
         """Return the checkpoint with other defaults of what its generations merge."""
         check_merge(merge)
         check_raw_tail(raw_tail, merge)
-        config = self.config.model_copy(update={"merge": merge, "raw_tail": raw_tail})
+        check_roles(roles)
+        changes = {"merge": merge, "raw_tail": raw_tail, "roles": tuple(roles)}
+        config = self.config.model_copy(update=changes)
         return replace(self, config=config)
 
     def noting(self, backbone: Backbone, reason: str) -> Checkpoint:

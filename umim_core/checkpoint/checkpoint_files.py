@@ -27,6 +27,7 @@ from umim_core.errors import (
     did_you_mean,
 )
 from umim_core.store.artifacts import canonical_json, described, read_json
+from umim_core.text.roles import USER, Role, check_roles
 
 if TYPE_CHECKING:
     from umim_core.backbone.backbone import Backbone
@@ -75,6 +76,7 @@ class CheckpointConfig(ModuleForm):
         merge: What a generation merges, where a caller does not say it; prompts, unless the
             checkpoint says otherwise.
         raw_tail: Last tokens of a generation's prompt that stay raw, likewise 16.
+        roles: Whose contents of a chat merge, likewise what users say alone.
     """
 
     hidden_size: Annotated[int, Field(ge=1, le=_MAX_HIDDEN)]
@@ -89,6 +91,7 @@ class CheckpointConfig(ModuleForm):
     budget: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
     merge: Merge = SAFE_MERGE
     raw_tail: Annotated[int, Field(ge=0, le=_MAX_TAIL)] = SAFE_RAW_TAIL
+    roles: Annotated[tuple[Role, ...], Field(exclude_if=USER.__eq__)] = USER
 
     @model_validator(mode="before")
     @classmethod
@@ -101,6 +104,7 @@ class CheckpointConfig(ModuleForm):
     def _has_a_merged_prompt(self) -> Self:
         try:
             check_raw_tail(self.raw_tail, self.merge)
+            check_roles(self.roles)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self

@@ -56,6 +56,11 @@ def generate(
     seed: Annotated[int | None, shared.of_options("seed")] = None,
     merge: shared.MergeOption = None,
     raw_tail: shared.RawTailOption = None,
+    roles: shared.RolesOption = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="With --chat: JSON Lines or array of the tools that may be called."),
+    ] = None,
     decode_max_damage: Annotated[
         float | None, shared.of_options("decode_max_damage", default="the checkpoint's")
     ] = None,
@@ -107,6 +112,8 @@ def generate(
             f"special tokens {special_tokens}",
             "Leave the option out.",
         ),
+        (tools is None or chat, "tools belong to a chat", "no --chat", "Add --chat."),
+        (not roles or chat, "roles are of a chat", "no --chat", "Add --chat."),
     ):
         require(ok, ConfigError, rule, value, remedy)
     text = shared.given_text(prompt)
@@ -115,10 +122,13 @@ def generate(
         prompt_input = [{"role": "user", "content": text}]
         prompt_input[:0] = [] if system is None else [{"role": "system", "content": system}]
     from umim_core.inference.options import GenerateOptions
+    from umim_core.text.readers import read_objects
+
+    schemas = None if tools is None else [tool for _, tool in read_objects(tools)]
 
     # The command's options have the names of the library's; what is not given is left out.
     names = {field.name for field in fields(GenerateOptions)}
-    given = {name: value for name, value in context.params.items() if value is not None}
+    given = {name: value for name, value in context.params.items() if value not in (None, [])}
     options = GenerateOptions(**{name: given[name] for name in names & given.keys()})
     if max_new_tokens is None:
         options = replace(options, max_new_tokens=_REPLY_TOKENS if chat else _TEXT_TOKENS)
@@ -127,9 +137,10 @@ def generate(
     umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr, rules_for)
     alone = n in (None, 1) and not as_json and not show
     if stream or (stream is None and alone and sys.stdout.isatty()):
-        out = _streamed(umim.stream(prompt_input, options, add_special_tokens=special_tokens))
+        steps = umim.stream(prompt_input, options, add_special_tokens=special_tokens, tools=schemas)
+        out = _streamed(steps)
     else:
-        out = umim.generate(prompt_input, options, add_special_tokens=special_tokens)
+        out = umim.generate(prompt_input, options, add_special_tokens=special_tokens, tools=schemas)
         if not show:
             emit(_document(out), _lines(out.text), as_json)
     if show:

@@ -95,6 +95,9 @@ RawTailOption = Annotated[
         "raw_tail", default="the checkpoint's with its own --merge, else 0", callback=_checked_tail
     ),
 ]
+RolesOption = Annotated[
+    list[str] | None, of_options("roles", "--role", default="the checkpoint's, else user")
+]
 TargetOption = Annotated[
     float | None,
     typer.Option(

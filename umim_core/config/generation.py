@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from umim_core.config.form import Merge
+from umim_core.text.roles import Role
 
 Overlong = Literal["refuse", "truncate"]
 
@@ -44,6 +45,9 @@ class PlainOptions:
         raw_tail: Last tokens of each prompt that stay raw. By default what the checkpoint
             recommends for its own ``merge``, else 0; of a turn that continues another, of what is
             added.
+        roles: Whose contents of a chat merge: user, system, tools (their schemas), tool (their
+            results). By default what the checkpoint recommends, else ``user`` alone; texts and ids
+            have no roles.
         decode_max_damage: Merge generated spans only by rules whose price is at most this, in nats
             per saved token, as ``umim prune`` measured it; inf: by all. By default the checkpoint's
             own bound, if it has one. Prompts merge by all rules.
@@ -74,6 +78,7 @@ class PlainOptions:
     streams: Sequence[int] | None = None
     merge: Merge | None = None
     raw_tail: int | None = None
+    roles: Sequence[Role] | None = None
     decode_max_damage: float | None = None
     span_eviction: int | None = None
     overlong: Overlong = "refuse"

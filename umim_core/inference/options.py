@@ -26,6 +26,7 @@ from umim_core.inference.choice import ON_IDS, PLAIN, WARPERS, end_ids, eos_ids,
 from umim_core.inference.outputs import Observer
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.span_eviction import check_age
+from umim_core.text.roles import check_roles
 
 NEW_TOKENS: Final = 64
 DEFAULT_TOP_K: Final = 50  # transformers' own, where a model's file names none
@@ -166,6 +167,8 @@ class GenerateOptions(PlainOptions):
             check_raw_tail(self.raw_tail, self.merge or "prompt")
         if self.span_eviction is not None:
             check_age(self.span_eviction)
+        if self.roles is not None:
+            check_roles(self.roles)
         _need(
             self.decode_max_damage in (None, math.inf) or self.merge in (None, "all"),
             "decode_max_damage needs merging in the prompt and while decoding",

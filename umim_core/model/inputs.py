@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import GenerationError
+from umim_core.errors import GenerationError, require
 from umim_core.inference.outputs import GenerationState, Prefix
 from umim_core.inference.prompts import PromptIds
-from umim_core.text.chat_parts import Chat, encode_parts, log_unmerged, write_chat
+from umim_core.text.chat_parts import Chat, Tools, encode_parts, log_unmerged, write_chat
+from umim_core.text.roles import USER, Role
 
 TokenIds = Sequence[int] | NDArray[np.integer] | Tensor
 PromptInput = (
@@ -139,6 +140,8 @@ def encode_prompts(
     backbone: Backbone,
     past: GenerationState | Prefix | None,
     add_special_tokens: bool | None = None,
+    tools: Tools | None = None,
+    roles: Sequence[Role] = USER,
 ) -> list[NDArray[np.integer] | PromptIds]:
     """Return the raw ids of prompts; of chats, with the parts that may merge (``chat_parts``).
 
@@ -147,6 +150,7 @@ def encode_prompts(
     tokenizer does by default, and adds none to a text that continues ``past``. Chats never get any:
     their template writes them.
     """
+    check_tools(tools, items)
     known = past.raw_ids if isinstance(past, GenerationState) else None
     if isinstance(past, Prefix):
         known = (past.raw_ids,) * len(items)
@@ -161,7 +165,7 @@ def encode_prompts(
         elif isinstance(item, str):
             rows.append(np.array(backbone.encode(item, add_special_tokens), dtype=np.int64))
         else:
-            rows.append(_encode_chat(item, backbone, known[b] if known else None))
+            rows.append(_encode_chat(item, backbone, known[b] if known else None, tools, roles))
     return rows
 
 
@@ -183,10 +187,28 @@ def warn_of_padding(items: Sequence[Item], backbone: Backbone) -> None:
         )
 
 
-def _encode_chat(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> PromptIds:
+def check_tools(tools: Tools | None, items: Sequence[Item]) -> None:
+    """Refuse tools of what is no chat: no template would write them."""
+    chats = [item for item in items if not isinstance(item, str | np.ndarray)]
+    require(
+        tools is None or len(chats) == len(items),
+        GenerationError,
+        "tools are of chats: the template writes them",
+        "a text or ids",
+        "Pass messages, or leave the tools out.",
+    )
+
+
+def _encode_chat(
+    chat: Chat,
+    backbone: Backbone,
+    past: Sequence[int] | None,
+    tools: Tools | None,
+    roles: Sequence[Role],
+) -> PromptIds:
     """Encode a chat, or what it adds to its past."""
     tokenizer = backbone.require_tokenizer()
-    written = write_chat(chat, tokenizer)
+    written = write_chat(chat, tokenizer, tools, roles)
     text, places, unmerged = written.text, written.places, written.unmerged
     added = text if past is None else _added(text, past, backbone)
     before = len(text) - len(added)
@@ -199,10 +221,15 @@ def _encode_chat(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> 
 
 
 def encode_prefix(
-    text: PromptInput, backbone: Backbone, add_special_tokens: bool | None = None
+    text: PromptInput,
+    backbone: Backbone,
+    add_special_tokens: bool | None = None,
+    tools: Tools | None = None,
+    roles: Sequence[Role] = USER,
 ) -> NDArray[np.integer] | PromptIds:
     """Return the raw ids of a text, or of a chat up to the end of its last message's content."""
     items = prompt_items(text)
+    check_tools(tools, items)
     if len(items) != 1:
         raise GenerationError("a prefix is one text or chat", f"{len(items)} texts", "Pass one.")
     item = items[0]
@@ -211,7 +238,7 @@ def encode_prefix(
     if isinstance(item, str):
         return np.array(backbone.encode(item, add_special_tokens), dtype=np.int64)
     tokenizer = backbone.require_tokenizer()
-    written = write_chat(item, tokenizer)
+    written = write_chat(item, tokenizer, tools, roles)
     if written.end is None or item[-1].get("role") != "user":
         raise GenerationError(
             "a prefix must end with what a user says, as it is written by the template",
@@ -219,7 +246,8 @@ def encode_prefix(
             "Pass the chat up to the message that questions go on, or a text.",
         )
     read = written.text[: written.end]
-    return PromptIds(*encode_parts(tokenizer, read, written.places), written.unmerged)
+    places = [place for place in written.places if place[1] <= written.end]
+    return PromptIds(*encode_parts(tokenizer, read, places), written.unmerged)
 
 
 def _added(text: str, past: Sequence[int], backbone: Backbone) -> str:

@@ -42,6 +42,8 @@ from umim_core.rules.leaks import LeakPolicy, check_export
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.scratch import scratch_folder
+from umim_core.text.chat_parts import Tools
+from umim_core.text.roles import Role
 
 _CONTEXTS_AT_ONCE: Final = 16  # their mask grows with the square of the longest
 
@@ -147,13 +149,14 @@ class UMIM:
         input_ids: PromptInput | None = None,
         attention_mask: Mask | None = None,
         add_special_tokens: bool | None = None,
+        tools: Tools | None = None,
         **changes: Any,
     ) -> GenerationOutput:
         """Generate a continuation of each prompt.
 
         The options that are used most: ``max_new_tokens`` (64), ``do_sample``, ``temperature``,
-        ``top_p``, ``seed``, ``stop_strings``; ``merge`` (``prompt``, ``all`` or ``none``) and
-        ``raw_tail``, by default as the checkpoint recommends.
+        ``top_p``, ``seed``, ``stop_strings``; ``merge`` (``prompt``, ``all`` or ``none``),
+        ``raw_tail`` and ``roles``, by default as the checkpoint recommends.
 
         Args:
             prompts: One text, chat (messages of role and content) or sequence of ids, or several; a
@@ -166,6 +169,7 @@ class UMIM:
             add_special_tokens: Whether texts get special tokens, a BOS say (as the tokenizer does
                 by default, and none behind ``past``). Chats never get any: their template writes
                 them.
+            tools: Schemas of the functions that a chat may call, which its template writes.
             **changes: Options by name.
 
         Returns:
@@ -176,7 +180,7 @@ class UMIM:
                 positions do not suffice.
         """
         chosen = GenerateOptions.of(options, changes)
-        inputs = (prompts, input_ids, attention_mask, add_special_tokens)
+        inputs = (prompts, input_ids, attention_mask, add_special_tokens, tools)
         return exhaust(self._steps(*inputs, past, chosen))
 
     def stream(
@@ -188,6 +192,7 @@ class UMIM:
         input_ids: PromptInput | None = None,
         attention_mask: Mask | None = None,
         add_special_tokens: bool | None = None,
+        tools: Tools | None = None,
         **changes: Any,
     ) -> Generator[str, None, GenerationOutput]:
         """Generate a continuation of one text, chat or ids and yield its text as it comes.
@@ -211,7 +216,7 @@ class UMIM:
             "streamer",
             "Pass a streamer to generate.",
         )
-        inputs = (prompt, input_ids, attention_mask, add_special_tokens)
+        inputs = (prompt, input_ids, attention_mask, add_special_tokens, tools)
         steps = self._steps(*inputs, past, replace(chosen, streamer=pieces))
         while True:
             try:
@@ -229,6 +234,8 @@ class UMIM:
         merge: Merge | None = None,
         raw_tail: int = 0,
         add_special_tokens: bool | None = None,
+        tools: Tools | None = None,
+        roles: Sequence[Role] | None = None,
     ) -> Prefix:
         """Read a text once, for any number of prompts that go on from it.
 
@@ -241,14 +248,19 @@ class UMIM:
             merge: What is merged, ``none`` or spans of the text; as the checkpoint recommends.
             raw_tail: Last tokens that stay raw; 0, since the text is not the end of a prompt.
             add_special_tokens: Whether a text gets special tokens; None does as the tokenizer does.
+            tools: Schemas of the functions that a chat may call.
+            roles: Whose contents of a chat may merge; as the checkpoint recommends.
 
         Raises:
-            ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
+            ConfigError: If ``merge`` or a role is unknown, or ``raw_tail`` is negative or has no
+                effect.
             GenerationError: If the text is empty or does not fit the backbone's positions.
         """
         chosen, _ = self.checkpoint.config.recommended(merge)
-        ids = encode_prefix(text, self.backbone, add_special_tokens)
-        return self.engine.prefix(ids, GenerateOptions(merge=chosen, raw_tail=raw_tail))
+        options = GenerateOptions(merge=chosen, raw_tail=raw_tail, roles=roles)
+        roles = self.checkpoint.config.roles if roles is None else roles
+        ids = encode_prefix(text, self.backbone, add_special_tokens, tools, roles)
+        return self.engine.prefix(ids, options)
 
     def _steps(
         self,
@@ -256,6 +268,7 @@ class UMIM:
         input_ids: PromptInput | None,
         mask: Mask | None,
         add_special_tokens: bool | None,
+        tools: Tools | None,
         past: GenerationState | Prefix | None,
         options: GenerateOptions,
     ) -> Generator[None, None, GenerationOutput]:
@@ -276,7 +289,8 @@ class UMIM:
         items = prompt_items(prompts, input_ids, mask)
         if mask is None and not isinstance(prompts, Mapping):
             warn_of_padding(items, self.backbone)
-        encoded = encode_prompts(items, self.backbone, past, add_special_tokens)
+        roles = self.checkpoint.config.roles if options.roles is None else options.roles
+        encoded = encode_prompts(items, self.backbone, past, add_special_tokens, tools, roles)
         generation = yield from self.engine.steps(
             encoded,
             replace(options.of_model(self.backbone), merge=merge, raw_tail=raw_tail),

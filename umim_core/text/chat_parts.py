@@ -1,13 +1,16 @@
-"""Parts of a chat that may merge: the contents of its users' messages, nothing of the template.
+"""Parts of a chat that may merge: contents of some roles and schemas of tools, never the template.
 
 A merged span across the template ("trained by Hugging Face", a role and its line end) turns answers
-into nonsense, so the template's own tokens, system prompts and earlier replies stay raw::
+into nonsense, so the template's own tokens and earlier replies, calls of tools among them, stay
+raw; ``roles`` says of the rest whose may merge::
 
-    <|im_start|>system  Be brief.<|im_end|>
+    <|im_start|>system  Be brief.  {"name": "find", ...}<|im_end|>
+                        ---------  --------------------             system, tools
     <|im_start|>user    Where is the Eiffel Tower?<|im_end|>
-                        -------------------------- may merge, but for its raw tail
+                        --------------------------                  user, each but for its raw tail
 
-Every message is cut on its own, so that a growing chat only ever appends units.
+Every content and schema is cut on its own, so that a growing chat only ever appends units. Schemas
+are found as the template language's ``tojson`` writes them.
 
 Where contents stand is found by writing the chat a second time with marks around them. Marks stand
 inside of white space at the edges, which templates trim, so that both renderings are equal but for
@@ -25,7 +28,7 @@ import os
 import re
 import subprocess
 import sys
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,18 +40,25 @@ from numpy.typing import NDArray
 
 from umim_core.encodable import encoding_error
 from umim_core.errors import GenerationError, require
+from umim_core.text.roles import USER, Role
 from umim_core.text.token_ids import encode, typed_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Chat = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 Place = tuple[int, int]
-_SAID_BY_US: Final = ("system", "developer", "assistant")  # roles that stay raw
+# Other names of the roles in templates; what no name is known of counts as a user's.
+_ROLES: Final = {
+    **{"system": "system", "developer": "system", "assistant": "assistant"},
+    **{"tool": "tool", "function": "tool", "ipython": "tool", "tool_response": "tool"},
+}
 _log: Final = logging.getLogger("umim")
 _logged: Final[set[str]] = set()
 _NO_END: Final = "a template that ends neither in seconds nor in bounded memory"
 _REWRITTEN: Final = "its template changes what users say"
+_SCHEMAS: Final = "its template does not write tools as tojson does"
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class WrittenChat:
         text: All of it, the beginning of a reply behind it.
         places: Where contents stand that may merge, in order (characters, end excluded).
         end: Where the content of the last message ends; None where that is not known.
-        unmerged: Why contents of users stay raw; "" where all may merge.
+        unmerged: Why contents of these roles stay raw; "" where all may merge.
     """
 
     text: str
@@ -68,7 +78,12 @@ class WrittenChat:
     unmerged: str
 
 
-def write_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> WrittenChat:
+def write_chat(
+    chat: Chat,
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Tools | None = None,
+    roles: Sequence[Role] = USER,
+) -> WrittenChat:
     """Write a chat by a tokenizer's template, and find what may merge in it.
 
     Contents are texts or lists of parts, whichever the template reads: a template that loops over
@@ -87,29 +102,77 @@ def write_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> WrittenChat:
             "other parts" if isinstance(content, list) else type(content).__name__,
             'Pass [{"role": "user", "content": "..."}].',
         )
+    _check_tools(tools)
     texts, parts = _with_texts(chat), _with_parts(chat)
     forms = [texts, parts] if texts == list(chat) else [list(chat), texts, parts]
     refused: list[GenerationError] = []
     for form in forms:
-        marks = _Marks(form)
+        marks = _Marks(form, tools, roles)
         try:
-            marked = render_chat(marks.chat, tokenizer)
+            marked = render_chat(marks.chat, tokenizer, tools)
             marks.check(marked)
         except GenerationError as error:
             refused.append(error)
             if error.value == _NO_END:
                 break
             continue
-        return marks.find(marked, marked if marks.chat == form else render_chat(form, tokenizer))
+        text = marked if marks.chat == form else render_chat(form, tokenizer, tools)
+        _check_read(form, tokenizer, tools, text)
+        return marks.find(marked, text)
     raise refused[-1 if refused[-1].value == _NO_END else 0]
 
 
-def content_places(chat: Chat, text: str, render: Callable[[Chat], str]) -> list[Place]:
-    """Return where the contents that may merge stand in a chat that ``render`` wrote.
+def _check_tools(tools: Tools | None) -> None:
+    """Refuse what is no list of schemas."""
+    listed: object = tools
+    fits = listed is None or (
+        isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) > 0
+    )
+    require(
+        fits and all(isinstance(tool, dict) for tool in cast("Sequence[object]", tools or ())),
+        GenerationError,
+        "tools must be a list of schemas, JSON objects",
+        "an empty list" if listed == [] else type(listed).__name__,
+        'Pass [{"type": "function", "function": {"name": ...}}], or none.',
+    )
+
+
+def _check_read(
+    chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | None, text: str
+) -> None:
+    """Refuse a template that drops tools or calls: without them it writes the same text."""
+    without: dict[str, tuple[Chat, Tools | None]] = {}
+    if tools:
+        without["tools"] = chat, None
+    if any(message.get("tool_calls") for message in chat):
+        kept = [{k: v for k, v in m.items() if k != "tool_calls"} for m in chat]
+        without["calls of tools"] = kept, tools
+    for what, (less, fewer) in without.items():
+        try:
+            same = render_chat(less, tokenizer, fewer) == text
+        except GenerationError:  # a reply of calls alone has no content
+            same = False
+        require(
+            not same,
+            GenerationError,
+            f"a chat's template must write its {what}",
+            "the same text without them",
+            "Leave them out, or use a model whose template reads them.",
+        )
+
+
+def content_places(
+    chat: Chat,
+    text: str,
+    render: Callable[[Chat], str],
+    tools: Tools | None = None,
+    roles: Sequence[Role] = USER,
+) -> list[Place]:
+    """Return the places that may merge in a chat that ``render`` wrote, with its tools.
 
     Raises a ``GenerationError`` where the template drops what a user says.
     """
-    marks = _Marks(list(chat))
+    marks = _Marks(list(chat), tools, roles)
     marked = render(marks.chat)
     marks.check(marked)
     return marks.find(marked, text).places
@@ -142,9 +205,12 @@ def _is_text(part: object) -> bool:
 class _Marks:
     """A chat with marks around the contents that must not get lost, and how to find them."""
 
-    def __init__(self, chat: list[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, chat: list[Mapping[str, Any]], tools: Tools | None, roles: Sequence[Role]
+    ) -> None:
         # No text of the chat holds it, and no filter changes it: digits are their own upper case.
-        spoken, self._key = _as_json(chat), "7310"
+        spoken, self._key = _as_json([chat, tools]), "7310"
+        self._tools, self._roles = tools or (), frozenset[str](roles)
         while self._key in spoken:
             self._key += "7"
         self._cores: dict[str, tuple[str, str, bool]] = {}  # role, text to find, of last message
@@ -193,26 +259,58 @@ class _Marks:
         """Return where contents stand in a text, given the rendering with marks."""
         pieces = re.split(rf"{self._key}\.(\d+)\.([()])", marked)  # piece, number, side, piece
         same = _Same("".join(pieces[::3]), text)
-        raw = {number for number, (role, _, _) in self._cores.items() if role not in _SAID_BY_US}
-        places, at, end = [], 0, None
+        raw = {number for number, (role, _, _) in self._cores.items() if self._may_merge(role)}
+        places, said, at, end = [], [], 0, None
         for k in range(0, len(pieces) - 1, 3):
             piece, number, side, inside = pieces[k : k + 4]
             at += len(piece)
             role, core, is_last = self._cores.get(number, ("", "", False))
             if side == ")":
                 end = same.place(at, at) if is_last else end
-            elif (
-                role not in _SAID_BY_US
-                and inside == core
-                and pieces[k + 4 : k + 6] == [number, ")"]
-            ):
+            elif inside == core and pieces[k + 4 : k + 6] == [number, ")"]:
                 place = same.place(at, at + len(core))
                 if place is not None:
-                    places.append(place)
-                    raw.discard(number)
-        if raw:
-            log_unmerged(_REWRITTEN)
-        return WrittenChat(text, places, end and end[1], _REWRITTEN if raw else "")
+                    said.append(place)
+                    if self._may_merge(role):
+                        places.append(place)
+                        raw.discard(number)
+        unmerged = _REWRITTEN if raw else ""
+        if "tools" in self._roles and self._tools:
+            schemas = _schemas(self._tools, text, said)
+            if len(schemas) < len(self._tools):
+                unmerged = unmerged or _SCHEMAS
+            places = sorted(places + schemas)
+        if unmerged:
+            log_unmerged(unmerged)
+        return WrittenChat(text, places, end and end[1], unmerged)
+
+    def _may_merge(self, role: str) -> bool:
+        return _ROLES.get(role, "user") in self._roles
+
+
+def _schemas(tools: Tools, text: str, said: Sequence[Place]) -> list[Place]:
+    """Return where a template wrote the schemas of tools, outside of what messages say."""
+    found: list[Place] = []
+    at = 0
+    for tool in tools:
+        inner = tool.get("function")
+        whole = [tool, inner] if isinstance(inner, Mapping) else [tool]
+        forms = (json.dumps(t, ensure_ascii=False, indent=i) for t in whole for i in (None, 4, 2))
+        for form in forms:
+            start = text.find(form, at)
+            while (hit := _overlapping(said, start, start + len(form))) is not None:
+                start = text.find(form, hit[1])
+            if start >= 0:
+                at = start + len(form)
+                found.append((start, at))
+                break
+    return found
+
+
+def _overlapping(places: Sequence[Place], start: int, end: int) -> Place | None:
+    """Return the first of some places, in order, that overlaps another; None if none does."""
+    k = bisect_right(places, start, key=lambda place: place[1])
+    return places[k] if start >= 0 and k < len(places) and places[k][0] < end else None
 
 
 class _Same:
@@ -289,7 +387,7 @@ def encode_parts(
     return np.array(encoded["input_ids"], dtype=np.int64), ranges
 
 
-def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> str:
+def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | None = None) -> str:
     """Write a conversation by a tokenizer's template, the beginning of a reply behind it."""
     template = tokenizer.chat_template
     template = template.get("default") if isinstance(template, dict) else template
@@ -307,6 +405,7 @@ def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> str:
                 {key: value for key, value in message.items() if value is not None}
                 for message in chat
             ],
+            "tools": tools,
             "names": tokenizer.special_tokens_map,
         }
     )

@@ -2,8 +2,8 @@
 
 A template is code of whoever made the model: it may loop for ever, or double a text until memory is
 gone, in ways that no check of its text finds. Here the kernel ends it: an alarm and a bound on the
-process's memory. One JSON request per line, ``{"template", "messages", "names"}``, one JSON answer
-per line, ``{"text"}`` or ``{"error"}``.
+process's memory. One JSON request per line, ``{"template", "messages", "tools", "names"}``, one
+JSON answer per line, ``{"text"}`` or ``{"error"}``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def _answer(line: bytes) -> dict[str, str]:
         request = json.loads(line)
         rendered: Any = render_jinja_template(  # whose annotation is wrong
             [request["messages"]],
+            tools=request["tools"],
             chat_template=request["template"],
             add_generation_prompt=True,
             **request["names"],

@@ -1,0 +1,25 @@
+"""Whose contents of a chat may merge: users', system prompts, schemas of tools, their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, get_args
+
+from umim_core.errors import ConfigError, require
+
+Role = Literal["user", "system", "tools", "tool"]
+USER: Final[tuple[Role, ...]] = ("user",)
+
+
+def check_roles(roles: Sequence[str]) -> None:
+    """Refuse what is no collection of roles."""
+    known = get_args(Role)
+    listed: object = roles
+    fits = isinstance(listed, Sequence) and not isinstance(listed, str)
+    require(
+        fits and all(role in known for role in roles) and len(set(roles)) == len(roles),
+        ConfigError,
+        f"roles must be some of {', '.join(known)}, each once",
+        roles,
+        'Give ["user"], or ["user", "tools"].',
+    )
