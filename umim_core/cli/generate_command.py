@@ -128,7 +128,7 @@ def generate(
 
     # The command's options have the names of the library's; what is not given is left out.
     names = {field.name for field in fields(GenerateOptions)}
-    given = {name: value for name, value in context.params.items() if value not in (None, [])}
+    given = {name: value for name, value in context.params.items() if value not in (None, ())}
     options = GenerateOptions(**{name: given[name] for name in names & given.keys()})
     if max_new_tokens is None:
         options = replace(options, max_new_tokens=_REPLY_TOKENS if chat else _TEXT_TOKENS)
