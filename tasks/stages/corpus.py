@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tasks.cluster.lease import ClusterLease
+from tasks.data.mixing import mix_documents
 from tasks.data.tokenizing import TokenizerRef, split_jobs, tokenize_splits
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
@@ -33,7 +34,6 @@ from umim_core.store.disk import write_rows
 from umim_core.store.publication import STATE
 from umim_core.synthetic_corpora.questions import iter_rows, read_selection, split_questions
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet
-from umim_core.text.mixing import mix_documents
 from umim_core.text.sources import (
     DocumentSource,
     HubDataset,

@@ -334,6 +334,7 @@ def test_a_file_that_is_no_array_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "archive.npz", a=np.arange(3))
     contents = [
         *(whole[:cut] for cut in (0, 5, 9, 40, 127, 130)),
+        whole + b"\0",
         *(objects, (tmp_path / "archive.npz").read_bytes(), b"\x93NUMPY\x01\x00\xff\xffshort"),
         *map(_declare, (f"({1 << 60},)", f"({1 << 70},)", "(5", "(5,), 7: 8")),
     ]

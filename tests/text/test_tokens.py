@@ -262,7 +262,7 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, beside: str) -> No
     (tmp_path / "dangling").symlink_to("nowhere")
     source = TokenIds(path=str(tmp_path / "ids.npy"))
     with (
-        pytest.raises(ArtifactError, match="must be a folder that can be written; got N"),
+        pytest.raises(ArtifactError, match=r"\(0 bytes\) must be writable; got N"),
         tokenized_corpus(source, None, tmp_path / beside),
     ):
         pytest.fail("it was made")

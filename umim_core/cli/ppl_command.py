@@ -64,11 +64,11 @@ def ppl(
         raise ConfigError("--raw-tail is of prompts", raw_tail, "Add --prompt, or leave it out.")
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
+    from umim_core.evaluation.windows import document_windows, scored_bytes, second_halves
     from umim_core.store.artifacts import finite_or_none
     from umim_core.text.sources import Reading, source_of
     from umim_core.text.token_ids import leading_ids
     from umim_core.text.tokens import iter_token_pieces
-    from umim_core.text.windows import document_windows, scored_bytes, second_halves
 
     reading = Reading(kind, field, split, config, max_bad, default_split="test")
     source = source_of(tuple(files), reading)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
+from threading import Lock
 from tokenize import TokenError
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from umim_core.errors import ArtifactError, require
 from umim_core.store.disk import write_bytes
 
+_PARSING: Final = Lock()  # of headers as Python, which 3.11 cannot do in two threads at once
 # The header of the format is a Python literal; numpy parses it, and what is no literal raises any
 # of these.
 _MALFORMED: Final = (
@@ -37,7 +39,11 @@ def open_array(path: Path) -> NDArray[Any]:
     )
     try:
         # Unlike np.load this opens .npy files only and can never reach the unpickler.
-        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
+        with _PARSING:
+            mapped = np.lib.format.open_memmap(path, mode="r")
+        if mapped.offset + mapped.nbytes != path.stat().st_size:
+            raise ValueError("it is longer than its header says")
+        return np.asarray(mapped)
     except _MALFORMED as error:
         raise ArtifactError(
             f"{path} must be an .npy array", str(error), "Build the artifact again."

@@ -137,14 +137,18 @@ def unwritable(path: Path, size: int, error: OSError) -> ArtifactError:
     )
 
 
+def nearest(place: Path) -> Path:
+    """Return a place, or the nearest one above it that is there, be it a dangling link."""
+    return next(path for path in (place, *place.absolute().parents) if os.path.lexists(path))
+
+
 def check_writable(place: Path) -> None:
     """Refuse a place that cannot be written, before work whose result belongs there.
 
     Tried in the folder, or in the nearest one above that exists; nothing stays.
     """
     try:
-        there = next(path for path in (place, *place.absolute().parents) if path.exists())
-        with TemporaryFile(dir=there):
+        with TemporaryFile(dir=nearest(place)):
             pass
     except OSError as error:
         raise unwritable(place, 0, error) from error

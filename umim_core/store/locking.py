@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -35,20 +36,18 @@ def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[N
     path = directory.with_name(f".{directory.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
-    logged = False
-    handle = _try_acquire(path)
-    while handle is None:
+    for waits in count():
+        if (handle := _try_acquire(path)) is not None:
+            break
         if deadline is not None and time.monotonic() >= deadline:
             raise LockError(
                 f"only one process may build {directory.name} at a time",
                 f"lock held by {_holder(path)}",
                 "Wait for it to end, or stop it.",
             )
-        if not logged:
+        if not waits:
             logger.info("%s: waiting for %s", directory.parent.name, _holder(path))
-            logged = True
         time.sleep(_POLL_SECONDS)
-        handle = _try_acquire(path)
     try:
         yield
     finally:
@@ -146,20 +145,11 @@ def _held(kind: int, waiting: str) -> Iterator[None]:
             f"Set {VARIABLE} to a file of yours.",
         ) from error
     try:
-        logged = False
-        while not _acquired(handle, kind):
-            if not logged:
-                logger.warning("%s", waiting)
-                logged = True
-            time.sleep(_POLL_SECONDS)
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.warning("%s", waiting)
+            fcntl.flock(handle, kind)
         yield
     finally:
         os.close(handle)
-
-
-def _acquired(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

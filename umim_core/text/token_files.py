@@ -9,7 +9,6 @@ A folder holds a part for each file of the corpus, and an index of the parts in 
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from umim_core.errors import ArtifactError, ConfigError, require
-from umim_core.store.arrays import array_header, save_array
+from umim_core.store.arrays import array_header, open_array, save_array
 from umim_core.store.artifacts import described, read_json, write_json
 from umim_core.store.disk import unwritable
 from umim_core.store.scratch import scratch
@@ -209,25 +208,13 @@ class TokenFiles:
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
-    """Map a file that the index names, once it is as the index says.
-
-    numpy would parse the header as Python, which 3.11 cannot do in two threads at once.
-    """
-    header = array_header(dtype, (count,))
-    try:
-        with path.open("rb") as stream:
-            size, begins = os.fstat(stream.fileno()).st_size, stream.read(len(header))
-    except OSError as error:
-        raise ArtifactError(
-            f"{path} must exist, for the index names it", error.strerror or str(error), _REBUILD
-        ) from error
-    whole = len(header) + dtype.itemsize * count
-    if size != whole:
-        raise ArtifactError(f"{path} must have {whole} bytes", size, "It is torn. " + _REBUILD)
-    if begins != header:
-        raise ArtifactError(
-            f"{path} must hold {count} values of type {dtype.name}", begins[10:], _REBUILD
-        )
-    if not count:  # an empty array cannot be mapped
-        return np.zeros(0, dtype)
-    return np.asarray(np.memmap(path, dtype, mode="r", offset=len(header), shape=(count,)))
+    """Map a file that the index names, once it is as the index says."""
+    array = open_array(path)
+    require(
+        (array.dtype, array.shape) == (dtype, (count,)),
+        ArtifactError,
+        f"{path} must hold {count} values of type {dtype.name}",
+        f"{array.dtype.name} of shape {array.shape}",
+        _REBUILD,
+    )
+    return array

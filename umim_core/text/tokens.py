@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +16,7 @@ from umim_core.addresses import is_address
 from umim_core.errors import ArtifactError, ConfigError, CorpusError, require
 from umim_core.progress import ProgressLines
 from umim_core.store.arrays import open_array
+from umim_core.store.disk import check_writable, nearest
 from umim_core.store.scratch import scratch_folder
 from umim_core.text.files import CorpusFile
 from umim_core.text.sources import BadRows, Source, TextPiece, TokenIds, not_empty
@@ -219,18 +219,8 @@ def tokenized_corpus(
     output that may never come are not made. Reading that takes longer than ten seconds says how far
     it is, to the logger ``umim.progress``.
     """
-    while not os.path.lexists(parent):
-        parent = parent.parent
-    stack = ExitStack()
-    try:
-        folder = stack.enter_context(scratch_folder(parent, "umim-tokens"))
-    except OSError as error:
-        raise ArtifactError(
-            f"{parent} must be a folder that can be written",
-            error.strerror,
-            "Choose a folder of yours.",
-        ) from error
-    with stack:
+    check_writable(parent)
+    with scratch_folder(nearest(parent), "umim-tokens") as folder:
         yield write_tokens(folder, _told(iter_token_pieces(source, tokenizer)))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from umim_core.text.mixing import cut_at_lines, mix_documents
+from tasks.data.mixing import cut_at_lines, mix_documents
 
 PARTS = {
     "books": ["".join(f"book {b} line {i}\n" for i in range(400)) for b in range(3)],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from umim_core.errors import CorpusError
-from umim_core.text.windows import Window, document_windows, scored_bytes, second_halves
+from umim_core.evaluation.windows import Window, document_windows, scored_bytes, second_halves
 
 
 def pieces(documents: list[list[int]], size: int = 3) -> Iterator[tuple[np.ndarray, bool]]:
