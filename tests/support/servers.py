@@ -136,7 +136,7 @@ def events(lines: Sequence[str] | Iterator[str]) -> Iterator[dict[str, Any]]:
 def stream(url: str, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
     """Text and usage of a streamed answer."""
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    text, count = "", None
+    text, count, begun = "", None, set[int]()
     with httpx.stream("POST", url + path, json=body, timeout=_SECONDS) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -144,6 +144,9 @@ def stream(url: str, path: str, body: dict[str, Any]) -> tuple[str, dict[str, An
             count = part.get("usage") or count
             for choice in part["choices"]:
                 text += piece(choice)
+                first = choice["index"] not in begun
+                begun.add(choice["index"])
+                assert first == ("role" in choice["delta"]) if path == CHAT else True
     return text, count
 
 

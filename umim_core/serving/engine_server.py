@@ -171,7 +171,8 @@ class EngineServer:
                 metrics.generated_tokens.inc()
                 generated[event.index] = event.generated
                 chunk = answer.chunk([Choice(event.index, event.text, event.finish)])
-                if body.stream and (event.text or event.finish is not None):
+                (choice,) = chunk["choices"]
+                if body.stream and (choice.get("delta") or choice.get("text") or event.finish):
                     yield chunk
         count = usage(read.raw, read.merged, sum(generated.values()), cached)
         if not body.stream:
