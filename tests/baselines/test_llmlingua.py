@@ -26,13 +26,12 @@ from umim_core.evaluation.scoring import named_method
 
 
 @torch.no_grad()
-def surprise_after(prefix: list[int], segment: list[int], backbone: Backbone) -> list[float]:
-    """Minus log p of a segment's tokens after a prefix, from the logits of the whole model."""
-    row = torch.tensor([prefix + segment])
-    scores = backbone.model(input_ids=row).logits[0].log_softmax(-1)
-    places = range(len(prefix), row.shape[1])
+def surprise(ids: Ints, backbone: Backbone, prefix: int = 0) -> list[float]:
+    """Minus log p of every token behind a prefix, from the logits of the whole model."""
+    scores = backbone.model(input_ids=torch.from_numpy(ids)[None]).logits[0].log_softmax(-1)
     return [
-        -float(scores[t - 1, row[0, t]]) if t else math.log(backbone.vocab_size) for t in places
+        -float(scores[t - 1, ids[t]]) if t else math.log(backbone.vocab_size)
+        for t in range(prefix, len(ids))
     ]
 
 
@@ -42,8 +41,7 @@ def test_segments_are_scored_after_what_was_kept_of_those_before(
     ids = rng.integers(1, 32, 12)
     kept: list[int] = []
     for start, share in ((0, 2), (4, 3), (8, 3)):  # 2.67, 5.33 and 8 so far, rounded down
-        segment = ids[start : start + 4].tolist()
-        scores = surprise_after(ids[kept].tolist(), segment, backbone)
+        scores = surprise(ids[[*kept, *range(start, start + 4)]], backbone, len(kept))
         chosen = sorted(range(4), key=lambda t: -scores[t])[:share]
         kept += sorted(start + t for t in chosen)
     assert reduce_tokens(LLMLingua(backbone, segment=4), given(ids), 8).tolist() == kept
@@ -62,7 +60,7 @@ def test_a_prefix_beyond_the_positions_keeps_its_last_half(
     prefix = CompressedPrefix(backbone)
     prefix.append(ids[:30])
     prefix.append(ids[30:60])
-    expected = surprise_after(ids[28:60].tolist(), ids[60:].tolist(), backbone)
+    expected = surprise(ids[28:], backbone, 32)
     assert prefix.score(ids[60:]).tolist() == pytest.approx(expected, abs=1e-4)
 
 
@@ -77,14 +75,6 @@ def test_the_passage_of_the_least_perplexity_goes_first() -> None:
 
 
 TEXT = "the cat sat in the mat. it ran and slept. dog 42"
-
-
-@torch.no_grad()
-def surprise(ids: Ints, backbone: Backbone) -> list[float]:
-    """Minus log p of every token, from the logits of the whole model."""
-    scores = backbone.model(input_ids=torch.from_numpy(ids)[None]).logits[0].log_softmax(-1)
-    later = [-float(scores[t - 1, ids[t]]) for t in range(1, len(ids))]
-    return [math.log(backbone.vocab_size), *later]
 
 
 def test_the_tokens_with_the_least_self_information_go(backbone: Backbone) -> None:
@@ -109,7 +99,7 @@ def test_long_texts_are_scored_after_half_of_the_positions_at_least(
     ids = rng.integers(1, 32, 90)
     found = self_information(ids, backbone)
     assert found[:64].tolist() == pytest.approx(surprise(ids[:64], backbone), abs=1e-4)
-    assert found[64:].tolist() == pytest.approx(surprise(ids[32:], backbone)[32:], abs=1e-4)
+    assert found[64:].tolist() == pytest.approx(surprise(ids[32:], backbone, 32), abs=1e-4)
 
 
 WORDS_TEXT = "the cat sat in the mat. it ran and slept."
@@ -131,15 +121,11 @@ def test_words_of_the_least_probability_go(family: str) -> None:
     begins = [word != "." for word in WORDS_TEXT.replace(".", " .").split()]
     scores = [c for c, begun in zip(chances(WORDS_TEXT, classifier), begins, strict=True) if begun]
     expected = sorted(sorted(range(len(ids)), key=lambda t: -scores[t])[:4])
-    reducer = LLMLingua2(classifier, word_backbone(family).require_tokenizer(), forced=())
+    tokenizer = word_backbone(family).require_tokenizer()
+    reducer = LLMLingua2(classifier, tokenizer, forced=())
     assert reduce_tokens(reducer, given(ids), 4).tolist() == expected
-
-
-def test_forced_tokens_stay_before_all_others() -> None:
-    reducer = LLMLingua2(
-        word_classifier(), word_backbone("llama").require_tokenizer(), forced=("in", "slept.")
-    )
-    assert reduce_tokens(reducer, given(ids_of(WORDS_TEXT)), 2).tolist() == [3, 9]
+    forced = LLMLingua2(classifier, tokenizer, forced=("in", "slept."))  # before all others
+    assert reduce_tokens(forced, given(ids), 2).tolist() == [3, 9]
 
 
 def test_long_texts_are_read_in_chunks_of_the_classifiers_positions() -> None:
@@ -153,13 +139,18 @@ def test_long_texts_are_read_in_chunks_of_the_classifiers_positions() -> None:
     assert np.bincount(found.chunks).tolist() == [16, 16, 8]
 
 
-def test_a_classifier_in_a_directory_is_loaded(tmp_path: Path) -> None:
+def test_a_classifier_is_loaded_from_a_directory_if_it_is_trained(tmp_path: Path) -> None:
     classifier = word_classifier()
     classifier.model.save_pretrained(tmp_path)
     classifier.tokenizer.save_pretrained(tmp_path)
     loaded = load_token_classifier(str(tmp_path))
     assert loaded.words("cat dog").chances.tolist() == classifier.words("cat dog").chances.tolist()
     assert not any(weight.requires_grad for weight in loaded.model.parameters())
+    state = classifier.model.state_dict()
+    trunk = {key: value for key, value in state.items() if not key.startswith("classifier.")}
+    classifier.model.save_pretrained(tmp_path, state_dict=trunk)
+    with pytest.raises(BackboneError, match=r"lacks classifier\.bias"):
+        load_token_classifier(str(tmp_path))
 
 
 def test_results_name_the_commit_of_the_classifier(
@@ -175,16 +166,6 @@ def test_results_name_the_commit_of_the_classifier(
     assert hub_commit(str(tmp_path)) is None
     assert named_method("llmlingua2", None) == "llmlingua2"
     assert named_method("llmlingua2", f"o/c@{commit}") == f"llmlingua2 (o/c@{commit})"
-
-
-def test_a_classifier_without_a_trained_head_is_refused(tmp_path: Path) -> None:
-    classifier = word_classifier()
-    state = classifier.model.state_dict()
-    trunk = {key: value for key, value in state.items() if not key.startswith("classifier.")}
-    classifier.model.save_pretrained(tmp_path, state_dict=trunk)
-    classifier.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(BackboneError, match=r"lacks classifier\.bias"):
-        load_token_classifier(str(tmp_path))
 
 
 RECORDED = json.loads(CHOICES.read_text("utf-8"))

@@ -45,13 +45,16 @@ class Case:
         return [int(length) for length in lengths]
 
 
-@pytest.fixture(scope="module", params=[(name, family) for name in NAMES for family in FAMILIES])
-def case(request: pytest.FixtureRequest) -> Case:
-    name, family = request.param
+def case_of(name: str, family: str) -> Case:
     backbone = word_backbone(family)
     method = find_baseline(name).make(backbone, RULES)
     assert isinstance(method, MergedSpans)
     return Case(name, fresh_model(backbone, RULES.rules), method)
+
+
+@pytest.fixture(scope="module", params=[(name, family) for name in NAMES for family in FAMILIES])
+def case(request: pytest.FixtureRequest) -> Case:
+    return case_of(*request.param)
 
 
 def texts() -> list[Ints]:
@@ -76,9 +79,8 @@ def test_as_many_units_are_left_as_rules_leave_and_a_bos_is_one_of_them(case: Ca
     assert moved > 15
 
 
-def test_random_spans_are_as_long_as_those_of_the_rules_and_anywhere(case: Case) -> None:
-    if case.name != "random-spans":
-        return
+def test_random_spans_are_as_long_as_those_of_the_rules_and_anywhere() -> None:
+    case = case_of("random-spans", "llama")
     for ids in texts():
         assert Counter(case.lengths(ids)) == Counter(RULES.segment(ids)[1].tolist())
     text = np.array([1, 2, 11, 12, 13, 14], dtype=np.int64)
@@ -119,9 +121,9 @@ def oracle(ids: list[int], units: int, embeddings: torch.Tensor) -> list[int]:
     return [len(unit) for unit in found]
 
 
-def test_the_most_similar_neighbours_are_joined(case: Case) -> None:
-    if case.name != "similar-neighbours":
-        return
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_most_similar_neighbours_are_joined(family: str) -> None:
+    case = case_of("similar-neighbours", family)
     embeddings = case.given.backbone.embedding_weight
     for ids in texts():
         bos = int(len(ids) > 0 and ids[0] == BOS)
@@ -169,16 +171,9 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", POOLS)
 def test_pooled_spans_equal_an_independent_computation(name: str, tiny_backbone: Backbone) -> None:
-    method = find_baseline(name).make(tiny_backbone, Matcher(RuleSet.from_spans([(1, 2)])))
-    assert isinstance(method, MergedSpans)
+    method = find_baseline(name).make(tiny_backbone, RULES)
+    assert isinstance(method, MergedSpans) and method.segmenter is RULES
     ids, lengths = torch.tensor([[3, 4, 5, 6], [7, 7, 9, 9], [1, 2, 0, 0]]), [4, 3, 2]
     found = method.merger(tiny_backbone.embed(ids), torch.tensor(lengths))
     for row, length, value in zip(ids, lengths, found, strict=True):
         torch.testing.assert_close(value, POOLS[name](tiny_backbone.embedding_weight[row[:length]]))
-
-
-def test_the_rules_of_the_cell_cut_the_text(tiny_backbone: Backbone) -> None:
-    matcher = Matcher(RuleSet.from_spans([(1, 2)]))
-    method = find_baseline("mean-embedding").make(tiny_backbone, matcher)
-    assert isinstance(method, MergedSpans)
-    assert method.segmenter is matcher

@@ -40,14 +40,13 @@ def text(*protected: bool) -> Text:
 
 
 def test_truncation_keeps_the_end_and_what_is_protected() -> None:
-    worked = text(True, False, False, False, False, False)
-    assert reduce_tokens(Truncation(), worked, 3).tolist() == [0, 4, 5]
-    assert reduce_tokens(Truncation(), text(False, False, False), 2).tolist() == [1, 2]
-
-
-def test_empty_and_one_token_texts_are_kept_whole() -> None:
-    assert reduce_tokens(Truncation(), text(), 0).tolist() == []
-    assert reduce_tokens(Truncation(), text(False), 1).tolist() == [0]
+    for kept, budget, protected in (
+        ([0, 4, 5], 3, (True, False, False, False, False, False)),
+        ([1, 2], 2, (False, False, False)),
+        ([], 0, ()),
+        ([0], 1, (False,)),
+    ):
+        assert reduce_tokens(Truncation(), text(*protected), budget).tolist() == kept
 
 
 @pytest.mark.parametrize(("tokens", "budget"), [(0, 1), (3, 0), (3, 4)])
@@ -56,23 +55,15 @@ def test_a_budget_beyond_the_text_is_refused(tokens: int, budget: int) -> None:
         reduce_tokens(Truncation(), text(*[False] * tokens), budget)
 
 
-@pytest.mark.parametrize("kept", [[], [0], [1, 0], [0, 0], [-1, 2], [1, 3]])
-def test_a_choice_that_is_not_of_the_budget_and_in_order_is_refused(kept: list[int]) -> None:
+@pytest.mark.parametrize("kept", [[], [0], [1, 0], [0, 0], [-1, 2], [1, 3], [0, 1]])
+def test_a_choice_that_breaks_the_protocol_is_refused(kept: list[int]) -> None:
     class Broken(Truncation):
         def keep(self, text: Text, budget: int) -> Ints:
             return np.array(kept, dtype=np.int64)
 
-    with pytest.raises(EvaluationError, match="must keep 2 of 3 tokens, in order"):
-        reduce_tokens(Broken(), text(False, False, False), 2)
-
-
-def test_a_choice_that_loses_a_protected_token_is_refused() -> None:
-    class Heedless(Truncation):
-        def keep(self, text: Text, budget: int) -> Ints:
-            return np.arange(budget)
-
-    with pytest.raises(EvaluationError, match="token 2 is lost"):
-        reduce_tokens(Heedless(), text(False, False, True), 2)
+    rule = "token 2 is lost" if kept == [0, 1] else "must keep 2 of 3 tokens, in order"
+    with pytest.raises(EvaluationError, match=rule):
+        reduce_tokens(Broken(), text(False, False, True), 2)
 
 
 @pytest.mark.parametrize(
@@ -140,21 +131,14 @@ def test_every_registered_reducer_is_in_the_matrix() -> None:
 TEXTS = ["The", " cat", " sat", " on", " the", " mat", ".", " It", " slept", "."]
 
 
-def test_the_worked_example() -> None:
+def test_units_are_those_of_the_worked_example() -> None:
     assert words(TEXTS).tolist() == [0, 1, 2, 3, 4, 5, 5, 6, 7, 7]
     assert phrases(TEXTS).tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
     assert sentences(TEXTS).tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1, 1]
-
-
-def test_passages_are_cut_after_blank_lines() -> None:
-    texts = ["One", "\n", "line", ".\n", "\n", "Two", "\n\n", "\n", "Three"]
-    assert passages(texts).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 2]
-
-
-def test_texts_of_tokens_make_the_text_again() -> None:
-    backbone = word_backbone("llama")
-    ids = ids_of("the cat slept. 42")
-    assert token_texts(ids, backbone.require_tokenizer()) == ["the", " cat", " slept.", " 42"]
+    blank_lines = ["One", "\n", "line", ".\n", "\n", "Two", "\n\n", "\n", "Three"]
+    assert passages(blank_lines).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 2]
+    tokenizer = word_backbone("llama").require_tokenizer()
+    assert token_texts(ids_of("the cat slept. 42"), tokenizer) == ["the", " cat", " slept.", " 42"]
 
 
 @pytest.mark.parametrize("name", [name for name in BASELINES if BASELINES[name].own_model is None])
