@@ -40,7 +40,7 @@ from tasks.data.table_sources import (
 )
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import changed_files
-from umim_core.adaptation.choices import TaskSequence, mining_segments
+from umim_core.adaptation.choices import ragged
 from umim_core.addresses import is_address
 from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -101,8 +101,7 @@ def mined_stage(
         tokenizer = load_tokenizer(name, revision=revision)
         prompts = [row["prompt"] for row in make_rows(own, options, tokenizer, "train")]
         ids = [np.asarray(encode(tokenizer, prompt), dtype=np.int64) for prompt in prompts]
-        segments = mining_segments([TaskSequence(each, len(each)) for each in ids])
-        counts = count_ngrams(*segments, tau, special_ids(tokenizer))
+        counts = count_ngrams(*ragged(ids), tau, special_ids(tokenizer))
         origin = RuleOrigin(tau=tau, tokenizer_fingerprint=base.config.tokenizer_fingerprint)
         rules = RuleSet.from_counts(counts, origin)
         if not len(rules):

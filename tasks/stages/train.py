@@ -225,8 +225,7 @@ def sft_stage(
                 adapt.max_tokens,
             )
             return TokenRows.of_rows(
-                [sequence.ids.tolist() for sequence in sequences],
-                [sequence.mergeable for sequence in sequences],
+                [ids.tolist() for ids, _ in sequences], [mergeable for _, mergeable in sequences]
             )
 
         return launch(place_rows(job, {x: rows(x) for x in ("train", "valid")}), lease)

@@ -15,14 +15,12 @@ from umim_core.adaptation.choices import (
     encode_pair,
     encode_questions,
     mine_task_rules,
-    mining_segments,
     split_questions,
     task_sequences,
 )
 from umim_core.config.evaluate import MergedPart
 from umim_core.errors import ConfigError, CorpusError, RuleSetError
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import Question, QuestionForm, TaskSplit, read_questions
 
@@ -43,8 +41,7 @@ QUESTION = Question("ab", ("x", "yz"), gold=1)
 def test_the_worked_example_of_the_module_docstring() -> None:
     [sequence] = task_sequences([QUESTION], characters, QuestionForm("{context}?"))
     [encoded] = encode_questions([QUESTION], characters, QuestionForm("{context}?"))
-    assert text_of(sequence.ids) == "ab? yz"
-    assert sequence.mergeable == 6
+    assert (text_of(sequence.ids), sequence.mergeable) == ("ab? yz", 6)
     assert text_of(encoded.context) == "ab?"
     assert [text_of(ending) for ending in encoded.endings] == [" x", " yz"]
     assert encoded.gold == 1
@@ -52,46 +49,16 @@ def test_the_worked_example_of_the_module_docstring() -> None:
 
 @pytest.mark.parametrize("gold", [0, 1])
 @pytest.mark.parametrize("length", [4, 5, 7, 20])
-def test_a_sequence_is_the_question_as_it_is_scored(length: int, gold: int) -> None:
+def test_a_sequence_is_the_question_as_it_is_scored_and_answers_stay_whole(
+    length: int, gold: int
+) -> None:
     questions = [Question("abcdef", ("x", "yz"), gold)]
     [sequence] = task_sequences(questions, characters, CONTEXT, max_length=length)
     [encoded] = encode_questions(questions, characters, CONTEXT, max_length=length)
+    assert text_of(encoded.context) == "abcdef"[-(length - 3) :]
+    assert [len(ending) for ending in encoded.endings] == [2, 3]
     assert sequence.ids.tolist() == [*encoded.context, *encoded.endings[gold]]
     assert sequence.mergeable == len(encoded.context)
-
-
-def test_merging_the_context_only_leaves_the_answer_raw() -> None:
-    question = Question("abab", ("cab", "d"), gold=0)
-    matcher = Matcher(RuleSet.from_spans([tuple(characters("ab"))]))
-    lengths = {
-        merge: task_sequences([question], characters, QuestionForm(part=merge))[0]
-        .segment(matcher)[1]
-        .tolist()
-        for merge in ("context", "sequence")
-    }
-    assert lengths == {"context": [2, 2, 1, 1, 1, 1], "sequence": [2, 2, 1, 1, 2]}
-
-
-@pytest.mark.parametrize(("part", "expected"), [("sequence", "ab yzc q"), ("context", "abc")])
-def test_mining_segments_are_ragged_and_unpadded(part: str, expected: str) -> None:
-    questions = [QUESTION, Question("c", ("q", "r"), 0)]
-    flat, offsets = mining_segments(task_sequences(questions, characters, QuestionForm(part=part)))
-    assert text_of(flat) == expected
-    assert offsets.tolist() == ([0, 5, 8] if part == "sequence" else [0, 2, 3])
-
-
-def test_long_prompts_lose_leading_tokens_and_answers_stay_whole() -> None:
-    [encoded] = encode_questions(
-        [Question("abcdef", ("x", "yz"), 0)], characters, CONTEXT, max_length=5
-    )
-    assert text_of(encoded.context) == "ef"
-    assert [len(ending) for ending in encoded.endings] == [2, 3]
-
-
-def test_an_answer_that_leaves_no_room_is_refused() -> None:
-    for build in (encode_questions, task_sequences):
-        with pytest.raises(CorpusError, match="1 to 2 tokens"):
-            build([QUESTION], characters, CONTEXT, max_length=3)
 
 
 def test_blanks_at_the_end_of_a_prompt_move_to_the_answer() -> None:
@@ -99,7 +66,10 @@ def test_blanks_at_the_end_of_a_prompt_move_to_the_answer() -> None:
     assert (text_of(context), text_of(ending)) == ("ab", "  c")
 
 
-def test_a_prompt_without_its_field_or_a_tiny_limit_is_refused() -> None:
+def test_questions_and_prompts_that_cannot_be_encoded_are_refused() -> None:
+    for build in (encode_questions, task_sequences):
+        with pytest.raises(CorpusError, match="1 to 2 tokens"):
+            build([QUESTION], characters, CONTEXT, max_length=3)
     with pytest.raises(ConfigError, match=r"\{context\}"):
         QuestionForm("Summary:")
     with pytest.raises(ConfigError, match="max_length"):
@@ -223,8 +193,10 @@ def test_every_threshold_gives_the_bigrams_of_a_counter(
 
 def test_no_bigram_joins_two_questions_or_reaches_over_the_cut() -> None:
     questions = [Question("ab", ("x", "y"), 0), Question("cd", ("x", "y"), 0)]
-    rules = mine_task_rules(questions, characters, 1, QuestionForm(), max_length=3)
-    assert set(rules_of(rules)) == {pairs("b "), pairs("d "), pairs(" x")}
+    for form, found in ((QuestionForm(), {"b ", "d ", " x"}), (CONTEXT, {"ab", "cd"})):
+        length = 3 if form.part == "sequence" else 4
+        rules = mine_task_rules(questions, characters, 1, form, max_length=length)
+        assert set(rules_of(rules)) == set(map(pairs, found))
 
 
 def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:
@@ -234,6 +206,8 @@ def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:
         assert (rules_of(rules), rules.origin.tau) == ({pairs("ab"): 3}, 3)
     free = mine_task_rules(questions, characters, 1, CONTEXT, budget=3)
     assert (len(free), free.origin.tau) == (3, 1)
+    with pytest.raises(RuleSetError, match="at least 1"):
+        mine_task_rules(questions, characters, 0, CONTEXT)
 
 
 def test_the_corpus_digest_tells_what_was_counted() -> None:
@@ -245,8 +219,3 @@ def test_the_corpus_digest_tells_what_was_counted() -> None:
         for tau in (1, 2)
     }
     assert len(digests) == 2
-
-
-def test_a_bad_threshold_is_refused() -> None:
-    with pytest.raises(RuleSetError, match="at least 1"):
-        mine_task_rules([Question("abc", ("x", "y"), 0)], characters, 0, QuestionForm())

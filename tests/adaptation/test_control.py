@@ -62,21 +62,6 @@ def test_a_control_starts_as_the_base_model(kind: str, family: str, dtype: torch
     assert not torch.allclose(scores(control.merged_model), base, atol=1e-3)
 
 
-def test_a_trained_control_is_a_whole_backbone_and_leaves_the_base_alone(
-    control: Control, tiny_backbone: Backbone
-) -> None:
-    base = MergedModel.without_merging(tiny_backbone)
-    before = scores(base)
-    disturb(control.module)
-    check_capabilities(
-        control.merged_model.backbone
-    )  # its own forward, its parts and its cache agree
-    assert torch.equal(scores(base), before)
-    assert model_identity(tiny_backbone.model).fingerprint == tiny_backbone.fingerprint
-    assert control.merged_model.backbone.fingerprint == tiny_backbone.fingerprint
-    assert tiny_backbone.embedding is tiny_backbone.model.get_input_embeddings()
-
-
 @pytest.mark.parametrize(("family", "size"), [("llama", 64), ("gpt2", 64), ("llama", 16)])
 def test_controls_have_the_size_of_the_merge_module(family: str, size: int) -> None:
     backbone = random_backbone(family, hidden_size=size)
@@ -89,17 +74,22 @@ def test_controls_have_the_size_of_the_merge_module(family: str, size: int) -> N
     assert abs(lora.size - merging) <= per_rank / 2 or lora.size == per_rank
 
 
-def test_only_the_control_is_trained(control: Control) -> None:
-    model = control.merged_model.backbone.model
-    trained = {id(parameter) for parameter in control.module.parameters()}
-    wanting = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    assert wanting == trained
+def test_a_trained_control_is_a_whole_backbone_and_leaves_the_base_alone(
+    control: Control, tiny_backbone: Backbone
+) -> None:
+    base, model = MergedModel.without_merging(tiny_backbone), control.merged_model.backbone.model
+    before, trained = scores(base), {id(weight) for weight in control.module.parameters()}
+    assert {id(weight) for weight in model.parameters() if weight.requires_grad} == trained
     disturb(control.module)
     total = torch.stack(ending_scores(some_questions(), control.merged_model)).sum()
     torch.autograd.backward(total)
-    gradients = [parameter.grad for parameter in control.module.parameters()]
-    assert all(gradient is not None and bool(gradient.any()) for gradient in gradients)
-    assert all(x.grad is None for x in model.parameters() if id(x) not in trained)
+    assert all(bool(weight.grad.any()) for weight in control.module.parameters())
+    assert all(weight.grad is None for weight in model.parameters() if id(weight) not in trained)
+    check_capabilities(control.merged_model.backbone)  # its forward, parts and cache agree
+    assert torch.equal(scores(base), before)
+    for backbone in (tiny_backbone, control.merged_model.backbone):
+        assert backbone.fingerprint == model_identity(tiny_backbone.model).fingerprint
+    assert tiny_backbone.embedding is tiny_backbone.model.get_input_embeddings()
 
 
 def test_preference_training_lowers_the_loss_and_changes_no_weight_of_the_backbone(
@@ -155,7 +145,7 @@ def test_a_loaded_control_scores_as_the_saved_one(
     assert record.training == {"steps": 3, "best_score": -0.5}
 
 
-def test_another_backbone_or_tokenizer_is_refused(
+def test_another_backbone_and_a_damaged_directory_are_refused(
     tiny_llama: Backbone, tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     save("input-adapter", tiny_llama, tmp_path / "control")
@@ -165,10 +155,6 @@ def test_another_backbone_or_tokenizer_is_refused(
             load_control(tmp_path / "control", other)
     with pytest.raises(TokenizerMismatchError, match="tiny-llama must have the tokenizer"):
         load_control(tmp_path / "control", wrap_backbone(tiny_llama.model, None))
-
-
-def test_a_damaged_directory_is_refused(tiny_llama: Backbone, tmp_path: Path) -> None:
-    save("input-adapter", tiny_llama, tmp_path / "control")
     path = tmp_path / "control" / "model.safetensors"
     weights = load_file(path)
     for changed, message in (

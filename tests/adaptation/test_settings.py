@@ -41,17 +41,17 @@ def test_the_table_is_the_papers() -> None:
     assert all(find_setting(str(row.start)).rules == row.rules == "task" for row in trained)
 
 
-@pytest.mark.parametrize(
-    ("named", "made"),
-    [
+def test_starts_are_made_before_what_starts_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Setting("WT + FT on its rules", WT, "corpus", "sft")
+    monkeypatch.setattr(settings, "SETTINGS", (*SETTINGS, row))
+    for named, made in (
         (["WT + FT"], ["WT + Rules", "WT + FT"]),
         (["Task-Adapted"], ["WT + Rules", "WT + FT", "Task-Adapted"]),
         (["Task-trained"], ["Task-trained"]),
         (["WT + DPO", "WT + Rules"], ["WT + Rules", "WT + DPO"]),
-    ],
-)
-def test_starts_are_made_before_what_starts_from_them(named: list[str], made: list[str]) -> None:
-    assert [row.name for row in adaptation_steps(named)] == made
+        ([row.name], [row.name]),  # it keeps the rules of its start
+    ):
+        assert [step.name for step in adaptation_steps(named)] == made
 
 
 def test_what_is_no_adaptation_is_refused_with_the_list() -> None:
@@ -61,11 +61,5 @@ def test_what_is_no_adaptation_is_refused_with_the_list() -> None:
         ) as error:
             adaptation_steps([name])
         assert error.value.value == name and error.value.remedy.startswith(remedy)
-
-
-def test_a_setting_may_keep_the_rules_of_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Setting("WT + FT on its rules", WT, "corpus", "sft")
-    monkeypatch.setattr(settings, "SETTINGS", (*SETTINGS, row))
-    assert adaptation_steps([row.name]) == [row]
     with pytest.raises(ConfigError, match="must be trained on the task"):
         Setting("WT again", WT, "corpus", "none")

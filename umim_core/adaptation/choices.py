@@ -20,30 +20,27 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.filters import tau_for_budget
 from umim_core.rules.grams import check_tau, select
-from umim_core.rules.matcher import Matcher, segment_prefix
 from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes
 from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit
+from umim_core.text.token_ids import Ints
 
-Ints = NDArray[np.int64]
 Encode = Callable[[str], list[int]]
 
 DEFAULT_MAX_LENGTH: Final = 128  # paper, "Task-specific rule construction"
 TASK_ORDER: Final = 2
 
 
-@dataclass(frozen=True)
-class TaskSequence:
+class TaskSequence(NamedTuple):
     """Prompt plus correct answer as one training sequence of raw ids [T], cut to a maximum length.
 
     ``mergeable`` are the leading tokens that rules may merge: all of them, or the prompt alone.
@@ -51,10 +48,6 @@ class TaskSequence:
 
     ids: Ints
     mergeable: int
-
-    def segment(self, matcher: Matcher) -> tuple[Ints, Ints]:
-        """Return unit starts [S] and lengths [S]; what is not mergeable stays raw."""
-        return segment_prefix(matcher.segment, self.ids, self.mergeable)
 
 
 @dataclass(frozen=True)
@@ -97,17 +90,6 @@ def task_sequences(
         mergeable = len(question.context if form.part == "context" else ids)
         sequences.append(TaskSequence(ids, mergeable))
     return sequences
-
-
-def mining_segments(sequences: Sequence[TaskSequence]) -> tuple[Ints, Ints]:
-    """Return the ids to count n-grams in: what may merge, one ragged segment per example.
-
-    Flat ids [T] and segment borders [len(sequences) + 1] (int64), as ``count_ngrams`` takes.
-    """
-    pieces = [sequence.ids[: sequence.mergeable] for sequence in sequences]
-    offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-    flat = np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
-    return flat, offsets
 
 
 def encode_questions(
@@ -170,6 +152,12 @@ def split_questions(
     return splits
 
 
+def ragged(rows: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Return rows as flat ids [T] with their borders [B + 1] (int64), as ``count_ngrams`` reads."""
+    flat = np.concatenate([np.zeros(0, dtype=np.int64), *rows])
+    return flat, np.cumsum([0, *map(len, rows)], dtype=np.int64)
+
+
 def _place(question: Question) -> tuple[bytes, str]:
     text = question.id or question.context
     return hashlib.blake2b(text.encode(), digest_size=8).digest(), text
@@ -202,7 +190,9 @@ def mine_task_rules(
         containment: Of no effect among bigrams; recorded.
         tokenizer_fingerprint: Recorded, as is the digest of the counted ids.
     """
-    ids, offsets = mining_segments(task_sequences(questions, encode, form, max_length))
+    ids, offsets = ragged(
+        [ids[:mergeable] for ids, mergeable in task_sequences(questions, encode, form, max_length)]
+    )
     counts = count_ngrams(ids, offsets, check_tau(tau), excluded, longest=TASK_ORDER)
     if budget is not None:
         tau = tau_for_budget(select(counts, tau), budget, overlap, containment)
