@@ -75,6 +75,7 @@ ERRORS = {
         ("generate", "w1", "-c", "no-such", "--merge", "none", "--budget", "1"),
         "--budget and --target-tr choose what merges; got --budget 1.0. Leave them out.",
     ),
+    "generate: target": (("generate", "w1", "-c", "no-such", "--target-tr", "1"), "below 0.9"),
     "generate: special tokens": (
         ("generate", "w1", "-c", "no-such", "--chat", "--special-tokens"),
         "a chat has the special tokens of its template; got",
@@ -134,7 +135,6 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
         (["ppl"], "Missing argument"),
         (["train", "m", "x", "--adapter-rank", "300"], "Invalid value for '--adapter-rank'"),
         (["bench", "--budget", "-1"], "Invalid value for '--budget'"),
-        (["generate", "x", "--target-tr", "0.8"], "Invalid value for '--target-tr'"),
         (["rules", "x", "--top", "-1"], "Invalid value for '--top'"),
         (["mime"], "No such command 'mime'"),
     ],

@@ -108,21 +108,22 @@ def test_rows_that_come_and_go_get_the_tokens_of_a_request_alone(kind: str, merg
         assert_same(rows, engine.generate([prompt], replace(request, max_new_tokens=new)).rows)
 
 
-def test_samples_of_one_request_are_those_of_the_engine_each_as_long_as_it_stays() -> None:
-    engine, options = (
-        Engine(model("compact")),
-        settings(8, do_sample=True, num_return_sequences=3, seed=11),
-    )
-    prompt, batch = prompts(2, VOCAB)[0], Batch(Engine(model("compact")), PrefixStore(STORE))
-    rows = batch.join([prompt], options)
+def test_rows_that_leave_early_leave_the_others_as_they_are() -> None:
+    """Of two requests, one with samples: those that stay are those of the engine."""
+    engine, prompt = Engine(model("compact")), prompts(2, VOCAB)
+    options = settings(8, do_sample=True, num_return_sequences=3, seed=11)
+    batch = Batch(Engine(model("compact")), PrefixStore(STORE))
+    samples, (single,) = batch.join([prompt[0]], options), batch.join([prompt[1]], settings(9))
     for step in range(8):
         if step == 3:
-            batch.leave(rows[1:2])
+            batch.leave([samples[1], single])
+            batch.leave([samples[1], single])  # twice is once
         batch.step()
-    alone = engine.generate([prompt], options).rows
-    assert (rows[0], rows[2]) == (alone[0], alone[2])
-    assert rows[1].ids == alone[1].ids[:3]
-    assert len({row.ids for row in alone}) == 3
+    alone = engine.generate([prompt[0]], options).rows
+    assert (samples[0], samples[2]) == (alone[0], alone[2])
+    assert samples[1].ids == alone[1].ids[:3]
+    assert single.ids == engine.generate([prompt[1]], settings(9)).rows[0].ids[:3]
+    assert len({row.ids for row in alone}) == 3 and not batch.rows
 
 
 def test_rows_that_evict_run_beside_rows_that_merge_and_are_not_kept() -> None:
@@ -168,46 +169,19 @@ def test_a_chat_that_goes_on_evaluates_only_what_is_new(kind: str) -> None:
         said += live.ids
 
 
-def test_rows_taken_out_early_leave_the_others_as_they_are() -> None:
-    engine = Engine(model("compact"))
-    ids, long = prompts(4, VOCAB), GenerateOptions(max_new_tokens=12)
-    batch = Batch(engine, PrefixStore(STORE))
-    (gone,), (stays,) = (batch.join([ids[b]], long) for b in (0, 1))
-    for _ in range(4):
-        batch.step()
-    batch.leave([gone])
-    batch.leave([gone])  # twice is once
-    while batch.rows:
-        batch.step()
-    assert len(gone.ids) == 4
-    assert gone.ids == engine.generate([ids[0]], long).rows[0].ids[:4]
-    assert stays.ids == engine.generate([ids[1]], long).rows[0].ids
-
-
-def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
+def test_what_is_kept_is_bounded_the_oldest_goes_and_what_is_larger_pushes_nothing_out() -> None:
     engine, request = Engine(model("compact")), settings(2, merge="none")
-    ids = [np.full(30, number) for number in range(1, 9)]
+    ids, starts = [np.full(30, number) for number in range(1, 9)], np.arange(30)
     probe = PrefixStore(STORE)
     drive(Batch(engine, probe), [(ids[0], request)])
-    store = PrefixStore(3 * probe.bytes)
-    drive(Batch(engine, store), [(row, request) for row in ids])
-    assert store.bytes == 3 * probe.bytes
-    starts = np.arange(30)
-    assert [store.find(row, starts) is not None for row in ids] == [False] * 5 + [True] * 3
-
-
-def test_a_row_larger_than_the_bound_pushes_nothing_out() -> None:
-    engine, request = Engine(model("compact")), settings(2, merge="none")
-    probe, short = PrefixStore(STORE), np.full(30, 1)
-    drive(Batch(engine, probe), [(short, request)])
-    store = PrefixStore(probe.bytes)
-    longer = np.full(40, 1)  # goes on from the short one
-    drive(
-        Batch(engine, store),
-        [(row, request) for row in (short, longer)],
-    )
-    assert store.bytes == probe.bytes
-    assert store.find(short, np.arange(30)) is not None
+    for kept in (3, 1):
+        store = PrefixStore(kept * probe.bytes)
+        drive(Batch(engine, store), [(row, request) for row in ids])
+        larger = np.full(40 * kept, 8)  # goes on from the last one
+        drive(Batch(engine, store), [(larger, settings(2, merge="none", overlong="truncate"))])
+        assert store.bytes == kept * probe.bytes
+        found = [store.find(row, starts) is not None for row in ids]
+        assert found == [False] * (8 - kept) + [True] * kept
 
 
 class Unseen(OrderedDict[int, object]):
@@ -268,16 +242,19 @@ def test_a_prompt_takes_over_units_and_never_half_of_one() -> None:
     assert store.find(prompt + 1 - 2 * (prompt == prompt.max()), starts) is None
 
 
-def test_a_row_that_cannot_be_is_refused_and_the_others_go_on() -> None:
-    batch = Batch(Engine(model("compact")), PrefixStore(STORE))
-    (live,) = batch.join(prompts(7, VOCAB)[:1], settings(6))
+def test_a_row_that_cannot_be_or_go_on_fails_alone() -> None:
+    engine, ids = Engine(model("compact")), prompts(8, VOCAB)
+    batch = Batch(engine, PrefixStore(STORE))
+    (bad,), (good,) = (batch.join([ids[b]], settings(3)) for b in (0, 1))
     with pytest.raises(GenerationError, match="positions"):
         batch.join([np.ones(95, dtype=np.int64)], settings(6, merge="none"))
     with pytest.raises(GenerationError, match="ids must lie"):
         batch.join([np.array([VOCAB])], settings(6))
+    batch._requests[0].logits.fill_(torch.nan)
     while batch.rows:
         batch.step()
-    assert len(live.ids) == 6
+    assert bad.error is not None and "finite score" in str(bad.error)
+    assert good.ids == engine.generate([ids[1]], settings(3)).rows[0].ids
 
 
 @pytest.mark.parametrize("kind", ["compact", "preserved"])
@@ -292,18 +269,6 @@ def test_a_row_that_may_be_shorter_gets_the_tokens_that_there_is_room_for(
         batch.step()
     held = tokens if kind == "preserved" else row.prompt_units
     assert len(row.ids) == 96 - held + 1  # the last token is never fed
-
-
-def test_a_row_without_a_finite_score_fails_alone() -> None:
-    engine = Engine(model("compact"))
-    ids = prompts(8, VOCAB)
-    batch = Batch(engine, PrefixStore(STORE))
-    (bad,), (good,) = (batch.join([ids[b]], settings(3)) for b in (0, 1))
-    batch._requests[0].logits.fill_(torch.nan)
-    while batch.rows:
-        batch.step()
-    assert bad.error is not None and "finite score" in str(bad.error)
-    assert good.ids == engine.generate([ids[1]], settings(3)).rows[0].ids
 
 
 TOKEN = st.integers(0, 2)
@@ -387,34 +352,15 @@ def test_every_step_equals_a_masked_forward(
             assert forward.lengths[b] == len(ids) - len(gone)
             everything += len(gone)
 
+    ends = {"eos_token_id": [1, 3]} if rows > 1 else {}
     output = Engine(MergedModel(backbone, module_for(backbone), matcher, "compact")).generate(
         prompts,
-        settings(12, **SAMPLED, merge="none", span_eviction=age, seed=0, observer=compare),
+        settings(12, **SAMPLED, **ends, merge="none", span_eviction=age, seed=0, observer=compare),
     )
     assert everything > 0
     assert all(row.token_reduction == 0 and not row.generated_spans for row in output.rows)
-
-
-@torch.no_grad()
-def test_a_row_that_ended_leaves_the_others_as_they_are() -> None:
-    backbone, matcher = build("llama"), random_rules(3, False)
-    prompts, engine = (
-        random_prompts(5, 4),
-        Engine(MergedModel(backbone, module_for(backbone), matcher, "compact")),
-    )
-    options = settings(12, merge="none", span_eviction=0, seed=0)
-    whole = engine.generate(prompts, options).rows
-    ends = int(whole[0].ids[2])
-    ended = settings(12, merge="none", span_eviction=0, seed=0, eos_token_id=ends)
-    found = engine.generate(prompts, ended).rows
-    sizes = []
-    for row, prompt, free in zip(found, prompts, whole, strict=True):
-        size = next((n for n, x in enumerate(free.ids, 1) if x == ends), len(free.ids))
-        assert list(row.ids) == list(free.ids[:size])
-        (alone,) = engine.generate([prompt], ended).rows
-        assert row.cache_lengths == alone.cache_lengths
-        sizes.append(size)
-    assert min(sizes) < max(sizes)
+    assert (len({len(row.ids) for row in output.rows}) > 1) == (rows > 1)  # at other steps
+    assert all(len(row.cache_lengths) == len(row.ids) for row in output.rows)
 
 
 def test_samples_of_a_prompt_lose_their_own_columns(tiny_umim: UMIM) -> None:

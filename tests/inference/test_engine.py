@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +23,10 @@ from support.engine_matrix import (
 from support.pairwise import pairwise
 from support.tiny_models import random_model, tiny_config, written_by_transformers
 from umim_core.backbone.backbone import Backbone, wrap_backbone
-from umim_core.config.form import Merge, UnitPositions
+from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import Forward, Row
+from umim_core.inference.outputs import Forward
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -52,62 +53,66 @@ def chain() -> Backbone:
     return wrap_backbone(model, None)
 
 
-def follow(
-    chain: Backbone, rules: list[tuple[int, ...]], prompt: list[int], new: int, **options: object
-) -> Row:
-    engine = Engine(MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans(rules)), "compact"))
-    return engine.generate([prompt], settings(new, **options)).rows[0]
+def chained(chain: Backbone, rules: list[tuple[int, ...]]) -> Engine:
+    return Engine(MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans(rules)), "compact"))
 
 
-def test_prompt_spans_shorten_the_prefill(chain: Backbone) -> None:
-    row = follow(chain, [(0, 1), (4, 5, 6)], [0, 1, 9, 4, 5, 6], 2)
-    assert row.prompt_spans == ((0, 2), (3, 3))
-    assert row.cache_lengths[0] == 3
-    assert row.ids == (7, 8)
+def widths_of(backbone: Backbone, seen: list[int]) -> torch.utils.hooks.RemovableHandle:
+    """Record how many units per row each forward of the trunk reads."""
+
+    def note(_: object, __: object, inputs: dict[str, torch.Tensor]) -> None:
+        seen.append(inputs["inputs_embeds"].shape[1])
+
+    return backbone.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
 
 
-def test_an_eos_that_would_complete_a_rule_ends_the_row_unmerged(chain: Backbone) -> None:
-    row = follow(chain, [(3, 4)], [0, 1], 9, eos_token_id=4)
-    assert row.ids == (2, 3, 4)
-    assert row.generated_spans == ()
-    assert row.cache_lengths == (2, 3, 4)
-    assert row.stop_reason == "eos"
+# Rules, prompts and options; of each row the ids, merged spans, units after each step, and the end.
+FOLLOWED = {
+    "prompt spans shorten the prefill": (
+        [(0, 1), (4, 5, 6)], [[0, 1, 9, 4, 5, 6]], {"max_new_tokens": 2},
+        [((7, 8), ((0, 2), (3, 3)), (), (3, 4), "length")],
+    ),
+    "an end that would complete a rule stays unmerged": (
+        [(3, 4)], [[0, 1]], {"eos_token_id": 4},
+        [((2, 3, 4), (), (), (2, 3, 4), "eos")],
+    ),
+    "all": (
+        [(0, 1), (2, 3)], [[0, 1]], {"max_new_tokens": 3},
+        [((2, 3, 4), ((0, 2),), ((0, 2),), (1, 2, 2), "length")],
+    ),
+    "prompt": (
+        [(0, 1), (2, 3)], [[0, 1]], {"max_new_tokens": 3, "merge": "prompt"},
+        [((2, 3, 4), ((0, 2),), (), (1, 2, 3), "length")],
+    ),
+    "none": (
+        [(0, 1), (2, 3)], [[0, 1]], {"max_new_tokens": 3, "merge": "none"},
+        [((2, 3, 4), (), (), (2, 3, 4), "length")],
+    ),
+    "a row that has ended gains nothing": (
+        [(2, 9)], [[0], [5]], {"max_new_tokens": 5, "eos_token_id": 2},
+        [((1, 2), (), (), (1, 2), "eos"), ((6, 7, 8, 9, 10), (), (), (1, 2, 3, 4, 5), "length")],
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("merge", "lengths"), [("all", (1, 2, 2)), ("prompt", (1, 2, 3)), ("none", (2, 3, 4))]
-)
-def test_what_is_merged_is_what_was_asked_for(
-    chain: Backbone, merge: Merge, lengths: tuple[int, ...]
+@pytest.mark.parametrize(("rules", "prompts", "options", "rows"), FOLLOWED.values(), ids=FOLLOWED)
+def test_what_merges_and_when_is_as_written_by_hand(
+    chain: Backbone, rules: Any, prompts: Any, options: dict[str, Any], rows: Any
 ) -> None:
-    engine = Engine(
-        MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (2, 3)])), "compact")
-    )
-    output = engine.generate([[0, 1]], settings(3, merge=merge))
-    assert output.rows[0].cache_lengths == lengths
-    assert output.rows[0].ids == (2, 3, 4)
+    output = chained(chain, rules).generate(prompts, settings(**options))
+    assert rows == [
+        (row.ids, row.prompt_spans, row.generated_spans, row.cache_lengths, row.stop_reason)
+        for row in output.rows
+    ]
 
 
 def test_reductions_are_the_realised_ones(chain: Backbone) -> None:
-    engine = Engine(
-        MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (3, 4)])), "compact")
-    )
-    output = engine.generate([[0, 1], [9, 0, 1, 2]], settings(4))
-    assert [row.token_reduction for row in output.rows] == [1 / 2, 1 / 4]
+    rows = chained(chain, [(0, 1), (3, 4)]).generate([[0, 1], [9, 0, 1, 2]], settings(4)).rows
+    assert [row.token_reduction for row in rows] == [1 / 2, 1 / 4]
     # row 0 feeds 2 3 4 and keeps 2 (3 4); row 1 feeds 3 4 5 and keeps (3 4) 5
-    assert [row.gen_kv_reduction for row in output.rows] == pytest.approx([1 / 3, 1 / 3])
-
-
-def test_a_row_that_has_ended_gains_nothing(chain: Backbone) -> None:
-    lengths: list[list[int]] = []
-    Engine(MergedModel.without_merging(chain)).generate(
-        [[0], [5]],
-        settings(
-            5, eos_token_id=2, observer=lambda forward: lengths.append(forward.lengths.tolist())
-        ),
-    )
-    # row 0 chooses 1 and 2 (the end); row 1 goes on alone
-    assert lengths == [[1, 1], [2, 2], [2, 3], [2, 4], [2, 5]]
+    assert [row.gen_kv_reduction for row in rows] == pytest.approx([1 / 3, 1 / 3])
+    # units of generated tokens after each: 1 2 2 and 1 1 2, of 1 2 3
+    assert [row.cumulative_kv_reduction for row in rows] == pytest.approx([1 / 6, 1 / 3])
 
 
 @pytest.mark.parametrize(
@@ -119,6 +124,8 @@ def test_a_row_that_has_ended_gains_nothing(chain: Backbone) -> None:
         ([[-1]], "between 0 and 15"),
         ([np.zeros((1, 2), dtype=np.int64)], "1-D"),
         ([np.array([0.5])], "1-D array of at least one token id"),
+        ([[1, [2]]], "1-D array of token ids"),
+        ([[1] * 32], "32 positions; got 32 prompt positions . 2 new tokens"),
     ],
 )
 def test_bad_prompts_are_refused(chain: Backbone, prompts: list[object], message: str) -> None:
@@ -126,20 +133,33 @@ def test_bad_prompts_are_refused(chain: Backbone, prompts: list[object], message
         Engine(MergedModel.without_merging(chain)).generate(prompts, settings(2))
 
 
-@pairwise(name=list(CONFIGS), dtype=[torch.float32, torch.float64], infix_free=[True, False])
-def test_a_row_alone_equals_the_row_in_a_batch(
-    name: str, dtype: torch.dtype, infix_free: bool
+@pairwise(
+    name=list(CONFIGS),
+    dtype=[torch.float32, torch.float64],
+    infix_free=[True, False],
+    unit_positions=["compact", "preserved"],
+)
+def test_a_row_alone_equals_the_row_in_a_batch_and_its_samples(
+    name: str, dtype: torch.dtype, infix_free: bool, unit_positions: UnitPositions
 ) -> None:
-    backbone = build(name, dtype)
-    engine = merging_engine(backbone, random_rules(1, infix_free))
-    prompts = random_prompts(2, 8)
-    ends = settings(
-        eos_token_id=[1, 3, 7, 9], repetition_penalty=1.5
-    )  # rows end at different steps
-    together = engine.generate(prompts, ends)
-    assert len({len(row.ids) for row in together.rows}) > 1
-    for prompt, row in zip(prompts, together.rows, strict=True):
-        assert engine.generate([prompt], ends).rows == (row,)
+    """In a first turn and in one that goes on from it, rows of all lengths, ending at all steps."""
+    engine = merging_engine(build(name, dtype), random_rules(1, infix_free), unit_positions)
+    first, second = random_prompts(2, 4), [np.array([1, 2, 3, 4] * 10), *random_prompts(3, 3)]
+    ends = settings(eos_token_id=[1, 3, 7, 9], repetition_penalty=1.5)
+    together = engine.generate(first, ends)
+    more = engine.generate(second, ends, past=together.state)
+    assert len({len(row.ids) for row in (*together.rows, *more.rows)}) > 1
+    for b, prompts in enumerate(zip(first, second, strict=True)):
+        alone = engine.generate([prompts[0]], ends)
+        assert alone.rows == (together.rows[b],)
+        assert engine.generate([prompts[1]], ends, past=alone.state).rows == (more.rows[b],)
+    seen: list[int] = []
+    handle = widths_of(engine.backbone, seen)
+    shared = engine.generate(first, settings(**SAMPLED, num_return_sequences=3, seed=0))
+    handle.remove()
+    assert len(seen) == 16  # one prefill, then one forward per token but the last
+    apart = engine.generate([p for p in first for _ in range(3)], settings(**SAMPLED, seed=0))
+    assert shared.rows == apart.rows and len({row.ids for row in shared.rows}) > 3
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
@@ -202,55 +222,38 @@ def test_log_probabilities_are_the_models_own(top: int) -> None:
         assert torch.allclose(torch.tensor(values), table.float().sort(descending=True)[0][:, :top])
 
 
-POLICIES = ("compact", "preserved")
-
-
-def widths_of(backbone: Backbone, seen: list[int]) -> torch.utils.hooks.RemovableHandle:
-    """Record how many units per row each forward of the trunk reads."""
-
-    def note(_: object, __: object, inputs: dict[str, torch.Tensor]) -> None:
-        seen.append(inputs["inputs_embeds"].shape[1])
-
-    return backbone.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
-
-
-def test_another_turn_does_not_read_the_past_again() -> None:
-    backbone = build("llama")
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_turns_without_rules_equal_one_text_that_is_read_once(name: str) -> None:
+    backbone = build(name)
     engine = Engine(MergedModel.without_merging(backbone))
-    first = engine.generate([[1, 2, 3, 4, 5, 6, 7, 8]], settings(4))
+    first = engine.generate([[1, 2]], settings(3, **SAMPLED, num_return_sequences=2, seed=0))
     seen: list[int] = []
     handle = widths_of(backbone, seen)
-    engine.generate([[9, 10]], settings(3), past=first.state)
+    second = engine.generate([[4], [5, 6]], settings(3), past=first.state)
     handle.remove()
-    assert seen == [3, 1, 1]  # the token that was never fed, the two new ones; then one a step
+    assert seen == [3, 1, 1]  # the token that was never fed, the new ones; then one a step
+    for b, added in enumerate(([4], [5, 6])):
+        whole, row = [1, 2, *first.rows[b].ids, *added], second.rows[b]
+        assert row.ids == engine.generate([whole], settings(3)).rows[0].ids
+        assert row.prompt_ids == (first.rows[b].ids[-1], *added)
+        assert second.state.raw_ids[b] == (*whole, *row.ids)
 
 
-def test_turns_without_rules_equal_one_text() -> None:
-    engine = Engine(MergedModel.without_merging(build("gpt2")))
-    first = engine.generate([[1, 2, 3]], settings(5))
-    second = engine.generate([[4, 5]], settings(5), past=first.state)
-    whole = [1, 2, 3, *first.rows[0].ids, 4, 5]
-    assert second.rows[0].ids == engine.generate([whole], settings(5)).rows[0].ids
-    assert second.rows[0].prompt_ids == (first.rows[0].ids[-1], 4, 5)
-    assert second.state.raw_ids == ((*whole, *second.rows[0].ids),)
-
-
-def test_a_state_is_continued_once() -> None:
-    engine = Engine(MergedModel.without_merging(build("gpt2")))
-    first = engine.generate([[1, 2, 3]], settings(2))
-    engine.generate([[4]], settings(2), past=first.state)
+def test_what_cannot_continue_a_state_is_refused_and_leaves_it_alone() -> None:
+    backbone = build("gpt2")
+    engine = Engine(MergedModel.without_merging(backbone))
+    state = engine.generate([[1, 2, 3]], settings(2)).state
+    for other, prompts, new, message in (
+        (engine, [[4]], 200, "96 positions"),
+        (engine, [[4], [5]], 2, "one prompt per row"),
+        (Engine(MergedModel.without_merging(build("mistral"))), [[4]], 2, "depth that made it"),
+        (Engine(MergedModel(backbone, None, None, "preserved")), [[4]], 2, "depth that made it"),
+    ):
+        with pytest.raises(GenerationError, match=message):
+            other.generate(prompts, settings(new), past=state)
+    assert len(engine.generate([[4]], settings(2), past=state).rows[0].ids) == 2
     with pytest.raises(GenerationError, match="continued once"):
-        engine.generate([[4]], settings(2), past=first.state)
-
-
-def test_a_refused_turn_leaves_its_state_alone() -> None:
-    engine = Engine(MergedModel.without_merging(build("gpt2")))
-    first = engine.generate([[1, 2, 3]], settings(2))
-    with pytest.raises(GenerationError, match="96 positions"):
-        engine.generate([[4]], settings(200), past=first.state)
-    with pytest.raises(GenerationError, match="one prompt per row"):
-        engine.generate([[4], [5]], settings(2), past=first.state)
-    assert len(engine.generate([[4]], settings(2), past=first.state).rows[0].ids) == 2
+        engine.generate([[4]], settings(2), past=state)
 
 
 def test_preserved_positions_count_against_the_limit() -> None:
@@ -261,47 +264,6 @@ def test_preserved_positions_count_against_the_limit() -> None:
     Engine(MergedModel(backbone, module, matcher, "compact")).generate([prompt], settings(20))
     with pytest.raises(GenerationError, match="96 positions"):
         Engine(MergedModel(backbone, module, matcher, "preserved")).generate([prompt], settings(20))
-
-
-@pytest.mark.parametrize("name", list(CONFIGS))
-def test_samples_of_a_prompt_equal_rows_of_their_own(name: str) -> None:
-    backbone = build(name)
-    engine = merging_engine(backbone, random_rules(2, infix_free=False))
-    prompts = random_prompts(3, 3)
-    seen: list[int] = []
-    handle = widths_of(backbone, seen)
-    shared = engine.generate(prompts, settings(**SAMPLED, num_return_sequences=4, seed=0))
-    handle.remove()
-    apart = engine.generate([p for p in prompts for _ in range(4)], settings(**SAMPLED, seed=0))
-    assert shared.rows == apart.rows
-    assert len({row.ids for row in shared.rows}) > 3
-    assert len(seen) == 16  # one prefill, then one forward per token but the last
-
-
-def test_samples_can_be_continued_each_on_its_own() -> None:
-    engine = Engine(MergedModel.without_merging(build("llama")))
-    first = engine.generate([[1, 2]], settings(3, **SAMPLED, num_return_sequences=2, seed=0))
-    second = engine.generate([[4], [5, 6]], settings(3), past=first.state)
-    for b, extra in enumerate(([4], [5, 6])):
-        whole = [1, 2, *first.rows[b].ids, *extra]
-        assert second.rows[b].ids == engine.generate([whole], settings(3)).rows[0].ids
-
-
-@pytest.mark.parametrize("unit_positions", POLICIES)
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_rows_of_very_different_lengths_are_continued_together(
-    name: str, unit_positions: UnitPositions
-) -> None:
-    backbone = build(name)  # 96 positions
-    engine = merging_engine(backbone, random_rules(2, False), unit_positions)
-    long, short = [1, 2, 3, 4] * 12, [5]
-    ends = settings(4, eos_token_id=[1, 3, 7, 9], repetition_penalty=1.5)
-    first = engine.generate([long, short], ends)
-    second = engine.generate([short, long], ends, past=first.state)
-    for b, prompts in enumerate(((long, short), (short, long))):
-        alone = engine.generate([prompts[0]], ends)
-        assert alone.rows[0] == first.rows[b]
-        assert engine.generate([prompts[1]], ends, past=alone.state).rows[0] == second.rows[b]
 
 
 @pytest.mark.parametrize("samples", [1, 3])
@@ -327,15 +289,3 @@ def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
         next(steps)
     steps.close()
     assert engine.generate([[4, 5]], config, past=first.state).rows == expected.rows
-
-
-def test_a_state_belongs_to_its_backbone_and_unit_positions() -> None:
-    backbone = build("llama")
-    state = Engine(MergedModel.without_merging(backbone)).generate([[1, 2, 3]], settings(4)).state
-    for other in (
-        Engine(MergedModel.without_merging(build("mistral"))),
-        Engine(MergedModel(backbone, None, None, "preserved")),
-    ):
-        with pytest.raises(GenerationError, match="merge depth that made it"):
-            other.generate([[4]], settings(2), past=state)
-    Engine(MergedModel.without_merging(backbone)).generate([[4]], settings(2), past=state)

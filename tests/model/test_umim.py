@@ -1,121 +1,52 @@
-"""The public model: loading and refusals, generation, raw tails, compression, perplexity, files."""
+"""The public model: files, compression, scores and perplexity, tokens that a tokenizer adds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
-from support.tiny_models import (
-    letter_tokenizer,
-    random_model,
-    tiny_config,
-    written_by_transformers,
-)
 from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import CheckpointError, ConfigError, GenerationError
+from umim_core.errors import CheckpointError, ConfigError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.merged_model import MergedModel
+from umim_core.text.token_ids import leading_ids
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz <>&"
-TEXT = "abc <b>abcd&"
-
-
-def make_backbone(folder: Path, seed: int = 0, letters: str = LETTERS) -> str:
-    config = tiny_config(
-        vocab_size=len(letters) + 2, initializer_range=0.3, eos_token_id=len(letters) + 1
-    )
-    # Published in bfloat16, as real backbones are.
-    random_model(config, seed).to(torch.bfloat16).save_pretrained(folder)
-    letter_tokenizer(letters).save_pretrained(folder)
-    return str(folder)
+WORDS = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
 
 
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    return load_backbone(make_backbone(tmp_path_factory.mktemp("backbone")))
-
-
-@pytest.fixture(scope="module")
-def umim(backbone: Backbone) -> UMIM:
-    rules = [tuple(backbone.encode(span)) for span in ("ab", "abc", "bcd", "<b", " <")]
-    rules += [(a, b) for a in range(26) for b in range(0, 26, 2) if a != 0]
-    return UMIM(backbone, Checkpoint.of(fresh_model(backbone, rules)).recommending("all"))
-
-
-def test_a_saved_model_loads_and_generates_the_same(umim: UMIM, tmp_path: Path) -> None:
-    umim.save_pretrained(tmp_path / "checkpoint")
-    loaded = UMIM.from_pretrained(tmp_path / "checkpoint", dtype="float32")
-    assert loaded.generate(TEXT, max_new_tokens=9) == umim.generate(TEXT, max_new_tokens=9)
-    assert loaded.rules.digest == umim.rules.digest
-
-
-def test_what_is_saved_is_the_module_in_the_object(
-    backbone: Backbone, umim: UMIM, tmp_path: Path
-) -> None:
-    trained = UMIM(backbone, umim.checkpoint)
+def test_what_is_saved_is_the_module_in_the_object(tiny_umim: UMIM, tmp_path: Path) -> None:
+    trained = UMIM(tiny_umim.backbone, tiny_umim.checkpoint)
     with torch.no_grad():
         trained.module.linear_o.weight.add_(1.0)
     trained.save_pretrained(tmp_path / "checkpoint")
     loaded = UMIM.from_pretrained(tmp_path / "checkpoint", dtype="float32")
     assert torch.equal(loaded.module.linear_o.weight, trained.module.linear_o.weight)
-    assert not torch.equal(loaded.module.linear_o.weight, umim.module.linear_o.weight)
+    assert not torch.equal(loaded.module.linear_o.weight, tiny_umim.module.linear_o.weight)
+    assert loaded.rules.digest == trained.rules.digest
+    assert loaded.generate(WORDS, max_new_tokens=9) == trained.generate(WORDS, max_new_tokens=9)
 
 
-def test_merge_none_is_the_base_model(umim: UMIM) -> None:
-    output = umim.generate(TEXT, max_new_tokens=12, merge="none")
-    ids = umim.backbone.encode(TEXT)
-    theirs = written_by_transformers(umim.backbone.model, ids, 12, do_sample=False)
-    assert list(output.ids[0]) == theirs
-    assert (output.token_reduction, output.gen_kv_reduction) == ((0.0,), (0.0,))
-
-
-def test_without_a_tokenizer_ids_are_generated_and_no_text(backbone: Backbone, umim: UMIM) -> None:
-    bare = wrap_backbone(backbone.model, None)
-    rules = [tuple(backbone.encode("abc"))]
-    output = UMIM(bare, Checkpoint.of(fresh_model(bare, rules))).generate(
-        [0, 1, 2, 3], max_new_tokens=9
+def test_without_a_tokenizer_ids_are_generated_and_no_text(tiny_umim: UMIM) -> None:
+    bare = wrap_backbone(tiny_umim.backbone.model, None)
+    output = UMIM(bare, Checkpoint.of(fresh_model(bare, [(1, 2)]))).generate(
+        [1, 2, 3], max_new_tokens=9
     )
-    assert (output.text, len(output.ids[0])) == (("",), 9)
+    assert output.text == ("",) and output.ids[0]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options", "message"),
-    [
-        ("", {}, "at least one token id"),
-        ([], {}, "at least one prompt"),
-        ("a", {"max_new_tokens": 65}, "64 positions"),
-    ],
-)
-def test_bad_requests_are_refused(
-    umim: UMIM, prompt: str | list[str], options: dict[str, object], message: str
-) -> None:
-    with pytest.raises((ConfigError, GenerationError), match=message):
-        umim.generate(prompt, **options)
-
-
-@pytest.mark.parametrize("merge", ["all", "none"])
-def test_perplexity_is_that_of_the_evaluation(umim: UMIM, merge: str) -> None:
-    texts = [TEXT, "hello world"]
-    rows = [np.array(umim.backbone.encode(text)) for text in texts]
-    matcher = umim.matcher if merge == "all" else None
-    theirs = perplexity(rows, MergedModel(umim.backbone, umim.module, matcher, "compact"))
-    assert umim.perplexity(texts, merge=merge) == pytest.approx(theirs.ppl, rel=1e-5)
-    assert umim.perplexity(rows, merge=merge) == pytest.approx(theirs.ppl, rel=1e-5)
-
-
-def test_a_backbone_named_by_a_path_is_not_published(umim: UMIM) -> None:
-    assert Path(umim.backbone.name).is_dir()
+def test_a_backbone_named_by_a_path_is_not_published(tiny_umim: UMIM) -> None:
+    assert Path(tiny_umim.backbone.name).is_dir()
     with pytest.raises(CheckpointError, match="must name its backbone"):
-        umim.push_to_hub("owner/name")
-
-
-WORDS = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
+        tiny_umim.push_to_hub("owner/name")
 
 
 @pytest.mark.parametrize(
@@ -154,3 +85,80 @@ def test_a_context_is_read_as_a_prompt_is(tiny_umim: UMIM, raw_tail: int) -> Non
     assert found == pytest.approx([table[4], table[5]], abs=1e-5)
     [base] = tiny_umim.score([WORDS], [["w4", "w5"]], merge="none")
     assert (found == pytest.approx(base, abs=1e-5)) == (raw_tail == 99)
+
+
+VOCABULARY = ["<eos>", *(f"w{i}" for i in range(1, 31)), "<s>"]
+BOS = 31
+TEXT, IDS = "w1 w2 w3 w4", [1, 2, 3, 4]
+TEMPLATE = (
+    "<s> {% for m in messages %}{{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}w9{% endif %}"
+)
+
+
+def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=template, special_tokens=[("<s>", BOS), ("<eos>", 0)]
+    )
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def starting(
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> UMIM:
+    tokenizer = with_template(word_tokenizer(VOCABULARY), "<s> $A")
+    tokenizer.chat_template = TEMPLATE
+    backbone = wrap_backbone(tiny_model("llama", 0), tokenizer)
+    return UMIM(backbone, Checkpoint.of(fresh_model(backbone, [(2, 3), (4, 5)], 0.2)))
+
+
+@pytest.mark.parametrize(("switch", "added"), [(None, [BOS]), (True, [BOS]), (False, [])])
+def test_a_prompt_is_encoded_as_the_tokenizer_does_by_default(
+    starting: UMIM, switch: bool | None, added: list[int]
+) -> None:
+    output = starting.generate(TEXT, max_new_tokens=1, add_special_tokens=switch)
+    assert list(output.prompt_ids[0]) == added + IDS
+    assert list(starting.compress(TEXT, add_special_tokens=switch).ids) == added + IDS
+
+
+def test_a_chat_has_the_special_tokens_of_its_template_only(starting: UMIM) -> None:
+    chat = [{"role": "user", "content": TEXT}]
+    for switch in (None, True):
+        output = starting.generate(chat, max_new_tokens=1, add_special_tokens=switch)
+        assert list(output.prompt_ids[0]) == [BOS, *IDS, 9]
+
+
+def test_contexts_are_scored_behind_their_bos_and_continuations_have_none(starting: UMIM) -> None:
+    table = starting.backbone.model(torch.tensor([[BOS, *IDS, 7]])).logits[0].log_softmax(-1)
+    [[score]] = starting.score([TEXT], [["w7"]], merge="none")
+    assert score == pytest.approx(float(table[-2, 7]), abs=1e-4)
+    [[bare]] = starting.score([TEXT], [["w7"]], merge="none", add_special_tokens=False)
+    assert bare != pytest.approx(score, abs=1e-3)
+
+
+@pytest.mark.parametrize("merge", ["all", "none"])
+def test_perplexity_is_that_of_the_evaluation_and_a_text_has_its_bos(
+    starting: UMIM, merge: str
+) -> None:
+    rows = [np.array([BOS, *IDS]), np.array([BOS, 5, 6, 2, 3])]
+    matcher = starting.matcher if merge == "all" else None
+    model = MergedModel(starting.backbone, starting.module, matcher, "compact")
+    theirs = pytest.approx(perplexity(rows, model).ppl, rel=1e-5)
+    assert starting.perplexity(rows, merge=merge) == theirs
+    assert starting.perplexity([TEXT, "w5 w6 w2 w3"], merge=merge) == theirs
+    bare = starting.perplexity([np.array(IDS)], merge=merge)
+    assert starting.perplexity(TEXT, merge=merge, add_special_tokens=False) == bare
+
+
+@pytest.mark.parametrize(
+    ("template", "leading"), [("<s> $A", [BOS]), ("<s> $A <eos>", [BOS]), ("$A <eos>", [])]
+)
+def test_leading_ids_are_what_a_tokenizer_puts_first(
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+    template: str,
+    leading: list[int],
+) -> None:
+    assert leading_ids(with_template(word_tokenizer(VOCABULARY), template)) == leading

@@ -102,8 +102,6 @@ TargetOption = Annotated[
     float | None,
     typer.Option(
         "--target-tr",
-        min=0.0,
-        max=0.75,
         help="Merge by the cheapest rules that save this share of tokens, as umim prune measured "
         "it; in place of --budget.",
     ),

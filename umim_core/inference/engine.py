@@ -444,8 +444,9 @@ class Batch:
         for one in self._requests:
             one.choose()
         for one in list(self._requests):
-            if not any(row.running for row in one.rows):
-                self.leave([one.rows[number] for number in one.present])
+            present = [one.rows[number] for number in one.present]
+            if not any(row.running for row in present):
+                self.leave(present)
         return stepped
 
     def run(
