@@ -106,7 +106,7 @@ def test_mask_hides_what_lies_behind_a_rows_own_units() -> None:
     mask = step_mask(cache, torch.float32)
     assert mask is not None and mask.shape == (3, 1, 1, 4) and mask.dtype == torch.float32
     assert (mask[:, 0, 0] == 0).int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]]
-    assert cache.columns.tolist() == [[3], [1], [2]]
+    assert cache.plan.columns.tolist() == [[3], [1], [2]]
 
 
 def test_several_units_per_row_on_ragged_lengths_are_masked_causally() -> None:
@@ -133,7 +133,7 @@ def test_chunked_ragged_forwards_equal_transformers_own_cache() -> None:
         out = model.model(
             input_ids=part,
             attention_mask=step_mask(cache, torch.float32),
-            position_ids=cache.columns,
+            position_ids=cache.plan.columns,
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state

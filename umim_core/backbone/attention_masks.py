@@ -71,8 +71,8 @@ def step_mask(cache: RowCache, dtype: torch.dtype) -> Tensor | None:
     """
     if cache.causal:
         return None
-    columns = torch.arange(cache.view, device=cache.device)
-    return additive_mask(columns[None, None, :] <= cache.columns[:, :, None], dtype)
+    columns = torch.arange(cache.plan.view, device=cache.device)
+    return additive_mask(columns[None, None, :] <= cache.plan.columns[:, :, None], dtype)
 
 
 def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:

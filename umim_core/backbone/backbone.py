@@ -221,7 +221,7 @@ class Backbone:
         out: Tensor = self.trunk(
             inputs_embeds=inputs_embeds,
             attention_mask=step_mask(cache, inputs_embeds.dtype),
-            position_ids=cache.columns if position_ids is None else position_ids,
+            position_ids=cache.plan.columns if position_ids is None else position_ids,
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state

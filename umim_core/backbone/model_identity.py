@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from umim_core.errors import BackboneError
+from umim_core.errors import BackboneError, require
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.user_records import remembered
 
@@ -57,6 +57,7 @@ _READ_OF_ALL: Final = frozenset(
         "sliding_window",
     }
 )
+_SMALLEST: Final = 256 << 20  # bytes of weights; fewer are hashed in an instant
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,13 @@ def weight_lines(model: PreTrainedModel) -> tuple[str, ...]:
     """
     lines = []
     for name, value in sorted(model.state_dict().items()):
-        if not isinstance(value, Tensor) or value.is_quantized or value.is_meta:
-            raise BackboneError(
-                "the weights of a backbone must be plain tensors",
-                f"{type(model).__name__}: {name} is packed, or on no device",
-                "Load it unquantised, or quantise it with transformers' quantization_config.",
-            )
+        require(
+            isinstance(value, Tensor) and not value.is_quantized and not value.is_meta,
+            BackboneError,
+            "the weights of a backbone must be plain tensors",
+            f"{type(model).__name__}: {name} is packed, or on no device",
+            "Load it unquantised, or quantise it with transformers' quantization_config.",
+        )
         raw = value.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()
         lines.append(f"{name} {tuple(value.shape)} {sha256_bytes(raw.tobytes())}")
     return tuple(lines)
@@ -170,9 +172,6 @@ def _code(model: PreTrainedModel) -> str | None:
         return None
 
 
-_SMALLEST: Final = 256 << 20  # bytes of weights; fewer are hashed in an instant
-
-
 def cached_weight_lines(
     files: Sequence[Path], model: PreTrainedModel, published: Callable[[], PreTrainedModel]
 ) -> tuple[str, ...]:
@@ -190,12 +189,11 @@ def cached_weight_lines(
         "transformers": transformers.__version__,
     }
     shapes = [f"{name} {tuple(value.shape)} " for name, value in sorted(model.state_dict().items())]
-
-    def fits(lines: tuple[str, ...]) -> bool:
-        return len(lines) == len(shapes) and all(
-            re.fullmatch(re.escape(shape) + "[0-9a-f]{64}", line)
-            for line, shape in zip(lines, shapes, strict=True)
-        )
-
-    lines = TypeAdapter(tuple[str, ...])
-    return remembered("weights", key, lines, lambda: weight_lines(published()), fits)
+    digests = "\n".join(re.escape(shape) + "[0-9a-f]{64}" for shape in shapes)
+    return remembered(
+        "weights",
+        key,
+        TypeAdapter(tuple[str, ...]),
+        lambda: weight_lines(published()),
+        lambda lines: re.fullmatch(digests, "\n".join(lines)) is not None,
+    )

@@ -181,14 +181,12 @@ class RowCache(Cache):
         self._row_index = torch.arange(batch_size, device=self.device)[:, None]
 
     @property
-    def view(self) -> int:
-        """Columns that attention gets in the forward under way."""
-        return self._plan().view
-
-    @property
-    def columns(self) -> Tensor:
-        """Columns [B, W] that the units of the forward under way are written at (int64)."""
-        return self._plan().columns
+    def plan(self) -> WritePlan:
+        """Where the forward under way writes."""
+        plan = self._rows[0].plan
+        if plan is None:
+            raise GenerationError("RowCache.begin(width) must come first", None)
+        return plan
 
     @property
     def causal(self) -> bool:
@@ -197,16 +195,8 @@ class RowCache(Cache):
         So it is when all rows have the same length, and nothing is cached yet, each row gets one
         unit, or there is one row: padding on the right is then behind every unit's sight.
         """
-        plan = self._plan()
-        if plan.uniform_start is None:
-            return False
-        return plan.uniform_start == 0 or plan.width == 1 or len(self.lengths) == 1
-
-    def _plan(self) -> WritePlan:
-        plan = self._rows[0].plan
-        if plan is None:
-            raise GenerationError("RowCache.begin(width) must come first", None)
-        return plan
+        start, width = self.plan.uniform_start, self.plan.width
+        return start is not None and (start == 0 or width == 1 or len(self.lengths) == 1)
 
     def begin(self, width: int) -> None:
         """Plan the next forward: ``width`` units per row, right padding included."""

@@ -27,9 +27,10 @@ from umim_core.backbone.backbone import (
     typed_failures,
 )
 from umim_core.backbone.model_files import frozen_twin
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import BackboneError, ConfigError, require
 
 _TRIED = 5  # tokens of the trial; fewer where the positions end
+_DEPTH_0 = "This architecture can be merged at depth 0 only."
 _log = logging.getLogger("umim")
 
 
@@ -50,12 +51,8 @@ def split_backbone(backbone: Backbone, depth: int) -> tuple[Backbone, Backbone]:
     The backbone stays as it is, and no weight is copied.
     """
     layers = backbone.num_layers
-    if not 0 < depth < layers:
-        raise ConfigError(
-            f"a backbone of {layers} layers can be split before layer 1 to {layers - 1}",
-            depth,
-            "Choose a smaller merge_depth.",
-        )
+    rule = f"a backbone of {layers} layers can be split before layer 1 to {layers - 1}"
+    require(0 < depth < layers, ConfigError, rule, depth, "Choose a smaller merge_depth.")
     with typed_failures(backbone, "the layers of a backbone must run in two parts"):
         lower, upper = (layer_range(backbone, *part) for part in ((0, depth), (depth, layers)))
         _check(backbone, lower, upper)
@@ -96,14 +93,14 @@ def layer_list(model: PreTrainedModel) -> tuple[nn.Module, str]:
         for name, child in parent.named_children()
         if isinstance(child, nn.ModuleList) and len(child) == layers
     ]
-    outermost = lists[:1]  # modules come from the outside in
-    if not outermost:
-        raise BackboneError(
-            f"the {layers} layers of a backbone must be one list of modules",
-            type(model).__name__,
-            "This architecture can be merged at depth 0 only, without adapters.",
-        )
-    return outermost[0]
+    require(
+        bool(lists),
+        BackboneError,
+        f"the {layers} layers of a backbone must be one list of modules",
+        type(model).__name__,
+        "This architecture can be merged at depth 0 only, without adapters.",
+    )
+    return lists[0]  # modules come from the outside in
 
 
 @torch.no_grad()
@@ -120,12 +117,8 @@ def _called(backbone: Backbone, holder: nn.Module) -> list[str]:
     finally:
         for handle in handles:
             handle.remove()
-    if not called:
-        raise BackboneError(
-            "a backbone must have a final norm beside its layers",
-            type(backbone.model).__name__,
-            "This architecture can be merged at depth 0 only.",
-        )
+    rule, remedy = "a backbone must have a final norm beside its layers", _DEPTH_0
+    require(bool(called), BackboneError, rule, type(backbone.model).__name__, remedy)
     return called
 
 
@@ -141,12 +134,13 @@ def _check(backbone: Backbone, lower: Backbone, upper: Backbone) -> None:
     states = lower.hidden(embeddings, position_ids=positions)
     parts = upper.hidden(states, position_ids=positions)
     off = state_difference(parts, whole)
-    if not off <= state_tolerance(backbone):
-        raise BackboneError(
-            "the layers of a backbone must read each other's states alone",
-            f"{type(backbone.model).__name__}: off by {off:.2g} of the norm in two parts",
-            "This architecture can be merged at depth 0 only.",
-        )
+    require(
+        off <= state_tolerance(backbone),
+        BackboneError,
+        "the layers of a backbone must read each other's states alone",
+        f"{type(backbone.model).__name__}: off by {off:.2g} of the norm in two parts",
+        _DEPTH_0,
+    )
 
 
 def with_held_weights(backbone: Backbone) -> Backbone:
@@ -175,15 +169,11 @@ def with_held_weights(backbone: Backbone) -> Backbone:
 def _gives_the_same_states(twin: Backbone, backbone: Backbone) -> bool:
     """Try whether no layer reads its weights otherwise than through a product under autocast."""
     units = backbone.embed(torch.arange(2, device=backbone.device))[None]
-    expected = _states(backbone, units)
-    try:
-        return torch.equal(_states(twin, units), expected)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:  # products of two types, where a layer turns autocast off
-        return False
-
-
-def _states(backbone: Backbone, units: Tensor) -> Tensor:
     with torch.autocast(backbone.device.type, dtype=torch.bfloat16):
-        return backbone.hidden(units)
+        expected = backbone.hidden(units)
+        try:
+            return torch.equal(twin.hidden(units), expected)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # products of two types, where a layer turns autocast off
+            return False

@@ -237,8 +237,8 @@ class Engine:
             before = torch.tensor(past, device=self.backbone.device)[:, None]
             positions = packed.position_ids("preserved") + before
         else:  # padding takes its row's last position: its column may lie beyond the backbone's
-            last_unit = cache.columns[:, :1] + packed.unit_counts[:, None] - 1
-            positions = cache.columns.minimum(last_unit)
+            last_unit = cache.plan.columns[:, :1] + packed.unit_counts[:, None] - 1
+            positions = cache.plan.columns.minimum(last_unit)
         trunk = self.merged_model.trunk
         with trunk.adapting(packed.lengths > 1):
             hidden = trunk.upper.on_cache(states, cache, positions)

@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import BackboneError
+from umim_core.errors import BackboneError, require
 
 MAGIC: Final = b"GGUF"
 DAMAGED: Final = "The file is damaged."
 DIRECTORY_INSTEAD: Final = "Name the model's Hugging Face directory instead."
-_VERSIONS: Final = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS: Final = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _SMALLEST_ENTRY: Final = 13  # bytes: an empty key, its kind and one byte
@@ -36,7 +34,8 @@ _TOO_LARGE: Final = 1 << 31
 _MOST_ENTRIES: Final = 1 << 16
 _MOST_VALUES: Final = 1 << 22  # of a header, members of lists counted: two seconds
 
-Value = bool | int | float | str | Sequence[object]
+Value = bool | int | float | str | list[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,13 @@ class GgufTensor:
                 "Take another file of the model, for example one of type Q8_0 or F16.",
             ) from error
         values: NDArray[np.float32] = np.ascontiguousarray(flat, np.float32).reshape(self.shape)
-        if not np.isfinite(values).all():
-            raise BackboneError(
-                "the weights of a GGUF file must be finite",
-                f"{self.name} has NaN or infinite values",
-                "The file is damaged; fetch it again.",
-            )
+        require(
+            bool(np.isfinite(values).all()),
+            BackboneError,
+            "the weights of a GGUF file must be finite",
+            f"{self.name} has NaN or infinite values",
+            "The file is damaged; fetch it again.",
+        )
         return values
 
 
@@ -85,15 +85,14 @@ class GgufFile:
     tensors: dict[str, GgufTensor]
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self._entry(key, default)
-        return value if isinstance(value, str) else self._wrong(key, value, "a string")
+        return self._entry(key, str, "a string", default)
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Return an entry that is a whole number, else ``default``, which is None if it must be."""
-        value = self._entry(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self._wrong(key, value, "one whole number")
-        return value
+        return self._entry(key, int, "one whole number", default)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        return self._entry(key, bool, "true or false", default)
 
     def size(self, key: str, default: int | None = None) -> int:
         """Return an entry that is a whole number above zero; see ``integer``."""
@@ -102,54 +101,42 @@ class GgufFile:
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return an entry that is a finite number above zero; see ``integer``."""
-        value = self._entry(key, default)
-        if isinstance(value, bool | str) or not isinstance(value, int | float):
-            self._wrong(key, value, "a number")
-        if not 0 < value < math.inf:
-            self._wrong(key, value, "finite and above zero")
-        return float(value)
-
-    def flag(self, key: str, default: bool | None = None) -> bool:
-        value = self._entry(key, default)
-        return value if isinstance(value, bool) else self._wrong(key, value, "true or false")
+        whole = type(self.metadata.get(key)) is int
+        value = self.integer(key) if whole else self._entry(key, float, "a number", default)
+        return value if 0 < value < math.inf else self._wrong(key, value, "finite and above zero")
 
     def texts(self, key: str) -> list[str]:
-        value = self._entry(key, None)
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            self._wrong(key, value, "a list of strings")
-        if strange := [entry for entry in value if not isinstance(entry, str)]:
-            self._wrong(key, strange[0], "a list of strings")
-        return [str(entry) for entry in value]
+        return self._entries(key, str, "a list of strings")
 
     def integers(self, key: str) -> list[int]:
-        value = self._entry(key, None)
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            self._wrong(key, value, "a list of whole numbers")
-        whole = [entry for entry in value if isinstance(entry, int)]
-        return whole if len(whole) == len(value) else self._wrong(key, value, "whole numbers")
+        return self._entries(key, int, "a list of whole numbers")
 
-    def _entry(self, key: str, default: Value | None) -> Value:
+    def _entries(self, key: str, kind: type[T], name: str) -> list[T]:
+        value = self._entry(key, list, name, None)
+        strange = next((entry for entry in value if not isinstance(entry, kind)), None)
+        return value if strange is None else self._wrong(key, strange, name)
+
+    def _entry(self, key: str, kind: type[T], name: str, default: T | None) -> T:
         value = self.metadata.get(key, default)
-        if value is None:
-            raise BackboneError(
-                "a GGUF file of a language model must say what the model is",
-                f"{self.path} lacks {key}",
-                "Take a file of a whole model, not of an adapter or of a vocabulary alone.",
-            )
+        require(
+            value is not None,
+            BackboneError,
+            "a GGUF file of a language model must say what the model is",
+            f"{self.path} lacks {key}",
+            "Take a file of a whole model, not of an adapter or of a vocabulary alone.",
+        )
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            self._wrong(key, value, name)
         return value
 
     def _wrong(self, key: str, value: object, kind: str) -> NoReturn:
-        raise BackboneError(
-            f"{key} of a GGUF file must be {kind}",
-            value,
-            "The file is damaged, or made by a tool that stores it otherwise.",
-        )
+        remedy = "The file is damaged, or made by a tool that stores it otherwise."
+        raise BackboneError(f"{key} of a GGUF file must be {kind}", value, remedy)
 
 
 def unreadable(path: Path, error: OSError) -> BackboneError:
-    return BackboneError(
-        "a GGUF file must be readable", f"{path}: {error.strerror}", "Check the path."
-    )
+    rule = "a GGUF file must be readable"
+    return BackboneError(rule, f"{path}: {error.strerror}", "Check the path.")
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -160,30 +147,15 @@ def read_gguf(path: Path) -> GgufFile:
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
         raise unreadable(path, error) from error
-    if data[: len(MAGIC)].tobytes() != MAGIC:
-        raise BackboneError(
-            "a GGUF file must start with the letters GGUF",
-            f"{path} starts with {data[:4].tobytes()!r}",
-            "Name a .gguf file, or a Hugging Face directory.",
-        )
+    begin, remedy = data[: len(MAGIC)].tobytes(), "Name a .gguf file, or a Hugging Face directory."
+    rule = "a GGUF file must start with the letters GGUF"
+    require(begin == MAGIC, BackboneError, rule, f"{path} starts with {begin!r}", remedy)
     return _Reader(path, data).read()
 
 
 def _torn(path: Path, reason: str) -> NoReturn:
-    raise BackboneError(
-        "a GGUF file must be whole",
-        f"{path}: {reason}",
-        "It is cut off or damaged; fetch it again.",
-    )
-
-
-class _Description(NamedTuple):
-    """A tensor's name, sizes in the order of numpy, type and offset from the first tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: int
-    offset: int
+    remedy = "It is cut off or damaged; fetch it again."
+    raise BackboneError("a GGUF file must be whole", f"{path}: {reason}", remedy)
 
 
 class _Reader:
@@ -195,12 +167,13 @@ class _Reader:
 
     def read(self) -> GgufFile:
         version = self.scalar("I")
-        if version not in _VERSIONS:
-            raise BackboneError(
-                f"a GGUF file must be little-endian, of version {_VERSIONS[0]} or {_VERSIONS[1]}",
-                f"{self.path} says version {version}",
-                "Convert the model again with a current llama.cpp.",
-            )
+        require(
+            version in (2, 3),
+            BackboneError,
+            "a GGUF file must be little-endian, of version 2 or 3",
+            f"{self.path} says version {version}",
+            "Convert the model again with a current llama.cpp.",
+        )
         tensors, entries = self.count(_SMALLEST_TENSOR), self.count(_SMALLEST_ENTRY)
         if max(tensors, entries) > _MOST_ENTRIES:
             _torn(self.path, f"its header has {tensors:,} tensors and {entries:,} entries")
@@ -213,7 +186,7 @@ class _Reader:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             _torn(self.path, f"general.alignment is {alignment!r}")
         start = -(-self.at // alignment) * alignment
-        by_name = {entry.name: self.tensor(entry, start) for entry in table}
+        by_name = {entry[0]: self.tensor(*entry, start) for entry in table}
         if len(by_name) < len(table):
             _torn(self.path, "two tensors have one name")
         return GgufFile(self.path, metadata, by_name)
@@ -256,7 +229,7 @@ class _Reader:
             return self.array()
         _torn(self.path, f"an entry is of the unknown kind {kind}")
 
-    def array(self) -> Sequence[object]:
+    def array(self) -> list[Any]:
         kind = int(self.scalar("I"))
         if kind == _STRING:
             return [self.string() for _ in range(self.count(8))]
@@ -264,30 +237,30 @@ class _Reader:
             _torn(self.path, f"a list has entries of kind {kind}")
         form = _SCALARS[kind]
         count = self.count(struct.calcsize(form))
-        return struct.unpack(f"<{count}{form}", self.take(count * struct.calcsize(form)))
+        return list(struct.unpack(f"<{count}{form}", self.take(count * struct.calcsize(form))))
 
-    def description(self) -> _Description:
+    def description(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Read a tensor's name, sizes in the order of numpy, type and offset from the first."""
         name = self.string()
         dimensions = int(self.scalar("I"))
         if not 0 < dimensions <= _MAX_DIMENSIONS:
             _torn(self.path, f"{name} has {dimensions} dimensions")
-        sizes = [int(self.scalar("Q")) for _ in range(dimensions)]
-        shape = tuple(reversed(sizes))
-        return _Description(name, shape, int(self.scalar("I")), int(self.scalar("Q")))
+        shape = tuple(reversed([int(self.scalar("Q")) for _ in range(dimensions)]))
+        return name, shape, int(self.scalar("I")), int(self.scalar("Q"))
 
-    def tensor(self, entry: _Description, start: int) -> GgufTensor:
+    def tensor(
+        self, name: str, shape: tuple[int, ...], kind: int, offset: int, start: int
+    ) -> GgufTensor:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        name, shape = entry.name, entry.shape
-        try:
-            kind = GGMLQuantizationType(entry.kind)
-        except ValueError:
-            _torn(self.path, f"{name} is of the unknown type {entry.kind}")
-        block, size = GGML_QUANT_SIZES[kind]
+        if kind not in GGML_QUANT_SIZES:
+            _torn(self.path, f"{name} is of the unknown type {kind}")
+        form = GGMLQuantizationType(kind)
+        block, size = GGML_QUANT_SIZES[form]
         if 0 in shape or shape[-1] % block:
             _torn(self.path, f"{name} has the sizes {shape} in blocks of {block}")
-        first = start + entry.offset
+        first = start + offset
         end = first + math.prod(shape) // block * size
         if end > len(self.data):
             _torn(self.path, f"it has {len(self.data):,} bytes, and {name} would end at {end:,}")
-        return GgufTensor(name, shape, kind.name, self.data[first:end])
+        return GgufTensor(name, shape, form.name, self.data[first:end])
