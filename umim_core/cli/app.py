@@ -28,6 +28,7 @@ from umim_core.cli.mine_command import mine
 from umim_core.cli.path_command import baselines, fetch, path, task_text
 from umim_core.cli.ppl_command import ppl
 from umim_core.cli.prune_command import prune
+from umim_core.cli.report_command import report
 from umim_core.cli.rules_command import rules
 from umim_core.cli.serve_command import serve
 from umim_core.cli.train_command import train
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 
 _COMMANDS: Final[tuple[Callable[..., None], ...]] = (
-    *(demo, generate, bench, mine, rules, init, prune, train, export, ppl, path, task_text),
+    *(demo, generate, report, bench, mine, rules, init, prune, train, export, ppl, path, task_text),
     *(serve, fetch, baselines),
 )
 for _command in _COMMANDS:

@@ -112,7 +112,7 @@ class TextFiles(_Files):
         for file in self.files():
             before = ""  # one part is kept back, for the last one must be known as the last
             with file.open_unpacked() as stream:
-                for text in _decoded(file, stream):
+                for text in decoded(file, stream):
                     if before:
                         yield before, False
                     before = text
@@ -135,7 +135,7 @@ class JsonLines(_Files):
         rows = (
             (place, _field_of(row, self.field))
             for file in self.files()
-            for place, row in _json_rows(file)
+            for place, row in json_rows(file)
         )
         return _usable(rows, self.max_bad, bad, keep_nul=self.nul == "keep")
 
@@ -380,7 +380,7 @@ def not_empty(source: Source, pieces: Iterable[Item]) -> Iterator[Item]:
     )
 
 
-def _decoded(file: CorpusFile, stream: BinaryIO) -> Iterator[str]:
+def decoded(file: CorpusFile, stream: BinaryIO) -> Iterator[str]:
     """Yield UTF-8 text in parts of up to 1 MiB, without a byte order mark in front."""
     head = rest = b""
     start = 0  # of `rest` in the file, bytes
@@ -469,7 +469,7 @@ def _problem(value: object, keep_nul: bool) -> _Unreadable | None:
 
 def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield place and object of every row of a JSON Lines file or array; no row may be bad."""
-    for place, row in _json_rows(CorpusFile(str(path))):
+    for place, row in json_rows(CorpusFile(str(path))):
         if isinstance(row, _Unreadable):
             raise CorpusError(f"{place}: {row.rule}", row.value, "Correct it.")
         if not isinstance(row, dict):
@@ -477,7 +477,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, row
 
 
-def _json_rows(file: CorpusFile) -> Rows:
+def json_rows(file: CorpusFile) -> Rows:
     with file.open_unpacked() as stream:
         with typed_errors(file):
             head = stream.peek(_CHUNK_BYTES)
@@ -522,7 +522,7 @@ def _json_value(line: bytes) -> object:
 def _array(file: CorpusFile, stream: BinaryIO) -> list[object]:
     texts: list[str] = []
     size = 0
-    for text in _decoded(file, stream):
+    for text in decoded(file, stream):
         texts.append(text)
         size += len(text)
         require(

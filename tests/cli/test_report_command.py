@@ -1,0 +1,165 @@
+"""``umim report``: every text is counted under who wrote it, nothing of it is shown."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from support.command_line import Umim, document
+from umim_core.traffic.requests import Left, Piece, read_requests
+
+SECRET = "w30 w31 sk-secret"
+CALL = {"id": "1", "type": "function", "function": {"name": "w1", "arguments": "{}"}}
+
+
+def message(role: str, content: object, **more: object) -> dict[str, object]:
+    return {"role": role, "content": content, **more}
+
+
+def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
+    body = {
+        "model": "m",
+        "tools": [{"type": "function", "function": {"name": "é"}}],
+        "messages": [
+            message("developer", "w1"),
+            message("user", [{"type": "text", "text": "w2"}, {"type": "text", "text": "w3"}]),
+            message("assistant", None, tool_calls=[CALL]),
+            message("tool", '{"w4": 5}', tool_call_id="1"),
+        ],
+    }
+    answer = {"choices": [{"message": message("assistant", "w6")}]}
+    rows = [
+        {**body, "response": answer},
+        {"request": body, "response": {"status_code": 200, "body": answer}},
+        {"custom_id": "1", "body": body, "response": answer},
+    ]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "array.JSON.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
+    left = Left()
+    found = list(read_requests((str(tmp_path),), None, left))
+    prompt = (
+        Piece("tools", "json", '{"type": "function", "function": {"name": "é"}}'),
+        Piece("system", "prose", "w1"),
+        Piece("user", "prose", "w2"),
+        Piece("user", "prose", "w3"),
+        Piece("assistant", "json", '{"name": "w1", "arguments": "{}"}'),
+        Piece("tool", "json", '{"w4": 5}'),
+    )
+    reply = (Piece("assistant", "prose", "w6"),)
+    assert [(one.prompt, one.reply) for one in found] == [(prompt, reply)] * 6
+    assert len({one.conversation for one in found}) == 1
+    assert not left.reasons
+
+
+LONE = {
+    "text": ({"text": "w1", "other": 2}, "text", "w1"),
+    "schema": ({"name": "w1", "parameters": {}}, "tools", '{"name": "w1", "parameters": {}}'),
+    "result": ({"order": [1]}, "tool", '{"order": [1]}'),
+}
+
+
+@pytest.mark.parametrize("name", LONE)
+def test_a_row_without_messages_is_one_text(name: str, tmp_path: Path) -> None:
+    row, role, text = LONE[name]
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (request,) = read_requests((str(tmp_path),), None, Left())
+    assert [(piece.role, piece.text) for piece in request.prompt] == [(role, text)]
+
+
+UNUSABLE: dict[str, tuple[Any, str]] = {
+    "no object": ([1], "row that is no JSON object"),
+    "messages": ({"messages": SECRET}, "row whose messages are no list"),
+    "role": ({"messages": [message(SECRET, SECRET)]}, "message of an unknown role"),
+    "message": ({"messages": [SECRET]}, "message of an unknown role"),
+    "image": ({"messages": [message("user", [{"image_url": SECRET}])]}, "request without text"),
+    "number": ({"messages": [message("user", 5)]}, "part that is no text"),
+    "surrogate": ({"messages": [message("user", "\ud800")]}, "text with lone surrogates"),
+    "empty": ({"messages": []}, "request without text"),
+}
+
+
+@pytest.fixture(scope="module")
+def words(
+    tmp_path_factory: pytest.TempPathFactory,
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> Path:
+    """A tokenizer of one-letter words and the word 7."""
+    folder = tmp_path_factory.mktemp("words")
+    word_tokenizer(["<eos>", "7", *ascii_lowercase]).save_pretrained(folder)
+    return folder
+
+
+def conversations(count: int) -> list[dict[str, Any]]:
+    """Chats: a user's 2 words, and a result of 12 tokens, 8 of them equal in all chats."""
+    two = [f"{ascii_lowercase[8 + n % 9]} {ascii_lowercase[17 + n % 7]}" for n in range(count)]
+    return [
+        {"messages": [message("user", said), message("tool", f"a b c d e f g h 7 {said} 7")]}
+        for said in two
+    ]
+
+
+def test_figures_add_up_and_unusable_rows_are_told_without_their_text(
+    umim: Umim, words: Path, tmp_path: Path
+) -> None:
+    rows = [*conversations(40), *(row for row, _ in UNUSABLE.values())]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\nno JSON " + SECRET)
+    options = ("report", tmp_path, "--tokenizer", words)
+    page = tmp_path / "report.html"
+    result = document(umim(*options, "--json", "--html", page))
+    assert result["requests"] == 40 and result["held_out"] == 8
+    assert result["tokens"] == {"user": {"prose": 80}, "tool": {"prose": 480}}
+    assert result["digits"] == 80 / 560 and result["cached"] == 0  # no block of 16 is whole
+    saved = {(s["longest"], s["rows"]): s["roles"]["tool"] for s in result["savings"]}
+    assert saved[4, 1024] >= 6 / 12  # two spans of 4
+    assert saved[8, 1024] >= saved[4, 1024] and result["pays"]
+    for _, reason in UNUSABLE.values():
+        assert result["left_out"][reason] >= 1
+    told = umim(*options)
+    assert told.code == 0 and "It pays: " in told.out
+    for text in (told.out, told.err, page.read_text()):
+        assert "sk-secret" not in text and "w31" not in text
+    assert "It pays: " in page.read_text()
+
+
+def test_a_warm_prefix_cache_serves_whole_blocks_of_what_came_before(
+    umim: Umim, words: Path, tmp_path: Path
+) -> None:
+    first = " ".join(ascii_lowercase[n % 9] for n in range(40))
+    rows = [{"messages": [message("system", first), message("user", w)]} for w in ("a", "b")]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    result = document(umim("report", tmp_path, "--tokenizer", words, "--json"))
+    assert result["cached"] == 32 / 82  # of the second prompt two blocks of 16
+
+
+ERRORS = {
+    "no folder": ((), "nothing-there", "must exist"),
+    "shape": (("--shape", "gpt-9"), ".", "a shape must be one of"),
+    "memory": (("--gpu-gib", "4"), ".", "must fit a GPU"),
+    "array": ((), "broken.json", "must be whole JSON"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_cannot_be_reported_is_one_line(
+    umim: Umim,
+    words: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text("\n".join(map(json.dumps, conversations(4))))
+    options, place, message = ERRORS[name]
+    if place == "broken.json":
+        Path(place).write_text(f'[{{"text": "{SECRET}"')
+    result = umim("report", place, "--tokenizer", words, *options)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("umim: error: ") and message in result.err
+    assert "secret" not in result.err

@@ -1,0 +1,1 @@
+"""Mining: frequent n-grams or confident spans of a corpus, found and counted exactly."""

@@ -1,0 +1,347 @@
+"""Report on a log of requests: what is in it, and what merged spans would save of it.
+
+No model is read. Spans are counted in four fifths of the conversations and matched in the rest::
+
+    requests -> pieces -> token ids -> tokens by role and kind
+                                    -> what a warm prefix cache serves
+                                    -> spans of four fifths -> saved tokens of the last fifth
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.backbone.shape import BackboneShape, local_shape
+from umim_core.errors import CorpusError, require
+from umim_core.mining.counting import count_ngrams
+from umim_core.mining.mine import excluded_ids
+from umim_core.mining.span_choice import choose_spans
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import RuleOrigin
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.tokens import tokenize_parts
+from umim_core.traffic.requests import Piece, Request
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Ids = NDArray[np.int32]
+LONGEST: Final = (4, 8, 16)  # tokens of a span
+ROWS: Final = (1024, 4096, 8192)  # spans
+RAW: Final = "assistant"  # the role whose texts stay raw
+NAMES: Final = {
+    "tools": "tool schemas",
+    "system": "system prompts",
+    "user": "what users say",
+    "tool": "tool results",
+    "assistant": "replies and calls",
+    "text": "texts without roles",
+}
+BLOCK: Final = 16  # tokens that a prefix cache shares at a time, as vLLM's does
+_HELD_OUT: Final = 5  # one conversation in so many
+_LONG: Final = 4096  # tokens of a text that is cut: one file is many texts
+_CHOICE_TOKENS: Final = 1 << 19  # tokens that spans are counted and chosen on at most
+_PAYS: Final = 0.15  # of the prompt tokens that no prefix cache serves
+_FREE: Final = 0.9  # of a GPU's memory, for weights and cache: vLLM's default
+SHAPES: Final = {
+    "llama-3.1-8b": (4096, 14336, 32, 32, 8, 128, 128256, False),
+    "llama-3.3-70b": (8192, 28672, 80, 64, 8, 128, 128256, False),
+    "qwen2.5-7b": (3584, 18944, 28, 28, 4, 128, 152064, False),
+    "qwen2.5-coder-1.5b": (1536, 8960, 28, 12, 2, 128, 151936, True),
+}
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Prompt tokens of held-out requests that spans save, as shares.
+
+    Attributes:
+        longest: Tokens of a span at most.
+        rows: Spans at most; ``spans`` were chosen.
+        all: Of all prompt tokens.
+        uncached: Of those that a warm prefix cache does not serve.
+        roles: Of the tokens of each role.
+    """
+
+    longest: int
+    rows: int
+    spans: int
+    all: float
+    uncached: float
+    roles: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A GPU with a model whose cache holds prompts: 16-bit weights, keys and values.
+
+    Attributes:
+        token_bytes: Of the keys and values of a token.
+        requests: That fit, each of the mean length of prompt and reply, raw.
+        merged: Likewise, with the spans of the best saving.
+    """
+
+    shape: str
+    gpu_gib: float
+    token_bytes: int
+    requests: int
+    merged: int
+
+
+@dataclass(frozen=True)
+class TrafficReport:
+    """What a log of requests holds, and what merging would save.
+
+    Attributes:
+        tokens: Of prompts, by role and kind of content.
+        reply_tokens: Of replies, where the log holds them.
+        digits: Share of the prompt tokens with a digit; they stay raw.
+        cached: Share of the prompt tokens that begin like an earlier prompt.
+        savings: By length and number of spans; empty where there is too little text.
+        pays: Whether merging pays; ``verdict`` says why.
+    """
+
+    requests: int
+    conversations: int
+    held_out: int
+    tokens: dict[str, dict[str, int]]
+    reply_tokens: int
+    digits: float
+    cached: float
+    savings: tuple[Saving, ...]
+    memory: Memory | None
+    pays: bool
+    verdict: str
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(sum(kinds.values()) for kinds in self.tokens.values())
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A request in ids: its pieces, and how many of its first tokens a prefix cache serves."""
+
+    conversation: str
+    prompt: tuple[tuple[Piece, Ids], ...]
+    cached: int
+    reply: int
+
+    def segments(self, start: int = 0) -> Iterable[tuple[str, Ids]]:
+        """Yield role and ids of every piece that may merge, from a token of the prompt on."""
+        at = 0
+        for piece, ids in self.prompt:
+            rest = ids[max(0, start - at) :]
+            at += len(ids)
+            if piece.role != RAW and len(rest) > 1:
+                yield piece.role, rest
+
+
+def traffic_report(
+    requests: Sequence[Request],
+    tokenizer: PreTrainedTokenizerBase,
+    shape: tuple[str, BackboneShape] | None,
+    gpu_gib: float,
+) -> TrafficReport:
+    """Measure a log; ``shape`` is the model that serves it, by name, on a GPU of so many GiB."""
+    require(bool(requests), CorpusError, "a log must hold at least one request", "none")
+    read = _read(requests, tokenizer)
+    tokens: dict[str, dict[str, int]] = {}
+    digits = excluded_ids(tokenizer, ("digits",))
+    has_digit = np.zeros(max(*digits, *(int(i.max()) for r in read for _, i in r.prompt)) + 1, bool)
+    has_digit[list(digits)] = True
+    numbers = 0
+    for request in read:
+        for piece, ids in request.prompt:
+            kinds = tokens.setdefault(piece.role, {})
+            kinds[piece.content] = kinds.get(piece.content, 0) + len(ids)
+            numbers += int(has_digit[ids].sum())
+    total = sum(sum(kinds.values()) for kinds in tokens.values())
+    order = list(dict.fromkeys(request.conversation for request in read))
+    held = set(order[1::_HELD_OUT])
+    unseen = [request for request in read if request.conversation in held]
+    savings = tuple(_savings(read, unseen, held, digits)) if len(order) > 1 else ()
+    cached = sum(request.cached for request in read) / total
+    best = max(savings, key=lambda s: s.all, default=None)
+    reply = sum(request.reply for request in read)
+    memory = None
+    if shape is not None:
+        saved = 0.0 if best is None else best.all
+        memory = _memory(*shape, gpu_gib, total / len(read), reply / len(read), saved)
+    pays, verdict = _verdict(best, tokens, numbers / total, cached)
+    return TrafficReport(
+        requests=len(read),
+        conversations=len(order),
+        held_out=len(unseen),
+        tokens=tokens,
+        reply_tokens=reply,
+        digits=numbers / total,
+        cached=cached,
+        savings=savings,
+        memory=memory,
+        pays=pays,
+        verdict=verdict,
+    )
+
+
+def model_shape(name: str) -> BackboneShape | None:
+    """Return the shape of a model by a name of ``SHAPES``, or of a model on this machine."""
+    if name not in SHAPES:
+        return local_shape(name)
+    hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, tied = SHAPES[name]
+    return BackboneShape(
+        hidden_size=hidden,
+        intermediate_size=inner,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocabulary,
+        tied=tied,
+        gated_mlp=True,
+    )
+
+
+def _read(requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase) -> list[_Read]:
+    """Tokenize every text once, and follow a prefix cache that never forgets."""
+    texts = dict.fromkeys(piece.text for request in requests for piece in request.prompt)
+    texts |= dict.fromkeys(piece.text for request in requests for piece in request.reply)
+    ids_of: dict[str, Ids] = {}
+    waiting = iter(texts)
+    parts: list[Ids] = []
+    for ids, last in tokenize_parts(((text, True) for text in texts), tokenizer):
+        parts.append(ids)
+        if last:
+            ids_of[next(waiting)] = np.concatenate(parts)
+            parts = []
+    known: set[int] = set()
+    read: list[_Read] = []
+    for request in requests:
+        prompt = tuple((piece, ids_of[piece.text]) for piece in request.prompt)
+        reply = sum(len(ids_of[piece.text]) for piece in request.reply)
+        if len(prompt) == 1 and prompt[0][0].role == "text" and len(prompt[0][1]) > _LONG:
+            (piece, ids), place = prompt[0], request.conversation
+            parts = np.split(ids, range(_LONG, len(ids), _LONG))
+            read += [_Read(f"{place} {n}", ((piece, p),), 0, 0) for n, p in enumerate(parts)]
+            continue
+        flat = np.concatenate([ids for _, ids in prompt])
+        read.append(_Read(request.conversation, prompt, _cached(flat, known), reply))
+    return read
+
+
+def _cached(ids: Ids, known: set[int]) -> int:
+    """Return how many first tokens were read before, in whole blocks; add these to the known."""
+    chain, cached, is_known = 0, 0, True
+    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
+        chain = hash((chain, ids[start : start + BLOCK].tobytes()))
+        is_known = is_known and chain in known
+        cached += BLOCK * is_known
+        known.add(chain)
+    return cached
+
+
+def _savings(
+    read: Sequence[_Read], unseen: Sequence[_Read], held: set[str], excluded: tuple[int, ...]
+) -> Iterable[Saving]:
+    """Choose spans in the conversations that are not held out; measure them in those that are."""
+    seen: dict[tuple[str, bytes], Ids] = {}  # every text of a conversation once
+    for request in read:
+        if request.conversation not in held:
+            for _, ids in request.segments():
+                seen.setdefault((request.conversation, ids.tobytes()), ids)
+    texts = list(seen.values())
+    step = -(-sum(map(len, texts)) // _CHOICE_TOKENS)  # of a large log evenly spread texts
+    ids, offsets = _flat(texts[:: max(1, step)])
+    if not len(ids):
+        return
+    prompts = [pair for request in unseen for pair in request.segments()]
+    new = [pair for request in unseen for pair in request.segments(request.cached)]
+    total = sum(len(i) for request in unseen for _, i in request.prompt)
+    rest = total - sum(request.cached for request in unseen)
+    counts = count_ngrams(ids, offsets, 3, excluded, longest=4)
+    rules = RuleSet.from_counts(
+        counts, RuleOrigin(tau=3, overlap="none", containment="keep", source="frequency")
+    )
+    for longest in LONGEST:
+        chosen = rules.take(rules.sizes <= longest)
+        for rows in sorted(ROWS, reverse=True):
+            chosen = choose_spans(chosen, ids, offsets, rows)
+            matcher = Matcher(chosen)
+            by_role = _saved(matcher, prompts)
+            of_role = {role: sum(len(i) for r, i in prompts if r == role) for role in by_role}
+            yield Saving(
+                longest=longest,
+                rows=rows,
+                spans=len(chosen),
+                all=sum(by_role.values()) / total,
+                uncached=sum(_saved(matcher, new).values()) / max(1, rest),
+                roles={role: by_role[role] / of_role[role] for role in by_role},
+            )
+
+
+def _saved(matcher: Matcher, segments: Sequence[tuple[str, Ids]]) -> dict[str, int]:
+    """Return by role how many tokens the matched spans save."""
+    saved: dict[str, int] = {}
+    for role in dict.fromkeys(role for role, _ in segments):
+        ids, offsets = _flat([ids for of, ids in segments if of == role])
+        starts, _, _ = matcher.segment_many(ids, offsets)
+        saved[role] = len(ids) - len(starts)
+    return saved
+
+
+def _flat(texts: Sequence[Ids]) -> tuple[Ids, NDArray[np.int64]]:
+    ids = np.concatenate(texts) if texts else np.zeros(0, np.int32)
+    return ids, np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
+
+
+def _memory(
+    name: str, shape: BackboneShape, gpu_gib: float, prompt: float, reply: float, saved: float
+) -> Memory:
+    token_bytes = 2 * 2 * shape.layers * shape.kv_width
+    free = _FREE * gpu_gib * 2**30 - 2 * shape.weights
+    require(
+        free > 0,
+        CorpusError,
+        f"{name} must fit a GPU, its weights in 16 bits",
+        f"{2 * shape.weights / 2**30:.1f} GiB on {gpu_gib:g}",
+        "Name a larger --gpu-gib: that of all its GPUs.",
+    )
+    return Memory(
+        shape=name,
+        gpu_gib=gpu_gib,
+        token_bytes=token_bytes,
+        requests=int(free / (token_bytes * (prompt + reply))),
+        merged=int(free / (token_bytes * (prompt * (1 - saved) + reply))),
+    )
+
+
+def _verdict(
+    best: Saving | None, tokens: dict[str, dict[str, int]], digits: float, cached: float
+) -> tuple[bool, str]:
+    """Say whether merging pays, and why."""
+    if best is None:
+        return False, "Not known: savings need at least two conversations with text that may merge."
+    total = sum(sum(kinds.values()) for kinds in tokens.values())
+    raw = sum(tokens.get(RAW, {}).values()) / total
+    saved = (
+        f"spans of up to {best.longest} tokens save {best.all:.0%} of the prompt tokens of unseen "
+        f"requests, {best.uncached:.0%} of those that a warm prefix cache does not serve"
+    )
+    share = {role: sum(tokens[role].values()) / total * s for role, s in best.roles.items()}
+    role = max(share, key=share.__getitem__)
+    if best.uncached >= _PAYS:
+        return True, f"It pays: {saved}; most of it in {NAMES[role]}."
+    if cached >= 1 - _PAYS:
+        why = f"a prefix cache serves {cached:.0%} of the prompts already"
+    elif raw >= 0.5:
+        why = f"{raw:.0%} of the tokens are earlier replies, which stay raw"
+    elif digits >= 0.25:
+        why = f"{digits:.0%} of the tokens hold digits, which stay raw"
+    else:
+        why = f"the text repeats too little, {NAMES[role]} most"
+    return False, f"It does not pay: {saved}; {why}."
