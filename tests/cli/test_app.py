@@ -108,7 +108,7 @@ def test_a_broken_rule_is_told_and_leaves_nothing(
 def test_every_command_helps_and_no_word_is_taken_for_markup(umim: Umim) -> None:
     """Rich leaves out what stands in brackets, a default say."""
     commands = get_command(app).commands
-    assert len(commands) == 17
+    assert len(commands) == 18
     for name, command in commands.items():
         assert umim(name, "--help").code == 0
         texts = [command.help, *(getattr(option, "help", None) for option in command.params)]

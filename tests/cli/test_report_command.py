@@ -142,7 +142,7 @@ ERRORS = {
     "no folder": ((), "nothing-there", "must exist"),
     "shape": (("--shape", "gpt-9"), ".", "a shape must be one of"),
     "memory": (("--gpu-gib", "4"), ".", "must fit a GPU"),
-    "array": ((), "broken.json", "must be whole JSON"),
+    "array": ((), "broken.json", "must be one whole JSON array"),
 }
 
 

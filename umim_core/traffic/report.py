@@ -263,7 +263,7 @@ def _savings(
     new = [pair for request in unseen for pair in request.segments(request.cached)]
     total = sum(len(i) for request in unseen for _, i in request.prompt)
     rest = total - sum(request.cached for request in unseen)
-    counts = count_ngrams(ids, offsets, 3, excluded, longest=4)
+    counts = count_ngrams(ids, offsets, 3, excluded, longest=LONGEST[-1])
     rules = RuleSet.from_counts(
         counts, RuleOrigin(tau=3, overlap="none", containment="keep", source="frequency")
     )
