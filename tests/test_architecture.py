@@ -16,7 +16,8 @@ LAYERS = ("umim_core", "tasks", "flows", "benchmarks")
 ROOMS = {
     "umim_core": (
         "store", "embedded", "text", "model_sources", "backbone", "config", "rules", "merging",
-        "mining", "traffic", "inference", "checkpoint", "model", "serving", "synthetic_corpora", "task_sets",
+        "mining", "traffic",
+        "inference", "checkpoint", "model", "serving", "synthetic_corpora", "task_sets",
         "adaptation", "training", "baselines", "evaluation", "throughput", "cli",
     ),
     "tasks": (
