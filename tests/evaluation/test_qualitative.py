@@ -33,8 +33,5 @@ def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone) -> No
     assert maps.before == pytest.approx(reference(tiny_backbone), abs=1e-6)
     assert (maps.lengths, maps.starts) == ((1, 2, 1, 2, 1), (0, 1, 3, 4, 6))
     assert maps.layer == 1
-
-
-def test_an_empty_text_is_refused(tiny_llama: Backbone) -> None:
     with pytest.raises(EvaluationError, match="needs a token"):
-        attention_maps([], MergedModel(tiny_llama, module_of("paper"), RULES, "compact"))
+        attention_maps([], MergedModel(tiny_backbone, module_of("paper"), RULES, "compact"))

@@ -90,24 +90,15 @@ def test_every_state_goes_to_its_last_merge_within_the_window(
     assert (hidden > 0) is (spans is NESTED)
 
 
-@pytest.mark.parametrize(
-    ("rows", "window", "message"),
-    [
+def test_what_cannot_be_measured_is_refused() -> None:
+    merged_model = compressed_of(FLAT)
+    for rows, window, message in (
         ([], 4, "at least one row"),
         ([np.array([1, 2])], 0, "window 0"),
         ([np.array([0, 10, 0])], 4, "some rule must match"),
-    ],
-    ids=["no row", "no window", "no match"],
-)
-def test_what_cannot_be_measured_is_refused(
-    rows: list[np.ndarray], window: int, message: str
-) -> None:
-    with pytest.raises(EvaluationError, match=message):
-        measure_damage(rows, compressed_of(FLAT), window=window)
-
-
-def test_weights_that_are_not_finite_are_reported() -> None:
-    merged_model = compressed_of(FLAT)
+    ):
+        with pytest.raises(EvaluationError, match=message):
+            measure_damage(rows, merged_model, window=window)
     merged_model.require_module().norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="every divergence must be finite"):
         measure_damage(rows_of(FLAT), merged_model)

@@ -24,9 +24,8 @@ Source: paper, "Alignment Metrics"; Top-p divides by the smaller set.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -35,12 +34,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import EvaluationError, NumericalError
+from umim_core.errors import EvaluationError, NumericalError, require
 from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.likelihood import state_hidden
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.packing import PackedUnits
 
 METRICS = ("top1", "top3", "top10", "topp", "mrr", "kl", "cross_entropy")
 TOP_P = 0.9
@@ -48,34 +46,13 @@ _LARGEST: Final = 2048  # logits that are sorted for the nucleus; few rows need 
 _BLOCK_BYTES: Final = 2 << 20  # one of three float64 buffers of a block on a CPU
 
 
-@dataclass
-class AlignmentSums:
-    """Sums of the metrics over the rows seen so far; add ``row_metrics``, then take means."""
-
-    rows: int = 0
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, 0.0))
-
-    def add(self, values: dict[str, Tensor]) -> None:
-        """Add rows: every metric's values [R], as ``row_metrics`` gives them."""
-        for name in METRICS:
-            self.sums[name] += float(values[name].sum())
-        self.rows += len(values[METRICS[0]])
-
-    def means(self) -> dict[str, float]:
-        return {
-            name: total / self.rows if self.rows else float("nan")
-            for name, total in self.sums.items()
-        }
-
-
 def row_metrics(teacher: Tensor, student: Tensor) -> dict[str, Tensor]:
     """Return every metric of each row [R] (float64) of logits [R, V] of teacher and student.
 
     The teacher's are at least float32: rounded logits tie where the model does not.
     """
-    parts = [
-        _block_metrics(t, s, _row_sums(t, s, room)) for t, s, room in _blocks(teacher, student)
-    ]
+    blocks = _blocks(teacher, student)
+    parts = [_block_metrics(t, s, _row_sums(t, s, room)) for t, s, room in blocks]
     nothing = torch.zeros(0, dtype=torch.float64, device=teacher.device)
     return {name: torch.cat([nothing, *(part[name] for part in parts)]) for name in METRICS}
 
@@ -129,8 +106,8 @@ def _block_metrics(teacher: Tensor, student: Tensor, sums: _RowSums) -> dict[str
     both = nucleus_t & nucleus_s
     return {
         "top1": (first_t[:, 0] == first_s[:, 0]).double(),
-        "top3": top_k_overlap(first_t, first_s, 3),
-        "top10": top_k_overlap(first_t, first_s, 10),
+        "top3": _top_k_overlap(first_t, first_s, 3),
+        "top10": _top_k_overlap(first_t, first_s, 10),
         "topp": _count(both).double() / torch.minimum(size_t, size_s).double(),
         "mrr": 1.0 / _rank(student, first_s, first_t[:, :1]).double(),
         "kl": sums.kl,
@@ -162,7 +139,7 @@ def _rank(logits: Tensor, first: Tensor, token: Tensor) -> Tensor:
     return rank
 
 
-def top_k_overlap(first_t: Tensor, first_s: Tensor, k: int) -> Tensor:
+def _top_k_overlap(first_t: Tensor, first_s: Tensor, k: int) -> Tensor:
     """Return |top-k of teacher and student in common| / k per row [R], from rankings [R, >= k]."""
     k = min(k, first_t.shape[-1])
     return (first_t[:, :k, None] == first_s[:, None, :k]).any(-1).sum(-1).double() / k
@@ -266,75 +243,63 @@ def evaluate_alignment(
 
     ``base`` reads the raw rows of ids [T_b]; the model's own backbone if None.
     """
-    if not rows or batch_size < 1:
-        raise EvaluationError(
-            "alignment needs at least one row and a positive batch size",
-            f"{len(rows)} rows, batch size {batch_size}",
-            "Give held-out text of at least one segment.",
-        )
-    aligned, everywhere = AlignmentSums(), AlignmentSums()
+    require(
+        bool(rows) and batch_size >= 1,
+        EvaluationError,
+        "alignment needs at least one row and a positive batch size",
+        f"{len(rows)} rows, batch size {batch_size}",
+        "Give held-out text of at least one segment.",
+    )
+    backbone = merged_model.backbone
     row_sums = np.zeros((len(rows), len(METRICS)))  # over the paper's rows of each row of text
     row_counts = np.zeros(len(rows), dtype=np.int64)
+    state_sums, state_rows = np.zeros(len(METRICS)), 0
     raw = units = spans = 0
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
         packed = merged_model.pack(part)
-        pairs = _state_pairs(part, packed, merged_model, base or merged_model.backbone)
-        for teacher, student, unit_end, of_row in pairs:
-            values = row_metrics(teacher, student)
-            everywhere.add(values)
-            ends = {name: value[unit_end] for name, value in values.items()}
-            aligned.add(ends)
-            table = torch.stack([ends[name] for name in METRICS], dim=1)
-            sums = table.new_zeros(len(part), len(METRICS)).index_add_(0, of_row[unit_end], table)
-            row_sums[first : first + len(part)] += sums.cpu().numpy()
-            counts = of_row[unit_end].bincount(minlength=len(part))
-            row_counts[first : first + len(part)] += counts.cpu().numpy()
         raw += int(packed.lengths.sum())
         units += int(packed.unit_counts.sum())
         spans += int((packed.lengths > 1).sum())
-    if not aligned.rows:
-        raise EvaluationError(
-            "some rule must match in the held-out rows",
-            f"{len(rows)} rows without a match",
-            "Use rules mined on similar text, or a lower tau.",
-        )
-    means, state_means = aligned.means(), everywhere.means()
-    if not all(map(math.isfinite, state_means.values())):
-        raise NumericalError(
-            "every alignment metric must be finite", state_means, "Check the module's weights."
-        )
-    reduction = (raw - units) / raw
-    return AlignmentResult(
-        means,
-        aligned.rows,
-        state_means,
-        everywhere.rows,
-        reduction,
-        spans / len(rows),
-        {name: tuple(row_sums[:, i].tolist()) for i, name in enumerate(METRICS)},
-        tuple(row_counts.tolist()),
+        layout = branch_layout(packed, merged_model.matcher, merged_model.unit_positions)
+        merged = (layout.lengths > 1).cumsum(dim=1) > 0
+        chosen = merged & (layout.lengths > 0)  # the states from the first merge on
+        if not bool(chosen.any()):
+            continue
+        unit_end, of_row = layout.trunk[chosen], chosen.nonzero()[:, 0]
+        pairs = logit_pairs(part, layout, chosen, merged_model, base or backbone)
+        for teacher, student, chunk in pairs:
+            values = row_metrics(teacher, student)
+            table = torch.stack([values[name] for name in METRICS], dim=1)
+            state_sums += table.sum(dim=0).cpu().numpy()
+            state_rows += len(table)
+            ends, owners = table[unit_end[chunk]], of_row[chunk][unit_end[chunk]]
+            sums = table.new_zeros(len(part), len(METRICS)).index_add_(0, owners, ends)
+            row_sums[first : first + len(part)] += sums.cpu().numpy()
+            row_counts[first : first + len(part)] += (
+                owners.bincount(minlength=len(part)).cpu().numpy()
+            )
+    aligned_rows = int(row_counts.sum())
+    require(
+        aligned_rows > 0,
+        EvaluationError,
+        "some rule must match in the held-out rows",
+        f"{len(rows)} rows without a match",
+        "Use rules mined on similar text, or a lower tau.",
     )
-
-
-def _state_pairs(
-    rows: Sequence[NDArray[np.integer]],
-    packed: PackedUnits,
-    merged_model: MergedModel,
-    base: Backbone,
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield logits after the states from the first merge on, as :func:`logit_pairs`.
-
-    With them, whether each state is a unit's end [C], and the row of text that it is of [C].
-    """
-    layout = branch_layout(packed, merged_model.matcher, merged_model.unit_positions)
-    merged = (layout.lengths > 1).cumsum(dim=1) > 0
-    chosen = merged & (layout.lengths > 0)
-    if not bool(chosen.any()):
-        return
-    unit_end, of_row = layout.trunk[chosen], chosen.nonzero()[:, 0]
-    for teacher, student, chunk in logit_pairs(rows, layout, chosen, merged_model, base):
-        yield teacher, student, unit_end[chunk], of_row[chunk]
+    state_means = dict(zip(METRICS, (state_sums / state_rows).tolist(), strict=True))
+    rule, remedy = "every alignment metric must be finite", "Check the module's weights."
+    require(bool(np.isfinite(state_sums).all()), NumericalError, rule, state_means, remedy)
+    return AlignmentResult(
+        means=dict(zip(METRICS, (row_sums.sum(axis=0) / aligned_rows).tolist(), strict=True)),
+        aligned_rows=aligned_rows,
+        state_means=state_means,
+        state_rows=state_rows,
+        token_reduction=(raw - units) / raw,
+        spans_per_row=spans / len(rows),
+        row_sums={name: tuple(row_sums[:, i].tolist()) for i, name in enumerate(METRICS)},
+        row_counts=tuple(row_counts.tolist()),
+    )
 
 
 def logit_pairs(

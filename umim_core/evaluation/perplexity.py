@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, require
 from umim_core.evaluation.paired_differences import increase_with_error, ratio_error
 from umim_core.evaluation.scoring import AnyScorer, Request
 from umim_core.merging.likelihood import finite_sum, score_rows
@@ -23,18 +23,30 @@ from umim_core.text.token_ids import AnyInts
 
 @dataclass(frozen=True)
 class PerplexityResult:
-    """Perplexity of a set of windows, with sums in nats of all and of each window.
+    """Negative log-probability (nats) and predicted raw tokens of each window, one of all but one.
 
-    ``targets`` are the predicted raw tokens, one less than its length per whole window;
     ``token_reduction`` is (raw tokens - units) / raw tokens over all that was compressed.
     """
 
-    ppl: float
-    nll_sum: float
-    targets: int
-    token_reduction: float
     row_sums: tuple[float, ...]
     row_targets: tuple[int, ...]
+    token_reduction: float
+
+    def __post_init__(self) -> None:
+        rule, remedy = "there must be at least one target token", "Give windows of more tokens."
+        require(self.targets > 0, EvaluationError, rule, "none", remedy)
+
+    @property
+    def nll_sum(self) -> float:
+        return sum(self.row_sums)
+
+    @property
+    def targets(self) -> int:
+        return sum(self.row_targets)
+
+    @property
+    def ppl(self) -> float:
+        return float(np.exp(self.nll_sum / self.targets))
 
     @property
     def nats_error(self) -> float | None:
@@ -61,8 +73,8 @@ def perplexity(
     The first ``given`` tokens of a window, 1 if None, are not scored. The token reduction is one of
     the cache's columns where the states are not of merging.
     """
-    if batch_size < 1:
-        raise EvaluationError("batch_size must be at least 1", batch_size, "Use 8.")
+    rule = "batch_size must be at least 1"
+    require(batch_size >= 1, EvaluationError, rule, batch_size, "Use 8.")
     sums: list[float] = []
     targets: list[int] = []
     raw = units = 0
@@ -74,7 +86,8 @@ def perplexity(
             targets.append(len(scores.log_probs))
         raw += sum(map(len, rows))
         units += int(merged_model.pack(rows).unit_counts.sum())
-    return _result(sums, targets, (raw - units) / raw if raw else 0.0)
+    reduction = (raw - units) / raw if raw else 0.0
+    return PerplexityResult(tuple(sums), tuple(targets), reduction)
 
 
 def perplexity_figures(
@@ -112,31 +125,12 @@ def second_half_perplexity(
     is a target. The token reduction is that of the first halves.
     """
     halves = [np.split(np.asarray(ids, dtype=np.int64), [len(ids) // 2]) for ids in segments]
-    if not all(len(first) for first, _ in halves):
-        raise EvaluationError(
-            "a window must hold at least two tokens", min(map(len, segments)), "Use 512."
-        )
+    rule = "a window must hold at least two tokens"
+    least = min(map(len, segments), default=0)
+    require(least >= 2, EvaluationError, rule, least, "Use 512.")
     scored = scorer.score([Request(first, second) for first, second in halves], batch_size)
-    return _result(
-        [-score.log_prob for score in scored],
-        [len(second) for _, second in halves],
-        scorer.total.context_token_reduction or 0.0,
-    )
-
-
-def _result(
-    sums: Sequence[float], targets: Sequence[int], token_reduction: float
-) -> PerplexityResult:
-    nll_sum, count = sum(sums), sum(targets)
-    if count == 0:
-        raise EvaluationError(
-            "there must be at least one target token", "none", "Give windows of more tokens."
-        )
     return PerplexityResult(
-        ppl=float(np.exp(nll_sum / count)),
-        nll_sum=nll_sum,
-        targets=count,
-        token_reduction=token_reduction,
-        row_sums=tuple(sums),
-        row_targets=tuple(targets),
+        tuple(-score.log_prob for score in scored),
+        tuple(len(second) for _, second in halves),
+        scorer.total.context_token_reduction or 0.0,
     )

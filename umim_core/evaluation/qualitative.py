@@ -23,7 +23,7 @@ from torch.nn.functional import cosine_similarity
 
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, require
 from umim_core.merging.merged_model import MergedModel
 
 
@@ -53,15 +53,15 @@ def attention_maps(
     The backbone's attention is eager meanwhile: not for use during a generation.
     """
     backbone, config = merged_model.backbone, merged_model.backbone.model.config
-    if len(ids) == 0:
-        raise EvaluationError("an attention map needs a token", "none", "Pass some text.")
+    require(len(ids) > 0, EvaluationError, "an attention map needs a token", "none", "Pass text.")
     most = backbone.max_positions
-    if most is not None and len(ids) > most:
-        raise EvaluationError(
-            f"a text must fit the backbone's {most} positions unmerged",
-            f"{len(ids)} tokens",
-            "Pass a shorter one.",
-        )
+    require(
+        most is None or len(ids) <= most,
+        EvaluationError,
+        f"a text must fit the backbone's {most} positions unmerged",
+        f"{len(ids)} tokens",
+        "Pass a shorter one.",
+    )
     check_attention_window(config, len(ids))
     row = np.asarray(ids, dtype=np.int64)
     packed = merged_model.pack([row])
@@ -118,32 +118,26 @@ def surrogate_similarity(
     spans: Sequence[Sequence[int]], merged_model: MergedModel
 ) -> list[OrderSimilarity]:
     """Compare z(span) with the static embeddings of its tokens, by order, shortest first."""
-    if not spans or min(map(len, spans)) < 2:
-        raise EvaluationError(
-            "similarity needs spans of at least two tokens",
-            sorted({len(span) for span in spans}),
-            "Pass the ids of merged spans.",
-        )
+    orders = sorted({len(span) for span in spans})
+    require(
+        bool(orders) and orders[0] >= 2,
+        EvaluationError,
+        "similarity needs spans of at least two tokens",
+        orders,
+        "Pass the ids of merged spans.",
+    )
     backbone, generator = merged_model.backbone, np.random.default_rng(0)
     similarities = []
-    for order in sorted({len(span) for span in spans}):
-        spans_of_order = np.array([span for span in spans if len(span) == order], dtype=np.int64)
-        ids = torch.from_numpy(spans_of_order).to(backbone.device)
-        merged = merged_model.surrogates(ids, torch.full((len(spans_of_order),), order).to(ids))
+    for order in orders:
+        chosen = np.array([span for span in spans if len(span) == order], dtype=np.int64)
+        ids = torch.from_numpy(chosen).to(backbone.device)
+        merged = merged_model.surrogates(ids, torch.full((len(chosen),), order).to(ids))
         tokens = backbone.embed(ids)
-        drawn = torch.from_numpy(
-            generator.integers(0, backbone.vocab_size, len(spans_of_order))
-        ).to(ids)
-        by_offset = [_cosine(merged, tokens[:, offset]) for offset in range(order)]
-        similarities.append(
-            OrderSimilarity(
-                order=order,
-                spans=len(spans_of_order),
-                by_offset=tuple(by_offset),
-                mean=_cosine(merged, tokens.mean(dim=1)),
-                random=_cosine(merged, backbone.embed(drawn)),
-            )
-        )
+        drawn = generator.integers(0, backbone.vocab_size, len(chosen))
+        by_offset = tuple(_cosine(merged, tokens[:, offset]) for offset in range(order))
+        alone = backbone.embed(torch.from_numpy(drawn).to(ids))
+        means = _cosine(merged, tokens.mean(dim=1)), _cosine(merged, alone)
+        similarities.append(OrderSimilarity(order, len(chosen), by_offset, *means))
     return similarities
 
 

@@ -27,13 +27,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umim_core.errors import EvaluationError, NumericalError
+from umim_core.errors import EvaluationError, NumericalError, require
 from umim_core.evaluation.alignment import logit_pairs, row_divergence
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.damage_table import DamageOrigin, DamageTable
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes
 
 WINDOW: Final = 4  # states: a merge's own, and three raw tokens after it
@@ -53,14 +52,14 @@ def measure_damage(
     A merge pays for ``window`` states, its own included. ``progress`` is called with the number of
     raw tokens done so far.
     """
-    if not rows or min(window, batch_size) < 1:
-        raise EvaluationError(
-            "damage needs at least one row, a positive window and a positive batch size",
-            f"{len(rows)} rows, window {window}, batch size {batch_size}",
-            "Give text of at least one segment.",
-        )
+    require(
+        bool(rows) and min(window, batch_size) >= 1,
+        EvaluationError,
+        "damage needs at least one row, a positive window and a positive batch size",
+        f"{len(rows)} rows, window {window}, batch size {batch_size}",
+        "Give text of at least one segment.",
+    )
     backbone, rules = merged_model.backbone, merged_model.require_matcher().rules
-    digest = merged_model.require_module().digest()
     occurrences, merges = (np.zeros(len(rules), dtype=np.int64) for _ in range(2))
     kl = np.zeros(len(rules))
     tokens = 0
@@ -71,7 +70,10 @@ def measure_damage(
         )
         tokens += sum(map(len, part))
         if len(layout.span_ids):
-            places = _places(rules, layout)
+            spans, lengths = layout.span_ids.cpu().numpy(), layout.span_lengths.cpu().numpy()
+            places = np.empty(len(spans), dtype=np.int64)
+            for n in ORDERS:
+                places[lengths == n] = rules.places(spans[lengths == n, :n])
             kl[places] += _divergence(part, layout, window, merged_model)
             for counted, states in (
                 (occurrences, layout.surrogate),
@@ -80,20 +82,19 @@ def measure_damage(
                 counts = states[states >= 0].bincount(minlength=len(places))
                 counted[places] += counts.cpu().numpy()
         progress(tokens)
-    if not merges.any():
-        raise EvaluationError(
-            "some rule must match in the text",
-            f"{len(rows)} rows without a match",
-            "Use text that resembles what the rules were mined on.",
-        )
-    if not np.isfinite(kl).all():
-        raise NumericalError(
-            "every divergence must be finite", float(kl.sum()), "Check the module's weights."
-        )
+    require(
+        bool(merges.any()),
+        EvaluationError,
+        "some rule must match in the text",
+        f"{len(rows)} rows without a match",
+        "Use text that resembles what the rules were mined on.",
+    )
+    rule, remedy = "every divergence must be finite", "Check the module's weights."
+    require(bool(np.isfinite(kl).all()), NumericalError, rule, float(kl.sum()), remedy)
     origin = DamageOrigin(
         backbone=backbone.name,
         backbone_fingerprint=backbone.fingerprint,
-        module_digest=digest,
+        module_digest=merged_model.require_module().digest(),
         unit_positions=merged_model.unit_positions,
         text_digest=text_digest(rows),
         tokens=tokens,
@@ -135,13 +136,3 @@ def _divergence(
     for teacher, student, chunk in pairs:
         sums.index_add_(0, spans[chunk], row_divergence(teacher, student))
     return sums.cpu().numpy()
-
-
-def _places(rules: RuleSet, layout: BranchLayout) -> NDArray[np.int64]:
-    spans, lengths = layout.span_ids.cpu().numpy(), layout.span_lengths.cpu().numpy()
-    places = np.empty(len(spans), dtype=np.int64)
-    for n in ORDERS:
-        of_order = np.flatnonzero(lengths == n)
-        if len(of_order):
-            places[of_order] = rules.places(spans[of_order, :n])
-    return places
