@@ -57,7 +57,7 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.adaptation.choices import encode_pair
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.errors import ConfigError, CorpusError, did_you_mean
+from umim_core.errors import ConfigError, CorpusError, did_you_mean, require
 from umim_core.evaluation.generated_rows import REDUCTIONS, GeneratedText
 from umim_core.evaluation.model_args import one_line_errors, task_context, task_tokenizer
 from umim_core.evaluation.text_metrics import TextMetric, find_metrics, mean_figures
@@ -96,11 +96,10 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no typ
         else:
             load_tokenizer(features)  # a wrong name is an error before anything is generated
         filled_in = with_stock(config)
-        references = filled_in["doc_to_target"]
 
         def judge(row: Mapping[str, Any], answers: Sequence[Any]) -> dict[str, float]:
-            known = row[references]
-            texts = [str(text) for text in known] if isinstance(known, list) else [str(known)]
+            known = row[filled_in["doc_to_target"]]
+            texts = [str(text) for text in (known if isinstance(known, list) else [known])]
             return judged(metrics, {**row, "references": texts, "features": features}, answers[0])
 
         super().__init__(config=filled_in | figures_config(metrics) | {"process_results": judge})
@@ -108,17 +107,13 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no typ
 
 def with_stock(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a task's configuration, what it leaves out filled in from its stock task."""
-    given = {name: value for name, value in config.items() if name not in _OWN}
-    if "stock" not in config:
-        return given
-    (folder,) = lm_eval.tasks.__path__
-    stock = load_yaml(Path(folder) / f"{config['stock']}.yaml")
-    metadata = (stock.get("metadata") or {}) | (given.get("metadata") or {})
-    return (
-        {name: value for name, value in stock.items() if name not in _OWN}
-        | given
-        | {"metadata": metadata}
-    )
+    filled_in: dict[str, Any] = {}
+    if "stock" in config:
+        (folder,) = lm_eval.tasks.__path__
+        filled_in = load_yaml(Path(folder) / f"{config['stock']}.yaml")
+    metadata = (filled_in.get("metadata") or {}) | (config.get("metadata") or {})
+    filled_in = {**filled_in, **config} | ({"metadata": metadata} if metadata else {})
+    return {name: value for name, value in filled_in.items() if name not in _OWN}
 
 
 def figures_config(metrics: Sequence[TextMetric]) -> dict[str, Any]:
@@ -208,9 +203,7 @@ def _hit(items: float) -> float:
     return items
 
 
-COLUMNS: Final = ("context", "choices", "gold")
 NOT_RUN: Final = "not run: context"
-_VERSION: Final = 1.0
 
 
 class SpecTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
@@ -257,21 +250,21 @@ def load_splits(
     task's own source. lm-eval passes the task's metadata and the model's arguments, too.
     """
     folder = Path(task_data) if task_data else task.built()
-    if not folder.is_dir():
-        raise CorpusError(
-            "task_data must name a folder with a .jsonl file of each split",
-            str(folder),
-            f"Correct it, or leave it out. The splits are {', '.join(task.splits)}.",
-        )
-    files = {split: folder / f"{split}.jsonl" for split in task.splits}
-    return DatasetDict(
-        {
-            split: Dataset.from_list(
-                [{name: getattr(question, name) for name in COLUMNS} for question in questions]
-            )
-            for split, questions in ((split, read_questions(file)) for split, file in files.items())
-        }
+    require(
+        folder.is_dir(),
+        CorpusError,
+        "task_data must name a folder with a .jsonl file of each split",
+        str(folder),
+        f"Correct it, or leave it out. The splits are {', '.join(task.splits)}.",
     )
+    rows = {
+        split: [
+            {"context": question.context, "choices": question.choices, "gold": question.gold}
+            for question in read_questions(folder / f"{split}.jsonl")
+        ]
+        for split in task.splits
+    }
+    return DatasetDict({split: Dataset.from_list(questions) for split, questions in rows.items()})
 
 
 class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
@@ -283,17 +276,14 @@ class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships n
         super().__init__(config=generation_config(task, config.get("metadata") or {}))
 
 
-def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[str, object]:
+def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return a task with its questions as lm-eval's configuration."""
     options, context = TaskOptions.read(metadata), task_context(metadata)
     metrics = find_metrics(task.metrics)
     runs = context is None or task.length <= context
     rows = make_rows(task, options, task_tokenizer(metadata)) if runs else [_NOTHING]
-    figures = [figure for metric in metrics for figure in metric.figures]
     lengths = [row["prompt_tokens"] for row in rows]
-    common = figures_config(metrics)
-    unrun = [metric | {"aggregation": _same} for metric in common["metric_list"]]
-    return common | {
+    config = figures_config(metrics) | {
         "task": task.name,
         "custom_dataset": lambda **_: DatasetDict({"test": Dataset.from_list(rows)}),
         "test_split": "test",
@@ -306,21 +296,27 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
             "max_gen_toks": new_tokens(task, options),
             "do_sample": False,
         },
-        "repeats": 1 if runs else 0,  # no request reaches the model
-        "process_results": (
-            (lambda row, answers: judged(metrics, row, answers[0]))
-            if runs
-            else (lambda row, answers: dict.fromkeys(figures, NOT_RUN))
-        ),
-        **({} if runs else {"metric_list": unrun}),
+        "repeats": 1,
+        "process_results": lambda row, answers: judged(metrics, row, answers[0]),
         "metadata": {
             **metadata,
-            "version": _VERSION,
+            "version": 1.0,
             **task.key(),
             "context": context,
-            "prompt_tokens": [min(lengths), max(lengths)] if runs else None,
-            "not_run": None if runs else NOT_RUN,
+            "prompt_tokens": [min(lengths), max(lengths)],
+            "not_run": None,
         },
+    }
+    if runs:
+        return config
+    figures = [figure for metric in metrics for figure in metric.figures]
+    return config | {
+        "repeats": 0,  # no request reaches the model
+        "process_results": lambda row, answers: dict.fromkeys(figures, NOT_RUN),
+        "metric_list": [
+            metric | {"aggregation": lambda values: values[0]} for metric in config["metric_list"]
+        ],
+        "metadata": config["metadata"] | {"prompt_tokens": None, "not_run": NOT_RUN},
     }
 
 
@@ -332,11 +328,6 @@ _NOTHING: Final[GenerationRow] = {
     "references": [NOT_RUN],
     "prompt_tokens": 0,
 }
-
-
-def _same(values: Sequence[str]) -> str:
-    """Return the text that stands for every figure of a task that is not run."""
-    return values[0]
 
 
 Metrics = dict[str, Any]
@@ -364,12 +355,9 @@ def _config(name: str) -> str | dict[str, Any]:
     """Return what lm-eval loads a task by: a configuration, or the name of one of its own."""
     if name in TASKS.names():
         return lm_eval_config(TASKS.find(name))
-    if not knows_task(name):
-        raise ConfigError(
-            f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships",
-            name,
-            did_you_mean(name, TASKS.names()) or "`lm-eval ls subtasks` lists lm-eval's.",
-        )
+    rule = f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships"
+    remedy = did_you_mean(name, TASKS.names()) or "`lm-eval ls subtasks` lists lm-eval's."
+    require(knows_task(name), ConfigError, rule, name, remedy)
     return own_config(name) or name
 
 
@@ -386,12 +374,11 @@ def load_tasks(
 ) -> dict[str, Task]:
     """Load tasks, with the examples in the prompt that they ask for, else none, by name."""
     configs = [_config(task) if isinstance(task, str) else task for task in tasks]
-    named = any(isinstance(task, str) for task in configs)
-    manager = (
-        _shipped()
-        if named and not options
-        else TaskManager(include_defaults=named, metadata=options or {})
-    )
+    stock = any(isinstance(task, str) for task in configs)
+    if stock and not options:
+        manager = _shipped()
+    else:
+        manager = TaskManager(include_defaults=stock, metadata=options or {})
     loaded = manager.load(configs)
     for task in loaded["tasks"].values():
         if task.get_config("num_fewshot") is None:
@@ -445,52 +432,51 @@ def harness_questions(
     validation split: it is the test split here, and there is no ``valid``. ``hub`` is a folder that
     stands for the hub in the task's data.
     """
-    if not knows_task(name):
-        raise ConfigError(
-            "questions of lm-eval are those of one task that it ships",
-            name,
-            "`lm-eval ls subtasks` lists them; tags and groups name several.",
-        )
-    if hub is not None and not hub.is_dir():
-        raise CorpusError(
-            "a folder that stands for the hub must exist",
-            str(hub),
-            "Correct hub of the questions, or leave it out.",
-        )
+    require(
+        knows_task(name),
+        ConfigError,
+        "questions of lm-eval are those of one task that it ships",
+        name,
+        "`lm-eval ls subtasks` lists them; tags and groups name several.",
+    )
+    require(
+        hub is None or hub.is_dir(),
+        CorpusError,
+        "a folder that stands for the hub must exist",
+        str(hub),
+        "Correct hub of the questions, or leave it out.",
+    )
     digest = "" if hub is None else directory_digest(hub)
     with standing_for_the_hub(None if hub is None else str(hub.resolve()), digest):
         try:
             task = load_tasks([name])[name]
-            splits = _splits(task)
+            splits: dict[TaskSplit, Any] = {"test": task.eval_docs}
+            if task.has_training_docs():
+                splits["train"] = task.training_docs()
+            if task.has_test_docs() and task.has_validation_docs():
+                splits["valid"] = task.validation_docs()
         except (OSError, ValueError, RuntimeError, KeyError, DatasetsError) as error:
             raise CorpusError(
                 f"the data of lm-eval's task {name} must be at hand, with all its splits",
                 f"{type(error).__name__}: {error}",
                 "Name a folder that stands for the hub.",
             ) from error
-    if task.OUTPUT_TYPE != "multiple_choice":
-        raise ConfigError(
-            "a task to adapt to must be multiple choice",
-            f"{name} of lm-eval is {task.OUTPUT_TYPE}",
-            "Name a task of questions with choices.",
-        )
-    if "train" not in splits:
-        raise CorpusError(
-            "a task to adapt to must have training questions",
-            f"{name} of lm-eval has none",
-            "Give files of questions (kind: files).",
-        )
+    require(
+        task.OUTPUT_TYPE == "multiple_choice",
+        ConfigError,
+        "a task to adapt to must be multiple choice",
+        f"{name} of lm-eval is {task.OUTPUT_TYPE}",
+        "Name a task of questions with choices.",
+    )
+    require(
+        "train" in splits,
+        CorpusError,
+        "a task to adapt to must have training questions",
+        f"{name} of lm-eval has none",
+        "Give files of questions (kind: files).",
+    )
     form = QuestionForm("{context}", task.get_config("target_delimiter"), "context")
     return form, {split: _questions(task, docs) for split, docs in splits.items()}
-
-
-def _splits(task: Task) -> dict[TaskSplit, Any]:
-    splits: dict[TaskSplit, Any] = {"test": task.eval_docs}
-    if task.has_training_docs():
-        splits["train"] = task.training_docs()
-    if task.has_test_docs() and task.has_validation_docs():
-        splits["valid"] = task.validation_docs()
-    return splits
 
 
 def _questions(task: Task, docs: Iterable[dict[str, Any]]) -> list[Question]:
