@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +21,33 @@ from umim_core.merging.merged_model import MergedModel
 
 # lm-eval is the `eval` extra.
 NEEDS_LM_EVAL = (
-    "batch_invariance", "generation_contract", "harness", "harness_questions", "lm_eval_hook",
-    "long_context_stock", "model_args", "paired_results", "same_merging", "scoring", "tasks",
+    "generation_contract", "harness", "harness_questions", "model_args", "paired_results",
+    "scoring", "stock_tasks", "tasks",
 )  # fmt: skip
 collect_ignore = [] if find_spec("lm_eval") else [f"test_{name}.py" for name in NEEDS_LM_EVAL]
 
 TEXT = "the cat sat on the mat and the dog sat on the log near the old cat house by the sea "
 MAX_LENGTH = 48
+
+
+def likelihoods(pairs: Iterable[tuple[str, str]]) -> list[Any]:
+    """Requests of lm-eval for answers behind contexts."""
+    return instances("loglikelihood", pairs)
+
+
+def rolling(texts: Iterable[str]) -> list[Any]:
+    return instances("loglikelihood_rolling", ((text,) for text in texts))
+
+
+def generation(prompts: Iterable[str], **options: object) -> list[Any]:
+    settings = {"until": ["\n"], "max_gen_toks": 8, "do_sample": False, **options}
+    return instances("generate_until", ((prompt, settings) for prompt in prompts))
+
+
+def instances(kind: str, arguments: Iterable[tuple[object, ...]]) -> list[Any]:
+    from lm_eval.api.instance import Instance
+
+    return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
 
 
 def byte_tokenizer(alphabet: Sequence[str] | None = None) -> PreTrainedTokenizerFast:

@@ -3,22 +3,104 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from tokenizers.processors import TemplateProcessing
+from transformers import GenerationConfig, PreTrainedModel
 
-from support.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models, free_ids, span
-from tests.evaluation.conftest import TEXT
+from support.merged_models import fresh_model
+from support.tiny_models import random_model, tiny_config, written_by_transformers
+from tests.evaluation.conftest import TEXT, byte_tokenizer, instances
+from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
+from umim_core.evaluation.harness import UmimLM
 from umim_core.inference.choice import TokenChooser
 from umim_core.inference.options import DEFAULT_TOP_K
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+
+PROMPTS = ["the cat sat on the", "by the sea", "near the old cat house by the", "the dog\n"]
+NEW = 12
+MERGES = ("prompt", "all", "none")
+BATCHES = (1, 4)
+ALPHABET = [*map(chr, range(33, 127)), "Ġ", "Ċ"]  # ASCII: any tokens are a text
+
+
+def model_of(own: dict[str, Any], vocabulary: int) -> PreTrainedModel:
+    """A random model in double precision, sure enough of its tokens, with its own settings."""
+    config = tiny_config(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, initializer_range=0.3,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = random_model(config, seed=1).double()
+    model.generation_config = GenerationConfig(**{"eos_token_id": 0, "bos_token_id": 0, **own})
+    return model
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings of the model's generation_config, kwargs of the task, and the prompts.
+
+    ``stops`` (k, a, b) are what the free text of prompt k has between its tokens a and b, the
+    prompt's last token being -1; ``ends`` (k, place) further end tokens in the free texts;
+    ``batch_of_hf`` the batch size whose texts of ``hf`` count, where they depend on it.
+    """
+
+    own: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    stops: tuple[tuple[int, int, int], ...] = ()
+    ends: tuple[tuple[int, int], ...] = ()
+    prompts: tuple[str, ...] = tuple(PROMPTS)
+    bos: bool = False
+    batch_of_hf: int | None = None
+
+
+class Models:
+    """The models of a case: ``hf`` and ours without rules."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        tokenizer = byte_tokenizer(ALPHABET)
+        if case.bos:
+            tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+                single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+            )
+        self.backbone = wrap_backbone(model_of(case.own, len(tokenizer)), tokenizer)
+        self.checkpoint = Checkpoint.of(fresh_model(self.backbone, RuleSet.from_spans([]), 0.3))
+
+    def hf(self, batch_size: int) -> HFLM:
+        return HFLM(
+            pretrained=self.backbone.model, tokenizer=self.backbone.tokenizer, batch_size=batch_size
+        )
+
+    def ours(self, merge: str, batch_size: int) -> UmimLM:
+        return UmimLM(self.checkpoint, merge, self.backbone, batch_size=batch_size)
+
+    def requests(self, **options: object) -> list[Instance]:
+        settings = {"until": [], "max_gen_toks": NEW, **self.case.options, **options}
+        return instances("generate_until", ((prompt, settings) for prompt in self.case.prompts))
+
+
+def free_ids(models: Models, prompt: str) -> tuple[list[int], list[int]]:
+    """A prompt's ids and the model's own greedy continuation."""
+    ids = models.backbone.tokenizer(prompt)["input_ids"][-(64 - NEW) :]
+    return ids, written_by_transformers(models.backbone.model, ids, NEW, do_sample=False)
+
+
+def span(models: Models, prompt: list[int], ids: list[int], a: int, b: int) -> str:
+    """The text of generated tokens a .. b; -1 is the prompt's last."""
+    text = models.backbone.tokenizer.decode([*prompt[-1:], *ids][a + 1 : b + 1])
+    assert text
+    return text
+
 
 CASES = {
     "greedy": Case(),
@@ -36,23 +118,15 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def made() -> Iterator[Callable[[str], tuple[Models, list[Instance]]]]:
-    """Models and requests of a case by its name, end tokens and stop strings chosen; made once."""
-    known: dict[str, tuple[Models, list[Instance]]] = {}
-
-    def make(name: str) -> tuple[Models, list[Instance]]:
-        if name not in known:
-            models = Models(CASES[name])
-            free = [free_ids(models, prompt) for prompt in models.case.prompts]
-            ends = [free[k][1][place] for k, place in models.case.ends]
-            if ends:
-                models.backbone.model.generation_config.eos_token_id = [0, *ends]
-            until = [span(models, *free[k], a, b) for k, a, b in models.case.stops]
-            known[name] = models, models.requests(until=until)
-        return known[name]
-
-    return make
+@cache
+def made(name: str) -> tuple[Models, list[Instance]]:
+    """Models and requests of a case, end tokens and stop strings chosen."""
+    models = Models(CASES[name])
+    free = [free_ids(models, prompt) for prompt in models.case.prompts]
+    if ends := [free[k][1][place] for k, place in models.case.ends]:
+        models.backbone.model.generation_config.eos_token_id = [0, *ends]
+    until = [span(models, *free[k], a, b) for k, a, b in models.case.stops]
+    return models, models.requests(until=until)
 
 
 def pairs() -> list[object]:
@@ -66,9 +140,7 @@ def pairs() -> list[object]:
 
 
 @pytest.mark.parametrize(("name", "merge", "batch_size"), pairs())
-def test_without_rules_texts_are_those_of_hf(
-    made: Callable[[str], tuple[Models, list[Instance]]], name: str, merge: str, batch_size: int
-) -> None:
+def test_without_rules_texts_are_those_of_hf(name: str, merge: str, batch_size: int) -> None:
     models, requests = made(name)
     theirs = models.hf(models.case.batch_of_hf or batch_size).generate_until(requests)
     size = 1 if merge == "none" and models.case.batch_of_hf else batch_size
@@ -179,7 +251,7 @@ def test_repeats_of_a_request_are_texts_of_their_own(merge: str, batch_size: int
 def test_a_request_draws_the_same_whatever_stands_beside_it(merge: str) -> None:
     models = Models(Case(options={"do_sample": True, "temperature": 1.0}))
     hot = {"until": ["x"], "max_gen_toks": 5, "do_sample": True, "temperature": 2.0}
-    other = [Instance("generate_until", {}, (prompt, hot), 9) for prompt in PROMPTS[::-1]]
+    other = instances("generate_until", ((prompt, hot) for prompt in PROMPTS[::-1]))
     requests = models.requests() + repeats(models, 3)
     found = []
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""The lm-eval model over a tiny backbone on disk, against lm-eval's ``hf``; its result files."""
+"""The lm-eval model over tiny backbones, against lm-eval's ``hf`` and ``UMIM.generate``."""
 
 from __future__ import annotations
 
@@ -6,29 +6,38 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from support.engine_matrix import module_for
 from support.merged_models import fresh_model
-from tests.evaluation.conftest import oracle_context
-from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import (
-    CorpusError,
-    EvaluationError,
+from support.tiny_models import random_model, tiny_config
+from tests.evaluation.conftest import (
+    MAX_LENGTH,
+    TEXT,
+    byte_tokenizer,
+    generation,
+    likelihoods,
+    oracle_context,
+    rolling,
 )
+from umim_core import UMIM
+from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import Merge, UnitPositions
+from umim_core.errors import CorpusError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
+from umim_core.inference.outputs import Generation
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
-TEXT = "the cat sat on the mat and the dog sat on the log near the old cat house by the sea "
-MAX_LENGTH = 48
 PAIRS = [
     ("the cat sat on the", " mat"),
     ("the cat sat on the", " log near the sea"),
@@ -38,8 +47,7 @@ PAIRS = [
     ("by the sea the old cat ", "house"),
     (TEXT * 4, " by the sea"),
 ]
-
-
+SHORT = PAIRS[:3] + PAIRS[4:6]
 Build = Callable[..., UmimLM]
 
 
@@ -51,33 +59,19 @@ def build(checkpoint_path: Path) -> Build:
     return make
 
 
-def requests(pairs: list[tuple[str, str]] = PAIRS) -> list[Instance]:
-    return [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+def values(scores: list[tuple[float, bool]]) -> list[float]:
+    return [value for value, _ in scores]
 
 
-def rolling(texts: list[str]) -> list[Instance]:
-    return [Instance("loglikelihood_rolling", {}, (t,), i) for i, t in enumerate(texts)]
-
-
-def generation(prompts: list[str], **options: object) -> list[Instance]:
-    settings = {"until": ["\n"], "max_gen_toks": 8, "do_sample": False, **options}
-    return [Instance("generate_until", {}, (p, settings), i) for i, p in enumerate(prompts)]
-
-
-def checkpoint_of(backbone: Backbone, spans: list[tuple[int, ...]]) -> Checkpoint:
+def with_rules(backbone: Backbone, spans: list[tuple[int, ...]]) -> Checkpoint:
     return Checkpoint.of(fresh_model(backbone, RuleSet.from_spans(spans)))
-
-
-def without_rules(backbone_path: Path, tmp_path: Path) -> str:
-    checkpoint_of(load_backbone(str(backbone_path)), []).save(tmp_path / "empty")
-    return str(tmp_path / "empty")
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_merge_none_equals_hf_exactly(build: Build, backbone_path: Path, batch_size: int) -> None:
     hf = HFLM(pretrained=str(backbone_path), device="cpu", batch_size=batch_size)
     ours = build("none", batch_size)
-    assert ours.loglikelihood(requests()) == hf.loglikelihood(requests())
+    assert ours.loglikelihood(likelihoods(PAIRS)) == hf.loglikelihood(likelihoods(PAIRS))
     texts = rolling([TEXT * 3, "the cat"])
     assert ours.loglikelihood_rolling(texts) == hf.loglikelihood_rolling(texts)
     prompts = generation(["the cat sat", "on the", "near"])
@@ -91,9 +85,12 @@ def test_prompts_of_no_token_are_the_prefix_token_on_every_side(
     base = build("all", 4, compare="base").base_model() if side.startswith("base") else None
     model, hf = base or build(side, 4), HFLM(pretrained=str(backbone_path), device="cpu")
     prefix = hf.tok_decode([hf.prefix_token_id], skip_special_tokens=False)
-    blank = requests([("", " the cat"), (" ", "the cat"), ("", "\n\nthe cat"), ("\n", "\nthe cat")])
-    scores = [score for score, _ in model.loglikelihood(blank)]
-    assert scores == pytest.approx([hf.loglikelihood(blank[i : i + 1])[0][0] for i in (0, 0, 2, 2)])
+    blank = likelihoods(
+        [("", " the cat"), (" ", "the cat"), ("", "\n\nthe cat"), ("\n", "\nthe cat")]
+    )
+    assert values(model.loglikelihood(blank)) == pytest.approx(
+        [hf.loglikelihood(blank[i : i + 1])[0][0] for i in (0, 0, 2, 2)]
+    )
     assert model.loglikelihood_rolling(rolling(["", "the cat"]))[0] == 0.0
     assert model.loglikelihood_rolling(rolling(["", ""])) == [0.0, 0.0]
     assert model.generate_until(generation(["", ""])) == hf.generate_until(generation([prefix] * 2))
@@ -105,8 +102,8 @@ def test_prompts_of_no_token_are_the_prefix_token_on_every_side(
 
 LONE = "the \ud83d cat"
 ASKED_OF = {
-    "loglikelihood": lambda text: requests([("the cat", " sat"), (text, " sat")]),
-    "loglikelihood of an answer": lambda text: requests([("the cat", text)]),
+    "loglikelihood": lambda text: likelihoods([("the cat", " sat"), (text, " sat")]),
+    "loglikelihood of an answer": lambda text: likelihoods([("the cat", text)]),
     "loglikelihood_rolling": lambda text: rolling(["the cat", text]),
     "generate_until": lambda text: generation(["the cat", text]),
     "generate_until of a stop": lambda text: generation(["the cat"], until=["\n", text]),
@@ -128,22 +125,19 @@ def test_texts_that_are_none_are_refused_before_a_forward(
             model.generate_until(generation(["the cat"], until=stops))
     for answer in ("", "the cat " * MAX_LENGTH):
         with pytest.raises(EvaluationError, match=r"must hold 1 to 48 tokens; got .* of request 0"):
-            model.loglikelihood(requests([("the cat", answer)]))
+            model.loglikelihood(likelihoods([("the cat", answer)]))
     hook.remove()
     assert forwards == []
 
 
 @pytest.mark.parametrize("merge", ["prompt", "all"])
-def test_empty_rules_give_the_base_models_likelihoods(
-    merge: str, backbone_path: Path, tmp_path: Path
-) -> None:
+def test_empty_rules_give_the_base_models_likelihoods(merge: str, backbone_path: Path) -> None:
     hf = HFLM(pretrained=str(backbone_path), device="cpu", batch_size=1)
-    ours = UmimLM(without_rules(backbone_path, tmp_path), merge, device="cpu", batch_size=4)
-    for (mine, my_greedy), (base, base_greedy) in zip(
-        ours.loglikelihood(requests()), hf.loglikelihood(requests()), strict=True
-    ):
-        assert mine == pytest.approx(base, abs=1e-4)
-        assert my_greedy == base_greedy
+    backbone = load_backbone(str(backbone_path))
+    ours = UmimLM(with_rules(backbone, []), merge, backbone, batch_size=4)
+    found, base = (model.loglikelihood(likelihoods(PAIRS)) for model in (ours, hf))
+    assert values(found) == pytest.approx(values(base), abs=1e-4)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in base]
     texts = rolling([TEXT * 3, "the cat"])
     expected = hf.loglikelihood_rolling(texts)
     assert ours.loglikelihood_rolling(texts) == pytest.approx(expected, abs=1e-4)
@@ -155,9 +149,9 @@ def test_the_base_model_may_read_a_context_once_for_all_of_its_answers(build: Bu
         read: list[int] = []
         layer = model.model.get_submodule("model.layers.0")
         hook = layer.register_forward_pre_hook(lambda _, args: read.append(args[0][..., 0].numel()))
-        answers = model.loglikelihood(requests(pairs))
+        answers = model.loglikelihood(likelihoods(pairs))
         hook.remove()
-        return [value for value, _ in answers], sum(read)
+        return values(answers), sum(read)
 
     def base() -> UmimLM:
         return build("none", 4, max_length=MAX_LENGTH, dtype="float32")
@@ -171,42 +165,40 @@ def test_the_base_model_may_read_a_context_once_for_all_of_its_answers(build: Bu
 
 def test_context_mode_matches_the_context_alone(build: Build) -> None:
     model = build("prompt", 4)
-    pairs = PAIRS[:3] + PAIRS[4:6]
-    expected = [
-        oracle_context(model.scorer.merged_model, *model._encode_pair(*pair)) for pair in pairs
-    ]
-    found = [value for value, _ in model.loglikelihood(requests(pairs))]
-    assert found == pytest.approx(expected, abs=1e-4)
+    merged_model = model.scorer.merged_model
+    expected = [oracle_context(merged_model, *model._encode_pair(*pair)) for pair in SHORT]
+    found = model.loglikelihood(likelihoods(SHORT))
+    assert values(found) == pytest.approx(expected, abs=1e-4)
     assert model.context_token_reduction > model.token_reduction > 0
-
-
-def test_all_mode_scores_the_continuation_by_two_stage_accounting(build: Build) -> None:
-    model = build("all", 4)
-    pairs = PAIRS[:3] + PAIRS[4:6]
-    expected = []
-    for pair in pairs:
-        context, ending = model._encode_pair(*pair)
-        [scores] = token_log_probs([np.array(context + ending)], model.scorer.merged_model)
-        expected.append(float(scores[-len(ending) :].sum()))
-    found = [value for value, _ in model.loglikelihood(requests(pairs))]
+    # a long context loses leading units, not tokens
+    context, ending = (np.array(ids) for ids in model._encode_pair(*PAIRS[-1]))
+    kept, units = model.scorer.fit(context, MAX_LENGTH - len(ending) + 1)
+    starts, _ = merged_model.matcher.segment(context)
+    assert len(context) > len(kept) > units == MAX_LENGTH - len(ending) + 1
+    assert len(context) - len(kept) in starts.tolist()
+    expected = oracle_context(merged_model, kept.tolist(), ending.tolist())
+    [(found, _)] = model.loglikelihood(likelihoods(PAIRS[-1:]))
     assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_unit_positions_are_those_of_the_checkpoint(checkpoint_path: Path) -> None:
+@pytest.mark.parametrize("positions", ["compact", "preserved"])
+def test_all_mode_scores_the_continuation_by_two_stage_accounting(
+    checkpoint_path: Path, positions: UnitPositions
+) -> None:
     made = Checkpoint.load(checkpoint_path)
-    config = made.config.model_copy(update={"unit_positions": "preserved"})
-    model = UmimLM(replace(made, config=config), "all", device="cpu")
-    scorer, (context, ending) = model.scorer, model._encode_pair(*PAIRS[1])
-    [(found, _)] = model.loglikelihood(requests(PAIRS[1:2]))
-    preserved, compact = (
-        token_log_probs(
-            [np.array(context + ending)],
-            replace(scorer.merged_model, unit_positions=policy),
-        )[0][-len(ending) :].sum()
-        for policy in ("preserved", "compact")
-    )
-    assert found == pytest.approx(float(preserved), abs=1e-4)
-    assert abs(found - float(compact)) > 1e-3
+    config = made.config.model_copy(update={"unit_positions": positions})
+    model = UmimLM(replace(made, config=config), "all", device="cpu", batch_size=4)
+    found = values(model.loglikelihood(likelihoods(SHORT)))
+    by_positions = {}
+    for policy in ("compact", "preserved"):
+        merged_model = replace(model.scorer.merged_model, unit_positions=policy)
+        pairs = [model._encode_pair(*pair) for pair in SHORT]
+        scores = token_log_probs([np.array(a + b) for a, b in pairs], merged_model)
+        sums = [float(row[-len(b) :].sum()) for row, (_, b) in zip(scores, pairs, strict=True)]
+        by_positions[policy] = sums
+    assert found == pytest.approx(by_positions.pop(positions), abs=1e-4)
+    [other] = by_positions.values()
+    assert max(np.abs(np.subtract(found, other))) > 1e-3
 
 
 @pytest.mark.parametrize("merge", ["prompt", "all"])
@@ -220,24 +212,11 @@ def test_only_the_greedy_continuation_is_reported_as_greedy(build: Build, merge:
     best: list[int] = []
     for _ in range(2):
         found = scores(best)
-        likeliest = int(np.argmax([value for value, _ in found]))
+        likeliest = int(np.argmax(values(found)))
         assert [t for t, (_, greedy) in enumerate(found) if greedy] == [likeliest]
         best.append(likeliest)
     other = (best[0] + 1) % len(model.tokenizer)  # a wrong start is never made good
     assert not any(greedy for _, greedy in scores([other]))
-
-
-def test_long_contexts_lose_leading_units_not_tokens(build: Build) -> None:
-    model = build("prompt")
-    context, ending = model._encode_pair(*PAIRS[-1])
-    kept, units = model.scorer.fit(np.array(context), 20)
-    assert len(context) > MAX_LENGTH and units == 20 and len(kept) > 20
-    starts, _ = model.scorer.merged_model.matcher.segment(np.array(context))
-    assert len(context) - len(kept) in starts.tolist()
-    assert len(model.scorer.merged_model.matcher.segment(kept)[0]) == 20
-    fitted, _ = model.scorer.fit(np.array(context), MAX_LENGTH - len(ending) + 1)
-    expected = oracle_context(model.scorer.merged_model, fitted.tolist(), ending)
-    assert model.loglikelihood(requests(PAIRS[-1:]))[0][0] == pytest.approx(expected, abs=1e-4)
 
 
 def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
@@ -246,7 +225,7 @@ def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
     options = GenerateOptions(max_new_tokens=2)
     ids = backbone.encode(prompt)
     [row] = Engine(MergedModel.without_merging(backbone)).generate([ids], options).rows
-    checkpoint = checkpoint_of(backbone, [row.ids])
+    checkpoint = with_rules(backbone, [row.ids])
     units = {}
     for merge in ("prompt", "all"):
         model = UmimLM(checkpoint, merge, backbone)
@@ -255,30 +234,22 @@ def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
     assert units["all"] < units["prompt"]
 
 
-def test_result_files_name_backbone_module_and_rules_by_digest(
-    checkpoint_path: Path,
-) -> None:
-    made = Checkpoint.load(checkpoint_path)
+def test_result_files_name_what_decides_answers(checkpoint_path: Path, backbone_path: Path) -> None:
+    made, backbone = Checkpoint.load(checkpoint_path), load_backbone(str(backbone_path))
     info = UmimLM(str(checkpoint_path), "prompt", device="cpu").get_model_info()["umim"]
     assert info["backbone_fingerprint"] == made.config.backbone_fingerprint
     assert info["module_digest"] == made.module.digest()
     assert info["rules_digest"] == made.rules.digest
     base = UmimLM(str(checkpoint_path), "none", device="cpu").get_model_info()["umim"]
     assert (base["module_digest"], base["rules_digest"]) == (None, None)
-
-
-def test_result_files_carry_the_bound_that_generated_tokens_merged_under(
-    checkpoint_path: Path, backbone_path: Path
-) -> None:
-    made, backbone = Checkpoint.load(checkpoint_path), load_backbone(str(backbone_path))
+    # the bound that generated tokens merged under
     rules = replace(made.rules, prices=np.ones(len(made.rules), np.float32))
     bounded = made.with_contents(made.module, rules).decoding_under(0.4)
 
-    def recorded(merge: str, *asked: dict[str, object]) -> object:
+    def recorded(merge: str, *settings: dict[str, object]) -> object:
         model = UmimLM(bounded, merge, backbone)
-        for number, options in enumerate(asked):
-            settings = {"until": ["\n"], "max_gen_toks": 2, "do_sample": False, **options}
-            model.generate_until([Instance("generate_until", {}, ("the cat", settings), number)])
+        for options in settings:
+            model.generate_until(generation(["the cat"], max_gen_toks=2, **options))
         return model.get_model_info()["umim"]["decode_max_damage"]
 
     cheaper: dict[str, object] = {"decode_max_damage": 0.2}
@@ -289,18 +260,164 @@ def test_result_files_carry_the_bound_that_generated_tokens_merged_under(
 
 @pytest.mark.parametrize("merge", ["none", "prompt", "all"])
 def test_an_automatic_batch_on_a_cpu_counts_tokens_and_tries_nothing(
-    checkpoint_path: Path, merge: str
+    build: Build, merge: str
 ) -> None:
-    model = UmimLM(str(checkpoint_path), merge, device="cpu", batch_size="auto")
+    model = build(merge, "auto")
     assert model._detect_batch_size() == 2048 // MAX_LENGTH
     assert model._detect_batch_size([(None, [1] * 5, [2])]) == model.max_batch_size == 64
-    asked = requests([PAIRS[0], PAIRS[2], ("by the sea", " the cat")])
+    requests = likelihoods([PAIRS[0], PAIRS[2], ("by the sea", " the cat")])
     forwards: list[int] = []
     hook = model.model.base_model.register_forward_hook(lambda *_: forwards.append(1))
-    found = model.loglikelihood(asked)
+    found = model.loglikelihood(requests)
     hook.remove()
-    one = UmimLM(str(checkpoint_path), merge, device="cpu", batch_size=1)
     assert len(forwards) == 1
-    assert [x for x, _ in found] == pytest.approx(
-        [x for x, _ in one.loglikelihood(asked)], abs=1e-4
+    assert values(found) == pytest.approx(values(build(merge).loglikelihood(requests)), abs=1e-4)
+
+
+QUESTIONS = ["the cat sat on the", "by the sea the old cat house", "", TEXT]
+ANSWERS = [" mat", " log near the sea", " dog", " house by the old"]
+MODES: list[dict[str, Any]] = [
+    *({"merge": merge, "unit_positions": positions}
+      for merge in ("prompt", "all") for positions in ("compact", "preserved")),
+    {"method": "selective-context", "target_tr": 0.3},
+    {"method": "truncation", "raw_tail": 2},
+    {"method": "span-eviction-0"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_nothing_depends_on_the_batch(family: str, mode: dict[str, Any]) -> None:
+    fast = byte_tokenizer()
+    config = tiny_config(family, vocab_size=len(fast), max_position_embeddings=64)
+    backbone = wrap_backbone(random_model(config), fast, name="tiny")
+    ids = backbone.encode(TEXT)
+    spans = {tuple(ids[i : i + n]) for n, i in ((2, 1), (3, 4), (2, 8), (4, 12), (2, 0))}
+    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    positions = mode.get("unit_positions", "compact")
+    made = Checkpoint.of(MergedModel(backbone, module_for(backbone), Matcher(rules), positions))
+    options = {name: value for name, value in mode.items() if name != "unit_positions"}
+    one, three, eight = (
+        UmimLM(made, backbone=backbone, batch_size=size, **{"merge": "prompt", **options})
+        for size in (1, 3, 8)
     )
+    requests = likelihoods((question, answer) for question in QUESTIONS for answer in ANSWERS)
+    expected = one.loglikelihood(requests)
+    for model in (three, eight):
+        found = model.loglikelihood(requests)
+        assert values(found) == pytest.approx(values(expected), abs=2e-5)  # nats of a sum, float32
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    prompts = generation(QUESTIONS, until=["."], max_gen_toks=6)
+    assert eight.generate_until(prompts) == one.generate_until(prompts)
+    assert eight.realised == one.realised
+    texts = rolling([TEXT * 2, "the cat", TEXT])
+    expected_texts = one.loglikelihood_rolling(texts)
+    assert eight.loglikelihood_rolling(texts) == pytest.approx(expected_texts, abs=1e-4)
+
+
+SENTENCE = "the cat sat on the mat and the dog sat on the log near the old cat house"
+
+
+@pytest.fixture
+def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
+    """What every engine returns, in order."""
+    found: list[Generation] = []
+    generate = Engine.generate
+
+    def kept(self: Engine, *args: object, **options: object) -> Generation:
+        found.append(generate(self, *args, **options))  # type: ignore[arg-type]
+        return found[-1]
+
+    monkeypatch.setattr(Engine, "generate", kept)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("recommended", "said"),
+    [
+        (("prompt", 4), {}),
+        (("prompt", 0), {}),
+        (("all", 0), {}),
+        (("none", 0), {}),
+        (("prompt", 4), {"merge": "all"}),
+        (("all", 0), {"merge": "prompt"}),
+        (("prompt", 4), {"raw_tail": 0}),
+        (None, {}),
+    ],
+)
+def test_both_merge_the_same_spans(
+    checkpoint_path: Path,
+    outputs: list[Generation],
+    caplog: pytest.LogCaptureFixture,
+    recommended: tuple[Merge, int] | None,
+    said: dict[str, object],
+) -> None:
+    made = Checkpoint.load(checkpoint_path)
+    if recommended is None:  # what a checkpoint says that says nothing
+        bare = {
+            name: type(made.config).model_fields[name].default for name in ("merge", "raw_tail")
+        }
+        assert bare == {"merge": "prompt", "raw_tail": 16}
+        recommended = bare["merge"], bare["raw_tail"]
+    made = made.recommending(*recommended)
+    caplog.set_level("INFO", "lm_eval.umim")
+    model = UmimLM(made, device="cpu", **said)
+    umim = UMIM(model.backbone, made)
+    ours = umim.generate(SENTENCE, max_new_tokens=6, do_sample=False, stop_strings="zz", **said)
+    [answer] = model.generate_until(generation([SENTENCE], until=["zz"], max_gen_toks=6))
+    assert (model.merge, model.get_model_info()["umim"]["raw_tail"]) == (ours.merge, ours.raw_tail)
+    assert f"merge={ours.merge}, raw_tail={ours.raw_tail}" in caplog.text
+    assert str(answer) == ours.text[0]
+    if ours.merge != "none":  # which is lm-eval's own model
+        [row] = outputs[-1].rows
+        assert (row.prompt_ids, row.prompt_spans) == (ours.prompt_ids[0], ours.prompt_spans[0])
+        assert (row.ids, row.generated_spans) == (ours.ids[0], ours.generated_spans[0])
+        assert bool(row.prompt_spans) == (ours.token_reduction[0] > 0)
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}the cat{% else %}near the{% endif %}"
+    " {{ m['content'] }} the cat sat on{% endfor %}"
+    "{% if add_generation_prompt %} the cat{% endif %}"
+)
+CHAT = [
+    {"role": "system", "content": "the dog"},
+    {"role": "user", "content": "the cat sat on the mat and the cat"},
+    {"role": "assistant", "content": "the cat"},
+    {"role": "user", "content": "the dog sat on the log"},
+]
+
+
+@pytest.mark.parametrize("said", [{}, {"raw_tail": 0}, {"merge": "all"}])
+def test_chats_merge_what_users_say_alone(
+    checkpoint_path: Path,
+    outputs: list[Generation],
+    monkeypatch: pytest.MonkeyPatch,
+    said: dict[str, object],
+) -> None:
+    made = Checkpoint.load(checkpoint_path).recommending("prompt", 2)
+    model = UmimLM(made, device="cpu", **said)
+    monkeypatch.setattr(model.tokenizer, "chat_template", TEMPLATE)
+    ours = UMIM(model.backbone, made).generate(
+        CHAT, max_new_tokens=4, do_sample=False, stop_strings="zz", **said
+    )
+    text = model.apply_chat_template(CHAT)
+    [answer] = model.generate_until(generation([text], until=["zz"], max_gen_toks=4))
+    [row] = outputs[-1].rows
+    assert str(answer) == ours.text[0]
+    assert (row.prompt_ids, row.prompt_spans) == (ours.prompt_ids[0], ours.prompt_spans[0])
+    spans = [model.tok_decode(row.prompt_ids[a : a + n]) for a, n in row.prompt_spans]
+    assert spans and text.count("the cat") > sum("cat" in span for span in spans)
+    # likelihoods read the same units before the answer
+    model.forget_sizes()
+    [(score, _)] = model.loglikelihood(likelihoods([(text, " sat")]))
+    sizes = model.question_sizes(None)[None]
+    assert sizes.units - 1 == len(row.prompt_ids) - sum(n - 1 for _, n in row.prompt_spans)
+    tail = model.merged_model.raw_tail
+    by_hand = UMIM(model.backbone, made).generate(
+        CHAT, max_new_tokens=1, do_sample=False, logprobs=len(model.tokenizer), **said
+    )
+    [word] = model.tok_encode(" sat")
+    top = dict(by_hand.top_logprobs[0][0])
+    assert tail == by_hand.raw_tail
+    assert score == pytest.approx(top[word], abs=1e-5)

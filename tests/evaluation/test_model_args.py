@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lm_eval.api.instance import Instance
 
+from tests.evaluation.conftest import generation, likelihoods
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.config.recipe import DEFAULT_TASK
@@ -59,8 +59,7 @@ def test_another_backbone_is_taken_for_a_reason(
 
 
 def test_the_end_of_a_context_may_stay_raw(checkpoint_path: Path) -> None:
-    pairs = [("the cat sat on the", " mat"), ("by the sea the old cat ", "house")]
-    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    requests = likelihoods([("the cat sat on the", " mat"), ("by the sea the old cat ", "house")])
     models = {
         raw_tail: UmimLM(str(checkpoint_path), raw_tail=raw_tail, device="cpu")
         for raw_tail in (1, 99)
@@ -73,20 +72,14 @@ def test_the_end_of_a_context_may_stay_raw(checkpoint_path: Path) -> None:
     assert models[99].get_model_info()["umim"]["raw_tail"] == 99
 
 
-def test_tokens_may_be_protected_from_merging(checkpoint_path: Path) -> None:
-    whole, cut = (UmimLM(str(checkpoint_path), protect=given) for given in (None, "c"))
-    [all_rules, left] = [model.get_model_info()["umim"]["rules_digest"] for model in (whole, cut)]
-    assert left != all_rules
-
-
 @pytest.mark.parametrize("merge", ["prompt", "all"])
 def test_spans_with_a_protected_token_are_read_raw(checkpoint_path: Path, merge: Merge) -> None:
     made = Checkpoint.load(checkpoint_path)
     free = UmimLM(made, merge, device="cpu", dtype="float32")
     texts = {i: free.tok_decode([i]) for i in range(free.backbone.vocab_size)}
     spans = [tuple(span) for ids in made.rules.ids_by_order.values() for span in ids.tolist()]
-    left = {span for span in spans if not any("c" in texts[token] for token in span)}
-    rules = RuleSet.from_spans(left, tokenizer_fingerprint=made.rules.origin.tokenizer_fingerprint)
+    rest = {span for span in spans if not any("c" in texts[token] for token in span)}
+    rules = RuleSet.from_spans(rest, tokenizer_fingerprint=made.rules.origin.tokenizer_fingerprint)
     by_hand = made.with_contents(made.module, rules)
     models = {
         "free": free,
@@ -94,67 +87,43 @@ def test_spans_with_a_protected_token_are_read_raw(checkpoint_path: Path, merge:
         "by hand": UmimLM(by_hand, merge, device="cpu", dtype="float32"),
     }
     context = "the cat sat on the mat and the dog sat on the log near the old cat house"
-    asked = {
-        "loglikelihood": (context, " by"),
-        "generate_until": (context, {"until": ["zz"], "max_gen_toks": 4, "do_sample": False}),
-    }
     found = {}
     for name, model in models.items():
-        requests = [
-            Instance(kind, {}, arguments, i) for i, (kind, arguments) in enumerate(asked.items())
-        ]
-        answers = [getattr(model, request.request_type)([request])[0] for request in requests]
+        [(score, _)] = model.loglikelihood(likelihoods([(context, " by")]))
+        answers = score, *model.generate_until(generation([context], until=["zz"], max_gen_toks=4))
         found[name] = answers, [size for _, size in model._sizes.values()]
-    assert 0 < len(left) < len(spans)
+    digests = {
+        name: model.get_model_info()["umim"]["rules_digest"] for name, model in models.items()
+    }
+    assert 0 < len(rest) < len(spans) and digests["protected"] != digests["free"]
     assert found["protected"] == found["by hand"]
-    (score, _), (matched, _) = (found[name][0][0] for name in ("free", "protected"))
-    assert score != pytest.approx(matched, abs=1e-4)
+    assert found["free"][0][0] != pytest.approx(found["protected"][0][0], abs=1e-4)
     for every, some in zip(found["free"][1], found["protected"][1], strict=True):
-        assert every is not None and some is not None
         assert every.units < some.units < some.tokens == every.tokens
 
 
 COMMANDS = ["/bin/lm_eval", "/bin/lm-eval", "C:/Scripts/lm_eval.exe", "/lib/lm_eval/__main__.py"]
 
 
-@pytest.fixture(params=COMMANDS)
-def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process look like lm-eval's command."""
-    monkeypatch.setattr(sys, "argv", [request.param, "--model", "umim"])
-
-
-@pytest.mark.usefixtures("command")
-def test_an_unknown_checkpoint_ends_the_command_with_one_line() -> None:
-    with pytest.raises(SystemExit, match=r"^umim: error: a checkpoint must be .*nosuch.*$"):
-        UmimLM.create_from_arg_string("checkpoint=nosuch")
-
-
-@pytest.mark.usefixtures("command")
-def test_a_misspelt_argument_ends_the_command_with_the_right_name() -> None:
-    with pytest.raises(SystemExit, match=r"got checkpont\. Did you mean 'checkpoint'\?$"):
-        UmimLM.create_from_arg_string("checkpont=umim-docs-llama")
-
-
-@pytest.mark.usefixtures("command")
-def test_a_missing_task_folder_ends_the_command_with_one_line(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"^umim: error: task_data must name a folder .*$"):
-        SpecTask({"task": DEFAULT_TASK, "metadata": {"task_data": str(tmp_path / "nothing")}})
-
-
-def test_a_mismatch_ends_the_command_with_one_line(
+@pytest.mark.parametrize("command", COMMANDS)
+def test_errors_end_the_command_with_one_line(
+    command: str,
     checkpoint_path: Path,
     tmp_path: Path,
     other_backbone: Callable[[Path], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["/bin/lm_eval"])
-    arguments = {
-        "checkpoint": str(checkpoint_path),
-        "backbone": str(other_backbone(tmp_path / "other")),
-        "device": "cpu",
-    }
-    with pytest.raises(SystemExit, match=r"^umim: error: this checkpoint belongs to .*$"):
-        UmimLM.create_from_arg_obj(arguments)
+    monkeypatch.setattr(sys, "argv", [command, "--model", "umim"])
+    other = f"backbone={other_backbone(tmp_path / 'other')},device=cpu"
+    for arguments, message in {
+        "checkpoint=nosuch": r"^umim: error: a checkpoint must be .*nosuch.*$",
+        "checkpont=umim-docs-llama": r"got checkpont\. Did you mean 'checkpoint'\?$",
+        f"checkpoint={checkpoint_path},{other}": r"^umim: error: this checkpoint belongs to .*$",
+    }.items():
+        with pytest.raises(SystemExit, match=message):
+            UmimLM.create_from_arg_string(arguments)
+    with pytest.raises(SystemExit, match=r"^umim: error: task_data must name a folder .*$"):
+        SpecTask({"task": DEFAULT_TASK, "metadata": {"task_data": str(tmp_path / "nothing")}})
 
 
 def test_a_hub_checkpoint_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
