@@ -34,6 +34,7 @@ class PromptMerger:
         vocab_size: Rows V of the model before the export; span i has the id V + i.
         span_count: Number of spans K.
         raw_tail: Last tokens of each range that stay raw by default.
+        roles: Whose contents of a chat may merge, as the checkpoint recommends; for ``write_chat``.
         fingerprint: SHA-256 of the tokenizer whose ids these are; "" if unknown.
     """
 
@@ -43,7 +44,7 @@ class PromptMerger:
         self._spans, _ = table.padded()
         self.vocab_size = table.vocab_size
         self.span_count = len(table.rules)
-        self.raw_tail = table.raw_tail
+        self.raw_tail, self.roles = table.raw_tail, table.roles
         self.fingerprint = table.fingerprint
 
     @classmethod
