@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
 
 from umim_core.adaptation.settings import BASE, WT, setting_names
 from umim_core.config.recipe import DEFAULT_TASK, Cell
+from umim_core.config.rule_fields import CellSource
 from umim_core.errors import ConfigError
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RULES_SCHEMA
@@ -59,16 +60,15 @@ class RowRules(BaseModel):
     @classmethod
     def held(cls, directory: Path) -> Self:
         """Return what the manifest of a rule directory says."""
-        origin = RuleOrigin.of_record(
+        origin = RuleOrigin.model_validate(
             read_manifest(directory, kind="rules", schema=RULES_SCHEMA, verify=False)
         )
-        made = origin.options
         return cls(
-            source=made.source,
-            tau=None if made.source == "explicit" else made.tau,
-            min_probability=made.min_probability if made.source == "confidence" else 0.0,
-            overlap=made.overlap,
-            containment=made.containment,
+            source=origin.source,
+            tau=origin.tau,
+            min_probability=origin.min_probability if origin.source == "confidence" else 0.0,
+            overlap=origin.overlap,
+            containment=origin.containment,
         )
 
     @property
@@ -357,7 +357,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     names = (*_CELL, *_LATER_CELL)
     cell = {_FIELDS.get(name, name): row.pop(name) for name in names if name in row}
     mined = rules.tau is not None and row.get("source") != "shipped"
-    if mined and rules.source != "explicit":
+    if mined and rules.source in get_args(CellSource):
         cell |= rules.model_dump(exclude_none=True, exclude_defaults=True)
     else:
         cell["rules"] = rules.source

@@ -17,6 +17,9 @@ from support.engine_matrix import (
     module_for,
     tiny_backbone,
 )
+from support.engine_matrix import (
+    random_rules as dense_rules,
+)
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError, NumericalError
@@ -39,6 +42,7 @@ MATRIX = [
         dtype,
         attention,
         tolerance,
+        4,
         id=f"{name}-{attention}-{str(dtype)[6:]}",
         marks=[] if dtype == torch.float64 or name in ("llama", "gpt-neo") else pytest.mark.full,
     )
@@ -50,22 +54,25 @@ MATRIX = [
     )
     for dtype, tolerance in ((torch.float64, 1e-10 if exact else 1e-5), (torch.float32, 1e-5))
 ]
+MATRIX += [("llama", torch.float64, "sdpa", 1e-10, longest) for longest in (9, 16)]
 
 
 def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> Backbone:
     return tiny_backbone(CONFIGS[name](), VOCAB, dtype, attention)
 
 
-def random_rules(seed: int = 0) -> Matcher:
+def random_rules(seed: int = 0, longest: int = 4) -> Matcher:
+    if longest > 4:
+        return dense_rules(seed, False, longest)
     rng = np.random.default_rng(seed)
     spans = {tuple(rng.integers(0, VOCAB, rng.integers(2, 5)).tolist()) for _ in range(60)}
     return Matcher(RuleSet.from_spans(spans | {(0, 1, 2, 3)}))
 
 
-def random_rows(seed: int = 0) -> list[np.ndarray]:
+def random_rows(seed: int = 0, tokens: int = VOCAB) -> list[np.ndarray]:
     """Rows of 1 to 30 tokens; one starts with a merged span, one is a merged span."""
     rng = np.random.default_rng(seed)
-    rows = [rng.integers(0, VOCAB, length) for length in (30, 1, 2, 17, 24)]
+    rows = [rng.integers(0, tokens, length) for length in (30, 1, 2, 17, 24)]
     return [*rows, np.array([0, 1, 2, 3, *rng.integers(0, VOCAB, 9)]), np.array([0, 1, 2, 3])]
 
 
@@ -100,14 +107,20 @@ def papers_listing(
 
 
 @pytest.mark.parametrize("positions", ["compact", "preserved"])
-@pytest.mark.parametrize(("name", "dtype", "attention", "tolerance"), MATRIX)
+@pytest.mark.parametrize(("name", "dtype", "attention", "tolerance", "longest"), MATRIX)
 def test_every_target_equals_a_forward_over_its_prefix(
-    name: str, dtype: torch.dtype, attention: str, tolerance: float, positions: UnitPositions
+    name: str,
+    dtype: torch.dtype,
+    attention: str,
+    tolerance: float,
+    longest: int,
+    positions: UnitPositions,
 ) -> None:
     backbone = build(name, dtype, attention)
-    module, matcher, rows = module_for(backbone), random_rules(), random_rows()
+    module, matcher = module_for(backbone, longest), random_rules(longest=longest)
+    rows = random_rows(tokens=VOCAB if longest == 4 else 2)
     scored = token_log_probs(rows, MergedModel(backbone, module, matcher, positions))
-    assert any(matcher.segment(row)[1].max() == 4 for row in rows)
+    assert any(matcher.segment(row)[1].max() == longest for row in rows) or longest == 16
     for row, ours in zip(rows, scored, strict=True):
         theirs = log_probs_from_scratch(backbone, module, matcher, row, positions)
         assert ours.shape == theirs.shape and ours.dtype == torch.float64

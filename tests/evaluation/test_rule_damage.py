@@ -18,8 +18,10 @@ from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
-NESTED = [(1, 2), (1, 2, 3, 4), (5, 6, 7), (5, 6), (8, 9, 10), (9, 10), (2, 2)]
-FLAT = [(1, 2, 3, 4), (5, 6, 7), (8, 9)]
+NESTED = [
+    (1, 2), (1, 2, 3, 4), (5, 6, 7), (5, 6), (8, 9, 10), (9, 10), (2, 2), (1, 2, 3, 4, 5, 6)
+]  # fmt: skip
+FLAT = [(1, 2, 3, 4), (5, 6, 7), (8, 9), (3, 1, 3, 1, 3, 1)]
 Damage = dict[tuple[int, ...], list[float]]  # rule -> occurrences, merges, KL
 
 
@@ -34,12 +36,12 @@ def rows_of(spans: list[tuple[int, ...]]) -> list[np.ndarray]:
 def compressed_of(spans: list[tuple[int, ...]]) -> MergedModel:
     backbone = build("llama")
     return MergedModel(
-        backbone, module_for(backbone), Matcher(RuleSet.from_spans(spans)), "compact"
+        backbone, module_for(backbone, 6), Matcher(RuleSet.from_spans(spans)), "compact"
     )
 
 
 def by_rule(table: DamageTable) -> Damage:
-    spans = [tuple(ids) for n in (2, 3, 4) for ids in table.rules.ids_by_order[n].tolist()]
+    spans = [tuple(ids) for n in table.rules.orders for ids in table.rules.ids_by_order[n].tolist()]
     values = zip(table.occurrences, table.merges, table.kl, strict=True)
     return {span: list(map(float, found)) for span, found in zip(spans, values, strict=True)}
 
@@ -49,7 +51,7 @@ def by_hand(merged_model: MergedModel, rows: list[np.ndarray], window: int) -> D
     backbone, matcher = merged_model.backbone, merged_model.require_matcher()
     found: Damage = {
         tuple(ids): [0.0, 0.0, 0.0]
-        for n in (2, 3, 4)
+        for n in matcher.rules.orders
         for ids in matcher.rules.ids_by_order[n].tolist()
     }
     for row in rows:

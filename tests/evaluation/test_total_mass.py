@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from support.engine_matrix import families, module_for, tiny_backbone
-from support.ngram_oracle import filtered
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge, UnitPositions
-from umim_core.config.rule_options import Containment, Overlap
 from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.merging import likelihood
 from umim_core.merging.decode_states import branch_layout
@@ -23,6 +21,8 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import Containment, Overlap, RuleOrigin
+from umim_core.rules.ruleset import RuleSet
 
 VOCAB, LENGTH, LIMIT = 3, 5, 16
 POLICIES = list(product(get_args(Overlap), get_args(Containment), get_args(UnitPositions)))
@@ -36,8 +36,10 @@ def build(name: str = "llama") -> Backbone:
 def mined(overlap: Overlap, containment: Containment) -> Matcher:
     """Rules that every policy cuts down differently; all texts hold some."""
     ids = np.random.default_rng(1).choice(VOCAB, 400, p=[0.6, 0.3, 0.1]).astype(np.int32)
-    counts = count_ngrams(ids, np.array([0, len(ids)]), 6)
-    return Matcher(filtered(counts, overlap=overlap, containment=containment))
+    counts = count_ngrams(ids, np.array([0, len(ids)]), 6, longest=5)
+    return Matcher(
+        RuleSet.from_counts(counts, RuleOrigin(overlap=overlap, containment=containment))
+    )
 
 
 def mass(log_probs: list[torch.Tensor]) -> float:
@@ -53,7 +55,7 @@ def test_the_mass_of_all_texts_is_1(
     assert matcher.rules.infix_free is (containment == "drop")
     assert len(matcher.rules) >= 3
     scored = token_log_probs(
-        TEXTS, MergedModel(backbone, module_for(backbone), matcher, unit_positions)
+        TEXTS, MergedModel(backbone, module_for(backbone, 5), matcher, unit_positions)
     )
     assert mass(scored) == pytest.approx(1.0, abs=1e-9)
 
@@ -79,7 +81,10 @@ def test_states_that_know_what_follows_miss_a_mass_of_1() -> None:
         surrogate=layout.surrogate.masked_fill(inside, -1),
     )
     scored = likelihood._score_layout(
-        TEXTS, [1] * len(TEXTS), raw, MergedModel(backbone, module_for(backbone), None, "compact")
+        TEXTS,
+        [1] * len(TEXTS),
+        raw,
+        MergedModel(backbone, module_for(backbone, 5), None, "compact"),
     )
     assert abs(mass([scores.log_probs for scores in scored]) - 1) > 1e-3
 
@@ -91,7 +96,7 @@ def test_the_mass_of_all_continuations_is_1_even_where_contexts_are_cut(
 ) -> None:
     backbone, matcher = build("gpt2"), mined(overlap, containment)
     scorer = Scorer(
-        MergedModel(backbone, module_for(backbone), matcher, unit_positions), scope, LIMIT
+        MergedModel(backbone, module_for(backbone, 5), matcher, unit_positions), scope, LIMIT
     )
     context = np.random.default_rng(2).choice(VOCAB, 60, p=[0.6, 0.3, 0.1])
     continuations = [np.array(ids) for ids in product(range(VOCAB), repeat=3)]

@@ -10,6 +10,7 @@ from support.engine_matrix import (
     CHEAP,
     CONFIGS,
     SAMPLED,
+    VOCAB,
     build,
     cheap_rules,
     from_scratch,
@@ -51,9 +52,10 @@ def merged_model(backbone: Backbone, matcher: Matcher, form: str, rule_rows: boo
     if form.startswith("depth"):
         rank = 3 if form == "depth-adapters" else 0
         return random_merged_model(backbone, matcher, 1, rank, rows=20 * rule_rows)
-    module = module_for(backbone)
+    module = module_for(backbone, matcher.rules.longest)
     if rule_rows:
-        give_rows(module, matcher.rules.ids_by_order[2][::2].tolist())
+        orders = matcher.rules.ids_by_order.values()
+        give_rows(module, [ids for rows in orders for ids in rows[::2].tolist()])
     return MergedModel(backbone, module, matcher, "compact" if form == "compact" else "preserved")
 
 
@@ -80,6 +82,7 @@ def recomputed(
     infix_free=[True, False],
     rule_rows=[False, True],
     reading=[(0, None), (3, None), (0, CHEAP)],
+    longest=[4, 9],
 )
 @torch.no_grad()
 def test_engine_equals_recompute(
@@ -89,10 +92,12 @@ def test_engine_equals_recompute(
     infix_free: bool,
     rule_rows: bool,
     reading: tuple[int, float | None],
+    longest: int,
 ) -> None:
     name, attention, dtype, tolerance, form = case
     (raw_tail, damage), new = reading, 12 if turns == 1 else 6
-    matcher = priced_rules(3, infix_free)
+    matcher = priced_rules(3, infix_free, longest)
+    few = {} if longest == 4 else {"suppress_tokens": list(range(2, VOCAB))}
     decoding = matcher if damage is None else cheap_rules(matcher)
     model = merged_model(build(name, dtype, attention), matcher, form, rule_rows)
     parts: list[list[list[int]]] = [[] for _ in range(rows)]
@@ -112,14 +117,20 @@ def test_engine_equals_recompute(
 
     output: Generation | None = None
     for turn in range(turns):
-        prompts = random_prompts(5 + turn, rows)
+        prompts = random_prompts(5 + turn, rows, 2 if few else VOCAB)
         for b, prompt in enumerate(prompts):
             if output is not None:  # it was not fed; no rule crosses into the new turn
                 parts[b].append([output.rows[b].ids[-1]])
             parts[b] += tail_apart(prompt, raw_tail)
             by[b] += [matcher] * (len(parts[b]) - len(by[b]))
         options = settings(
-            new, **SAMPLED, seed=turn, raw_tail=raw_tail, decode_max_damage=damage, observer=compare
+            new,
+            **SAMPLED,
+            **few,
+            seed=turn,
+            raw_tail=raw_tail,
+            decode_max_damage=damage,
+            observer=compare,
         )
         past = None if output is None else output.state
         output = Engine(model).generate(prompts, options, past=past)

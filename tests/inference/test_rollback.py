@@ -31,6 +31,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
+LONG = (1, 2, 3, 4, 5, 6, 7)
 NESTED = ((1, 2), (1, 2, 3), (1, 2, 3, 4))
 
 
@@ -84,6 +85,13 @@ CASES = {
     ),
     "merges in successive steps": Case(NESTED, (9,), (1, 2, 3, 4, 5, 6), (1, 2, 2, 2, 2, 3)),
     "two merges side by side": Case(((1, 2), (3, 4)), (9,), (1, 2, 3, 4, 5), (1, 2, 2, 3, 3)),
+    "seven single tokens": Case((LONG,), (9,), (*LONG, 8, 9), (1, 2, 3, 4, 5, 6, 7, 2, 3)),
+    "a long rule over merged units": Case(
+        ((1, 2), (4, 5, 6), LONG), (9,), (*LONG, 8, 9), (1, 2, 2, 3, 4, 5, 4, 2, 3)
+    ),
+    "sixteen tokens of one": Case(
+        ((1,) * 16, (1, 1)), (9,), (1,) * 18, (1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 2, 3)
+    ),
     "a merge right after the prompt": Case(((1, 2),), (9, 8, 7), (1, 2, 5), (3, 4, 4)),
     "a prompt that ends in the rule's first token": Case(((1, 2),), (9, 1), (2, 5, 6), (2, 3, 4)),
     "an end that completes a rule": Case(((1, 2),), (9,), (7, 1, 2), (1, 2, 3), end=2),
@@ -101,7 +109,8 @@ def compared(
     [rules] = {case.rules for case in cases}
     [end] = {case.end for case in cases}
     backbone = build(name, dtype)
-    module, matcher = module_for(backbone), Matcher(RuleSet.from_spans(rules))
+    matcher = Matcher(RuleSet.from_spans(rules))
+    module = module_for(backbone, matcher.rules.longest)
     seen = 0
 
     def compare(forward: Forward) -> None:
@@ -181,19 +190,22 @@ def test_the_unmerged_end_of_a_turn_is_the_first_unit_of_the_next() -> None:
 
 # Rules over few tokens, so that most chosen tokens complete one, of any number of units.
 TOKENS = st.integers(0, 3)
-SPANS = st.lists(TOKENS, min_size=2, max_size=4).map(tuple)
+SPANS = st.lists(TOKENS, min_size=2, max_size=7).map(tuple)
 
 
 @given(
     rules=st.sets(SPANS, min_size=1, max_size=12).map(sorted),
     prompt=st.lists(TOKENS, min_size=1, max_size=5),
     chosen=st.lists(TOKENS, min_size=2, max_size=14),
+    whole=st.integers(0, 7),
 )
 @budget(max_examples=25)
 @torch.no_grad()
 def test_any_rules_and_any_tokens(
-    rules: list[tuple[int, ...]], prompt: list[int], chosen: list[int]
+    rules: list[tuple[int, ...]], prompt: list[int], chosen: list[int], whole: int
 ) -> None:
+    if whole > 1:  # a long rule seldom matches by chance
+        rules = sorted({*rules, tuple(chosen[:whole])} - {tuple(chosen[:1])})
     matcher = Matcher(RuleSet.from_spans(rules))
 
     def units(ids: list[int]) -> int:

@@ -50,6 +50,7 @@ def test_no_column_depends_on_a_later_token() -> None:
     rng = np.random.default_rng(0)
     spans = {tuple(rng.integers(0, 4, rng.integers(2, 5)).tolist()) for _ in range(40)}
     row = rng.integers(0, 4, 40).tolist()
+    spans |= {tuple(row[at : at + n]) for at, n in ((3, 9), (15, 5), (20, 7))}
     whole = layout_of(row, *spans)
     for size in range(1, len(row)):
         part = layout_of(row[:size], *spans)

@@ -174,7 +174,7 @@ def formula(module: MergeModule, span: list[Row]) -> Row:
     """The surrogate of a span in plain arithmetic."""
     if module.kind == "linear":
         joined = [number for token in span for number in token]
-        joined += [0.0] * (module.hidden_size * (4 - len(span)))
+        joined += [0.0] * (module.hidden_size * (module.longest - len(span)))
         return layer_norm(linear(joined, module.linear_o), module.norm_o)
     span = placed(module, span)
     for layer in getattr(module, "layers", ()):
@@ -183,14 +183,19 @@ def formula(module: MergeModule, span: list[Row]) -> Row:
 
 
 @ALONE
-@pytest.mark.parametrize("length", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("length", "longest"), [(1, 4), (2, 4), (3, 4), (4, 4), (1, 9), (4, 9), (9, 9)]
+)
 def test_equals_the_formula_in_plain_arithmetic(
-    form: str, length: int, torch_rng: torch.Generator
+    form: str, length: int, longest: int, torch_rng: torch.Generator
 ) -> None:
-    module = module_of(form, 8, 2, torch.float64)
+    module = module_of(form, 8, 2, torch.float64, longest)
     span = spans_of(1, length, 8, torch_rng).double()
     want = torch.tensor(formula(module, span[0].tolist()), dtype=torch.float64)
-    assert torch.allclose(module(span, torch.tensor([length]))[0], want, rtol=0, atol=1e-12)
+    for width in (length, longest):  # padded
+        wide = torch.nn.functional.pad(span, (0, 0, 0, width - length))
+        found = module(wide, torch.tensor([length]))[0]
+        assert torch.allclose(found, want, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -318,5 +323,7 @@ def test_a_digest_stands_for_form_weights_and_data_type() -> None:
         anchored = MergeModule(8, residual=residual)
         anchored.load_state_dict(module.state_dict())
         digests.add(anchored.digest())
-    digests.add(module.bfloat16().digest())
-    assert len(digests) == 6
+    long = MergeModule(8, longest=5)
+    long.load_state_dict(module.state_dict())
+    digests |= {long.digest(), module.bfloat16().digest()}
+    assert len(digests) == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,11 +91,11 @@ def test_columns_below_the_depth_age_out_by_span_eviction_alone() -> None:
         )
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-def test_perplexity_passes_through_the_states_of_decoding(rank: int) -> None:
-    backbone, matcher = build("llama"), random_rules(3, False)
+@pytest.mark.parametrize(("rank", "longest"), [(0, 4), (3, 4), (3, 9)])
+def test_perplexity_passes_through_the_states_of_decoding(rank: int, longest: int) -> None:
+    backbone, matcher = build("llama"), random_rules(3, False, longest)
     model = random_merged_model(backbone, matcher, 1, rank, rows=20)
-    rows = random_prompts(11, 3)
+    rows = random_prompts(11, 3, 11 if longest == 4 else 2)
     for ids, scores in zip(rows, token_log_probs(rows, model), strict=True):
         for t in range(len(ids) - 1):
             known = ids[: t + 1].tolist()
@@ -200,17 +201,19 @@ def test_forms_that_cannot_be_are_refused(policies: dict[str, object], match: st
         ModuleForm.model_validate(policies)
 
 
-def test_a_checkpoint_keeps_depth_and_adapters(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    backbone, matcher = build("llama", torch.float32), random_rules(1, True)
+@pytest.mark.parametrize("longest", [4, 9])
+def test_a_checkpoint_keeps_depth_and_adapters(tmp_path: Path, longest: int) -> None:
+    backbone, matcher = build("llama", torch.float32), random_rules(1, True, longest)
     model = random_merged_model(backbone, matcher, 1, 3, rows=5)
     with torch.no_grad():  # numbers that bfloat16 holds
         for weight in model.require_module().parameters():
             weight.copy_(weight.bfloat16().float())
     Checkpoint.of(model).save(tmp_path / "saved")
     loaded = Checkpoint.load(tmp_path / "saved")
+    assert loaded.module.longest == longest == loaded.rules.longest
     assert loaded.config.merge_depth == 1 and loaded.config.adapter_rank == 3
     again = MergedModel(backbone, loaded.module, matcher, "preserved", merge_depth=1)
-    prompts = random_prompts(2, 3)
+    prompts = random_prompts(2, 3, 11 if longest == 4 else 2)
     assert Engine(again).generate(prompts, settings(8)).rows == (
         Engine(model).generate(prompts, settings(8)).rows
     )

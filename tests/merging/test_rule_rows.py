@@ -19,7 +19,7 @@ ROWS = [(7, 8), (7, 8, 9), (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("top", [3, MAX_TOKEN_ID + 1], ids=["few ids", "all ids"])
-@pytest.mark.parametrize("width", [2, 3, LONGEST])
+@pytest.mark.parametrize("width", [2, 3, LONGEST, 7, 16])
 def test_lookup_equals_a_dictionary(top: int, width: int, torch_rng: torch.Generator) -> None:
     def drawn(count: int) -> tuple[Tensor, Tensor, list[tuple[int, ...]]]:
         ids = torch.randint(top, (count, width), generator=torch_rng)
@@ -39,6 +39,12 @@ def test_lookup_equals_a_dictionary(top: int, width: int, torch_rng: torch.Gener
     found, is_own = rows.find(ids, lengths)
     assert is_own.tolist() == [span in places for span in spans]
     assert found[is_own].tolist() == [places[span] for span in spans if span in places]
+
+
+def test_a_span_longer_than_the_rows_has_none() -> None:
+    rows = give_rows(module_of("paper"), ROWS).rows
+    ids, lengths = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 0]]), torch.tensor([5, 4])
+    assert rows.find(ids, lengths)[1].tolist() == [False, True]
 
 
 def test_the_most_frequent_rules_get_the_rows() -> None:

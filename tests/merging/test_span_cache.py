@@ -54,24 +54,28 @@ def lookup(weight: torch.Tensor) -> nn.Embedding:
 
 @pytest.mark.parametrize("form", TABULATED)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-@pytest.mark.parametrize(("chunk", "rows"), [(7, True), (8192, False)])
+@pytest.mark.parametrize(
+    ("chunk", "rows", "longest"), [(7, True, 4), (8192, False, 4), (8192, True, 9)]
+)
 def test_equals_the_direct_path(
     form: str,
     dtype: torch.dtype,
     tolerance: float,
     chunk: int,
     rows: bool,
+    longest: int,
     torch_rng: torch.Generator,
 ) -> None:
-    module = module_of(form, SIZE, 4, dtype).requires_grad_(True)
+    module = module_of(form, SIZE, 4, dtype, longest).requires_grad_(True)
     weight = torch.randn(TOKENS, SIZE, generator=torch_rng).to(dtype)
-    span_ids = torch.randint(TOKENS, (40, LONGEST), generator=torch_rng)
-    lengths = torch.arange(40) % LONGEST + 1  # every length
+    span_ids = torch.randint(TOKENS, (40, longest), generator=torch_rng)
+    lengths = torch.arange(40) % longest + 1  # every length
     if rows:
         spans = zip(span_ids[8:24].tolist(), lengths[8:24].tolist(), strict=True)
         give_rows(module, [tuple(ids[:n]) for ids, n in spans if n > 1])
     merger = TabulatedMerger.of(module, lookup(weight), TOKENS, chunk)
-    assert merger.table.shape == (TOKENS, TABULATED[form], SIZE)
+    offsets = longest if TABULATED[form] > 1 else 1
+    assert merger.table.shape == (TOKENS, offsets, SIZE)
     got, direct = merger(span_ids, lengths), module(weight[span_ids], lengths, span_ids)
     assert got.dtype == dtype and not got.requires_grad
     assert torch.allclose(got, direct, rtol=0, atol=tolerance)

@@ -25,6 +25,7 @@ from umim_core.rules.inspection import (
     visible,
 )
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 Span = tuple[int, ...]
@@ -38,6 +39,7 @@ def ruleset(counted: dict[Span, int]) -> RuleSet:
     return RuleSet(
         {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
         {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
+        RuleOrigin(overlap="none", containment="keep"),
     )
 
 

@@ -26,7 +26,7 @@ ORIGIN = {
 }
 
 
-EVERY = RuleOrigin().record()
+EVERY = RuleOrigin().model_dump(mode="json")
 
 
 def write_rules(directory: Path, table: pa.Table, **changes: object) -> Path:

@@ -7,9 +7,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +57,6 @@ from umim_core.serving.span_files import (
 )
 from umim_core.store.artifacts import sha256_file
 from umim_core.text.chat_parts import content_places, encode_parts
-from umim_core.text.roles import USER, Role
 
 
 @pytest.fixture
@@ -245,7 +243,9 @@ def test_the_command_refuses_bad_arguments(
     assert not Path("new").exists()
 
 
-TABLE_SPANS = [(1, 2), (3, 4), (1, 2, 3), (4, 5, 6, 7)]
+Spans = list[tuple[int, ...]]
+TABLE_SPANS: Spans = [(1, 2), (3, 4), (1, 2, 3), (4, 5, 6, 7)]
+LONG_SPANS = [*TABLE_SPANS, (1, 2, 3, 4, 5, 6)]
 
 
 @pytest.fixture
@@ -267,16 +267,13 @@ def put(folder: Path, **tensors: Any) -> None:
     change(folder, files=files | {TABLE: sha256_file(folder / TABLE)})
 
 
-def test_what_was_written_is_read(folder: Path) -> None:
+@pytest.mark.parametrize("spans", [TABLE_SPANS, LONG_SPANS])
+def test_what_was_written_is_read(folder: Path, spans: Spans) -> None:
+    SpanTable(RuleSet.from_spans(spans, "a" * 64), 50, 16).write(folder)
     table = SpanTable.load(folder, tokenizer_fingerprint="a" * 64)
-    assert [tuple(row) for n in (2, 3, 4) for row in table.rules.ids_by_order[n].tolist()] == (
-        TABLE_SPANS
-    )
+    assert [tuple(r) for rows in table.rules.ids_by_order.values() for r in rows.tolist()] == spans
+    assert table.rules.longest == max(map(len, spans))
     assert (table.vocab_size, table.raw_tail, table.fingerprint) == (50, 16, "a" * 64)
-    assert "roles" not in json.loads((folder / RECORD).read_text())  # as exports before them
-    for roles in (USER, ("user", "tools")):
-        replace(table, roles=roles).write(folder)
-        assert PromptMerger.load(folder).roles == roles
 
 
 def other_table(ids: list[list[int]], lengths: list[int]) -> Any:
@@ -288,13 +285,15 @@ def other_table(ids: list[list[int]], lengths: list[int]) -> Any:
 SPOILT: list[tuple[Any, type[UmimError], str]] = [
     (lambda folder: change(folder, format=2), ArtifactError, "must have format 1; got 2"),
     (lambda folder: change(folder, vocab_size=0), ArtifactError, "must describe the spans"),
-    (lambda folder: change(folder, spans=5), ArtifactError, r"must hold ids \[5, 4\]"),
+    (lambda folder: change(folder, spans=5), ArtifactError, r"must hold ids \[5, 4 to 16\]"),
     (lambda folder: change(folder, vocab_size=7), ArtifactError, r"lie in 0\.\.6; got 7"),
     (lambda folder: (folder / RECORD).unlink(), ArtifactError, RECORD),
     (lambda folder: (folder / TABLE).unlink(), ArtifactError, TABLE),
     (other_table([[1, 2, -1, -1], [1, 2, 3, -1]] * 2, [2, 3, 2, 3]), ArtifactError, "hold spans"),
     (other_table([[1, 2, -1, -1]] * 4, [2] * 4), ArtifactError, "must hold sorted spans"),
     (other_table([[1, 2, 3, 4]] * 4, [5] * 4), ArtifactError, "must hold spans"),
+    (other_table([[*range(17)]] * 4, [17] * 4), ArtifactError, "must hold ids"),
+    (other_table([[k, 9, -1] for k in range(4)], [2] * 4), ArtifactError, "must hold ids"),
     (lambda folder: change(folder, tokenizer_fingerprint="b" * 64), TokenizerMismatchError,
      "tokenizer"),
     (lambda folder: (folder / TOKENIZER).write_text('{"version": "1.0"}'), TokenizerMismatchError,
@@ -316,7 +315,6 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] | trim }}<|endoftext|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-Spans = list[tuple[int, ...]]
 
 
 def merger(spans: Spans, raw_tail: int = 0, vocab_size: int = VOCAB) -> PromptMerger:
@@ -335,7 +333,7 @@ def oracle(
         last[first:end] = [max(first, end - raw_tail)] * (end - first)
     merged, at = [], 0
     while at < len(ids):
-        for n in (4, 3, 2):
+        for n in range(16, 1, -1):
             unit = known.get(tuple(ids[at : at + n]))
             if unit is not None and at + n <= last[at]:
                 merged.append(unit)
@@ -366,8 +364,11 @@ def test_equals_the_oracle_on_random_texts(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(100):
         alphabet = int(rng.integers(2, 40))
-        spans = [tuple(rng.integers(0, alphabet, rng.integers(2, 5)).tolist()) for _ in range(50)]
+        most = int(rng.choice([5, 17]))
+        sizes = rng.integers(2, most, 50)
+        spans = [tuple(rng.integers(0, alphabet, n).tolist()) for n in sizes]
         ids = rng.integers(0, alphabet, rng.integers(0, 80)).tolist()
+        ids = [*ids, *(token for span in spans[:4] for token in span)]
         cuts = sorted(rng.integers(0, len(ids) + 1, 2 * int(rng.integers(1, 4))).tolist())
         ranges = list(zip(cuts[::2], cuts[1::2], strict=True))
         raw_tail = int(rng.integers(0, 6))
@@ -378,39 +379,27 @@ def test_equals_the_oracle_on_random_texts(seed: int) -> None:
         assert own.expand(merged) == ids
 
 
-@pytest.mark.parametrize("roles", [USER, ("tools", "tool"), get_args(Role)], ids=str)
 def test_units_of_a_chat_begin_those_of_the_next_turn(
-    rules: RuleSet,
-    tokenizer: PreTrainedTokenizerBase,
-    roles: tuple[Role, ...],
-    monkeypatch: pytest.MonkeyPatch,
+    rules: RuleSet, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    monkeypatch.setattr(
-        tokenizer, "chat_template", "{% for t in tools %}{{ t | tojson }}\n{% endfor %}" + TEMPLATE
-    )
-    own = PromptMerger(SpanTable(rules, len(tokenizer), 4, roles))
-    tools = [{"name": name, "description": "The sum of all elements."} for name in ("a", "b")]
+    own = PromptMerger(SpanTable(rules, len(tokenizer), 4))
 
     def write(chat: Sequence[Any]) -> str:
         return str(
-            tokenizer.apply_chat_template(
-                list(chat), tools=tools, add_generation_prompt=True, tokenize=False
-            )
+            tokenizer.apply_chat_template(list(chat), add_generation_prompt=True, tokenize=False)
         )
 
     asked = "Return the sum of the array elements over a given axis. If None, the sum of all."
     chat = [{"role": "system", "content": "Return the sum of the array elements over an axis."}]
     begun: list[int] = []
     for turn in range(4):
-        chat.append({"role": ("user", "tool")[turn % 2], "content": f"{asked} ({turn})"})
+        chat.append({"role": "user", "content": f"{asked} ({turn})"})
         text = write(chat)
-        places = content_places(chat, text, write, tools, own.roles)
-        ids, ranges = encode_parts(tokenizer, text, places)
+        ids, ranges = encode_parts(tokenizer, text, content_places(chat, text, write))
         merged = own.merge(ids, ranges)
         assert own.expand(merged) == ids.tolist()
-        parts = {"tools": 2, "system": 1, "user": turn // 2 + 1, "tool": (turn + 1) // 2}
-        assert len(ranges) == sum(parts[role] for role in roles)
-        assert len(merged) < len(ids) - 2 * len(ranges)
+        assert len(ranges) == turn + 1
+        assert len(merged) < len(ids) - 4 * turn
         assert merged[: len(begun)] == begun
         reply = "The sum of the array elements over the axis."
         chat.append({"role": "assistant", "content": reply})

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -58,8 +59,8 @@ def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa"
     return tiny_backbone(CONFIGS[name](), VOCAB, dtype, attention)
 
 
-def module_for(backbone: Backbone) -> MergeModule:
-    module = MergeModule(backbone.hidden_size).to(backbone.dtype)
+def module_for(backbone: Backbone, longest: int = 4) -> MergeModule:
+    module = MergeModule(backbone.hidden_size, longest=longest).to(backbone.dtype)
     module.initialise(0.2, torch.Generator().manual_seed(1))
     return module.eval().requires_grad_(False)
 
@@ -71,10 +72,14 @@ def merging_engine(
     return Engine(MergedModel(backbone, module_for(backbone), matcher, unit_positions))
 
 
-def random_rules(seed: int, infix_free: bool) -> Matcher:
-    """Rules over the whole alphabet, dense enough that every few tokens complete one."""
+def random_rules(seed: int, infix_free: bool, longest: int = 4) -> Matcher:
+    """Rules dense enough that every few tokens complete one; long ones over two tokens alone."""
     rng = np.random.default_rng(seed)
-    if infix_free:
+    if longest > 4:
+        sizes = [longest - 3] if infix_free else range(2, longest + 1)
+        spans = {ids for n in sizes for ids in product((0, 1), repeat=n) if rng.random() < 0.4}
+        spans |= {(7,) * longest}
+    elif infix_free:
         spans = {tuple(rng.integers(0, VOCAB, 2).tolist()) for _ in range(100)}
     else:
         spans = {tuple(rng.integers(0, 5, rng.integers(2, 5)).tolist()) for _ in range(60)}
@@ -85,9 +90,9 @@ def random_rules(seed: int, infix_free: bool) -> Matcher:
     return Matcher(rules)
 
 
-def priced_rules(seed: int, infix_free: bool) -> Matcher:
+def priced_rules(seed: int, infix_free: bool, longest: int = 4) -> Matcher:
     """The same with prices between 0 and 1, half of them at most ``CHEAP``."""
-    rules = random_rules(seed, infix_free).rules
+    rules = random_rules(seed, infix_free, longest).rules
     prices = np.random.default_rng(seed).random(len(rules), dtype=np.float32)
     return Matcher(replace(rules, prices=prices))
 
@@ -96,14 +101,14 @@ def cheap_rules(matcher: Matcher) -> Matcher:
     """The rules of at most ``CHEAP``, without prices."""
     rules = matcher.rules
     assert rules.prices is not None
-    spans = [tuple(ids) for n in (2, 3, 4) for ids in rules.ids_by_order[n].tolist()]
+    spans = [tuple(ids) for n in rules.orders for ids in rules.ids_by_order[n].tolist()]
     cheap = [span for span, price in zip(spans, rules.prices, strict=True) if price <= CHEAP]
     return Matcher(RuleSet.from_spans(cheap))
 
 
-def random_prompts(seed: int, rows: int) -> list[np.ndarray]:
+def random_prompts(seed: int, rows: int, tokens: int = VOCAB) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
-    return [rng.integers(0, VOCAB, rng.integers(1, 14)) for _ in range(rows)]
+    return [rng.integers(0, tokens, rng.integers(1, 14)) for _ in range(rows)]
 
 
 def settings(max_new_tokens: int = 16, **options: object) -> GenerateOptions:

@@ -30,9 +30,10 @@ def module_of(
     size: int = 16,
     heads: int = 4,
     dtype: torch.dtype = torch.float32,
+    longest: int = 4,
 ) -> MergeModule:
     """Return a frozen module whose attention is far from uniform and whose biases count."""
-    module = MergeModule(size, heads, **FORMS[form])
+    module = MergeModule(size, heads, **FORMS[form], longest=longest)
     generator = torch.Generator().manual_seed(4)
     module.initialise(0.7, generator)
     with torch.no_grad():
@@ -94,10 +95,12 @@ def attend(query: Row, keys: list[Row], values: list[Row]) -> Row:
 
 
 def placed(module: MergeModule, span: list[Row]) -> list[Row]:
-    """Embeddings with the vector of their offset."""
+    """Embeddings with the vector of their offset, counted from the end in long spans."""
     if module.module_positions == "none":
         return span
     offsets = module.offset.tolist()
+    if module.longest > 4:
+        offsets = offsets[: len(span)][::-1]
     return [[v + o for v, o in zip(e, offsets[t], strict=True)] for t, e in enumerate(span)]
 
 

@@ -1,4 +1,4 @@
-"""Rows on disk: round trip, merging in parts of rows alone, and array files that are none."""
+"""Rows on disk: round trip, merging up to a border, and array files that are none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.training.token_rows import TokenRows
 
 ROWS = TokenRows.of_rows([[1, 2, 1, 2], [], [1, 2]], [3, 0, 2])
-PARTS = TokenRows.of_parts([[1, 2] * 4, [1, 2], [1, 2]], [((1, 4), (4, 6)), (), ((0, 2),)])
 
 
 def test_rows_survive_the_disk(tmp_path: Path) -> None:
@@ -22,7 +21,7 @@ def test_rows_survive_the_disk(tmp_path: Path) -> None:
     back = TokenRows.load(tmp_path / "rows")
     assert len(back) == 3
     assert [back.row(i).tolist() for i in range(3)] == [[1, 2, 1, 2], [], [1, 2]]
-    assert [back.parts_of(i) for i in range(3)] == [((0, 3),), ((0, 0),), ((0, 2),)]
+    assert back.merge_until.tolist() == [3, 0, 2]
     assert isinstance(back.ids, np.ndarray)
     assert not back.ids.flags.owndata, "memory-mapped"
 
@@ -49,20 +48,8 @@ def test_rows_whose_shards_are_gone_are_refused(tmp_path: Path) -> None:
         TokenRows.load(tmp_path / "rows")
 
 
-@pytest.mark.parametrize(
-    ("rows", "index", "lengths"),
-    [
-        (ROWS, 0, [2, 1, 1]),
-        (ROWS, 1, []),
-        (ROWS, 2, [2]),
-        (PARTS, 0, [1, 1, 2, 2, 1, 1]),
-        (PARTS, 1, [1, 1]),
-        (PARTS, 2, [2]),
-    ],
-)
-def test_tokens_outside_of_the_parts_stay_raw(
-    rows: TokenRows, index: int, lengths: list[int]
-) -> None:
-    starts, found = rows.segment(index, Matcher(RuleSet.from_spans([(1, 2)])))
+@pytest.mark.parametrize(("index", "lengths"), [(0, [2, 1, 1]), (1, []), (2, [2])])
+def test_tokens_behind_the_border_stay_raw(index: int, lengths: list[int]) -> None:
+    starts, found = ROWS.segment(index, Matcher(RuleSet.from_spans([(1, 2)])))
     assert found.tolist() == lengths
     assert starts.tolist() == (np.cumsum(lengths) - lengths).tolist()

@@ -22,6 +22,7 @@ from umim_core.errors import (
     ArtifactError,
     BackboneError,
     CheckpointError,
+    ConfigError,
     FetchHashError,
     did_you_mean,
 )
@@ -101,8 +102,11 @@ class CheckpointConfig(ModuleForm):
 
     @model_validator(mode="after")
     def _has_a_merged_prompt(self) -> Self:
-        check_raw_tail(self.raw_tail, self.merge)
-        check_roles(self.roles)
+        try:
+            check_raw_tail(self.raw_tail, self.merge)
+            check_roles(self.roles)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         return self
 
     def recommended(

@@ -18,7 +18,6 @@ from umim_core.errors import CheckpointError, ConfigError, require
 from umim_core.merging.adapters import SpanAdapters
 from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.module import MergeModule
-from umim_core.rules.grams import LONGEST
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.disk import unwritable
 
@@ -59,12 +58,12 @@ def write_module(module: nn.Module, path: Path) -> None:
 def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeModule:
     """Return the module that ``write_module`` wrote, its weights fixed."""
     with torch.device("meta"):  # a declared size allocates nothing and draws no weights
-        module = MergeModule.of(config, config.hidden_size, config.num_heads)
+        module = MergeModule.of(config, config.hidden_size, config.num_heads, rules.longest)
         if config.adapter_rank:
             module.adapters = _adapters(path, config.adapter_rank)
     expected = shapes_of(module)
     if config.rule_rows:
-        expected |= {_SPANS: (config.rule_rows, LONGEST)}
+        expected |= {_SPANS: (config.rule_rows, rules.longest)}
         expected |= {_TABLE: (config.rule_rows, config.hidden_size)}
     weights = read_weights(path, expected)
     if config.rule_rows:

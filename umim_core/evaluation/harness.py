@@ -74,7 +74,6 @@ from umim_core.store.artifacts import sha256_bytes
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.spec import TASKS, cue_of
 from umim_core.text.chat_parts import Chat, content_places, encode_parts
-from umim_core.text.roles import Role
 
 _log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its is
 _OWN: Final = "umim_"
@@ -98,14 +97,14 @@ TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 class ChatContexts:
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, roles: Sequence[Role]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.applied = False
-        self._tokenizer, self._roles = tokenizer, roles
+        self._tokenizer = tokenizer
         self._places: dict[str, list[tuple[int, int]]] = {}
 
     def note(self, chat: Chat, text: str, render: Callable[[Chat], str]) -> None:
         """Note a chat, the text that the template made of it, and how it writes others."""
-        self._places[text] = content_places(chat, text, render, roles=self._roles)
+        self._places[text] = content_places(chat, text, render)
 
     def parts(self, text: str, ids: Sequence[int] | NDArray[np.int64]) -> Parts | None:
         """Return the tokens of a context that may merge; None for all, where it is no chat."""
@@ -175,7 +174,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         protect: Tokens that are never merged, as in ``UMIM.from_pretrained``: ``protect=digits``.
         budget: Largest measured loss of a rule in nats per saved token, as in
             ``UMIM.from_pretrained``.
-        roles: Whose contents of a chat merge, as in ``UMIM.generate``: ``roles=user+system``.
         compare: ``base`` to run the base model, too; results then have ``NAME_base`` and
             ``NAME_difference`` of every metric, paired by question, with standard errors.
 
@@ -211,9 +209,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         compare: Literal["base"] | None = None,
         protect: str | Sequence[str] | None = None,
         budget: float | None = None,
-        roles: str | Sequence[Role] | None = None,
     ) -> None:
-        said = roles.split("+") if isinstance(roles, str) else roles
         aliases: dict[str | None, Merge] = {None: "none", "context": "prompt"}
         given = cast(AskedMerge, aliases.get(merge, merge))
         rules_tr = target_tr if method is None else None
@@ -226,13 +222,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             compare=compare,
             protect=protect,
             allow_backbone_mismatch=allow_backbone_mismatch,
-            roles=said,
         )
         # before anything is read
         self.target = check(merge="prompt" if given == AUTO else given, raw_tail=raw_tail or 0)
         baseline = None if method is None else find_baseline(method)
-        checkpoint, self.merge, raw_tail, chosen = recommended(
-            checkpoint, given, raw_tail, method, self.target, cast("Sequence[Role] | None", said)
+        checkpoint, self.merge, raw_tail = recommended(
+            checkpoint, given, raw_tail, method, self.target
         )
         check(merge=self.merge, raw_tail=raw_tail)
         merged_model = open_model_args(
@@ -262,7 +257,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             prefix_token_id=prefix_token_id,
         )
         self.merged_model, self.method, self.compare = merged_model, method, compare
-        self.chats = ChatContexts(self.backbone.tokenizer, chosen)
+        self.chats = ChatContexts(self.backbone.tokenizer)
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
         self.scorer: AnyScorer | None = None  # for lm-eval's own ``hf`` scores
         self.comparing = False  # within an evaluation that runs the base model, too

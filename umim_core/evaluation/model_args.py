@@ -37,7 +37,6 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.loading import LoadOptions, find_backbone, find_checkpoint
 from umim_core.model.umim import UMIM
-from umim_core.text.roles import USER, Role, check_roles
 
 AskedMerge = Merge | Literal["auto"]
 AUTO: Final = "auto"  # merge as the checkpoint recommends
@@ -57,7 +56,6 @@ def check_modes(
     compare: str | None = None,
     protect: str | Sequence[str] | None = None,
     allow_backbone_mismatch: str | None = None,
-    roles: Sequence[str] | None = None,
 ) -> TargetReduction | None:
     """Refuse arguments that do not go together; see ``UmimLM``.
 
@@ -65,8 +63,6 @@ def check_modes(
     """
     check_merge(merge)
     check_raw_tail(raw_tail, merge)
-    if roles is not None:
-        check_roles(roles)
     none, target = merge == "none", target_tr is not None
     on_cache = method is not None and find_baseline(method).side == "cache"
     broken = {
@@ -81,7 +77,6 @@ def check_modes(
         ),
         "compare=base needs a model that merges": none and compare is not None,
         "protect keeps tokens from being merged": none and protect,
-        "roles say whose contents of a chat merge": none and roles is not None,
         "target_tr chooses rules, or is the budget of a baseline (method)": none and target,
         "allow_backbone_mismatch must not come with merge=none, which takes any backbone": (
             none and allow_backbone_mismatch is not None
@@ -93,7 +88,6 @@ def check_modes(
         "method": method,
         "target_tr": target_tr,
         "protect": protect,
-        "roles": roles,
         "allow_backbone_mismatch": allow_backbone_mismatch,
         "merge": merge,
         "raw_tail": raw_tail,
@@ -110,11 +104,10 @@ def recommended(
     raw_tail: int | None,
     method: str | None,
     target: TargetReduction | None,
-    roles: Sequence[Role] | None,
-) -> tuple[str | Path | Checkpoint | None, Merge, int, Sequence[Role]]:
-    """Return the checkpoint, what is merged, the raw tail and the roles, as ``UMIM.generate`` does.
+) -> tuple[str | Path | Checkpoint | None, Merge, int]:
+    """Return the checkpoint, what is merged and the raw tail, as ``UMIM.generate`` chooses them.
 
-    The checkpoint is loaded where something is left to it: ``merge`` ``auto``, others None. A
+    The checkpoint is loaded where something is left to it: ``merge`` ``auto``, ``raw_tail`` None. A
     baseline ``method`` reads prompts merged, or shortened, alone; with a ``target`` of its own,
     policies of the cache take no raw tail.
     """
@@ -123,13 +116,11 @@ def recommended(
         known == "none" or (target and method and find_baseline(method).side == "cache")
     ):
         raw_tail = 0
-    if known == "none":
-        roles = USER
-    if known != AUTO and raw_tail is not None and roles is not None:
-        return checkpoint, known, raw_tail, roles
+    if known != AUTO and raw_tail is not None:
+        return checkpoint, known, raw_tail
     loaded = find_checkpoint(_checkpoint(checkpoint), {})
     chosen = loaded.config.recommended(None if known == AUTO else known, raw_tail)
-    return loaded, *chosen, loaded.config.roles if roles is None else roles
+    return loaded, *chosen
 
 
 def open_model_args(

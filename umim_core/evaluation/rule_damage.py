@@ -32,7 +32,6 @@ from umim_core.evaluation.alignment import logit_pairs, row_divergence
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.damage_table import DamageOrigin, DamageTable
-from umim_core.rules.grams import ORDERS
 from umim_core.store.artifacts import sha256_bytes
 
 WINDOW: Final = 4  # states: a merge's own, and three raw tokens after it
@@ -72,7 +71,7 @@ def measure_damage(
         if len(layout.span_ids):
             spans, lengths = layout.span_ids.cpu().numpy(), layout.span_lengths.cpu().numpy()
             places = np.empty(len(spans), dtype=np.int64)
-            for n in ORDERS:
+            for n in rules.orders:
                 places[lengths == n] = rules.places(spans[lengths == n, :n])
             kl[places] += _divergence(part, layout, window, merged_model)
             for counted, states in (

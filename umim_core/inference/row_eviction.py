@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from umim_core.errors import GenerationError, require
 from umim_core.inference.outputs import Row
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.span_eviction import CERTAIN, SINKS
+from umim_core.merging.span_eviction import SINKS
 from umim_core.rules.matcher import Matcher
 from umim_core.text.token_ids import Ints
 
@@ -38,6 +38,7 @@ class RowEviction:
 
     def __init__(self, matcher: Matcher, age: int, prompts: Sequence[Sequence[int]]) -> None:
         self._age = age
+        self._certain = matcher.rules.longest - 1  # tokens behind a unit's first that may change it
         self._suffixes = matcher.suffixes(len(prompts))
         self._read = [len(ids) for ids in prompts]
         self._held = [list(range(len(ids))) for ids in prompts]  # positions, column by column
@@ -73,8 +74,8 @@ class RowEviction:
                 units.pop()
             length = int(step.lengths[row])
             units.append((token - length + 1, length))
-            while units and token - units[0][0] >= CERTAIN:
-                self._wait(row, *units.popleft(), certain=CERTAIN)
+            while units and token - units[0][0] >= self._certain:
+                self._wait(row, *units.popleft(), certain=self._certain)
             self._held[row].append(token)
             self._read[row] += 1
 

@@ -5,8 +5,8 @@
     layer 1    x1 x2 x3 x4
     layer 2    x1 u23 x4       columns of units: rolled back where a rule ends
     ...
-    recent     h2 h3 h4        states of the last three tokens before layer 2, of which the next
-                               token's unit may be made
+    recent     h2 h3 h4        states of the last tokens before layer 2, of which the next token's
+                               unit may be made: as many as the longest rule has, less one
 
 At depth 0 there are columns of units alone.
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -29,10 +28,8 @@ from umim_core.inference.prompts import Prompts
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits, fill_units
 from umim_core.merging.span_cache import SpanCache
-from umim_core.rules.grams import ORDERS
+from umim_core.rules.grams import LONGEST
 from umim_core.rules.matcher import Advance
-
-REACH: Final = ORDERS[-1] - 1  # tokens before the newest that its unit may hold
 
 
 @dataclass(frozen=True)
@@ -51,20 +48,23 @@ class UnitCache:
     Attributes:
         units: Of the layers from the merge depth on.
         raw: Of the layers below it; None at depth 0.
-        recent: States of each row's last three tokens before the merge depth [B, 3, d]; None at
+        recent: States of each row's last tokens before the merge depth [B, reach, d]; None at
             depth 0 and before the first forward.
+        reach: Tokens before the newest that its unit may hold.
     """
 
     units: RowCache
     raw: RowCache | None = None
     recent: Tensor | None = None
+    reach: int = LONGEST - 1
 
     @classmethod
     def empty(cls, merged_model: MergedModel, rows: int, units: int, raw: int) -> UnitCache:
         """Return a cache with room for so many columns."""
         depth, device = merged_model.merge_depth, merged_model.backbone.device
         above = RowCache(merged_model.backbone.num_layers - depth, rows, units, device)
-        return cls(above, RowCache(depth, rows, raw, device) if depth else None)
+        below = RowCache(depth, rows, raw, device) if depth else None
+        return cls(above, below, reach=merged_model.longest - 1)
 
     @property
     def lengths(self) -> Tensor:
@@ -94,6 +94,7 @@ class UnitCache:
             units,
             RowCache.of_rows(below) if below else None,
             torch.stack(states) if states else None,
+            rows[0][0].reach,
         )
 
     def cut(self, units: int, raw: int) -> None:
@@ -109,7 +110,7 @@ class UnitCache:
         """Return a cache of some rows that begin as the only row of this one; see ``RowCache``."""
         raw = None if self.raw is None else self.raw.forked(times)
         recent = None if self.recent is None else self.recent.repeat_interleave(times, dim=0)
-        return UnitCache(self.units.forked(times), raw, recent)
+        return UnitCache(self.units.forked(times), raw, recent, self.reach)
 
     def allow(self, units: int, raw: int) -> None:
         """Let the rows grow to at least so many columns."""
@@ -130,16 +131,16 @@ class UnitCache:
         self.recent = mark.recent
 
     def remember(self, states: Tensor, counts: Tensor) -> None:
-        """Keep the states of each row's last three tokens.
+        """Keep the states of each row's last tokens.
 
         Of the states just read, before the merge depth [B, T, d], right-padded, ``counts`` [B]
         (int64, on their device) are each row's.
         """
         known = self.recent
         if known is None:
-            known = states.new_zeros(len(states), REACH, states.shape[-1])
+            known = states.new_zeros(len(states), self.reach, states.shape[-1])
         joined = torch.cat([known, states], dim=1)
-        places = counts[:, None] + torch.arange(REACH, device=counts.device)
+        places = counts[:, None] + torch.arange(self.reach, device=counts.device)
         self.recent = joined[torch.arange(len(joined), device=counts.device)[:, None], places]
 
 
@@ -196,7 +197,7 @@ class UnitInputs:
         raw.begin(1)
         states = lower.on_cache(self._backbone.embed(fed[:, None]), raw, positions)
         raw.commit(running)
-        window = torch.cat([cache.recent, states], dim=1)  # [B, 4, d], the newest last
+        window = torch.cat([cache.recent, states], dim=1)  # [B, reach + 1, d], the newest last
         cache.remember(states, running.to(device, torch.int64))
         merged = np.flatnonzero(step.lengths > 1)
         if merged.size:

@@ -13,8 +13,9 @@ With the ids a b c d e and the rules (b, c) and (b, c, d, e)::
     position        0     1     1      2     1           units of the state, less one
 
 Matching is left to right, so what stands before a span of the whole text is the same in every state
-within the span: a column's predecessors are trunk columns and at most two branch columns of its own
-span. With preserved unit positions column t has the position t.
+within the span: a column's predecessors are trunk columns and branch columns of its own span, at
+most as many as the span has tokens, less two. With preserved unit positions column t has the
+position t.
 
 No column depends on a later token. Were the whole text cut first and the tokens within a span left
 raw, d would be predicted from a b c, a state chosen by looking at d and e.
@@ -33,7 +34,6 @@ from torch import Tensor
 from umim_core.backbone.attention_masks import additive_mask
 from umim_core.config.form import UnitPositions
 from umim_core.merging.packing import PackedUnits, Segmenter
-from umim_core.rules.grams import LONGEST
 from umim_core.text.token_ids import Ints
 
 
@@ -72,7 +72,8 @@ class BranchLayout:
         causal = columns[None, :] <= columns[:, None]  # [T, T]
         allowed = causal & self.trunk[:, None, :]
         seen = columns.expand_as(self.lengths)
-        for _ in range(LONGEST - 1):  # itself and two predecessors; those before are trunk
+        # Itself and its predecessors within the longest span; those before are trunk.
+        for _ in range(self.span_ids.shape[1] - 1):
             allowed.scatter_(2, seen[:, :, None], True)
             before = seen - self.lengths.gather(1, seen)
             seen = torch.where(before < 0, seen, before)
@@ -120,9 +121,9 @@ class _Prefixes:
     The last row, M, stands for units of one raw token.
 
     Attributes:
-        lengths: Tokens of the prefix's last unit [M + 1, 4].
-        units: Units of the prefix, less one [M + 1, 4].
-        surrogate: Row of ``span_ids`` of its last unit [M + 1, 4], -1 for a raw token.
+        lengths: Tokens of the prefix's last unit [M + 1, N].
+        units: Units of the prefix, less one [M + 1, N].
+        surrogate: Row of ``span_ids`` of its last unit [M + 1, N], -1 for a raw token.
         span_ids: The spans and the smaller rules within them [M', N].
         span_lengths: Their tokens [M'].
     """
@@ -136,9 +137,10 @@ class _Prefixes:
     @classmethod
     def of(cls, packed: PackedUnits, matcher: Segmenter | None) -> _Prefixes:
         spans, sizes = packed.span_ids.cpu().numpy(), packed.span_lengths.cpu().numpy()
-        lengths = np.ones((len(spans) + 1, LONGEST), dtype=np.int64)
-        units = np.tile(np.arange(LONGEST), (len(spans) + 1, 1))  # raw tokens, one by one
-        for size in range(2, LONGEST):
+        longest = spans.shape[1]
+        lengths = np.ones((len(spans) + 1, longest), dtype=np.int64)
+        units = np.tile(np.arange(longest), (len(spans) + 1, 1))  # raw tokens, one by one
+        for size in range(2, longest):
             longer = np.flatnonzero(sizes > size)
             if matcher is not None and len(longer):
                 borders = np.arange(len(longer) + 1, dtype=np.int64) * size
@@ -164,10 +166,10 @@ class _Prefixes:
 
 
 def _span_keys(spans: Ints, row: Ints, last: Ints, sizes: Ints) -> Ints:
-    """Return length and zero-padded ids [P, 1 + 4] of the units that end at ``last`` in spans."""
-    keys = np.zeros((len(row), 1 + LONGEST), dtype=np.int64)
+    """Return length and zero-padded ids [P, 1 + N] of the units that end at ``last`` in spans."""
+    keys = np.zeros((len(row), 1 + spans.shape[1]), dtype=np.int64)
     keys[:, 0] = sizes
-    for place in range(LONGEST):
+    for place in range(spans.shape[1]):
         inside = np.flatnonzero(sizes > place)
         keys[inside, 1 + place] = spans[row[inside], last[inside] - sizes[inside] + 1 + place]
     return keys

@@ -29,6 +29,7 @@ from umim_core.merging.packing import (
     fill_units,
     pack_rows,
 )
+from umim_core.rules.grams import LONGEST
 from umim_core.rules.matcher import Matcher, Parts, segment_parts, segment_prefix
 
 
@@ -69,12 +70,23 @@ class MergedModel:
         ruled = isinstance(self.matcher, Matcher) and len(self.matcher.rules)
         if ruled and self.module is None:
             raise ConfigError("rules need a merge module", None, "Pass one, or no rules.")
+        if module is not None and self.longest > module.longest:
+            raise ConfigError(
+                f"rules must have at most {module.longest} tokens, as those of the module",
+                self.longest,
+                "Train a checkpoint with these rules.",
+            )
         if self.unit_positions not in get_args(UnitPositions):
             raise ConfigError(
                 f"unit_positions must be one of {get_args(UnitPositions)}",
                 self.unit_positions,
                 "Take the checkpoint's.",
             )
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a unit."""
+        return self.matcher.rules.longest if isinstance(self.matcher, Matcher) else LONGEST
 
     @property
     def saved_share(self) -> float:
@@ -204,10 +216,10 @@ class MergedModel:
         return flat.view(*ends.shape, -1)
 
     def merge_states(self, window: Tensor, ids: Tensor, lengths: NDArray[np.int64]) -> Tensor:
-        """Return the states [M, d] of units of 2 to 4 tokens that end with the last of four.
+        """Return the states [M, d] of units that end with the last of W tokens.
 
-        ``window`` has the states of four tokens before the merge depth [M, 4, d], ``ids`` those of
-        each unit [M, 4] (int64), zero behind its end.
+        ``window`` has the states of the tokens before the merge depth [M, W, d], ``ids`` those of
+        each unit [M, W] (int64), zero behind its end.
         """
         sizes = torch.from_numpy(lengths).to(window.device)
         ends = torch.full_like(sizes, window.shape[1] - 1)

@@ -30,7 +30,6 @@ from umim_core.backbone.split import split_backbone
 from umim_core.merging.adapters import SpanAdapters, adapted, merged_rows
 from umim_core.merging.forms.span_ops import inside_spans
 from umim_core.merging.module import MergeModule
-from umim_core.rules.grams import ORDERS
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def span_places(ends: Tensor, lengths: Tensor) -> Tensor:
 
     Behind a span's end stands its last token again.
     """
-    width = int(lengths.max()) if len(lengths) else ORDERS[0]
+    width = int(lengths.max()) if len(lengths) else 1
     first = ends - lengths + 1
     offsets = torch.arange(width, device=ends.device)
     return torch.minimum(first[:, None] + offsets, ends[:, None])

@@ -20,7 +20,7 @@ from torch import Tensor
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import CorpusError
-from umim_core.rules.grams import LONGEST
+from umim_core.rules.grams import MAX_LONGEST
 
 Segmentation = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -33,7 +33,7 @@ class Segmenter(Protocol):
     """
 
     def segment(self, ids: NDArray[np.integer]) -> Segmentation:
-        """Cut ids [T] into units of 1 to 4 tokens; see ``Matcher.segment``."""
+        """Cut ids [T] into units of 1 to 16 tokens; see ``Matcher.segment``."""
 
     def segment_many(
         self, ids: NDArray[np.integer], offsets: NDArray[np.int64]
@@ -123,7 +123,7 @@ def pack_rows(
     shape = (len(rows), int(counts.max(initial=0)))
     token_ids, starts, lengths = (np.zeros(shape, dtype=np.int64) for _ in range(3))
     span_index = np.full(shape, -1, dtype=np.int64)
-    spans = np.zeros((shape[0], shape[1], LONGEST), dtype=np.int64)
+    keys: list[NDArray[np.int64]] = []  # length and zero-padded ids of merged units
     for b, (ids, (row_starts, row_lengths)) in enumerate(zip(rows, segmentations, strict=True)):
         units = len(row_starts)
         ends = np.cumsum(row_lengths)
@@ -133,22 +133,26 @@ def pack_rows(
                 f"{int(row_lengths.sum())} of {len(ids)} tokens",
                 "Use the matcher's own segmentation.",
             )
-        if units and not 1 <= row_lengths.min() <= row_lengths.max() <= LONGEST:
+        if units and not 1 <= row_lengths.min() <= row_lengths.max() <= MAX_LONGEST:
             raise CorpusError(
-                f"a unit must have 1 to {LONGEST} tokens",
+                f"a unit must have 1 to {MAX_LONGEST} tokens",
                 f"{int(row_lengths.min())}..{int(row_lengths.max())}",
                 "Cut it into shorter ones.",
             )
         starts[b, :units], lengths[b, :units] = row_starts, row_lengths
-        for offset in range(LONGEST):
-            inside = row_lengths > offset
-            spans[b, :units, offset][inside] = ids[row_starts[inside] + offset]
-    merged = lengths > 1
-    token_ids[lengths == 1] = spans[lengths == 1, 0]
-    keys = np.concatenate([lengths[merged][:, None], spans[merged]], axis=1)
-    unique, inverse = np.unique(keys, axis=0, return_inverse=True)
-    span_index[merged] = inverse.reshape(-1)
-    width = int(unique[:, 0].max(initial=1))
+        raw = np.flatnonzero(row_lengths == 1)
+        token_ids[b, raw] = ids[row_starts[raw]]
+        merged = np.flatnonzero(row_lengths > 1)
+        row_keys = np.zeros((len(merged), 1 + MAX_LONGEST), dtype=np.int64)
+        row_keys[:, 0] = sizes = row_lengths[merged]
+        for offset in range(int(sizes.max(initial=0))):
+            inside = sizes > offset
+            row_keys[inside, 1 + offset] = ids[row_starts[merged[inside]] + offset]
+        keys.append(row_keys)
+    every = np.concatenate([np.zeros((0, 1 + MAX_LONGEST), np.int64), *keys])
+    width = int(every[:, 0].max(initial=1))
+    unique, inverse = np.unique(every[:, : 1 + width], axis=0, return_inverse=True)
+    span_index[lengths > 1] = inverse.reshape(-1)
 
     def tensor(array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -156,7 +160,7 @@ def pack_rows(
     return PackedUnits(
         token_ids=tensor(token_ids),
         span_index=tensor(span_index),
-        span_ids=tensor(unique[:, 1 : 1 + width]),
+        span_ids=tensor(unique[:, 1:]),
         span_lengths=tensor(unique[:, 0]),
         attention_mask=tensor(lengths) > 0,
         unit_counts=tensor(counts),

@@ -6,10 +6,11 @@ neither on the other rows nor on the requests before it.
 
 What a token contributes depends on it alone (on its offset, too, with learned positions and in the
 linear form), so it can be computed once per vocabulary entry: a merge is then a lookup, a softmax
-and one d x d product, exactly. The table has V x d numbers, four times as many where offsets count.
+and one d x d product, exactly. The table has V x d numbers, times the most tokens of a rule where
+offsets count.
 
-Shapes: V vocabulary, O offsets with a table of their own (1 or 4), M spans, N tokens of the
-longest, d embedding size.
+Shapes: V vocabulary, O offsets with a table of their own (1, or the most tokens of a rule), M
+spans, N tokens of the longest, d embedding size.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class TabulatedMerger:
         type.
         """
         width, offsets = span_ids.shape[1], self.table.shape[1]
-        columns = torch.arange(width, device=span_ids.device) if offsets > 1 else 0
+        columns = self.module.offsets_of(lengths, width) if offsets > 1 else 0
         pooled = self.module.pool(self.table[span_ids, columns], lengths)
         if self.module.residual != "none":
             pooled = self.module.add_anchor(pooled, self.embed(span_ids), lengths)

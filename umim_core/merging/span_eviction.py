@@ -37,12 +37,11 @@ from umim_core.merging.packing import Segmentation
 from umim_core.rules.grams import LONGEST
 from umim_core.text.token_ids import Ints
 
-CERTAIN: Final = LONGEST - 1  # tokens behind a unit's first after which no rule changes the unit
 SINKS: Final = 1  # first tokens of a text whose columns always stay
 _NEVER: Final = np.iinfo(np.int64).max
 
 
-def last_queries(cut: Segmentation, age: int, certain: int = CERTAIN) -> Ints:
+def last_queries(cut: Segmentation, age: int, certain: int = LONGEST - 1) -> Ints:
     """Return the last token that sees the column of each token of a text [T] (int64).
 
     It is the largest integer for columns that always stay. ``cut`` has the units' starts and

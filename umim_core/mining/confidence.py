@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,15 @@ from umim_core.rules.grams import ORDERS
 from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, check_offsets, read_ids
 
 SpanCounts = tuple[dict[int, Ids], dict[int, Ints]]
+DEFAULT_PROBABILITY: Final = 0.5  # paper
+
+
+def check_probability(min_probability: float) -> None:
+    """Check a probability to be exceeded."""
+    if not 0 < min_probability < 1:
+        raise ConfigError(
+            "min_probability must lie between 0 and 1", min_probability, "The paper takes 0.5."
+        )
 
 
 def check_segment(backbone: Backbone, length: int) -> None:
@@ -48,7 +58,7 @@ def confidence_counts(
     ids: Tokens,
     offsets: Offsets,
     *,
-    min_probability: float,
+    min_probability: float = DEFAULT_PROBABILITY,
     batch_size: int = 8,
     excluded: Iterable[int] = (),
 ) -> SpanCounts:
@@ -61,6 +71,7 @@ def confidence_counts(
     Returns:
         Per order n the spans [R_n, n], rows ascending, and how many runs they are [R_n].
     """
+    check_probability(min_probability)
     if batch_size < 1:
         raise ConfigError("batch_size must be at least 1", batch_size, "Use 8.")
     check_offsets(offsets, len(ids))
@@ -84,7 +95,8 @@ def confidence_counts(
             at = starts[lengths == n, None] + np.arange(n)
             rows_by_order[n].append(tokens[at])
     rows = {n: np.concatenate(rows_by_order[n]) for n in ORDERS}
-    return add_span_counts([(rows, {n: np.ones(len(rows[n]), np.int64) for n in ORDERS})])
+    counted = {n: _count_rows(rows[n], np.ones(len(rows[n]), np.int64)) for n in ORDERS}
+    return {n: counted[n][0] for n in ORDERS}, {n: counted[n][1] for n in ORDERS}
 
 
 def add_span_counts(parts: Sequence[SpanCounts]) -> SpanCounts:

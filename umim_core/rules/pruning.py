@@ -267,8 +267,7 @@ def without_tokens(
 
 def _protecting(rules: RuleSet, protect: Sequence[str]) -> RuleOrigin:
     known = rules.origin
-    patterns = tuple(dict.fromkeys((*known.options.protect, *protect)))
-    return known.with_options({"protect": patterns})
+    return known.model_copy(update={"protect": tuple(dict.fromkeys((*known.protect, *protect)))})
 
 
 def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:

@@ -60,7 +60,6 @@ from umim_core.serving.openai_api import (
     usage,
 )
 from umim_core.serving.prompt_reader import Lanes, PromptReader, most_raw_tokens
-from umim_core.text.roles import USER, Role
 
 
 class AnswerEngine(Protocol):
@@ -190,14 +189,12 @@ class Served:
         name: How requests call it.
         merged_model: The model; without rules it reads raw tokens.
         raw_tail: Last tokens of a prompt, and of each message of a chat, that stay raw.
-        roles: Whose contents of a chat merge.
     """
 
     name: str
     merged_model: MergedModel
     merge: Merge
     raw_tail: int
-    roles: tuple[Role, ...] = USER
 
     @classmethod
     def load(
@@ -225,8 +222,7 @@ class Served:
             return cls(name or checkpoint, MergedModel.without_merging(backbone), "none", 0)
         source = checkpoint or default_checkpoint()
         umim = UMIM.from_pretrained(source, dtype=dtype, device=device)
-        config = umim.checkpoint.config
-        return cls(name or source, umim.merged_model, *config.recommended(merge), config.roles)
+        return cls(name or source, umim.merged_model, *umim.checkpoint.config.recommended(merge))
 
     @property
     def backbone(self) -> Backbone:
@@ -246,7 +242,7 @@ class LocalEngine:
         self.metrics = ServerMetrics()
         engine = Engine(served.merged_model)
         self.worker = EngineWorker(engine, tokenizer.backend_tokenizer, self.metrics, sizes)
-        self._reader = PromptReader(tokenizer, served.roles)
+        self._reader = PromptReader(tokenizer)
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[None]:
@@ -305,7 +301,7 @@ class LocalEngine:
 
     async def _prompt(self, body: AnyBody, merge: Merge) -> PromptIds:
         by_units = merge != "none" and self._served.merged_model.unit_positions == "compact"
-        most = most_raw_tokens(self.positions, by_units)
+        most = most_raw_tokens(self.positions, self._served.merged_model.longest if by_units else 1)
         if isinstance(body, ChatBody):
             read = await self._reader.read([message.plain() for message in body.messages], most)
         else:

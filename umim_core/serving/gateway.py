@@ -105,8 +105,7 @@ class Gateway:
         key: str | None = None,
         upstream_masks: bool = False,
     ) -> None:
-        self._reader = PromptReader(tokenizer, merger.roles)
-        self._merger, self._limits = merger, limits
+        self._reader, self._merger, self._limits = PromptReader(tokenizer), merger, limits
         self._contexts: dict[object, int] = {}  # by the names of models
         self._known_until = 0.0
         first, count = merger.vocab_size, merger.span_count
@@ -170,7 +169,7 @@ class Gateway:
             return await self._forward(request, path, document, None)
         context = await self._context(request, document.get("model"))
         try:
-            read = await self._reader.read(prompt, most_raw_tokens(context, True))
+            read = await self._reader.read(prompt, most_raw_tokens(context, self._merger.longest))
         except GenerationError as error:  # the engine may have another template, or more room
             self.metrics.stays_raw("template", error.rule)
             return await self._forward(request, path, document, None)

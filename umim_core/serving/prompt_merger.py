@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from umim_core.config.form import check_raw_tail
 from umim_core.errors import GenerationError, require
-from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher, segment_parts, segment_prefix
 from umim_core.serving.span_files import SpanTable
 from umim_core.text.token_ids import Ints
@@ -33,8 +32,8 @@ class PromptMerger:
     Attributes:
         vocab_size: Rows V of the model before the export; span i has the id V + i.
         span_count: Number of spans K.
+        longest: Most tokens of one.
         raw_tail: Last tokens of each range that stay raw by default.
-        roles: Whose contents of a chat may merge, as the checkpoint recommends; for ``write_chat``.
         fingerprint: SHA-256 of the tokenizer whose ids these are; "" if unknown.
     """
 
@@ -44,7 +43,8 @@ class PromptMerger:
         self._spans, _ = table.padded()
         self.vocab_size = table.vocab_size
         self.span_count = len(table.rules)
-        self.raw_tail, self.roles = table.raw_tail, table.roles
+        self.longest = table.rules.longest
+        self.raw_tail = table.raw_tail
         self.fingerprint = table.fingerprint
 
     @classmethod
@@ -80,7 +80,7 @@ class PromptMerger:
 
         starts, lengths = segment_parts(cut, raw, parts)
         merged = raw[starts]
-        for n in ORDERS:
+        for n in self._rules.orders:
             at = np.flatnonzero(lengths == n)
             if len(at):
                 spans = raw[starts[at, None] + np.arange(n)]

@@ -8,7 +8,7 @@ is encoded at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -17,9 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.errors import GenerationError, require
-from umim_core.rules.grams import LONGEST
 from umim_core.text.chat_parts import Chat, encode_parts, write_chat
-from umim_core.text.roles import USER, Role
 from umim_core.text.token_ids import encode
 
 _LONG: Final = 1 << 16  # characters
@@ -50,8 +48,8 @@ class Lanes:
 class PromptReader:
     """Reads prompts by a tokenizer; threads may share it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, roles: Sequence[Role] = USER) -> None:
-        self._tokenizer, self._roles = tokenizer, roles
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
         self._lanes = Lanes()
         self._longest: int | None = None  # bytes of a token
         if isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -81,7 +79,7 @@ class PromptReader:
             _check_count(len(prompt), most)
             ids = np.array(prompt)
         else:
-            written = write_chat(cast("Chat", prompt), self._tokenizer, None, self._roles)
+            written = write_chat(cast("Chat", prompt), self._tokenizer)
             self._check_text(written.text, most)
             ids, ranges = encode_parts(self._tokenizer, written.text, written.places)
             left_raw = written.unmerged
@@ -93,9 +91,9 @@ class PromptReader:
             _check_count(-(-len(text.encode("utf-8", "surrogatepass")) // self._longest), most)
 
 
-def most_raw_tokens(positions: int | None, merged: bool) -> int | None:
-    """Return how many raw tokens may fit a context; each unit holds several if they merge."""
-    return None if positions is None else positions * (LONGEST if merged else 1)
+def most_raw_tokens(positions: int | None, of_a_unit: int) -> int | None:
+    """Return how many raw tokens may fit a context whose units hold at most so many each."""
+    return None if positions is None else positions * of_a_unit
 
 
 def _check_count(count: int, most: int | None) -> None:

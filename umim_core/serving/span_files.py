@@ -1,10 +1,11 @@
 """Files of an exported model beside its weights: its spans, and adapters of them if it has any.
 
 ``umim_spans.table`` and ``umim_adapters.table`` have the format of safetensors, not its suffix:
-vLLM reads every such file next to a model as weights. The first holds ``ids`` int32 [K, 4] (-1
-behind a span's end) and ``lengths`` int8 [K]; row i is the span of the id ``vocab_size + i``, rows
-sorted by length, then ids. The second holds a pair per linear map of a layer, all layers in one,
-float32: ``self_attn.q_proj.down`` [layers, in, r], ``self_attn.q_proj.up`` [layers, r, out], ...
+vLLM reads every such file next to a model as weights. The first holds ``ids`` int32 [K, N] (-1
+behind a span's end, N the most tokens of one, 4 to 16) and ``lengths`` int8 [K]; row i is the span
+of the id ``vocab_size + i``, rows sorted by length, then ids. The second holds a pair per linear
+map of a layer, all layers in one, float32: ``self_attn.q_proj.down`` [layers, in, r],
+``self_attn.q_proj.up`` [layers, r, out], ...
 
 ``umim_spans.json`` says whose ids they are and how prompts merge, with the SHA-256 of the tables
 and of the tokenizer::
@@ -22,19 +23,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, Strict
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
-from umim_core.rules.grams import ORDERS
+from umim_core.rules.grams import LONGEST, MAX_LONGEST, orders_to
 from umim_core.store.artifacts import described, read_json, sha256_bytes, sha256_file, write_json
 from umim_core.store.disk import write_bytes
-from umim_core.text.roles import USER, Role
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,6 @@ class SpanRecord(BaseModel):
         policy: Version of the way in which prompts merge.
         vocab_size: Rows V of the model before the export; span i has the id V + i.
         raw_tail: Last tokens of each part of a prompt that stay raw, unless a caller says it.
-        roles: Whose contents of a chat are such parts, likewise.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -75,21 +74,18 @@ class SpanRecord(BaseModel):
     raw_tail: NonNegativeInt
     tokenizer_fingerprint: str
     files: dict[str, str]
-    roles: Annotated[tuple[Role, ...], Strict(False), Field(exclude_if=USER.__eq__)] = USER
 
 
 @dataclass(frozen=True)
 class SpanTable:
     """Spans of a model with V + K rows: that at place i of the sorted rules has the id V + i.
 
-    The last ``raw_tail`` tokens of each part of a prompt stay raw; of a chat, parts are contents of
-    these ``roles``.
+    The last ``raw_tail`` tokens of each part of a prompt stay raw.
     """
 
     rules: RuleSet
     vocab_size: int
     raw_tail: int
-    roles: tuple[Role, ...] = USER
 
     @property
     def fingerprint(self) -> str:
@@ -97,13 +93,12 @@ class SpanTable:
         return self.rules.origin.tokenizer_fingerprint or ""
 
     def padded(self) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
-        """Return the ids [K, 4] of all spans, -1 behind their ends, and their lengths [K]."""
-        counts = [self.rules.counts_by_order[n] for n in ORDERS]
+        """Return the ids [K, N] of all spans, -1 behind their ends, and their lengths [K]."""
         rows = [
-            np.pad(ids, ((0, 0), (0, ORDERS[-1] - n)), constant_values=-1)
+            np.pad(ids, ((0, 0), (0, self.rules.longest - n)), constant_values=-1)
             for n, ids in self.rules.ids_by_order.items()
         ]
-        return np.concatenate(rows), np.repeat(np.array(ORDERS, np.int8), counts)
+        return np.concatenate(rows), self.rules.sizes.astype(np.int8)
 
     def write(self, directory: Path) -> None:
         """Write both files into a directory that holds tokenizer and adapters already, if any."""
@@ -120,7 +115,6 @@ class SpanTable:
             raw_tail=self.raw_tail,
             tokenizer_fingerprint=self.fingerprint,
             files=files,
-            roles=self.roles,
         )
         write_json(directory / RECORD, record.model_dump())
 
@@ -138,7 +132,7 @@ class SpanTable:
         rules = _read_table(path, record)
         if tokenizer_fingerprint is not None:
             rules.check_tokenizer(tokenizer_fingerprint)
-        return cls(rules, record.vocab_size, record.raw_tail, record.roles)
+        return cls(rules, record.vocab_size, record.raw_tail)
 
 
 def read_record(directory: Path) -> SpanRecord:
@@ -171,18 +165,24 @@ def _read_table(path: Path, record: SpanRecord) -> RuleSet:
         raise ArtifactError(f"{path} must hold tensors", str(error), _REMEDY) from error
     count, size = record.spans, record.vocab_size
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    fits = shapes == {"ids": (count, ORDERS[-1]), "lengths": (count,)}
-    rule = f"{path} must hold ids [{count}, {ORDERS[-1]}] and lengths [{count}]"
-    require(fits, ArtifactError, rule, shapes, _REMEDY)
-    ids, lengths = tensors["ids"], tensors["lengths"]
-    sorted_lengths = np.isin(lengths, ORDERS).all() and not (np.diff(lengths) < 0).any()
-    rule = f"{path} must hold spans of 2, 3 or 4 ids, sorted"
+    width = shapes.get("ids", (0, 0))[-1]
+    fits = shapes == {"ids": (count, width), "lengths": (count,)}
+    rule = f"{path} must hold ids [{count}, {LONGEST} to {MAX_LONGEST}] and lengths [{count}]"
+    require(fits and LONGEST <= width <= MAX_LONGEST, ArtifactError, rule, shapes, _REMEDY)
+    ids, lengths, orders = tensors["ids"], tensors["lengths"], orders_to(width)
+    sorted_lengths = np.isin(lengths, orders).all() and not (np.diff(lengths) < 0).any()
+    rule = f"{path} must hold spans of 2 to {width} ids, sorted"
     require(bool(sorted_lengths), ArtifactError, rule, path.name, _REMEDY)
     most = int(ids.max(initial=0))
     require(most < size, ArtifactError, f"span ids must lie in 0..{size - 1}", most, _REMEDY)
-    by_order = {n: np.ascontiguousarray(ids[lengths == n, :n], dtype=np.int32) for n in ORDERS}
+    by_order = {n: np.ascontiguousarray(ids[lengths == n, :n], dtype=np.int32) for n in orders}
     support = {n: np.ones(len(rows), dtype=np.int64) for n, rows in by_order.items()}
-    origin = RuleOrigin(tokenizer_fingerprint=record.tokenizer_fingerprint or None)
+    origin = RuleOrigin(
+        overlap="none",
+        containment="keep",
+        tokenizer_fingerprint=record.tokenizer_fingerprint or None,
+        source="explicit",
+    )
     try:
         return RuleSet(by_order, support, origin)
     except RuleSetError as error:

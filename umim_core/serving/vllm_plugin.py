@@ -102,8 +102,7 @@ class UmimRenderer(HfRenderer):  # type: ignore[misc]  # vLLM has no types here
                 str, safe_apply_chat_template(self.model_config, tokenizer, messages, **options)
             )
 
-        chat = conversation, render, options.get("tools")
-        return {**prompt, _CHAT: chat} if "prompt" in prompt else prompt
+        return {**prompt, _CHAT: (conversation, render)} if "prompt" in prompt else prompt
 
     def _tokenize_prompt(self, prompt: Any, params: Any) -> Any:
         """Return a prompt's ids, merged; vLLM runs this in a thread.
@@ -131,8 +130,8 @@ class UmimRenderer(HfRenderer):  # type: ignore[misc]  # vLLM has no types here
         try:
             ranges = None
             if chat is not None:
-                conversation, render, tools = chat
-                places = content_places(conversation, text, render, tools, self._merger.roles)
+                conversation, render = chat
+                places = content_places(conversation, text, render)
                 ranges = token_ranges(encoded["offset_mapping"], places)
             ids = self._merger.merge(ids, ranges)
         except (UmimError, VLLMValidationError) as error:  # a template that takes no other contents

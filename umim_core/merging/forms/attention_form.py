@@ -40,7 +40,7 @@ from umim_core.merging.forms.span_ops import (
     inside_spans,
     reset_norm,
 )
-from umim_core.rules.grams import LONGEST
+from umim_core.rules.grams import LONGEST, check_longest
 from umim_core.store.artifacts import canonical_json
 
 
@@ -49,9 +49,10 @@ class MergeModule(nn.Module):
 
     It is the paper's form: every token is projected on its own, then the span is pooled, with
     2 d^2 + 7 d parameters. Without positions it sees neither order nor repetition. ``learned`` adds
-    one vector per offset to the embeddings, 4 d parameters that begin at zero. With a residual the
-    module adds to an anchor, such as the span's last embedding; LN_o's gain then begins at zero, so
-    that an untrained module gives the anchor itself.
+    one vector per offset to the embeddings, ``longest`` x d parameters that begin at zero; offsets
+    count from the first token, where spans may have more than four from the last. With a residual
+    the module adds to an anchor, such as the span's last embedding; LN_o's gain then begins at
+    zero, so that an untrained module gives the anchor itself.
 
     The other forms are its subclasses, a file each; a class statement names kind, depth and the
     positions that it takes, which adds it to ``MERGE_FORMS``. ``MergeModule(...)`` returns the one
@@ -84,6 +85,7 @@ class MergeModule(nn.Module):
         depth: Depth = 1,
         kind: str = PAPER,
         residual: Residual = "none",
+        longest: int = LONGEST,
     ) -> Self:
         if cls is not MergeModule or (kind, depth) == (PAPER, 1):  # a copy comes without arguments
             return super().__new__(cls)
@@ -99,6 +101,7 @@ class MergeModule(nn.Module):
         depth: Depth = 1,
         kind: str = PAPER,
         residual: Residual = "none",
+        longest: int = LONGEST,
     ) -> None:
         super().__init__()
         if hidden_size < 1 or num_heads < 1 or hidden_size % num_heads:
@@ -111,17 +114,20 @@ class MergeModule(nn.Module):
         self.hidden_size, self.num_heads = hidden_size, num_heads
         self.module_positions = module_positions
         self.depth, self.kind, self.residual = depth, kind, residual
+        self.longest = check_longest(longest)
         self.rows, self.adapters = None, None
         self.make_weights()
 
     @classmethod
-    def of(cls, form: ModuleForm, hidden_size: int, num_heads: int = 4) -> MergeModule:
+    def of(
+        cls, form: ModuleForm, hidden_size: int, num_heads: int = 4, longest: int = LONGEST
+    ) -> MergeModule:
         """Return a module of a configured form, its weights not drawn yet, without rule rows.
 
-        The backbone's embedding size is d; the heads must divide it.
+        The backbone's embedding size is d; the heads must divide it. ``longest`` is of its rules.
         """
         policies = (form.module_positions, form.depth, form.kind, form.residual)
-        return MergeModule(hidden_size, num_heads, *policies)
+        return MergeModule(hidden_size, num_heads, *policies, longest)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,6 +137,7 @@ class MergeModule(nn.Module):
         """Return the SHA-256 of form and weights, in the data type that they have."""
         form = [self.kind, self.depth, self.module_positions, self.num_heads, str(self.dtype)]
         form += [self.residual] * (self.residual != "none")  # digests without one stay
+        form += [str(self.longest)] * (self.longest != LONGEST)  # likewise
         digest = hashlib.sha256(canonical_json(form).encode())
         for name, value in sorted(self.state_dict().items()):
             digest.update(canonical_json([name, list(value.shape)]).encode())
@@ -169,7 +176,7 @@ class MergeModule(nn.Module):
         self.linear_o = nn.Linear(size, size)
         self.norm_o = nn.LayerNorm(size, eps=1e-5)
         learned = self.module_positions == "learned"
-        self.offset = nn.Parameter(torch.zeros(LONGEST, size)) if learned else None
+        self.offset = nn.Parameter(torch.zeros(self.longest, size)) if learned else None
         nn.init.normal_(self.query, std=0.02)
 
     @torch.no_grad()
@@ -192,22 +199,35 @@ class MergeModule(nn.Module):
 
     @property
     def table_offsets(self) -> int:
-        """Offsets with a table of their own: four with learned positions, else one; 0: no table."""
-        return 1 if self.offset is None else LONGEST
+        """Offsets with a table of their own: all with learned positions, else one; 0: no table."""
+        return 1 if self.offset is None else self.longest
 
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Pool tokens [M, N, d] to surrogates [M, d]."""
-        return self.pool(self.project(tokens), lengths)
+        return self.pool(self.values(self.place(tokens, lengths)), lengths)
 
     def project(self, tokens: Tensor) -> Tensor:
         """Compute P [..., N, d] of tokens of offsets 0 .. N-1, in the module's own data type.
 
-        N is 1 .. 4 with learned positions.
+        N is 1 .. longest with learned positions.
         """
-        return self.values(self.place(tokens))
+        placed = tokens if self.offset is None else tokens + self.offset[: tokens.shape[-2]]
+        return self.values(placed)
 
-    def place(self, tokens: Tensor) -> Tensor:
-        return tokens if self.offset is None else tokens + self.offset[: tokens.shape[-2]]
+    def offsets_of(self, lengths: Tensor, width: int) -> Tensor:
+        """Return the offset of each token of spans of some lengths [M]: [N] or [M, N] (int64).
+
+        It is the place in the table and the learned positions. Behind a span it is any.
+        """
+        columns = torch.arange(width, device=lengths.device)
+        if self.longest == LONGEST:
+            return columns
+        return (lengths[:, None] - 1 - columns).clamp(min=0)
+
+    def place(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        if self.offset is None:
+            return tokens
+        return tokens + self.offset[self.offsets_of(lengths, tokens.shape[1])]
 
     def values(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.norm_kv(F.gelu(self.linear_kv(tokens)))

@@ -56,7 +56,7 @@ class ContextualPooling(MergeModule, kind="attention", depth=3, positions=("none
     """Two layers of self-attention, then attention pooling: 10 d^2 + 19 d parameters.
 
     Without positions it sees neither order nor repetition, as the paper's form: attention weighs a
-    token by what it is. Learned positions (4 d parameters more) are added before the first layer.
+    token by what it is. Learned positions (a vector per offset) are added before the first layer.
     """
 
     def make_weights(self) -> None:
@@ -78,7 +78,7 @@ class ContextualPooling(MergeModule, kind="attention", depth=3, positions=("none
         return 0
 
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        tokens, inside = self.place(tokens), inside_spans(lengths, tokens.shape[1])
+        tokens, inside = self.place(tokens, lengths), inside_spans(lengths, tokens.shape[1])
         for layer in self.layers:
             tokens = layer(tokens, inside)
         return self.pool(self.values(tokens), lengths)

@@ -14,17 +14,18 @@ from torch import Tensor, nn
 
 from umim_core.merging.forms.attention_form import MergeModule
 from umim_core.merging.forms.span_ops import draw_linear, inside_spans
-from umim_core.rules.grams import LONGEST
 
 
 class LinearMerge(MergeModule, kind="linear"):
     """Concatenate the embeddings, zero-padded to 4 d, and map them to d: 4 d^2 + 3 d parameters.
 
+    Of rules of more tokens, ``longest`` stands for 4.
+
     It has a weight per offset: it sees order and repetition. Heads play no part in it.
     """
 
     def make_weights(self) -> None:
-        self.linear_o = nn.Linear(LONGEST * self.hidden_size, self.hidden_size)
+        self.linear_o = nn.Linear(self.longest * self.hidden_size, self.hidden_size)
         self.norm_o = nn.LayerNorm(self.hidden_size, eps=1e-5)
 
     @torch.no_grad()
@@ -34,21 +35,25 @@ class LinearMerge(MergeModule, kind="linear"):
 
     @property
     def table_offsets(self) -> int:
-        """Offsets that need a table of their own: all four."""
-        return LONGEST
+        """Offsets that need a table of their own: all."""
+        return self.longest
+
+    def offsets_of(self, lengths: Tensor, width: int) -> Tensor:
+        """Return the offsets [N] of tokens, counted from the first."""
+        return torch.arange(width, device=lengths.device)
 
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Map tokens [M, N, d], N at most 4, zero beyond their span, to surrogates [M, d]."""
+        """Map tokens [M, N, d], zero beyond their span, to surrogates [M, d]; N at most longest."""
         count, width, size = tokens.shape
-        missing = tokens.new_zeros(count, LONGEST - width, size)
-        joined = torch.cat([tokens, missing], dim=1).view(count, LONGEST * size)
+        missing = tokens.new_zeros(count, self.longest - width, size)
+        joined = torch.cat([tokens, missing], dim=1).view(count, self.longest * size)
         out: Tensor = self.norm_o(self.linear_o(joined))
         return out
 
     def project(self, tokens: Tensor) -> Tensor:
-        """Compute W_t e_t of tokens [..., N, d] at offsets 0 .. N-1, N at most 4."""
+        """Compute W_t e_t of tokens [..., N, d] at offsets 0 .. N-1, N at most ``longest``."""
         size = self.hidden_size
-        blocks = self.linear_o.weight.view(size, LONGEST, size)[:, : tokens.shape[-2]]
+        blocks = self.linear_o.weight.view(size, self.longest, size)[:, : tokens.shape[-2]]
         return torch.einsum("...nd,ond->...no", tokens, blocks)
 
     def pool(self, projected: Tensor, lengths: Tensor) -> Tensor:

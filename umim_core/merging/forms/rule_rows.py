@@ -22,20 +22,21 @@ from torch.nn import functional as F
 
 from umim_core.errors import ConfigError
 from umim_core.merging.forms.span_ops import inside_spans
-from umim_core.rules.grams import LONGEST, ORDERS
+from umim_core.rules.grams import LONGEST, MAX_LONGEST
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
 
 _NONE: Final = -1  # beyond the end of a span
-_MOST_ROWS: Final = 1 << (63 - 2 * (TOKEN_BITS + 1))  # so that a key fits an int64
+_PAIR_BITS: Final = 2 * (TOKEN_BITS + 1)
+_MOST_ROWS: Final = 1 << (63 - _PAIR_BITS)  # so that a key fits an int64
 
 
 def frequent_spans(rules: RuleSet, count: int) -> Tensor:
-    """Return the spans of the most frequent rules [K, 4] (int32), -1 beyond a span, ascending."""
+    """Return the spans of the most frequent rules [K, longest] (int32), -1 beyond, ascending."""
     spans = np.concatenate(
         [
-            np.pad(rules.ids_by_order[n], ((0, 0), (0, LONGEST - n)), constant_values=_NONE)
-            for n in ORDERS
+            np.pad(ids, ((0, 0), (0, rules.longest - n)), constant_values=_NONE)
+            for n, ids in rules.ids_by_order.items()
         ]
     )
     chosen = spans[np.argsort(-rules.support, kind="stable")[:count]]
@@ -43,47 +44,49 @@ def frequent_spans(rules: RuleSet, count: int) -> Tensor:
 
 
 class RuleRows(nn.Module):
-    """A row of d numbers, zero at first, for each of some spans [K, 4] (int32).
+    """A row of d numbers, zero at first, for each of some spans [K, N] (int32).
 
     The spans are different and ascending, -1 beyond the end of one. The gradient of the ``table``
     [K, d] is sparse: a step costs what its spans cost.
     """
 
     spans: Tensor
-    _pairs: Tensor
-    _keys: Tensor
 
     def __init__(self, spans: Tensor, hidden_size: int) -> None:
         super().__init__()
-        fits = spans.dtype == torch.int32 and spans.shape[1:] == (LONGEST,)
+        fits = spans.dtype == torch.int32 and spans.ndim == 2
+        fits = fits and LONGEST <= spans.shape[1] <= MAX_LONGEST
         if not fits or not 0 < len(spans) < _MOST_ROWS:
             raise ConfigError(
-                f"rule rows must be of 1 to {_MOST_ROWS - 1:,} spans of {LONGEST} ids (int32)",
+                f"rule rows must be of 1 to {_MOST_ROWS - 1:,} spans of {LONGEST} to {MAX_LONGEST} "
+                "ids (int32)",
                 f"{tuple(spans.shape)} {spans.dtype}",
                 "Take the spans of a rule set.",
             )
-        pairs, keys = _keys_of(spans.long())
-        different, heads = torch.unique(pairs, return_inverse=True)
-        keys = keys | (heads << 2 * (TOKEN_BITS + 1))
+        self._levels = 0
+        heads = torch.zeros(len(spans), dtype=torch.int64, device=spans.device)
+        for keys in _keys_of(spans.long()):
+            keys = keys | (heads << _PAIR_BITS)
+            different, heads = torch.unique(keys, return_inverse=True)
+            self.register_buffer(f"_level_{self._levels}", different, persistent=False)
+            self._levels += 1
         inside = spans != _NONE
         gaps = inside.diff() & inside[:, 1:]
-        odd = (keys.diff() <= 0).any() | ~inside[:, :2].all() | gaps.any()
+        odd = (heads.diff() <= 0).any() | ~inside[:, :2].all() | gaps.any()
         if bool(odd) or int(spans.min()) < _NONE or int(spans.max()) > MAX_TOKEN_ID:
             raise ConfigError(
-                "rule rows must be of different spans of 2 to 4 ids, ascending",
+                f"rule rows must be of different spans of 2 to {spans.shape[1]} ids, ascending",
                 spans[:3].tolist(),
                 "Take the spans of a rule set.",
             )
         self.register_buffer("spans", spans)
-        self.register_buffer("_pairs", different, persistent=False)
-        self.register_buffer("_keys", keys, persistent=False)
         self.table = nn.Parameter(torch.zeros(len(spans), hidden_size))
 
     def __len__(self) -> int:
         return len(self.spans)
 
     def forward(self, ids: Tensor | None, lengths: Tensor) -> Tensor:
-        """Return the offsets [M, d] of spans with ids [M, N] and lengths [M] (int64), N at most 4.
+        """Return the offsets [M, d] of spans with ids [M, N] and lengths [M] (int64).
 
         Spans without a row have zero; ids beyond a span's length may be any.
         """
@@ -95,21 +98,23 @@ class RuleRows(nn.Module):
     def find(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the row [M] of each span and whether it is the span's own [M] (bool).
 
-        Two searches in sorted keys: of the first two ids, then of their rank with the other two.
+        Searches in sorted keys: of the first two ids, then of their rank with the next two.
         """
-        wide = F.pad(ids, (0, LONGEST - ids.shape[1]))
-        wide = wide.masked_fill(~inside_spans(lengths, LONGEST), _NONE)
-        pairs, keys = _keys_of(wide)
-        heads = torch.searchsorted(self._pairs, pairs)
-        keys = keys | (heads << 2 * (TOKEN_BITS + 1))
-        places = torch.searchsorted(self._keys, keys).clamp(max=len(self) - 1)
-        return places, (self.spans[places] == wide).all(dim=1)
+        longest = self.spans.shape[1]
+        wide = F.pad(ids, (0, longest - ids.shape[1]))  # or cut: a longer span has no row
+        wide = wide.masked_fill(~inside_spans(lengths, longest), _NONE)
+        places = torch.zeros_like(lengths)
+        for level, keys in enumerate(_keys_of(wide)):
+            keys = keys | (places << _PAIR_BITS)
+            places = torch.searchsorted(getattr(self, f"_level_{level}"), keys)
+        places = places.clamp(max=len(self) - 1)
+        return places, (self.spans[places] == wide).all(dim=1) & (lengths <= longest)
 
     def of_rules(self, rules: RuleSet) -> RuleRows | None:
         """Return the rows of those spans that are rules of a set; None where no one is."""
         has_rule = torch.zeros(len(self), dtype=torch.bool, device=self.spans.device)
-        for n in ORDERS:
-            ids = torch.from_numpy(rules.ids_by_order[n].astype(np.int64)).to(has_rule.device)
+        for n, rows in rules.ids_by_order.items():
+            ids = torch.from_numpy(rows.astype(np.int64)).to(has_rule.device)
             places, known = self.find(ids, ids.new_full((len(ids),), n))
             has_rule[places[known]] = True
         if bool(has_rule.all()):
@@ -126,7 +131,7 @@ class RuleRows(nn.Module):
         return rows
 
 
-def _keys_of(spans: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys of the first two ids [M] and of the last two [M] of spans [M, 4] (int64)."""
-    first, second, third, fourth = spans.unbind(dim=1)
-    return (first << TOKEN_BITS) | second, ((third + 1) << (TOKEN_BITS + 1)) | (fourth + 1)
+def _keys_of(spans: Tensor) -> list[Tensor]:
+    """Return a key [M] of each two ids of spans [M, N] (int64), from the first on."""
+    even = F.pad(spans, (0, spans.shape[1] % 2), value=_NONE) + 1
+    return list(((even[:, ::2] << (TOKEN_BITS + 1)) | even[:, 1::2]).unbind(dim=1))
