@@ -7,7 +7,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 from typing import Generic, TypeVar
 
-from umim_core.errors import ConfigError, did_you_mean, require
+from umim_core.errors import ConfigError, look_up, require
 
 T = TypeVar("T")
 
@@ -46,11 +46,6 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> T:
         """Return the entry of a name."""
-        known = self.names()
-        if name not in known:
-            raise ConfigError(
-                f"a {self._entry} must be one of {', '.join(known)}",
-                name,
-                did_you_mean(name, known) or f"A new one is a file of {self._package}.",
-            )
-        return self._found[name]
+        entries = {name: self._found[name] for name in self.names()}
+        remedy = f"A new one is a file of {self._package}."
+        return look_up(entries, name, f"a {self._entry}", remedy)

@@ -31,12 +31,11 @@ from umim_core.progress import current_label
 from umim_core.store.artifacts import (
     canonical_json,
     digest_of,
-    payload_files,
     read_manifest,
     safe_join,
     sha256_bytes,
 )
-from umim_core.store.disk import is_refusal
+from umim_core.store.disk import refusals_named
 from umim_core.store.locking import computing, directory_lock
 from umim_core.store.publication import STATE, build_once
 from umim_core.training.train_state import last_step
@@ -124,22 +123,18 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
     remote = remote_root() if root.resolve() == artifact_root() else None
     if remote is None:
         return _local(final, spec, build)
-    try:
-        with directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=None):
-            if remote.fetch(name, final):
+    fetching = directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=None)
+    with refusals_named(final, _REMEDY), fetching:
+        if remote.fetch(name, final):
+            return _local(final, spec, build)
+        with remote.lease(name, lambda: remote.fetch(name, final)) as ours:
+            if not ours:
                 return _local(final, spec, build)
-            with remote.lease(name, lambda: remote.fetch(name, final)) as ours:
-                if not ours:
-                    return _local(final, spec, build)
-                artifact = _local(final, spec, build, lambda out: remote.storing_states(name, out))
-                if remote.publish(name, final):
-                    return artifact
-                remote.fetch(name, final)  # another builder was first, its result counts
-                return _local(final, spec, build)
-    except OSError as error:
-        if not is_refusal(error):
-            raise
-        raise _refused(error, final, written=0) from error
+            artifact = _local(final, spec, build, lambda out: remote.storing_states(name, out))
+            if remote.publish(name, final):
+                return artifact
+            remote.fetch(name, final)  # another builder was first, its result counts
+            return _local(final, spec, build)
 
 
 def _local(
@@ -161,19 +156,13 @@ def _local(
     def fill(out: Path) -> dict[str, object]:
         logger.info("%s: %s", spec.name, _beginning(out, spec.key[:12]))
         began = time.monotonic()
-        try:
-            with (
-                storing(out) if spec.resumable else nullcontext(),
-                _thrown_away(out.parent, spec),
-                spec.machine(),
-                parked_by_a_stop(),
-            ):
-                metrics = build(out)
-        except OSError as error:
-            if not is_refusal(error):
-                raise
-            written = sum(path.stat().st_size for path in payload_files(out).values())
-            raise _refused(error, final, written) from error
+        with (
+            storing(out) if spec.resumable else nullcontext(),
+            _thrown_away(out.parent, spec),
+            spec.machine(),
+            parked_by_a_stop(),
+        ):
+            metrics = build(out)
         return {
             "stage": spec.name,
             "version": spec.version,
@@ -200,14 +189,6 @@ def _local(
     else:
         logger.info("%s: found %s", spec.name, spec.key[:12])
     return Artifact(spec.name, spec.key, final, str(built.record["digest"]), built.executed)
-
-
-def _refused(error: OSError, final: Path, written: int) -> ArtifactError:
-    return ArtifactError(
-        f"{error.filename or final} ({written} bytes of the stage written) must be writable",
-        error.strerror or str(error),
-        _REMEDY,
-    )
 
 
 def _thrown_away(scratch: Path, spec: StageSpec) -> AbstractContextManager[None]:

@@ -34,7 +34,7 @@ from umim_core.model_sources.gguf_tokenizer import (
     read_tokenizer,
     tokens_by_id,
 )
-from umim_core.store.disk import is_refusal, unwritable
+from umim_core.store.disk import refusals_named
 
 _NAMES: Final = ("gpt-2", "llama-bpe", "qwen2", "smollm", "dbrx")  # one of each pre-tokenizer
 _FILE_TYPES: Final = {"F32": 0, "F16": 1, "BF16": 32}  # llama.cpp's numbers of them
@@ -72,17 +72,14 @@ def write_gguf(directory: Path, out: Path, name: str) -> None:
         float32 = np.dtype(np.float32)  # not looked at beside the type of the file
         writer.add_tensor_info(plan.source, plan.shape, float32, size, GGMLQuantizationType[kind])
     try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        if factors is not None:
-            writer.write_tensor_data(factors)
-        for plan in plans:
-            writer.write_tensor_data(weights.values(plan))
-    except OSError as error:
-        if not is_refusal(error):
-            raise
-        raise unwritable(out, out.stat().st_size if out.exists() else 0, error) from error
+        with refusals_named(out):
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            if factors is not None:
+                writer.write_tensor_data(factors)
+            for plan in plans:
+                writer.write_tensor_data(weights.values(plan))
     finally:
         writer.close()
     _check(read_gguf(out), config, directory)

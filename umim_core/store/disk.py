@@ -8,8 +8,8 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
@@ -37,6 +37,7 @@ _REFUSALS: Final = frozenset(
 )
 # A folder that is not ours, an owner that cannot be kept, a file mounted into its place.
 _IRREPLACEABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EBUSY, errno.EROFS})
+REMEDY: Final = "Free space or choose another directory."
 _MOST_LINKS: Final = 40
 _MARK_BITS: Final = 62  # an int64 that is never negative
 
@@ -128,13 +129,26 @@ def read_bytes(path: Path, most: int) -> bytes:
     return data
 
 
-def unwritable(path: Path, size: int, error: OSError) -> ArtifactError:
+def unwritable(path: Path, size: int, error: OSError, remedy: str = REMEDY) -> ArtifactError:
     """Return the error for a write of ``size`` bytes that the disk refused."""
-    return ArtifactError(
-        f"{path} ({size} bytes) must be writable",
-        error.strerror or str(error),
-        "Free space or choose another root.",
-    )
+    rule = f"{path} ({size} bytes) must be writable"
+    return ArtifactError(rule, error.strerror or str(error), remedy)
+
+
+@contextmanager
+def refusals_named(place: Path, remedy: str = REMEDY, folder: Path | None = None) -> Iterator[None]:
+    """Raise a refused write within as an error of its file, else of the place.
+
+    It tells the bytes that a folder, or the file of the place, holds by then.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSALS:  # an input that is missing, say
+            raise
+        files = [place] if folder is None else folder.rglob("*")
+        size = sum(path.stat().st_size for path in files if path.is_file())
+        raise unwritable(Path(error.filename or place), size, error, remedy) from error
 
 
 def nearest(place: Path) -> Path:
@@ -167,11 +181,6 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def is_refusal(error: OSError) -> bool:
-    """Return whether the disk refused a write, as opposed to an input that is missing."""
-    return error.errno in _REFUSALS
 
 
 def leave_mark(folder: Path) -> int:

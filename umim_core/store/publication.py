@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
@@ -25,14 +24,13 @@ from typing import Any, Final, Literal, NamedTuple
 
 from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import MANIFEST, read_json, read_manifest, write_json, write_manifest
-from umim_core.store.disk import flush, flush_tree, is_refusal
+from umim_core.store.disk import REMEDY, flush, flush_tree, refusals_named
 from umim_core.store.locking import directory_lock
 from umim_core.store.scratch import remove_marked, scratch_folder, sweep
 
 STATE: Final = "state"  # finished parts and resume state, in the directory that is being built
 MARK: Final = "umim.json"
 _WHOLE: Final = "whole"
-_REMEDY: Final = "Free space or choose another directory."
 logger = logging.getLogger("umim.store")
 
 
@@ -54,7 +52,7 @@ def build_once(
     resumable: bool = False,
     rebuild: Literal["torn", "damaged"] | None = None,
     wait_seconds: float | None = None,
-    remedy: str = _REMEDY,
+    remedy: str = REMEDY,
 ) -> Built:
     """Return the directory of a key, building it if it is not there.
 
@@ -102,7 +100,7 @@ def build_once(
 
     if (built := found()) is not None:  # no lock: the folder may be read-only
         return built
-    with _refusals_named(place, remedy), directory_lock(place, wait_seconds=wait_seconds):
+    with refusals_named(place, remedy), directory_lock(place, wait_seconds=wait_seconds):
         if (built := found()) is not None:
             return built
         if (place / MANIFEST).is_file():
@@ -111,7 +109,8 @@ def build_once(
             place.rename(place.with_name(f"{place.name}.torn-{time.time_ns()}"))
         fresh = scratch_folder(place.parent, place.name)
         with _resumed(partial, mark) if resumable else fresh as out:
-            body = {"key": key, **(build(out) or {})}
+            with refusals_named(place, remedy, out):
+                body = {"key": key, **(build(out) or {})}
             for folder in (out, *(path for path in out.rglob("*") if path.is_dir())):
                 sweep(folder, None)  # of killed calls
             if (out / STATE).is_dir():
@@ -137,24 +136,11 @@ def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
     ``build`` fills the empty directory that it is handed, and writes its manifest last.
     """
     final = final.resolve()
-    with _refusals_named(final, _REMEDY), directory_lock(final, wait_seconds=0.0):
+    with refusals_named(final), directory_lock(final, wait_seconds=0.0):
         check_absent(final)
         with scratch_folder(final.parent, final.name) as out:
             build(out)
             _give_name(out, final)
-
-
-@contextmanager
-def _refusals_named(place: Path, remedy: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if not is_refusal(error):
-            raise
-        written = " (0 bytes written)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise ArtifactError(
-            f"{place}{written} must be writable", error.strerror or str(error), remedy
-        ) from error
 
 
 @contextmanager
