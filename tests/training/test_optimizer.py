@@ -69,17 +69,14 @@ def test_moments_land_on_the_parameters_device_and_the_step_stays() -> None:
     assert places == {"exp_avg": "meta", "exp_avg_sq": "meta", "step": "cpu"}
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
+def test_a_state_of_other_moments_is_refused() -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(3))])
+    for state in (
         *({k: v for k, v in MOMENTS.items() if k != missing} for missing in MOMENTS),
         MOMENTS | {"optimizer.0.exp_avg": torch.ones(4)},
-    ],
-)
-def test_a_state_of_other_moments_is_refused(state: dict[str, torch.Tensor]) -> None:
-    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(3))])
-    with pytest.raises(ArtifactError, match="must fit its optimiser"):
-        load_optimizer_tensors(optimizer, state)
+    ):
+        with pytest.raises(ArtifactError, match="must fit its optimiser"):
+            load_optimizer_tensors(optimizer, state)
 
 
 def factors(total: int, fraction: float) -> list[float]:
@@ -91,6 +88,9 @@ def test_ten_steps_with_two_of_warm_up() -> None:
     assert factors(10, 0.2) == pytest.approx(rising + falling)
     assert [linear_warmup_decay(step, 10, 0.2) for step in (10, 100)] == [0.0, 0.0]
     assert [linear_warmup_decay(step, 1000) for step in (0, 49, 99)] == [0.01, 0.5, 1.0]
+    for total, fraction in ((0, 0.1), (-1, 0.1), (10, -0.1), (10, 1.0), (10, float("nan"))):
+        with pytest.raises(ConfigError, match=rf"fraction in \[0, 1\); got {total} steps"):
+            linear_warmup_decay(0, total, fraction)
 
 
 @given(st.integers(1, 400), st.floats(0.0, 0.99))
@@ -100,11 +100,3 @@ def test_it_rises_to_one_then_falls_and_never_wastes_a_step(total: int, fraction
     assert all(0.0 < value <= 1.0 for value in values)
     assert all(a < b for a, b in pairwise(values[: peak + 1]))
     assert all(a > b for a, b in pairwise(values[peak:]))
-
-
-@pytest.mark.parametrize(
-    ("total", "fraction"), [(0, 0.1), (-1, 0.1), (10, -0.1), (10, 1.0), (10, float("nan"))]
-)
-def test_arguments_out_of_bounds_are_refused(total: int, fraction: float) -> None:
-    with pytest.raises(ConfigError, match=rf"warm-up fraction in \[0, 1\); got {total} steps"):
-        linear_warmup_decay(0, total, fraction)

@@ -193,28 +193,14 @@ def test_a_frozen_parameter_gets_no_gradient_and_changes_no_other(
     assert all(whole.abs().sum() > 0 for whole in found[0][-3:])
 
 
-def test_the_loss_begins_where_it_is_asked_to() -> None:
+def test_the_loss_begins_where_it_is_asked_to_and_rows_must_fit() -> None:
     merged_model, rows, cuts = inside("llama", 1, 0)
     whole = DistillModel(merged_model)(rows[:1], cuts[:1])
     late = DistillModel(merged_model)(rows[:1], cuts[:1], [len(rows[0]) - 3])
     ends = cuts[0][0] + cuts[0][1]
     assert late.weight == int((ends > len(rows[0]) - 3).sum()) < whole.weight
-
-
-def test_a_row_beyond_the_positions_is_refused() -> None:
     with pytest.raises(CorpusError, match=r"32 positions.*33 tokens.*shorter segments"):
         model_of(build("gpt2"))(*batch([[2] + [1] * 31]))
-
-
-@pytest.mark.parametrize("family", ["gpt-neox", "gpt2", "llama"])
-def test_a_batch_is_the_sum_of_its_rows_whatever_the_padding(family: str) -> None:
-    model, (rows, cuts) = model_of(build(family)), batch()
-    whole = model(rows, cuts)
-    parts = [model([row], [cut]) for row, cut in zip(rows, cuts, strict=True)]
-    assert whole.weight == sum(part.weight for part in parts)
-    for name in ("total", "kl"):
-        alone = torch.stack([getattr(part, name) for part in parts]).sum()
-        torch.testing.assert_close(getattr(whole, name), alone, atol=1e-9, rtol=1e-9)
 
 
 def test_a_micro_batch_holds_only_its_own_rows() -> None:

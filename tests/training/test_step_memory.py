@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -35,25 +37,11 @@ FEW = [2] + [1] * (LENGTH - 2)  # one merge
 HALF = [1, 4, 1, 2] * (LENGTH // 8)
 
 
-def bound(
-    name: str,
-    form: ModuleForm = FORMS["paper"],
-    *,
-    bf16: bool = False,
-    strategy: str = "ddp",
-    gpus: int = 2,
-    micro_batch: int | None = None,
-) -> dict[str, float]:
-    return step_memory(
-        BackboneShape.of_config(CONFIGS[name]),
-        form,
-        rows=ROWS,
-        segment_length=LENGTH,
-        bf16=bf16,
-        strategy="deepspeed" if strategy == "deepspeed" else "ddp",
-        gpus=gpus,
-        micro_batch=micro_batch,
-    )
+def bound(name: str, form: ModuleForm = FORMS["paper"], **options: Any) -> dict[str, float]:
+    shape = BackboneShape.of_config(CONFIGS[name])
+    shape = shape.model_copy(update={"vocab_size": options.pop("vocab_size", VOCAB)})
+    how = {"rows": ROWS, "bf16": False, "strategy": "ddp", "gpus": 2, **options}
+    return step_memory(shape, form, segment_length=LENGTH, **how)
 
 
 def build(name: str, dtype: torch.dtype) -> Backbone:
@@ -116,14 +104,6 @@ def test_the_parts_are_those_of_the_formulas() -> None:
     plain, rowed = (bound("llama", ModuleForm(rule_rows=k)) for k in (0, 1000))
     added = rowed["module and AdamW"] - plain["module and AdamW"]
     assert added == pytest.approx(1000 * CONFIGS["llama"].hidden_size * 4 * 3)  # and two moments
-
-
-def test_a_large_vocabulary_is_what_the_loss_takes() -> None:
-    shape = BackboneShape.of_config(CONFIGS["llama"])
-    how = {"rows": 100, "segment_length": LENGTH, "bf16": False, "strategy": "ddp", "gpus": 1}
-    parts = [
-        step_memory(shape.model_copy(update={"vocab_size": size}), FORMS["paper"], **how)  # type: ignore[arg-type]
-        for size in (100_000, 200_000)
-    ]
-    added = parts[1]["activations, loss"] - parts[0]["activations, loss"]
+    small, large = (bound("llama", rows=100, gpus=1, vocab_size=k) for k in (100_000, 200_000))
+    added = large["activations, loss"] - small["activations, loss"]
     assert added == pytest.approx(4 * 4 * 1024 * 100_000)  # four chunks of 1,024 rows in float32
