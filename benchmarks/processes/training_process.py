@@ -94,8 +94,8 @@ def train_measured(fields: Mapping[str, object]) -> None:
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(job.seed))
     objective = DistillObjective(
         MergedModel(backbone, module, Matcher(RuleSet.load(data / "rules")), "compact"),
-        TokenRows.load(data / "train"),
-        TokenRows.load(data / "valid"),
+        TokenRows.load(data / "train", 0),
+        TokenRows.load(data / "valid", 0),
         bf16=config.bf16,
         micro_batch=config.micro_batch,
         batch_size=config.batch_size // world,

@@ -20,7 +20,7 @@ from typing import Final
 
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.corpus import form_key, form_of, tokens
+from tasks.stages.corpus import form_key, form_of
 from tasks.training.train_worker import launch
 from umim_core.adaptation.choices import mine_task_rules, task_sequences
 from umim_core.adaptation.settings import Training
@@ -38,10 +38,11 @@ from umim_core.config.recipe import (
 )
 from umim_core.config.rule_fields import RulesConfig
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.publication import publish_directory
 from umim_core.task_sets.spec import read_questions
 from umim_core.text.token_ids import encode
 from umim_core.training.token_rows import TokenRows
-from umim_core.training.train_job import TrainJob, place_rows
+from umim_core.training.train_job import TrainJob
 
 Optimisation = DistillConfig | PreferenceConfig
 
@@ -77,13 +78,10 @@ def distill_stage(
     )
 
     def build(out: Path) -> Metrics:
-        rows = {
-            split: TokenRows.of_segments(tokens(tokenized, split), recipe.segment_length)
-            for split in ("train", "valid")
-        }
         rules, length = filtered.path / "rules", recipe.segment_length
         job = cell_job(recipe, cell, optimisation, out, rules, length)
-        return launch(place_rows(job, rows), lease)  # below its state, which is not published
+        rows = {split: str(tokenized.path / split) for split in ("train", "valid")}
+        return launch(replace(job, **rows), lease)
 
     return run_stage(root, spec, build)
 
@@ -112,19 +110,16 @@ def cell_job(
     max_tokens: int,
     start: Path | None = None,
 ) -> TrainJob:
-    """Return a distillation of a cell's module over the rows ``train`` and ``valid``."""
+    """Return a training of a cell's module that does not name its rows or questions yet."""
     return TrainJob(
-        objective="distill",
         backbone=cell.backbone,
         revision=cell.revision,
         rules=None if rules is None else str(rules),
-        train="train",
-        valid="valid",
         start=None if start is None else str(start),
         form=cell.form(),
         max_tokens=max_tokens,
         seed=recipe.seed,
-        config=optimisation.model_dump(),
+        config=optimisation,
         strategy=recipe.cluster.strategy,
         use_gpu=recipe.cluster.use_gpu,
         out=str(out),
@@ -228,7 +223,11 @@ def sft_stage(
                 [ids.tolist() for ids, _ in sequences], [mergeable for _, mergeable in sequences]
             )
 
-        return launch(place_rows(job, {x: rows(x) for x in ("train", "valid")}), lease)
+        places = {split: job.state / "rows" / split for split in ("train", "valid")}
+        for split, place in places.items():  # a killed attempt leaves whole rows or none
+            if not place.exists():
+                publish_directory(place, rows(split).save)
+        return launch(replace(job, train=str(places["train"]), valid=str(places["valid"])), lease)
 
     return _trained(root, "sft", 5, adapt.sft, (recipe, adapt, cell, task, start), train)
 
@@ -237,8 +236,7 @@ def preference_job(job: TrainJob, task: Artifact) -> TrainJob:
     """Return a job as one of preference between the answers of a task's questions."""
     form = form_of(task)
     questions = {split: str(task.path / f"{split}.jsonl") for split in ("train", "valid")}
-    asked = replace(job, **questions, prompt=form.prompt, delimiter=form.delimiter)
-    return replace(asked, objective="preference")
+    return replace(job, **questions, prompt=form.prompt, delimiter=form.delimiter)
 
 
 def dpo_stage(

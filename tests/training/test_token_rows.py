@@ -18,22 +18,21 @@ ROWS = TokenRows.of_rows([[1, 2, 1, 2], [], [1, 2]], [3, 0, 2])
 
 def test_rows_survive_the_disk(tmp_path: Path) -> None:
     ROWS.save(tmp_path / "rows")
-    back = TokenRows.load(tmp_path / "rows")
+    back = TokenRows.load(tmp_path / "rows", 9)
     assert [back.row(i).tolist() for i in range(len(back))] == [[1, 2, 1, 2], [], [1, 2]]
     assert back.merge_until.tolist() == [3, 0, 2]
     assert isinstance(back.ids, np.ndarray) and not back.ids.flags.owndata, "memory-mapped"
 
 
-def test_segments_of_token_files_are_read_from_them_and_never_copied(tmp_path: Path) -> None:
-    corpus = write_documents(tmp_path / "corpus", *np.split(np.arange(23), [6, 12, 18]))
-    TokenRows.of_segments(corpus, 4).save(tmp_path / "rows")
-    back = TokenRows.load(tmp_path / "rows")
-    assert not (tmp_path / "rows" / "ids.npy").exists()
-    found = [back.row(i).tolist() for i in range(len(back))]
-    assert found == np.arange(20).reshape(5, 4).tolist()
-    (tmp_path / "corpus").rename(tmp_path / "elsewhere")
-    with pytest.raises(ArtifactError, match=r"index\.json must exist"):
-        TokenRows.load(tmp_path / "rows")
+def test_a_corpus_is_read_from_its_files_and_never_copied(tmp_path: Path) -> None:
+    write_documents(tmp_path / "corpus", *np.split(np.arange(23), [6, 12, 18]))
+    np.save(tmp_path / "ids.npy", np.arange(23, dtype=np.uint32))
+    for name in ("corpus", "ids.npy"):
+        rows = TokenRows.load(tmp_path / name, 4)
+        found = [rows.row(i).tolist() for i in range(len(rows))]
+        assert found == np.arange(20).reshape(5, 4).tolist()
+    with pytest.raises(ArtifactError, match=r"must be an \.npy array"):
+        TokenRows.load(tmp_path / "gone", 4)
 
 
 def test_tokens_behind_the_border_stay_raw() -> None:

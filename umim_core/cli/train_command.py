@@ -133,7 +133,7 @@ def train(
     job = TrainJob(
         backbone=shared.from_anywhere(model),
         rules=str(rules.resolve()),
-        config=distillation.model_dump(mode="json"),
+        config=distillation,
         form=form.form(),
         max_tokens=segment_length
         or RuleSet.load(rules).origin.segment_length

@@ -28,15 +28,13 @@ from umim_core.config.form import ModuleForm
 from umim_core.errors import CorpusError, require
 from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.arrays import open_array, save_array
+from umim_core.store.arrays import save_array
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
 from umim_core.store.publication import build_once, publish_directory
 from umim_core.text.sources import Source
 from umim_core.text.token_files import TokenFiles
-from umim_core.text.token_ids import check_range
 from umim_core.text.tokens import tokenized_corpus, whole_segments
-from umim_core.training.token_rows import TokenRows
-from umim_core.training.train_job import TrainJob, place_rows, read_curve, read_summary, run_here
+from umim_core.training.train_job import TrainJob, read_curve, read_summary, run_here
 from umim_core.training.train_state import last_step
 
 logger = logging.getLogger("umim.progress")
@@ -57,6 +55,7 @@ def train_checkpoint(job: TrainJob, source: Source, out: Path) -> dict[str, floa
     rules = RuleSet.load(Path(str(job.rules)))
     decisive = {  # everything that decides the result
         **asdict(job),
+        "config": job.config.model_dump(mode="json"),
         "backbone": backbone_identity(job.backbone, job.revision),
         "rules": rules.digest,
         "start": None if job.start is None else directory_digest(Path(job.start)),
@@ -90,14 +89,9 @@ def _train(job: TrainJob, source: Source, rules: RuleSet, out: Path) -> None:
         with tokenized_corpus(source, tokenizer, tokens.parent) as shards:
             whole_segments(shards, tokenizer, job.max_tokens)
             publish_directory(tokens, lambda folder: _split(shards, job.max_tokens, folder))
-    rows = {}
-    for split in SPLITS[:2]:
-        ids = open_array(tokens / f"{split}.npy")
-        check_range(ids)
-        rows[split] = TokenRows.of_segments(ids.astype(np.int32), job.max_tokens)
     if (step := last_step(job.state)) is not None:
         logger.info("resuming at step %d", step)
-    run_here(place_rows(job, rows))
+    run_here(replace(job, train=str(tokens / "train.npy"), valid=str(tokens / "valid.npy")))
     if job.start is None:
         text = yaml.safe_dump(_recipe(job, out), sort_keys=False, allow_unicode=True)
         (tokens.parent / "recipe.yaml").write_text(text, encoding="utf-8")
@@ -134,7 +128,7 @@ def _recipe(job: TrainJob, out: Path) -> dict[str, object]:
         "corpus": {"kind": "files", **splits},
         "segment_length": job.max_tokens,
         "cells": [common | cell for cell in ([form] if form == paper else [form, paper])],
-        "distill": job.optimisation().model_dump(mode="json"),
+        "distill": job.config.model_dump(mode="json"),
         "task": None,
         "cluster": {"workers": 0, "use_gpu": job.use_gpu},
     }

@@ -1,4 +1,4 @@
-"""Token rows on disk: what training and evaluation read, as flat arrays and offsets."""
+"""Token rows: what training and evaluation read, cut from a corpus or kept on disk."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher, segment_prefix
 from umim_core.store.arrays import open_array, save_array
-from umim_core.store.artifacts import read_json, write_json
-from umim_core.text.token_files import TokenFiles
+from umim_core.text.token_files import INDEX, TokenFiles
+from umim_core.text.token_ids import Tokens
 
-_FOLDER = "token_files.json"
+_ARRAYS = ("ids", "offsets", "merge_until")
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,17 @@ class TokenRows:
     """Rows of raw token ids.
 
     Attributes:
-        ids: All rows' ids, flat [T] (int32); what lies behind the last row is no row's.
+        ids: All rows' ids, flat [T]; what lies behind the last row is no row's.
         offsets: Row borders [B + 1] (int64).
         merge_until: Per row [B] (int64), how many leading tokens rules may be applied to.
     """
 
-    ids: NDArray[np.int32] | TokenFiles
+    ids: Tokens
     offsets: NDArray[np.int64]
     merge_until: NDArray[np.int64]
 
     @classmethod
-    def of_segments(cls, stream: NDArray[np.int32] | TokenFiles, length: int) -> TokenRows:
+    def of_segments(cls, stream: Tokens, length: int) -> TokenRows:
         """Cut a corpus into rows of ``length`` tokens, all of them open to merging.
 
         The rest is dropped. Rows are read from the files when they are asked for.
@@ -49,31 +49,27 @@ class TokenRows:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def row(self, index: int) -> NDArray[np.int32]:
-        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+    def row(self, index: int) -> NDArray[np.integer]:
+        return self.ids[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
     def segment(self, index: int, matcher: Matcher) -> Segmentation:
         """Cut one row into units; tokens from ``merge_until`` on stay raw."""
         return segment_prefix(matcher.segment, self.row(index), int(self.merge_until[index]))
 
     def save(self, directory: Path) -> None:
-        """Write the rows into a new directory; token files are named, not copied."""
+        """Write rows that were made of lists."""
         directory.mkdir(exist_ok=True)
-        if isinstance(self.ids, TokenFiles):
-            write_json(directory / _FOLDER, str(self.ids.directory.resolve()))
-        else:
-            ids = self.ids[: int(self.offsets[-1])]
-            save_array(directory / "ids.npy", ids)
-        for name in ("offsets", "merge_until"):
+        for name in _ARRAYS:
             save_array(directory / f"{name}.npy", getattr(self, name))
 
     @classmethod
-    def load(cls, directory: Path) -> TokenRows:
-        """Read what :meth:`save` wrote; the ids are memory-mapped."""
-        ids: NDArray[np.int32] | TokenFiles
-        if (directory / _FOLDER).exists():
-            ids = TokenFiles.open(Path(str(read_json(directory / _FOLDER))))
-        else:
-            ids = open_array(directory / "ids.npy")
-        borders = (open_array(directory / f"{name}.npy") for name in ("offsets", "merge_until"))
-        return cls(ids, *borders)
+    def load(cls, place: Path, length: int) -> TokenRows:
+        """Map rows that :meth:`save` wrote, or a corpus in rows of ``length`` tokens.
+
+        The corpus is a folder of token files, or an array of ids.
+        """
+        if place.is_file():
+            return cls.of_segments(open_array(place), length)
+        if (place / INDEX).is_file():
+            return cls.of_segments(TokenFiles.open(place), length)
+        return cls(*(open_array(place / f"{name}.npy") for name in _ARRAYS))

@@ -6,7 +6,7 @@ made::
     job.out/checkpoint/     the merge checkpoint, or control/ where a control is trained
     job.out/curve.jsonl     losses by step
     job.out/summary.json    steps, best step and score
-    job.out/state/          rows and resume state (:mod:`train_state`), which are not published
+    job.out/state/          resume state (:mod:`train_state`) and notes, which are not published
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -43,9 +43,8 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json
-from umim_core.store.publication import STATE, publish_directory
+from umim_core.store.publication import STATE
 from umim_core.task_sets.spec import QuestionForm, read_questions
-from umim_core.text.token_files import TokenFiles
 from umim_core.training.objectives import DistillObjective, PreferenceObjective, spread_rows
 from umim_core.training.optimizer import AdamWStrategy, Strategy
 from umim_core.training.token_rows import TokenRows
@@ -65,26 +64,25 @@ class TrainJob:
 
     Attributes:
         rules: Directory of the rule set; None for a control.
-        config: Dumped DistillConfig or PreferenceConfig.
-        max_tokens: Most tokens of a row, or of a question with an answer.
-        train: Directory of training rows, or the question file; ``valid`` likewise.
-        objective: ``distill`` over token rows or ``preference`` over questions.
+        config: What is minimised and how: distillation over token rows, preference over questions.
+        max_tokens: Tokens of a row, or most of a question with an answer.
+        train: Where ``TokenRows.load`` finds training rows, or the file of the questions; ``valid``
+            likewise.
         form: Policies of a fresh module and of its use by name, the paper's where none is named.
         start: Checkpoint directory to start from, or None for fresh weights and for a control.
         out: Directory that receives what is trained and, while it runs, the state.
-        prompt: Of the task; the objective ``preference`` needs it.
+        prompt: Of the task; preference needs it.
         delimiter: Text between the prompt and an answer (preference only).
         control: Name of the control that is trained in place of a merge module (preference only).
     """
 
     backbone: str
     rules: str | None
-    config: Mapping[str, object]
+    config: DistillConfig | PreferenceConfig
     max_tokens: int
-    train: str = "train"
-    valid: str = "valid"
+    train: str = ""
+    valid: str = ""
     revision: str | None = None
-    objective: Literal["distill", "preference"] = "distill"
     form: Mapping[str, object] = field(default_factory=dict)
     start: str | None = None
     seed: int = 0
@@ -97,32 +95,12 @@ class TrainJob:
 
     @property
     def state(self) -> Path:
-        """Where rows, resume state and notes of a run that is under way lie."""
+        """Where resume state and notes of a run that is under way lie."""
         return Path(self.out) / STATE
 
     @property
     def device(self) -> Device:
         return "cuda" if self.use_gpu else "cpu"
-
-    def optimisation(self) -> DistillConfig | PreferenceConfig:
-        if self.objective == "preference":
-            return PreferenceConfig.model_validate(self.config)
-        return DistillConfig.model_validate(self.config)
-
-
-def place_rows(job: TrainJob, rows: Mapping[str, TokenRows]) -> TrainJob:
-    """Write a job's rows below its state folder, which is not published, and name them.
-
-    A killed attempt leaves whole rows or none. Rows that name their shards are written anew: the
-    root may have moved.
-    """
-    places = {split: job.state / "rows" / split for split in rows}
-    for split, part in rows.items():
-        if isinstance(part.ids, TokenFiles):
-            shutil.rmtree(places[split], ignore_errors=True)
-        if not places[split].exists():
-            publish_directory(places[split], part.save)
-    return replace(job, train=str(places[job.train]), valid=str(places[job.valid]))
 
 
 def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> MergedModel:
@@ -144,10 +122,10 @@ def start_of(job: TrainJob, backbone: Backbone) -> MergedModel | Control:
     """Return what a job trains, as it is before the first step."""
     if job.control is not None:
         require(
-            job.objective == "preference",
+            isinstance(job.config, PreferenceConfig),
             ConfigError,
             "a control must be trained by preference",
-            f"{job.control} by {job.objective}",
+            f"{job.control} by distillation",
             "Without merges the distillation loss is at its least from the start.",
         )
         return fresh_control(job.control, backbone, job.seed)
@@ -163,7 +141,7 @@ def make_objective(
 ) -> DistillObjective | PreferenceObjective:
     """Return what a job minimises, with its data; a batch is shared by the ranks of the group."""
     model = start.merged_model if isinstance(start, Control) else start
-    config = job.optimisation()
+    config = job.config
     per_rank = config.batch_size // rank_and_world()[1]
     if isinstance(config, DistillConfig):
         is_fast = computes_bfloat16(job.device)
@@ -171,7 +149,7 @@ def make_objective(
             logger.info("products are in float32: this processor has no instructions for bfloat16")
         return DistillObjective(
             model,
-            *(TokenRows.load(Path(rows)) for rows in (job.train, job.valid)),
+            *(TokenRows.load(Path(rows), job.max_tokens) for rows in (job.train, job.valid)),
             bf16=config.bf16 and is_fast,
             micro_batch=config.micro_batch,
             prompt_rows=config.prompt_rows,
@@ -209,7 +187,7 @@ def run_here(job: TrainJob) -> dict[str, float]:
 
 def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     """Train on one rank; rank 0 writes the result, curve and summary into the job's directory."""
-    is_first, config = rank_and_world()[0] == 0, job.optimisation()
+    is_first, config = rank_and_world()[0] == 0, job.config
 
     def say(text: str) -> None:
         if is_first:  # what happens before the first step may take minutes

@@ -13,10 +13,12 @@ from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.stages.evaluate import evaluate_stage, rows_of
 from tasks.stages.train import distill_stage
+from tasks.training.train_worker import launch
 from umim_core.config.evaluate import EvaluateConfig, Segments
 from umim_core.config.recipe import ClusterConfig, Recipe
 from umim_core.errors import BackboneError
 from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_job import TrainJob
 
 LENGTH, ROWS = 16, 4
 IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
@@ -63,7 +65,7 @@ def test_rows_are_the_first_or_lie_at_even_distances(
 
 
 def test_training_and_validation_rows_are_those_of_their_splits(
-    tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+    tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_tokenizer.save_pretrained(tmp_path / "backbone")  # no weights: training cannot start
     recipe = Recipe.model_validate(
@@ -78,11 +80,17 @@ def test_training_and_validation_rows_are_those_of_their_splits(
     )
     texts = {"train": text(0), "valid": text(1), "test": text(2)}
     made = tokenized(tmp_path, texts)
+    jobs: list[TrainJob] = []
+
+    def launched(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
+        jobs.append(job)
+        return launch(job, lease)
+
+    monkeypatch.setattr("tasks.stages.train.launch", launched)
     with pytest.raises(BackboneError), ClusterLease(recipe.cluster) as lease:
         distill_stage(tmp_path, lease, recipe, recipe.cells[0], made, made)
-    (state,) = (tmp_path / "distill").glob("*.partial/whole/state/rows")
     for split in ("train", "valid"):
-        rows = TokenRows.load(state / split)
+        rows = TokenRows.load(Path(getattr(jobs[0], split)), jobs[0].max_tokens)
         assert [rows.row(i).tolist() for i in range(len(rows))] == (
             texts[split].reshape(ROWS, LENGTH).tolist()
         )

@@ -89,7 +89,7 @@ def job(
     TokenRows.of_rows(rows, until).save(folder / "one-sided")
     rows[batch_indices(SEED, 0, 4, ROWS)[1]][10] = POISON  # rank 1 meets it in the first step
     TokenRows.of_rows(rows, [WIDTH] * ROWS).save(folder / "poisoned")
-    return tiny_job(folder, WIDTH, CONFIG.model_dump(), start=str(folder / "start"), seed=SEED)
+    return tiny_job(folder, WIDTH, CONFIG, start=str(folder / "start"), seed=SEED)
 
 
 def on(job: TrainJob, kind: str) -> TrainJob:
@@ -155,7 +155,7 @@ def expected_first_moment(job: TrainJob, *, joint: bool) -> Tensor:
     backbone = load_backbone(job.backbone)
     assert job.start is not None and job.rules is not None
     module = Checkpoint.load(job.start).module.requires_grad_(True)
-    rows = TokenRows.load(Path(job.train))
+    rows = TokenRows.load(Path(job.train), WIDTH)
     model = MergedModel(backbone, module, Matcher(RuleSet.load(job.rules)), "compact")
     objective = DistillObjective(model, rows, rows, bf16=False, batch_size=CONFIG.batch_size)
     batch = batch_indices(SEED, 0, CONFIG.batch_size, ROWS)

@@ -44,18 +44,15 @@ def jobs(
     TokenRows.of_rows(rows, [WIDTH] * len(rows)).save(folder / "rows")
     lines = [json.dumps(QUESTION | {"gold": gold % 3}) for gold in range(6)]
     (folder / "questions.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    sft = tiny_job(
-        folder, WIDTH, DistillConfig(**SETTINGS, bf16=False).model_dump(), out=str(folder / "sft")
-    )
+    sft = tiny_job(folder, WIDTH, DistillConfig(**SETTINGS, bf16=False), out=str(folder / "sft"))
     (folder / "sft").mkdir()
     run_worker(asdict(sft))
     dpo = replace(
         sft,
-        objective="preference",
         train=str(folder / "questions.jsonl"),
         valid=str(folder / "questions.jsonl"),
         start=str(folder / "sft" / "checkpoint"),
-        config=PreferenceConfig(**SETTINGS).model_dump(),
+        config=PreferenceConfig(**SETTINGS),
         prompt="{context}?",
     )
     return {"sft": sft, "dpo": dpo}

@@ -19,7 +19,7 @@ from tasks.training.strategies import make_strategy
 from tasks.training.train_worker import run_worker
 from umim_core.adaptation.control import load_control, read_record
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.config.recipe import PreferenceConfig
+from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.errors import ConfigError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.training import train_job
@@ -56,8 +56,7 @@ def job(
     return tiny_job(
         folder,
         32,
-        config.model_dump(),
-        objective="preference",
+        config,
         rules=None,
         train=str(folder / "questions.jsonl"),
         valid=str(folder / "questions.jsonl"),
@@ -141,7 +140,7 @@ def test_two_ranks_train_the_control_of_one(job: TrainJob, kind: str, tmp_path: 
 
 def test_a_control_is_trained_by_preference_alone(job: TrainJob, tiny_llama: Backbone) -> None:
     with pytest.raises(ConfigError, match="must be trained by preference"):
-        start_of(replace(job, control="lora", objective="distill"), tiny_llama)
+        start_of(replace(job, control="lora", config=DistillConfig(max_steps=1)), tiny_llama)
     with pytest.raises(ConfigError, match="a merge module must have rules"):
         start_of(job, tiny_llama)
     with pytest.raises(ConfigError, match="Did you mean 'input-adapter'"):

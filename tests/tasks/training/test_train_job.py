@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from support.merged_models import fresh_model
 from support.tiny_jobs import tiny_job
 from support.tiny_models import save_with_tokenizer
-from support.token_artifacts import write_documents
 from umim_core.adaptation.choices import encode_questions
 from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone.backbone import Backbone, load_backbone
@@ -26,9 +23,8 @@ from umim_core.errors import ConfigError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import QuestionForm, read_questions
-from umim_core.text.token_files import TokenFiles
 from umim_core.training.token_rows import TokenRows
-from umim_core.training.train_job import TrainJob, make_objective, place_rows, start_model
+from umim_core.training.train_job import TrainJob, make_objective, start_model
 
 ROWS = [[8, 1, 2, 9, 10, 3, 4, 5, 11, 12], [1, 2, 9, 8, 7, 3, 4, 5, 1, 2]]
 
@@ -42,7 +38,7 @@ def job(
     folder = tmp_path_factory.mktemp("job")
     save_with_tokenizer(folder, tiny_llama, tiny_tokenizer)
     TokenRows.of_rows(ROWS, [10, 10]).save(folder / "rows")
-    return tiny_job(folder, 10, DistillConfig(max_steps=1, bf16=False).model_dump(), rules="")
+    return tiny_job(folder, 10, DistillConfig(max_steps=1, bf16=False), rules="")
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +108,9 @@ def test_preferences_are_measured_with_the_positions_given(
     path.write_text(json.dumps(question) + "\n", encoding="utf-8")
     job = replace(
         job,
-        objective="preference",
         train=str(path),
         valid=str(path),
-        config=PreferenceConfig(max_steps=1, beta=5.0).model_dump(),
+        config=PreferenceConfig(max_steps=1, beta=5.0),
         max_tokens=64,
         prompt="{context}?",
         delimiter=" = ",
@@ -143,19 +138,7 @@ def test_preferences_are_measured_with_the_positions_given(
 
 
 def test_questions_need_the_prompt_of_their_task(job: TrainJob, tiny_llama: Backbone) -> None:
-    job = replace(job, objective="preference", config=PreferenceConfig(max_steps=1).model_dump())
+    job = replace(job, config=PreferenceConfig(max_steps=1))
     model = start_model(job, tiny_llama, Matcher(RuleSet.from_spans([(1, 2)])))
     with pytest.raises(ConfigError, match="must have a prompt"):
         make_objective(job, model)
-
-
-def test_rows_that_name_shards_are_placed_anew_where_their_root_moved(
-    job: TrainJob, tmp_path: Path
-) -> None:
-    for place in ("old", "new"):
-        write_documents(tmp_path / place, np.arange(8, dtype=np.int32))
-        rows = TokenRows.of_segments(TokenFiles.open(tmp_path / place), 4)
-        asked = replace(job, train="train", valid="train", out=str(tmp_path / "out"))
-        placed = place_rows(asked, {"train": rows})
-    shutil.rmtree(tmp_path / "old")
-    assert TokenRows.load(Path(placed.train)).row(1).tolist() == [4, 5, 6, 7]
