@@ -37,6 +37,7 @@ from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.roles import Role
 
 PAIRS = [
     ("the cat sat on the", " mat"),
@@ -381,21 +382,23 @@ TEMPLATE = (
     "{% if add_generation_prompt %} the cat{% endif %}"
 )
 CHAT = [
-    {"role": "system", "content": "the dog"},
+    {"role": "system", "content": "the cat sat"},
     {"role": "user", "content": "the cat sat on the mat and the cat"},
     {"role": "assistant", "content": "the cat"},
-    {"role": "user", "content": "the dog sat on the log"},
+    {"role": "user", "content": "the dog sat"},
 ]
 
 
+@pytest.mark.parametrize("roles", [("user",), ("user", "system")])
 @pytest.mark.parametrize("said", [{}, {"raw_tail": 0}, {"merge": "all"}])
-def test_chats_merge_what_users_say_alone(
+def test_chats_merge_what_the_checkpoint_s_roles_say_alone(
     checkpoint_path: Path,
     outputs: list[Generation],
     monkeypatch: pytest.MonkeyPatch,
     said: dict[str, object],
+    roles: tuple[Role, ...],
 ) -> None:
-    made = Checkpoint.load(checkpoint_path).recommending("prompt", 2)
+    made = Checkpoint.load(checkpoint_path).recommending("prompt", 2, roles)
     model = UmimLM(made, device="cpu", **said)
     monkeypatch.setattr(model.tokenizer, "chat_template", TEMPLATE)
     ours = UMIM(model.backbone, made).generate(
@@ -408,6 +411,10 @@ def test_chats_merge_what_users_say_alone(
     assert (row.prompt_ids, row.prompt_spans) == (ours.prompt_ids[0], ours.prompt_spans[0])
     spans = [model.tok_decode(row.prompt_ids[a : a + n]) for a, n in row.prompt_spans]
     assert spans and text.count("the cat") > sum("cat" in span for span in spans)
+    system = [
+        s for s in ours.prompt_spans[0] if s[0] < len(model.tok_encode("the cat the cat sat"))
+    ]
+    assert bool(system) == ("system" in roles)
     # likelihoods read the same units before the answer
     model.forget_sizes()
     [(score, _)] = model.loglikelihood(likelihoods([(text, " sat")]))

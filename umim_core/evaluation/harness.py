@@ -74,6 +74,7 @@ from umim_core.store.artifacts import sha256_bytes
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.spec import TASKS, cue_of
 from umim_core.text.chat_parts import Chat, content_places, encode_parts
+from umim_core.text.roles import USER, Role
 
 _log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its is
 _OWN: Final = "umim_"
@@ -97,14 +98,14 @@ TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 class ChatContexts:
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, roles: Sequence[Role]) -> None:
         self.applied = False
-        self._tokenizer = tokenizer
+        self._tokenizer, self._roles = tokenizer, roles
         self._places: dict[str, list[tuple[int, int]]] = {}
 
     def note(self, chat: Chat, text: str, render: Callable[[Chat], str]) -> None:
         """Note a chat, the text that the template made of it, and how it writes others."""
-        self._places[text] = content_places(chat, text, render)
+        self._places[text] = content_places(chat, text, render, roles=self._roles)
 
     def parts(self, text: str, ids: Sequence[int] | NDArray[np.int64]) -> Parts | None:
         """Return the tokens of a context that may merge; None for all, where it is no chat."""
@@ -257,7 +258,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             prefix_token_id=prefix_token_id,
         )
         self.merged_model, self.method, self.compare = merged_model, method, compare
-        self.chats = ChatContexts(self.backbone.tokenizer)
+        roles = checkpoint.config.roles if isinstance(checkpoint, Checkpoint) else USER
+        self.chats = ChatContexts(self.backbone.tokenizer, roles)
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
         self.scorer: AnyScorer | None = None  # for lm-eval's own ``hf`` scores
         self.comparing = False  # within an evaluation that runs the base model, too
@@ -538,7 +540,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Write a chat by the template, and note where what users say stands in it."""
+        """Write a chat by the template, and note where what may merge stands in it."""
 
         def render(chat: Chat) -> str:
             history = [dict(message) for message in chat]

@@ -107,20 +107,16 @@ def recommended(
 ) -> tuple[str | Path | Checkpoint | None, Merge, int]:
     """Return the checkpoint, what is merged and the raw tail, as ``UMIM.generate`` chooses them.
 
-    The checkpoint is loaded where something is left to it: ``merge`` ``auto``, ``raw_tail`` None. A
-    baseline ``method`` reads prompts merged, or shortened, alone; with a ``target`` of its own,
-    policies of the cache take no raw tail.
+    The checkpoint is loaded where anything merges. A baseline ``method`` reads prompts merged, or
+    shortened, alone; with a ``target`` of its own, policies of the cache take no raw tail.
     """
-    known: AskedMerge = "prompt" if method is not None and merge == AUTO else merge
-    if raw_tail is None and (
-        known == "none" or (target and method and find_baseline(method).side == "cache")
-    ):
+    if merge == "none":
+        return checkpoint, merge, raw_tail or 0
+    if raw_tail is None and target and method and find_baseline(method).side == "cache":
         raw_tail = 0
-    if known != AUTO and raw_tail is not None:
-        return checkpoint, known, raw_tail
+    chosen = "prompt" if method is not None else None if merge == AUTO else merge
     loaded = find_checkpoint(_checkpoint(checkpoint), {})
-    chosen = loaded.config.recommended(None if known == AUTO else known, raw_tail)
-    return loaded, *chosen
+    return loaded, *loaded.config.recommended(chosen, raw_tail)
 
 
 def open_model_args(
