@@ -23,7 +23,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -43,10 +44,12 @@ from umim_core.store.user_records import remembered
 GGUF: Final = ".gguf"
 MODELS_VARIABLE: Final = "UMIM_MODELS"
 OFFLINE_VARIABLE: Final = "UMIM_OFFLINE"
-_PACKAGED: Final = ("packaged-model", 1)  # kind and schema of a manifest
-_CONVERTED: Final = ("gguf-model", 1)  # a conversion that writes other files counts it up
+_PACKAGED: Final = "packaged-model"  # kinds of manifests
+_CONVERTED: Final = "gguf-model"
+_SCHEMA: Final = 1  # a conversion that writes other files counts it up
 _BYTES_PER_WEIGHT: Final = 4
 _REMEDY: Final = f"Free space, or name another folder by {MODELS_VARIABLE}."
+_build_once = partial(build_once, schema=_SCHEMA, rebuild="damaged", remedy=_REMEDY)
 _log: Final = logging.getLogger("umim")
 # pip that ends with this process, even by SIGKILL: then the pipe on its stdin is closed.
 _PIP: Final = """
@@ -86,7 +89,7 @@ def model_fault(model: PackagedModel, *, verify: bool = False) -> str | None:
 
 
 def _packaged_record(model: PackagedModel, directory: Path, verify: bool) -> Mapping[str, object]:
-    record = _whole_record(directory, *_PACKAGED, verify)
+    record = _whole_record(directory, _PACKAGED, verify)
     digests = {name: entry["sha256"] for name, entry in record["files"].items()}
     for name, digest in model.files.items():
         rule = f"{directory / name} must have the SHA-256 {digest}"
@@ -94,11 +97,11 @@ def _packaged_record(model: PackagedModel, directory: Path, verify: bool) -> Map
     return {**record, "key": model.digest}
 
 
-def _whole_record(directory: Path, kind: str, schema: int, verify: bool) -> Mapping[str, Any]:
+def _whole_record(directory: Path, kind: str, verify: bool) -> Mapping[str, Any]:
     """Return the manifest of a model in the cache, its files checked by size and time."""
 
     def whole(verify: bool) -> Mapping[str, Any]:
-        return read_manifest(directory, kind=kind, schema=schema, verify=verify)
+        return read_manifest(directory, kind=kind, schema=_SCHEMA, verify=verify)
 
     times = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     record = whole(verify)
@@ -149,27 +152,11 @@ def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
         (out / "README.md").write_text(_card(model), encoding="utf-8")
         return {"name": model.name, "licence": model.licence, "origin": model.origin}
 
-    _built(final, model.digest, build, _PACKAGED, lambda at: _packaged_record(model, at, verify))
+    def look(directory: Path) -> Mapping[str, object]:
+        return _packaged_record(model, directory, verify)
+
+    _build_once(final, model.digest, build, kind=_PACKAGED, look=look)
     return final
-
-
-def _built(
-    final: Path,
-    key: str,
-    build: Callable[[Path], Mapping[str, object]],
-    kind: tuple[str, int],
-    look: Callable[[Path], Mapping[str, object]],
-) -> None:
-    build_once(
-        final,
-        key,
-        build,
-        kind=kind[0],
-        schema=kind[1],
-        look=look,
-        rebuild="damaged",
-        remedy=_REMEDY,
-    )
 
 
 def _check_files(model: PackagedModel, directory: Path) -> None:
@@ -312,9 +299,9 @@ def gguf_directory(path: Path) -> Path:
         return {"sha256": digest}
 
     def look(directory: Path) -> Mapping[str, object]:
-        return {**_whole_record(directory, *_CONVERTED, verify=False), "key": digest}
+        return {**_whole_record(directory, _CONVERTED, verify=False), "key": digest}
 
-    _built(final, digest, build, _CONVERTED, look)
+    _build_once(final, digest, build, kind=_CONVERTED, look=look)
     return final
 
 
