@@ -33,6 +33,7 @@ from benchmarks.timing import ratio, spread
 from tasks.cluster.lease import ClusterLease
 from tasks.training.train_worker import launch_worker
 from umim_core.config.recipe import ClusterConfig, DistillConfig
+from umim_core.config.rule_options import RuleOptions
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
@@ -73,7 +74,7 @@ def prepare(ids: Ids, folder: Path, options: argparse.Namespace) -> Report:
         raise SystemExit(f"{wanted} segments of {length} tokens are needed; the ids hold {whole}")
     flat = np.array(ids[: whole * length], dtype=np.int32)
     counts = count_ngrams(flat, UniformOffsets(length, whole), options.tau)
-    rules = RuleSet.from_counts(counts, RuleOrigin(tau=options.tau))
+    rules = RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=options.tau)))
     rules.save(folder / "rules")
     rows = flat.reshape(-1, length)
     parts = {"train": rows[: options.segments], "valid": rows[options.segments : wanted]}

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.timing import timed
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_files import DTYPES
+from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
@@ -126,7 +127,7 @@ def random_subject(
     text = phrase_text(mined + tokens, config.vocab_size)
     offsets = np.arange(0, mined + 1, _SEGMENT, dtype=np.int64)
     counts = count_ngrams(text[: offsets[-1]].astype(np.int32), offsets, _TAU)
-    matcher = Matcher(RuleSet.from_counts(counts, RuleOrigin(tau=_TAU)))
+    matcher = Matcher(RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=_TAU))))
     return Subject(MergedModel(backbone, module, matcher, "compact"), text[mined:])
 
 

@@ -26,6 +26,7 @@ from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
 from benchmarks.corpus import CORPUS_OPTIONS, EMBEDDED, Ids, ids_file, open_ids
 from benchmarks.processes.mining_process import LENGTH, whole_segments
 from benchmarks.timing import alternate, ratio, spread, timed
+from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.matcher import Matcher
@@ -117,10 +118,10 @@ def merged_spans(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans
 def rule_sets(counts: NgramCounts) -> dict[str, RuleSet]:
     """Return the rule sets that are measured; counts must reach down to tau 5."""
     return {
-        "tau 5": RuleSet.from_counts(counts, RuleOrigin(tau=5)),
-        "tau 50": RuleSet.from_counts(counts, RuleOrigin(tau=50)),
+        "tau 5": RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=5))),
+        "tau 50": RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=50))),
         "tau 5, nested": RuleSet.from_counts(
-            counts, RuleOrigin(tau=5, overlap="none", containment="keep")
+            counts, RuleOrigin(options=RuleOptions(tau=5, **AS_FOUND))
         ),
     }
 
@@ -199,7 +200,7 @@ def synthetic_rules(per_order: Mapping[int, int]) -> RuleSet:
         columns = [(keys >> bits * (n - 1 - i)) & (_VOCABULARY - 1) for i in range(n)]
         ids[n] = np.stack(columns, axis=1).astype(np.int32)
         support[n] = np.ones(count, dtype=np.int64)
-    return RuleSet(ids, support, RuleOrigin(overlap="none", containment="keep", source="explicit"))
+    return RuleSet(ids, support)
 
 
 def load_times(folder: Path, ids: Ids, rounds: int) -> list[float]:

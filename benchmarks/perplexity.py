@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
 from benchmarks.engine_sides import BACKBONES, Subject, subject
 from benchmarks.timing import alternate, ratio, spread
+from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
@@ -52,7 +53,8 @@ Rows = list[NDArray[np.int64]]
 def rule_sets(subject: Subject, mined: NDArray[np.int64]) -> dict[str, Matcher]:
     """Return natural rules, of which none lies inside another, and rules of a text [T] that do."""
     counts = count_ngrams(mined.astype(np.int32), np.array([0, len(mined)]), _TAU)
-    nested = Matcher(RuleSet.from_counts(counts, RuleOrigin(overlap="none", containment="keep")))
+    origin = RuleOrigin(options=RuleOptions(tau=counts.tau, **AS_FOUND))
+    nested = Matcher(RuleSet.from_counts(counts, origin))
     return {"plain": subject.merged_model.require_matcher(), "nested": nested}
 
 

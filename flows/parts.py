@@ -146,18 +146,20 @@ def _tokenized(run: PipelineRun, corpus: Artifact, backbone: str, revision: str 
 
 def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
     recipe, label = run.recipe, cell_label(cell)
-    mining, text = (recipe.segment_length, recipe.mining), (run.lease, tokenized, cell)
     if cell.rules is not None:
         return run.stage(given_rules_stage, cell, label=label)
+    options, model = recipe.rule_options(cell), (cell.backbone, cell.revision)
     if cell.source == "confidence":
         asked = f"{cell.backbone} p > {cell.min_probability:g}"
-        spans = run.stage(confidence_stage, *text, *mining, *recipe.placement, label=asked)
-        return run.stage(confidence_rules_stage, spans, cell, *mining, label=label)
-    model = (cell.backbone, cell.revision, cell.source, None)
-    sharing = [c for c in recipe.cells if (c.backbone, c.revision, c.source, c.rules) == model]
-    least = min(c.tau for c in sharing)
-    counted = run.stage(count_stage, *text, least, *mining, label=cell.backbone)
-    return run.stage(filter_stage, counted, tokenized, cell, *mining, label=label)
+        how = (*model, options, *recipe.placement)
+        spans = run.stage(confidence_stage, run.lease, tokenized, *how, label=asked)
+        return run.stage(confidence_rules_stage, spans, *model, options, label=label)
+    alike = (*model, cell.source, None)
+    sharing = [c for c in recipe.cells if (c.backbone, c.revision, c.source, c.rules) == alike]
+    least, longest = min(c.tau for c in sharing), max(c.longest for c in sharing)
+    every = options.model_copy(update={"tau": least, "longest": longest})
+    counted = run.stage(count_stage, run.lease, tokenized, *model, every, label=cell.backbone)
+    return run.stage(filter_stage, counted, tokenized, *model, options, label=label)
 
 
 def train(run: PipelineRun) -> tuple[Sources, list[CellResult]]:

@@ -309,7 +309,7 @@ def results_of(
         "module": _module(shipped, config),
         "rules": {
             "orders": {str(n): count for n, count in rules.counts_by_order.items()},
-            "origin": rules.origin.model_dump(mode="json"),
+            "origin": rules.origin.record(),
             "bytes": (shipped / "rules" / TABLE).stat().st_size,
         },
         "corpus": _corpus(stages.corpus),

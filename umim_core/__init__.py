@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from umim_core.backbone.backbone import wrap_backbone as wrap_backbone
     from umim_core.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from umim_core.config.rule_options import RuleOptions as RuleOptions
     from umim_core.errors import UmimError as UmimError
     from umim_core.merging.module import MergeModule as MergeModule
     from umim_core.mining.mine import mine_rules as mine_rules
-    from umim_core.mining.mining_options import MiningOptions as MiningOptions
     from umim_core.model.umim import UMIM as UMIM
     from umim_core.rules.matcher import Matcher as Matcher
     from umim_core.rules.ruleset import RuleSet as RuleSet
@@ -27,7 +27,7 @@ _EXPORTS = {
     "Checkpoint": "umim_core.checkpoint.checkpoint",
     "Matcher": "umim_core.rules.matcher",
     "MergeModule": "umim_core.merging.module",
-    "MiningOptions": "umim_core.mining.mining_options",
+    "RuleOptions": "umim_core.config.rule_options",
     "RuleSet": "umim_core.rules.ruleset",
     "UmimError": "umim_core.errors",
     "mine_rules": "umim_core.mining.mine",

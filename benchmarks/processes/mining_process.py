@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.common import THREADS, Report, parse
 from benchmarks.corpus import Ids, open_ids
 from benchmarks.timing import alternate, forget_peak, peak_bytes, ratio, timed
+from umim_core.config.rule_options import RuleOptions
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.mining_memory import mining_memory, sample_shares
-from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.token_files import write_tokens
 from umim_core.text.token_ids import UniformOffsets
@@ -43,7 +43,7 @@ def warm_up() -> None:
 
 def count(ids: Ids, offsets: UniformOffsets, options: argparse.Namespace) -> Report:
     """Count once, with two threads, next to the bound on the memory."""
-    search = MiningOptions(tau=options.tau)
+    search = RuleOptions(tau=options.tau)
     shares = sample_shares(ids, offsets, search, threads=THREADS)
     bound = mining_memory(len(ids), search, shares, threads=THREADS)
     forget_peak()

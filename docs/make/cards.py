@@ -88,7 +88,7 @@ def docs_card(
         "name": name,
         "orders": rules.counts_by_order,
         "origin": _origin(rules),
-        "rules": rules.origin,
+        "rules": rules.options,
         "form": _form(config),
         "parameters": sum(p.numel() for p in checkpoint.module.parameters()),
         "formula": formula + (f" + {config.rule_rows}d" if config.rule_rows else ""),
@@ -120,7 +120,7 @@ def _form(config: CheckpointConfig) -> str:
 
 def _origin(rules: RuleSet) -> str:
     """Return in words what made the rules."""
-    if rules.origin.source == "explicit":
+    if rules.options.source == "explicit":
         return "given as a list"
     spans = {
         "frequency": "mined on the docstring corpus at",
@@ -128,13 +128,13 @@ def _origin(rules: RuleSet) -> str:
     }
     dearest = rules.origin.max_damage
     bound = "" if dearest is None else f", of at most {dearest:.2f} nats of damage per saved token"
-    return f"{spans[rules.origin.source]} tau {rules.origin.tau}{bound}"
+    return f"{spans[rules.options.source]} tau {rules.options.tau}{bound}"
 
 
 def adapted_card(name: str, results: Path) -> str:
     """Return the card of an adapted checkpoint."""
     checkpoint = Checkpoint.load(name)
-    noted, tau = checkpoint.config.training, checkpoint.rules.origin.tau
+    noted, tau = checkpoint.config.training, checkpoint.rules.options.tau
     file = results / f"{noted['results']}.json"
     report: Report = json.loads(file.read_text(encoding="utf-8"))
     own = {"setting": noted["setting"], "tau": tau, "seed": noted["seed"]}

@@ -98,5 +98,5 @@ def write_rules(out: Path, rules: RuleSet, **steps: Mapping[int, int]) -> dict[s
     sizes = rules.counts_by_order
     shown = {"raw": sizes, "overlap": sizes, "rules": sizes} | steps
     numbers = {f"{name}_{n}": float(shown[name][n]) for name in shown for n in rules.orders}
-    tau = {} if rules.origin.tau is None else {"tau": float(rules.origin.tau)}
+    tau = {} if rules.options.source == "explicit" else {"tau": float(rules.options.tau)}
     return {**numbers, **tau, "collision_rate": collision_rate(rules)}

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -19,7 +19,6 @@ from pydantic import (
 
 from umim_core.adaptation.settings import BASE, WT, setting_names
 from umim_core.config.recipe import DEFAULT_TASK, Cell
-from umim_core.config.rule_fields import CellSource
 from umim_core.errors import ConfigError
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RULES_SCHEMA
@@ -60,15 +59,16 @@ class RowRules(BaseModel):
     @classmethod
     def held(cls, directory: Path) -> Self:
         """Return what the manifest of a rule directory says."""
-        origin = RuleOrigin.model_validate(
+        origin = RuleOrigin.of_record(
             read_manifest(directory, kind="rules", schema=RULES_SCHEMA, verify=False)
         )
+        made = origin.options
         return cls(
-            source=origin.source,
-            tau=origin.tau,
-            min_probability=origin.min_probability if origin.source == "confidence" else 0.0,
-            overlap=origin.overlap,
-            containment=origin.containment,
+            source=made.source,
+            tau=None if made.source == "explicit" else made.tau,
+            min_probability=made.min_probability if made.source == "confidence" else 0.0,
+            overlap=made.overlap,
+            containment=made.containment,
         )
 
     @property
@@ -357,7 +357,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     names = (*_CELL, *_LATER_CELL)
     cell = {_FIELDS.get(name, name): row.pop(name) for name in names if name in row}
     mined = rules.tau is not None and row.get("source") != "shipped"
-    if mined and rules.source in get_args(CellSource):
+    if mined and rules.source != "explicit":
         cell |= rules.model_dump(exclude_none=True, exclude_defaults=True)
     else:
         cell["rules"] = rules.source

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -40,7 +39,8 @@ from tasks.stages.train import dtype_key
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.config.recipe import BackboneDtype, Cell, Device, MiningConfig
+from umim_core.config.recipe import BackboneDtype, Cell, Device
+from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ConfigError
 from umim_core.mining.confidence import (
     SpanCounts,
@@ -49,9 +49,9 @@ from umim_core.mining.confidence import (
     confidence_counts,
 )
 from umim_core.mining.mine import count, excluded_ids, rules_of
-from umim_core.mining.mining_options import MiningOptions
 from umim_core.progress import followed, leave_note
-from umim_core.rules.grams import NgramCounts, check_tau
+from umim_core.rules.grams import LONGEST, NgramCounts
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
@@ -69,27 +69,26 @@ def count_stage(
     root: Path,
     lease: ClusterLease,
     tokenized: Artifact,
-    cell: Cell,
-    tau: int,
-    segment_length: int,
-    config: MiningConfig,
+    backbone: str,
+    revision: str | None,
+    options: RuleOptions,
 ) -> Artifact:
-    """Count the n-grams of the training split at the smallest threshold needed.
+    """Count the n-grams of the training split that reach tau, the smallest that is needed.
 
     An order that is counted is kept under ``state`` until the stage is finished, so a run that
     dies resumes with the next one.
     """
-    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
-    excluded = excluded_ids(tokenizer, config.protect)
-    options = replace(_options(cell, config, segment_length), tau=check_tau(tau))
+    tokenizer = load_tokenizer(backbone, revision=revision)
+    excluded = excluded_ids(tokenizer, options.protect)
     spec = StageSpec(
         "count",
         3,
         {
-            "tau": tau,
-            "segment_length": segment_length,
+            "tau": options.tau,
+            "segment_length": options.length,
             "excluded": list(excluded),
             "count_documents": options.count_documents,
+            **_longest_key(options),
         },
         {"tokens": tokenized.folder_digest("train")},
         resumable=True,
@@ -99,17 +98,17 @@ def count_stage(
         clear_leftovers(out)
         lease.ensure()
         shards = tokens(tokenized, "train")
-        offsets = whole_segments(shards, tokenizer, segment_length)
+        offsets = whole_segments(shards, tokenizer, options.length)
         corpus = Corpus(tokenized.path / "train", offsets, excluded)
-        at_a_time = config.block_tokens
-        if at_a_time is None and config.max_memory_gib is not None:
+        at_a_time = options.block_tokens
+        if at_a_time is None and options.max_memory_gib is not None:
             at_a_time = default_block_tokens(int(offsets[-1]), cluster_cpus())
         state = out / STATE
         began = time.monotonic()
         with followed(state):
             counter = ClusterCounter(
                 corpus,
-                config.block_tokens,
+                options.block_tokens,
                 known=lambda order: _load_order(state, order),
                 finished=lambda order, keys, support: _save_order(state, order, keys, support),
                 progress=lambda done, total, text: leave_note(state, done, total, text),
@@ -133,25 +132,25 @@ def filter_stage(
     root: Path,
     counted: Artifact,
     tokenized: Artifact,
-    cell: Cell,
-    segment_length: int,
-    config: MiningConfig,
+    backbone: str,
+    revision: str | None,
+    options: RuleOptions,
 ) -> Artifact:
     """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``."""
-    fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
-    options = _options(cell, config, segment_length)
+    fingerprint = tokenizer_fingerprint(load_tokenizer(backbone, revision=revision))
     spec = StageSpec(
         "filter",
         3,
         {
-            "tau": cell.tau,
-            "overlap": cell.overlap,
-            "containment": cell.containment,
-            "rule_budget": cell.rule_budget,
-            "min_documents": config.min_documents,
-            "segment_length": segment_length,
+            "tau": options.tau,
+            "overlap": options.overlap,
+            "containment": options.containment,
+            "rule_budget": options.rule_budget,
+            "min_documents": options.min_documents,
+            "segment_length": options.length,
             "tokenizer": fingerprint,
-            **({} if cell.spans is None else {"spans": cell.spans}),
+            **({} if options.spans is None else {"spans": options.spans}),
+            **_longest_key(options),
         },
         {"counts": counted.digest, "tokens": tokenized.folder_digest("train")},
     )
@@ -160,29 +159,22 @@ def filter_stage(
         shards = tokens(tokenized, "train")
         mined = rules_of(
             _read_counts(counted.path, int(counted.manifest()["config"]["tau"])),
-            options,
-            options.origin(fingerprint, corpus_digest(counted.path)),
+            RuleOrigin(
+                options=options,
+                tokenizer_fingerprint=fingerprint,
+                corpus_digest=corpus_digest(counted.path),
+            ),
             shards,
-            UniformOffsets(segment_length, len(shards) // segment_length),
+            UniformOffsets(options.length, len(shards) // options.length),
         )
         return write_rules(out, mined.rules, raw=mined.raw, overlap=mined.overlap)
 
     return run_stage(root, spec, build)
 
 
-def _options(cell: Cell, config: MiningConfig, segment_length: int) -> MiningOptions:
-    """Return the options of a cell's mining."""
-    return MiningOptions(
-        tau=cell.tau,
-        segment_length=segment_length,
-        overlap=cell.overlap,
-        containment=cell.containment,
-        rule_budget=cell.rule_budget,
-        spans=cell.spans,
-        min_documents=config.min_documents,
-        protect=config.protect,  # recorded; the counts, and so the key, have the ids it excludes
-        max_memory_gib=config.max_memory_gib,
-    )
+def _longest_key(options: RuleOptions) -> dict[str, object]:
+    """Return the longest rules for a stage's key: nothing if they are the paper's."""
+    return {} if options.longest == LONGEST else {"longest": options.longest}
 
 
 def _load_order(state: Path, order: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
@@ -227,35 +219,35 @@ def confidence_stage(
     root: Path,
     lease: ClusterLease,
     tokenized: Artifact,
-    cell: Cell,
-    segment_length: int,
-    config: MiningConfig,
+    backbone: str,
+    revision: str | None,
+    options: RuleOptions,
     device: Device = "cpu",
     dtype: BackboneDtype = "float32",
 ) -> Artifact:
     """Count the maximal runs of 2 to 4 tokens that the backbone is confident about."""
-    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
-    excluded = excluded_ids(tokenizer, config.protect)
+    tokenizer = load_tokenizer(backbone, revision=revision)
+    excluded = excluded_ids(tokenizer, options.protect)
     spec = StageSpec(
         "confidence",
         1,
         {
-            "min_probability": cell.min_probability,
-            "tokens": cell.confidence_tokens,
-            "segment_length": segment_length,
+            "min_probability": options.min_probability,
+            "tokens": options.confidence_tokens,
+            "segment_length": options.length,
             "excluded": list(excluded),
             "device": device,
             **dtype_key(dtype),
         },
         {
             "tokens": tokenized.folder_digest("train"),
-            "backbone": backbone_identity(cell.backbone, cell.revision),
+            "backbone": backbone_identity(backbone, revision),
         },
         resumable=True,
     )
 
     def build(out: Path) -> Metrics:
-        asked = (tokenized, cell, segment_length, excluded, device, dtype)
+        asked = (tokenized, backbone, revision, options, excluded, device, dtype)
         with followed(out / STATE):
             return call_on_worker(lease, partial(count_spans, out, *asked), writes=True)
 
@@ -265,32 +257,33 @@ def confidence_stage(
 def count_spans(
     out: Path,
     tokenized: Artifact,
-    cell: Cell,
-    length: int,
+    backbone: str,
+    revision: str | None,
+    options: RuleOptions,
     excluded: tuple[int, ...],
     device: Device,
     dtype: BackboneDtype,
 ) -> Metrics:
     """Ask a backbone piece by piece; pieces that a run before has left are not asked again."""
-    state = out / STATE
+    state, length = out / STATE, options.length
     clear_leftovers(out)  # of an earlier run, or of a worker that was lost
-    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
+    tokenizer = load_tokenizer(backbone, revision=revision)
     shards = tokens(tokenized, "train")
     whole = whole_segments(shards, tokenizer, length)
-    most = int(whole[-1]) if cell.confidence_tokens is None else cell.confidence_tokens
+    most = int(whole[-1]) if options.confidence_tokens is None else options.confidence_tokens
     offsets = UniformOffsets(length, min(whole.count, most // length))
-    backbone = load_backbone(cell.backbone, revision=cell.revision, dtype=dtype, device=device)
-    check_segment(backbone, length)
+    model = load_backbone(backbone, revision=revision, dtype=dtype, device=device)
+    check_segment(model, length)
     pieces = _pieces(offsets)
     parts: list[SpanCounts] = []
     for number, (first, last) in enumerate(pieces):
         piece, body = state / f"piece-{number}", {"tokens": [first, last]}
         if not has_part(piece, "piece", body, _confidence_logger):
             spans, support = confidence_counts(
-                backbone,
+                model,
                 shards[first:last],
                 UniformOffsets(length, (last - first) // length),
-                min_probability=cell.min_probability,
+                min_probability=options.min_probability,
                 batch_size=_BATCH,
                 excluded=excluded,
             )
@@ -309,29 +302,32 @@ def count_spans(
 
 
 def confidence_rules_stage(
-    root: Path, counted: Artifact, cell: Cell, segment_length: int, config: MiningConfig
+    root: Path, counted: Artifact, backbone: str, revision: str | None, options: RuleOptions
 ) -> Artifact:
     """Make the runs that occur at least tau times the rules of one cell."""
-    fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
+    fingerprint = tokenizer_fingerprint(load_tokenizer(backbone, revision=revision))
     spec = StageSpec(
         "confidence-rules",
-        1,
+        2,
         {
-            "tau": cell.tau,
-            "segment_length": segment_length,
+            "tau": options.tau,
+            "overlap": options.overlap,
+            "containment": options.containment,
+            "min_probability": options.min_probability,  # recorded
+            "segment_length": options.length,
             "tokenizer": fingerprint,
-            **({"protect": list(config.protect)} if config.protect else {}),
+            **({"protect": list(options.protect)} if options.protect else {}),
         },
         {"runs": counted.digest},
     )
 
     def build(out: Path) -> Metrics:
-        options = _options(cell, config, segment_length)
-        origin = options.origin(fingerprint, corpus_digest(counted.path))
-        rules = RuleSet.filtered(
-            *_read_spans(counted.path), origin.model_copy(update={"source": "confidence"})
+        origin = RuleOrigin(
+            options=options,
+            tokenizer_fingerprint=fingerprint,
+            corpus_digest=corpus_digest(counted.path),
         )
-        return write_rules(out, rules)
+        return write_rules(out, RuleSet.filtered(*_read_spans(counted.path), origin))
 
     return run_stage(root, spec, build)
 

@@ -47,6 +47,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.registry import own_model
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.config.rule_options import RuleOptions
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import ConfigError, MissingExtraError
 from umim_core.evaluation.questions import QuestionSet, ShardScores
@@ -102,7 +103,10 @@ def mined_stage(
         prompts = [row["prompt"] for row in make_rows(own, options, tokenizer, "train")]
         ids = [np.asarray(encode(tokenizer, prompt), dtype=np.int64) for prompt in prompts]
         counts = count_ngrams(*ragged(ids), tau, special_ids(tokenizer))
-        origin = RuleOrigin(tau=tau, tokenizer_fingerprint=base.config.tokenizer_fingerprint)
+        origin = RuleOrigin(
+            options=RuleOptions(tau=tau, segment_length=None),
+            tokenizer_fingerprint=base.config.tokenizer_fingerprint,
+        )
         rules = RuleSet.from_counts(counts, origin)
         if not len(rules):
             raise ConfigError(

@@ -36,7 +36,7 @@ from umim_core.config.recipe import (
     Recipe,
     RunRecipe,
 )
-from umim_core.config.rule_fields import RulesConfig
+from umim_core.config.rule_options import RuleFilters, RuleOptions
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.publication import publish_directory
 from umim_core.task_sets.spec import read_questions
@@ -142,7 +142,7 @@ def question_digests(task: Artifact, *splits: str) -> dict[str, str]:
 
 
 def task_rules_stage(
-    root: Path, task: Artifact, cell: Cell, rules: RulesConfig, max_tokens: int
+    root: Path, task: Artifact, cell: Cell, rules: RuleFilters, max_tokens: int
 ) -> Artifact:
     """Mine bigrams of the questions where the task merges; the artifact holds ``rules``."""
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
@@ -164,13 +164,10 @@ def task_rules_stage(
         mined = mine_task_rules(
             read_questions(task.path / "train.jsonl"),
             partial(encode, tokenizer),
-            rules.tau,
+            RuleOptions(**rules.model_dump(), segment_length=None),
             form_of(task),
-            budget=rules.rule_budget,
             max_length=max_tokens,
             excluded=excluded,
-            overlap=rules.overlap,
-            containment=rules.containment,
             tokenizer_fingerprint=fingerprint,
         )
         (out / "rules").mkdir()

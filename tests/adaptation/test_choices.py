@@ -19,7 +19,8 @@ from umim_core.adaptation.choices import (
     task_sequences,
 )
 from umim_core.config.evaluate import MergedPart
-from umim_core.errors import ConfigError, CorpusError, RuleSetError
+from umim_core.config.rule_options import AS_FOUND, RuleOptions
+from umim_core.errors import ConfigError, CorpusError
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import Question, QuestionForm, TaskSplit, read_questions
@@ -155,6 +156,11 @@ def encode() -> Callable[[str], list[int]]:
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
+def options(tau: int, **changes: object) -> RuleOptions:
+    asked = {"tau": tau, "segment_length": None, **AS_FOUND, **changes}
+    return RuleOptions.model_validate(asked)
+
+
 def questions_of(task: str) -> list[Question]:
     file = DATA / "mc" / f"{task}.jsonl"
     if not file.is_file():
@@ -184,10 +190,9 @@ def test_every_threshold_gives_the_bigrams_of_a_counter(
         counts.update(pairwise(kept if part == "context" else kept + answers[question.gold]))
     for tau in TAUS:
         form = QuestionForm(part=part)
-        rules = mine_task_rules(questions, encode, tau, form, excluded=[END_OF_TEXT])
-        origin = rules.origin
+        rules = mine_task_rules(questions, encode, options(tau), form, excluded=[END_OF_TEXT])
         assert rules_of(rules) == {g: n for g, n in counts.items() if n >= tau}
-        assert (origin.tau, origin.overlap, origin.containment) == (tau, "none", "keep")
+        assert rules.options == options(tau)
     assert len({sum(n >= tau for n in counts.values()) for tau in TAUS[1:]}) == 4
 
 
@@ -195,26 +200,24 @@ def test_no_bigram_joins_two_questions_or_reaches_over_the_cut() -> None:
     questions = [Question("ab", ("x", "y"), 0), Question("cd", ("x", "y"), 0)]
     for form, found in ((QuestionForm(), {"b ", "d ", " x"}), (CONTEXT, {"ab", "cd"})):
         length = 3 if form.part == "sequence" else 4
-        rules = mine_task_rules(questions, characters, 1, form, max_length=length)
+        rules = mine_task_rules(questions, characters, options(1), form, max_length=length)
         assert set(rules_of(rules)) == set(map(pairs, found))
 
 
 def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:
     questions = [Question("abcabcab", ("x", "y"), 0)]  # (a,b):3 (b,c):2 (c,a):2
     for tau in (1, 3):
-        rules = mine_task_rules(questions, characters, tau, CONTEXT, budget=2)
-        assert (rules_of(rules), rules.origin.tau) == ({pairs("ab"): 3}, 3)
-    free = mine_task_rules(questions, characters, 1, CONTEXT, budget=3)
-    assert (len(free), free.origin.tau) == (3, 1)
-    with pytest.raises(RuleSetError, match="at least 1"):
-        mine_task_rules(questions, characters, 0, CONTEXT)
+        rules = mine_task_rules(questions, characters, options(tau, rule_budget=2), CONTEXT)
+        assert (rules_of(rules), rules.options.tau) == ({pairs("ab"): 3}, 3)
+    free = mine_task_rules(questions, characters, options(1, rule_budget=3), CONTEXT)
+    assert (len(free), free.options.tau) == (3, 1)
 
 
 def test_the_corpus_digest_tells_what_was_counted() -> None:
     question = Question("abc", ("x", "y"), 0)
     forms = [QuestionForm(part="sequence"), CONTEXT]
     digests = {
-        mine_task_rules([question], characters, tau, form).origin.corpus_digest
+        mine_task_rules([question], characters, options(tau), form).origin.corpus_digest
         for form in forms
         for tau in (1, 2)
     }

@@ -133,7 +133,7 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
     [
         (["generate", "x", "--merge", "some"], "'some' is not one of 'all', 'prompt', 'none'"),
         (["ppl"], "Missing argument"),
-        (["train", "m", "x", "--adapter-rank", "300"], "Invalid value for '--adapter-rank'"),
+        (["train", "m", "x", "--steps", "0"], "Invalid value for '--steps'"),
         (["bench", "--budget", "-1"], "Invalid value for '--budget'"),
         (["rules", "x", "--top", "-1"], "Invalid value for '--top'"),
         (["mime"], "No such command 'mime'"),

@@ -77,9 +77,9 @@ def test_options_reach_the_miner(umim: Umim, corpus: Path, tokenizer_folder: Pat
     document = json.loads(result.out)
     assert document["tau"] > 3 and sum(document["rules"].values()) <= 50
     assert written() == frequent(document["tau"], frozenset({1, 2, 12}), 6)
-    assert RuleSet.load("out").longest == 6
-    origin = RuleSet.load("out").origin
-    assert (origin.overlap, origin.containment, origin.segment_length) == ("none", "keep", LENGTH)
+    made = RuleSet.load("out").options
+    assert (made.longest, made.segment_length) == (6, LENGTH)
+    assert (made.overlap, made.containment) == ("none", "keep")
 
 
 TEXT = ("mine", "0.txt", "--tokenizer", "TOKENIZER", "--out", "new")
@@ -90,9 +90,13 @@ ERRORS = {
     "no out": (("mine", "ids.npy"), "--out must name the rule directory to write; got nothing"),
     "backbone": ((*TEXT, "--backbone", "x"), "belong to the confidence policy; got --backbone x"),
     "field": ((*TEXT, "--field", "text"), "--field is of corpora of the kinds jsonl, parquet"),
-    "nan": ((*IDS, "--max-memory-gib", "nan"), "--max-memory-gib must be a number; got nan"),
-    "longest": ((*TEXT, "--longest", "17"), "must lie in 4..16; got 17"),
+    "nan": (
+        (*IDS, "--max-memory-gib", "nan"),
+        "max_memory_gib: Input should be a finite number",
+    ),
+    "longest": ((*TEXT, "--longest", "17"), "longest must be at most 16; got 17"),
     "library": ((*TEXT, "--tau", "0"), "tau must be at least 1; got 0"),
+    "together": ((*TEXT, "--spans", "9", "--rule-budget", "5"), "spans are chosen among all freq"),
 }
 
 

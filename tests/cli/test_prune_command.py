@@ -50,7 +50,7 @@ def made(
     backbone = load_backbone(str(folder / "model"))
     spans = [tuple(WORDS.index(word) for word in span.split()) for span in SPANS]
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
-    origin = rules.origin.model_copy(update={"segment_length": LENGTH})
+    origin = rules.origin.with_options({"segment_length": LENGTH})
     matcher = Matcher(replace(rules, origin=origin))
     for seed, name in enumerate(("start", "other")):
         module = MergeModule(backbone.hidden_size)

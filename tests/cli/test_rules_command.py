@@ -13,6 +13,7 @@ from support.merge_modules import give_rows
 from support.merged_models import fresh_model
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.rule_options import RuleOptions
 from umim_core.rules.inspection import collision_rate
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
@@ -28,11 +29,9 @@ def ruleset(counted: dict[tuple[int, ...], int], fingerprint: str | None) -> Rul
         {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
         {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
         RuleOrigin(
-            tau=5,
-            segment_length=8,
+            options=RuleOptions(tau=5, segment_length=8, min_documents=2),
             tokenizer_fingerprint=fingerprint,
             corpus_digest="c" * 64,
-            min_documents=2,
         ),
     )
 

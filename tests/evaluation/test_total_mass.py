@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from support.engine_matrix import families, module_for, tiny_backbone
+from support.ngram_oracle import filtered
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge, UnitPositions
+from umim_core.config.rule_options import Containment, Overlap
 from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.merging import likelihood
 from umim_core.merging.decode_states import branch_layout
@@ -21,8 +23,6 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.origin import Containment, Overlap, RuleOrigin
-from umim_core.rules.ruleset import RuleSet
 
 VOCAB, LENGTH, LIMIT = 3, 5, 16
 POLICIES = list(product(get_args(Overlap), get_args(Containment), get_args(UnitPositions)))
@@ -37,9 +37,7 @@ def mined(overlap: Overlap, containment: Containment) -> Matcher:
     """Rules that every policy cuts down differently; all texts hold some."""
     ids = np.random.default_rng(1).choice(VOCAB, 400, p=[0.6, 0.3, 0.1]).astype(np.int32)
     counts = count_ngrams(ids, np.array([0, len(ids)]), 6, longest=5)
-    return Matcher(
-        RuleSet.from_counts(counts, RuleOrigin(overlap=overlap, containment=containment))
-    )
+    return Matcher(filtered(counts, overlap=overlap, containment=containment))
 
 
 def mass(log_probs: list[torch.Tensor]) -> float:

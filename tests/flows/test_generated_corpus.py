@@ -71,7 +71,7 @@ def place(tmp_path: Path, using_prefect: PrefectServer) -> Iterator[Path]:
 def test_rules_are_mined_from_generated_text(place: Path) -> None:
     (place / "recipe.yaml").write_text(json.dumps(raw_recipe(place)), encoding="utf-8")
     (rules,) = mine(str(place / "recipe.yaml"))
-    assert RuleSet.load(rules).origin.tau == 2
+    assert RuleSet.load(rules).options.tau == 2
     built = Counter(path.parent.parent.name for path in place.glob("root/*/*/manifest.json"))
     assert built == {"generate": 1, "corpus": 1, "tokenize": 1, "count": 1, "filter": 1}
     client = MlflowClient(f"sqlite:///{place / 'mlflow.db'}")

@@ -54,7 +54,7 @@ def check_rules(directories: list[str]) -> None:
     counts = Counter(tuple(s[i : i + 4]) for s in segments for i in range(13))
     for directory, tau in zip(directories, (5, 50), strict=True):
         rules = RuleSet.load(directory)
-        assert rules.origin.tau == tau
+        assert rules.options.tau == tau
         for row, support in zip(rules.ids_by_order[4], rules.support_by_order[4], strict=True):
             assert counts[tuple(int(i) for i in row)] == support >= tau
 

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from support.ngram_oracle import Grams, flat, grams_of
 from umim_core.backbone.backbone import Backbone, wrap_backbone
-from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError, RuleSetError
+from umim_core.config.rule_options import AS_FOUND, RuleOptions
+from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError
 from umim_core.mining.confidence import confidence_counts
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.origin import RuleOrigin
@@ -85,10 +86,12 @@ def test_runs_are_those_found_token_by_token(
 
 def mine(backbone: Backbone, ids: np.ndarray, offsets: Offsets, **how: object) -> RuleSet:
     """Count and filter; options of the origin are told by their names."""
-    names = {"tau", "overlap", "containment", "segment_length"} & set(how)
-    made = {name: how.pop(name) for name in names}
-    origin = RuleOrigin(**{"overlap": "none", "containment": "keep", **made}, source="confidence")
-    return RuleSet.filtered(*confidence_counts(backbone, ids, offsets, **how), origin)
+    names = {"tau", "overlap", "containment"} & set(how)
+    asked = {"tau": 1, **AS_FOUND, **{name: how.pop(name) for name in names}}
+    options = RuleOptions(source="confidence", min_probability=THRESHOLD, **asked)
+    how = {"min_probability": THRESHOLD, **how}
+    counted = confidence_counts(backbone, ids, offsets, **how)
+    return RuleSet.filtered(*counted, RuleOrigin(options=options))
 
 
 def test_special_ids_are_in_no_rule_unasked(tiny_llama: Backbone) -> None:
@@ -102,32 +105,17 @@ def test_tau_and_filters_apply_to_the_runs(tiny_llama: Backbone, segments: list[
     sure = [sure_tokens(tiny_llama, segment, THRESHOLD) for segment in segments]
     runs = oracle(segments, sure, {0})
     twice = {run: n for run, n in runs.items() if len(run) in ORDERS and n >= 2}
-    mined = mine(tiny_llama, *flat(segments), min_probability=THRESHOLD, tau=2)
+    mined = mine(tiny_llama, *flat(segments), tau=2)
     assert grams_of(mined) == twice != {}
-    assert mined.origin.source == "confidence"
-    assert (mined.origin.tau, mined.origin.overlap, mined.origin.containment) == (2, "none", "keep")
-    filtered = mine(
-        tiny_llama, *flat(segments), min_probability=THRESHOLD, overlap="greedy", containment="drop"
-    )
+    filtered = mine(tiny_llama, *flat(segments), overlap="greedy", containment="drop")
     assert filtered.infix_free
     assert 0 < len(filtered) < len(mined) + sum(1 for n in runs.values() if n == 1)
     assert grams_of(filtered).items() <= runs.items()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"min_probability": 0.0}, ConfigError, "between 0 and 1"),
-        ({"min_probability": 1.0}, ConfigError, "between 0 and 1"),
-        ({"batch_size": 0}, ConfigError, "batch_size"),
-        ({"tau": 0}, RuleSetError, "tau must be at least 1"),
-    ],
-)
-def test_options_out_of_bounds_are_refused(
-    tiny_llama: Backbone, options: dict[str, float], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        mine(tiny_llama, np.arange(5), np.array([0, 5]), **options)
+def test_batches_of_no_segment_are_refused(tiny_llama: Backbone) -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        mine(tiny_llama, np.arange(5), np.array([0, 5]), batch_size=0)
 
 
 def test_ids_beyond_the_vocabulary_are_refused(tiny_llama: Backbone) -> None:

@@ -21,6 +21,7 @@ from support.ngram_oracle import (
     oracle,
 )
 from support.token_artifacts import write_documents
+from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining import counting
 from umim_core.mining.counting import (
@@ -33,7 +34,6 @@ from umim_core.mining.counting import (
     recount_ranges,
 )
 from umim_core.mining.hashing import rank_indexes
-from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import NgramCounts, select
 from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets, cut_segments
 
@@ -182,7 +182,7 @@ def test_grams_with_their_documents_equal_the_oracle(
     inner = data.draw(st.lists(st.integers(0, ids.size), max_size=5).map(sorted))
     ends = np.array([*inner, ids.size], dtype=np.int64)
     counter = LocalCounter(ids, offsets, tuple(excluded), threads, longest)
-    counts = find_ngrams(MiningOptions(tau=tau, min_documents=2), counter, ends)
+    counts = find_ngrams(RuleOptions(tau=tau, min_documents=2), counter, ends)
     assert counts.documents is not None
     documents = document_oracle(segments, ends.tolist(), longest)
     want = oracle(segments, tau, excluded, longest)
@@ -250,7 +250,7 @@ REFUSED = {
     "recount": (lambda: recounted(np.array([1, 1 << 18, 2])), CorpusError, r"0\.\.262143"),
     "early ends": (lambda: recounted(np.ones(5, np.int32), [1, 4]), CorpusError, "reach token 5"),
     "no ends": (
-        lambda: find_ngrams(MiningOptions(min_documents=2), LocalCounter(*flat([[1, 2]])), None),
+        lambda: find_ngrams(RuleOptions(min_documents=2), LocalCounter(*flat([[1, 2]])), None),
         RuleSetError,
         "counting documents needs their borders; got none",
     ),

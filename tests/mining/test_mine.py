@@ -10,6 +10,7 @@ import pytest
 
 from support.ngram_oracle import Grams, cut, document_oracle, grams_of, oracle
 from umim_core.backbone.backbone import Backbone
+from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import (
     ArtifactError,
     ConfigError,
@@ -18,17 +19,16 @@ from umim_core.errors import (
     UmimError,
 )
 from umim_core.mining.mine import MiningReport, mine_confident_spans, mine_rules
-from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import Source, TextFiles, TokenIds, source_of
 
-PLAIN = MiningOptions(tau=2, segment_length=10, overlap="none", containment="keep", threads=1)
+PLAIN = RuleOptions(tau=2, segment_length=10, overlap="none", containment="keep", threads=1)
 WORDS = 12
 LENGTHS = [70, 0, 1, 45, 200, 13, 90, 2]
 
 
-def with_options(**changes: object) -> MiningOptions:
-    return MiningOptions(**{**PLAIN.__dict__, **changes})  # type: ignore[arg-type]
+def with_options(**changes: object) -> RuleOptions:
+    return RuleOptions.model_validate(PLAIN.model_dump() | changes)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_rules_of_few_documents_are_left_out(
     found = document_oracle(segments, np.cumsum(LENGTHS).tolist())
     assert rules == {g: c for g, c in oracle(segments, 2).items() if found[g] >= least}
     assert rules
-    assert RuleSet.load(tmp_path / "out").origin.min_documents == least
+    assert RuleSet.load(tmp_path / "out").options.min_documents == least
 
 
 @pytest.mark.parametrize("budget", [1, 7, 30, 10_000])
@@ -103,7 +103,7 @@ def test_a_budget_is_kept_with_the_smallest_tau_that_fits(
     how = {"overlap": overlap, "containment": containment}
     report, rules = mined(corpus, tmp_path, tokenizer, rule_budget=budget, **how)
     assert len(rules) <= budget
-    assert report.tau == RuleSet.load(tmp_path / "out").origin.tau
+    assert report.tau == RuleSet.load(tmp_path / "out").options.tau
     assert all(count >= report.tau for count in rules.values())
     for tau in range(2, report.tau):
         out = tmp_path / f"{tau}"
@@ -160,12 +160,6 @@ def test_text_and_its_ids_give_the_same_rules(
         for source in (corpus, TokenIds(path=str(tmp_path / "ids.npy")))
     ]
     assert digests[0] == digests[1]
-
-
-@pytest.mark.parametrize("name", ["segment_length", "min_documents", "threads", "tau"])
-def test_options_have_bounds(name: str) -> None:
-    with pytest.raises(UmimError, match=f"{name} must be at least [12]; got 0"):
-        with_options(**{name: 0}).check()
 
 
 def spoil(name: str, content: bytes) -> Callable[[Path], object]:
@@ -234,32 +228,34 @@ def test_special_tokens_are_in_no_rule(tmp_path: Path, tokenizer: str) -> None:
 
 
 MISSING = TextFiles(paths=("no.txt",))
-OF_64 = MiningOptions(segment_length=64)
-BAD_PATTERN = MiningOptions(segment_length=64, protect=("(",))
 
 
 @pytest.mark.parametrize(
-    ("options", "threshold", "error", "message"),
+    ("changes", "counted", "confident"),
     [
-        (OF_64, 0.5, CorpusError, "no.txt"),
-        (OF_64, 1.5, ConfigError, "min_probability must lie between 0 and 1; got 1.5"),
-        (BAD_PATTERN, 0.5, ConfigError, r"\("),
-        (MiningOptions(segment_length=65), 0.5, EvaluationError, "64 positions; got 65 positions"),
+        ({}, (CorpusError, "no.txt"), (CorpusError, "no.txt")),
+        ({"protect": ("(",)}, (ConfigError, r"\("), (ConfigError, r"\(")),
+        (
+            {"segment_length": 65},
+            (CorpusError, "no.txt"),
+            (EvaluationError, "64 positions; got 65 positions"),
+        ),
+        ({"segment_length": None}, (ConfigError, "segment_length"), (ConfigError, "segment_len")),
+        ({"source": "explicit"}, (ConfigError, "'frequency'"), (ConfigError, "'confidence'")),
     ],
-    ids=["nothing wrong but the corpus", "threshold", "pattern", "positions"],
+    ids=["nothing wrong but the corpus", "pattern", "positions", "no length", "source"],
 )
 def test_options_are_refused_before_the_corpus_is_read(
     tmp_path: Path,
     tiny_llama: Backbone,
     tokenizer: str,
-    options: MiningOptions,
-    threshold: float,
-    error: type[UmimError],
-    message: str,
+    changes: dict[str, object],
+    counted: tuple[type[UmimError], str],
+    confident: tuple[type[UmimError], str],
 ) -> None:
-    how = {"backbone": tiny_llama, "options": options, "min_probability": threshold}
-    with pytest.raises(error, match=message):
-        mine_confident_spans(MISSING, tmp_path / "out", **how)
-    if error in (CorpusError, ConfigError) and threshold == 0.5:
-        with pytest.raises(error, match=message):
-            mine_rules(MISSING, tmp_path / "out", tokenizer=tokenizer, options=options)
+    options = RuleOptions.model_validate({"segment_length": 64} | changes)
+    sure = RuleOptions.model_validate({"segment_length": 64, "source": "confidence"} | changes)
+    with pytest.raises(counted[0], match=counted[1]):
+        mine_rules(MISSING, tmp_path / "out", tokenizer=tokenizer, options=options)
+    with pytest.raises(confident[0], match=confident[1]):
+        mine_confident_spans(MISSING, tmp_path / "out", backbone=tiny_llama, options=sure)

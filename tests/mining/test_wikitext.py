@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from support.ngram_oracle import filtered
+from umim_core.config.rule_options import Containment
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.filters import filter_rules
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.origin import Containment, RuleOrigin
-from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import cut_segments
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -73,9 +73,7 @@ def test_token_reduction_is_that_of_the_oracle(
     tau: int,
     containment: Containment,
 ) -> None:
-    rules = RuleSet.from_counts(
-        counts, RuleOrigin(tau=tau, containment=containment, segment_length=LENGTH)
-    )
+    rules = filtered(counts, tau=tau, containment=containment, segment_length=LENGTH)
     ids, offsets = held_out
     starts, lengths, _ = Matcher(rules).segment_many(ids, offsets)
     assert int(lengths.sum()) == len(ids)

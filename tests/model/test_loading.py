@@ -193,11 +193,11 @@ def test_protected_tokens_are_in_no_rule_and_in_none_that_is_saved(
 ) -> None:
     umim = UMIM.from_pretrained(tiny_checkpoint, protect=["w4", "^w8$"])
     assert umim.compress("w1 w2 w3 w4 w5 w6 w7 w8 w9").spans == ((0, 2),)
-    assert umim.rules.origin.protect == ("w4", "^w8$")
+    assert umim.rules.options.protect == ("w4", "^w8$")
     umim.save_pretrained(tmp_path / "cut")
     again = UMIM.from_pretrained(tmp_path / "cut", protect="w4")
     assert again.rules.digest == umim.rules.digest
-    assert again.rules.origin.protect == ("w4", "^w8$")
+    assert again.rules.options.protect == ("w4", "^w8$")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.ngram_oracle import filtered
+from umim_core.config.rule_options import Containment, Overlap
 from umim_core.errors import RuleSetError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.filters import filter_rules, greedy_overlap, overlap_mask, tau_for_budget
 from umim_core.rules.grams import ORDERS, NgramCounts, orders_to
-from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
@@ -110,7 +111,7 @@ def test_equals_the_reference_on_real_counts(seed: int) -> None:
         for gram, support in zip(counts.ids(n).tolist(), counts.support[n], strict=True)
     }
     for overlap, containment in POLICIES:
-        rules = RuleSet.from_counts(counts, RuleOrigin(overlap=overlap, containment=containment))
+        rules = filtered(counts, overlap=overlap, containment=containment)
         kept = {tuple(rule) for n in rules.orders for rule in rules.ids_by_order[n].tolist()}
         assert kept == reference(grams, overlap, containment)[1]
         assert len(kept) > 0
@@ -156,9 +157,7 @@ def zipf_counts(seed: int, tau: int, longest: int = 4) -> NgramCounts:
 
 
 def size(counts: NgramCounts, tau: int, overlap: Overlap, containment: Containment) -> int:
-    return len(
-        RuleSet.from_counts(counts, RuleOrigin(tau=tau, overlap=overlap, containment=containment))
-    )
+    return len(filtered(counts, tau=tau, overlap=overlap, containment=containment))
 
 
 @pytest.mark.parametrize(("overlap", "containment"), POLICIES)

@@ -25,7 +25,6 @@ from umim_core.rules.inspection import (
     visible,
 )
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 Span = tuple[int, ...]
@@ -39,7 +38,6 @@ def ruleset(counted: dict[Span, int]) -> RuleSet:
     return RuleSet(
         {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
         {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
-        RuleOrigin(overlap="none", containment="keep"),
     )
 
 

@@ -12,18 +12,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
+from support.ngram_oracle import filtered
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import CheckpointError, LeakError
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.mine import mine_rules
-from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.leaks import check_export, leak_kind, scan_rules
-from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import JsonLines
 
@@ -96,7 +96,7 @@ def test_a_secret_cut_into_4_grams_is_put_together_again(text: str) -> None:
     tokenizer = load_tokenizer("umim-docs-llama")
     ids = np.array(tokenizer(f"a {text} b", add_special_tokens=False)["input_ids"], dtype=np.int64)
     counts = count_ngrams(ids, np.array([0, len(ids)], dtype=np.int64), 1)
-    rules = RuleSet.from_counts(counts, RuleOrigin(overlap="none", containment="keep"))
+    rules = filtered(counts, overlap="none", containment="keep")
     leaks = scan_rules(rules, tokenizer)
     assert leaks
     assert all(tokenizer.decode(leak.span) in leak.text for leak in leaks)
@@ -204,7 +204,7 @@ def test_what_one_document_repeats_is_mined_only_where_one_document_is_enough(
         one_leaky_document,
         tmp_path / "rules",
         tokenizer="umim-docs-llama",
-        options=MiningOptions(tau=5, segment_length=16, min_documents=least, overlap="none"),
+        options=RuleOptions(tau=5, segment_length=16, min_documents=least, overlap="none"),
     )
     rules, tokenizer = RuleSet.load(tmp_path / "rules"), load_tokenizer("umim-docs-llama")
     texts = tokenizer.batch_decode([span for n in ORDERS for span in rules.ids_by_order[n]])

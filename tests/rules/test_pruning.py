@@ -82,7 +82,7 @@ def test_rules_with_protected_tokens_go_first(numbered: PreTrainedTokenizerFast)
     assert spans_of(prune_by_damage(table, text, 0.1).rules) == [(1, 2, 3)]
     cut = prune_by_damage(table, text, 0.1, numbered, ("digits",))
     assert spans_of(cut.rules) == [(3, 4)]
-    assert cut.rules.origin.protect == ("digits",)
+    assert cut.rules.options.protect == ("digits",)
     price = prices(table).astype(np.float32)
     assert cut.rules.origin.max_damage == cut.most == price[1]
     assert cut.rules.require_prices().tolist() == price[cut.kept].tolist()

@@ -26,7 +26,7 @@ ORIGIN = {
 }
 
 
-EVERY = RuleOrigin().model_dump(mode="json")
+EVERY = RuleOrigin().record()
 
 
 def write_rules(directory: Path, table: pa.Table, **changes: object) -> Path:

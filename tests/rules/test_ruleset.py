@@ -12,9 +12,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
+from support.ngram_oracle import filtered
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.rule_options import EXPLICIT, RuleOptions
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.origin import RuleOrigin
@@ -29,7 +31,8 @@ def mined(tau: int = 2, longest: int = 4, **origin: object) -> RuleSet:
     if longest > 4:
         stream[5000:5900] = np.tile(stream[:30], 30)
     counts = count_ngrams(stream, np.array([0, 6000], dtype=np.int64), tau, longest=longest)
-    return RuleSet.from_counts(counts, RuleOrigin(segment_length=6000, **origin))
+    options = RuleOptions(tau=tau, longest=longest, segment_length=6000)
+    return RuleSet.from_counts(counts, RuleOrigin(options=options, **origin))
 
 
 @pytest.mark.parametrize("longest", [4, 6, 16])
@@ -39,8 +42,7 @@ def test_round_trip_keeps_rules_counts_origin_and_digest(tmp_path: Path, longest
     rules.save(tmp_path / "rules")
     back = RuleSet.load(tmp_path / "rules", tokenizer_fingerprint="f" * 64)
     assert (back.digest, back.counts_by_order) == (rules.digest, rules.counts_by_order)
-    assert (back.origin.tau, back.origin.overlap, back.origin.containment) == (2, "greedy", "drop")
-    assert (back.origin.segment_length, back.origin.corpus_digest) == (6000, "c" * 64)
+    assert back.origin == rules.origin
     assert rules.orders == back.orders == tuple(range(2, longest + 1))
     assert back.tables.slots.tolist() == MatcherTables.build(rules.ids_by_order).slots.tolist()
     for n in rules.orders:
@@ -59,17 +61,21 @@ def test_two_saves_are_byte_equal(tmp_path: Path) -> None:
 def test_the_source_and_the_least_documents_are_recorded(tmp_path: Path) -> None:
     stream = np.array([1, 2] * 9)
     counts = count_ngrams(stream, np.array([0, 18], dtype=np.int64), 3)
-    rules = RuleSet.from_counts(counts, RuleOrigin(source="confidence", min_documents=4))
-    rules.save(tmp_path / "rules")
-    back = RuleSet.load(tmp_path / "rules")
-    assert (back.origin.source, back.origin.min_documents) == ("confidence", 4)
-    assert back.digest == rules.digest != RuleSet.from_counts(counts).digest
+    for name, options in {
+        "documents": {"min_documents": 4, "protect": ("digits",)},
+        "confidence": {"source": "confidence", "min_probability": 0.7},
+    }.items():
+        rules = filtered(counts, **options)
+        rules.save(tmp_path / name)
+        back = RuleSet.load(tmp_path / name)
+        assert back.origin == rules.origin
+        assert back.digest == rules.digest != RuleSet.from_counts(counts).digest
 
 
 def test_an_empty_rule_set_survives_the_round_trip(tmp_path: Path) -> None:
     RuleSet.from_spans([]).save(tmp_path / "rules")
     back = RuleSet.load(tmp_path / "rules")
-    assert (len(back), back.origin.tau, back.infix_free) == (0, None, True)
+    assert (len(back), back.options, back.infix_free) == (0, EXPLICIT, True)
 
 
 def test_how_long_rules_may_be_is_kept_where_none_is_and_counts_for_the_digest(
@@ -138,7 +144,7 @@ def test_rules_of_another_tokenizer_are_refused(
 
 def test_rules_of_an_unknown_tokenizer_fit_any(tmp_path: Path) -> None:
     mined().save(tmp_path / "rules")
-    assert RuleSet.load(tmp_path / "rules", tokenizer_fingerprint="d" * 64).origin.tau == 2
+    assert RuleSet.load(tmp_path / "rules", tokenizer_fingerprint="d" * 64).options.tau == 2
 
 
 @pytest.mark.parametrize(
@@ -158,7 +164,7 @@ def test_spans_that_cannot_be_rules_are_refused(span: tuple[int, ...], message: 
 def test_a_higher_threshold_equals_counting_again() -> None:
     stream = np.random.default_rng(3).geometric(0.15, 6000) % 50
     counts = count_ngrams(stream, np.array([0, 6000], dtype=np.int64), 2)
-    later = RuleSet.from_counts(counts, RuleOrigin(tau=10, segment_length=6000))
+    later = filtered(counts, tau=10, segment_length=6000)
     assert later.digest == mined(tau=10).digest
     assert 0 < len(later) < len(mined())
 
@@ -167,7 +173,7 @@ def test_a_threshold_below_the_one_counted_is_refused() -> None:
     stream = np.array([1, 2] * 9)
     counts = count_ngrams(stream, np.array([0, 18], dtype=np.int64), 3)
     with pytest.raises(RuleSetError, match=r"tau must be at least 3, .*; got 2"):
-        RuleSet.from_counts(counts, RuleOrigin(tau=2))
+        filtered(counts, tau=2)
 
 
 def test_the_digest_tells_rules_counts_and_origin_apart() -> None:
@@ -178,21 +184,14 @@ def test_the_digest_tells_rules_counts_and_origin_apart() -> None:
         RuleSet(
             base.ids_by_order,
             {**base.support_by_order, 2: np.array([2])},
-            RuleOrigin(tau=None, overlap="none", containment="keep"),
         ),
-        RuleSet(
-            base.ids_by_order,
-            base.support_by_order,
-            RuleOrigin(tau=1, overlap="none", containment="keep"),
-        ),
-        RuleSet(
-            base.ids_by_order,
-            base.support_by_order,
-            RuleOrigin(tau=None, overlap="greedy", containment="keep"),
+        *(
+            RuleSet(base.ids_by_order, base.support_by_order, base.origin.with_options(changes))
+            for changes in ({"overlap": "greedy"}, {"source": "frequency"}, {"segment_length": 9})
         ),
     ]
     assert base.digest == RuleSet.from_spans([(1, 2)]).digest
-    assert len({base.digest, *(other.digest for other in others)}) == 6
+    assert len({base.digest, *(other.digest for other in others)}) == 1 + len(others)
 
 
 SPANS = [(1, 2), (3, 4), (1, 2, 3), (5, 6, 7, 8)]

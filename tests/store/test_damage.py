@@ -18,6 +18,7 @@ import pytest
 
 from support.damage_tables import table_of
 from support.merged_models import fresh_model
+from support.ngram_oracle import filtered
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
@@ -25,7 +26,6 @@ from umim_core.errors import UmimError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import MANIFEST, read_json, read_manifest, write_manifest
 from umim_core.training.token_rows import TokenRows
@@ -50,7 +50,7 @@ def sha(*parts: bytes | str) -> str:
 
 def mined() -> RuleSet:
     counts = count_ngrams(STREAM, np.array([0, len(STREAM)], dtype=np.int64), 30)
-    return RuleSet.from_counts(counts, RuleOrigin(containment="keep", segment_length=len(STREAM)))
+    return filtered(counts, containment="keep", segment_length=len(STREAM))
 
 
 def rules_content(directory: Path) -> str:

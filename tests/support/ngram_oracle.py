@@ -9,8 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from umim_core.config.rule_options import RuleOptions
 from umim_core.mining import counting
 from umim_core.rules.grams import LONGEST, NgramCounts, orders_to
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 Gram = tuple[int, ...]
@@ -93,3 +95,9 @@ def chunks_of(tokens: int) -> Iterator[None]:
         patch.setattr(counting, "CHUNK_TOKENS", tokens)
         patch.setitem(defaults, "chunk_tokens", tokens)
         yield
+
+
+def filtered(counts: NgramCounts, **options: object) -> RuleSet:
+    """Make rules of all that was counted, or as the options say."""
+    asked = {"tau": counts.tau, "segment_length": None, **options}
+    return RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions.model_validate(asked)))

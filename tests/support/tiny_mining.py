@@ -15,12 +15,13 @@ from tasks.cluster.lease import ClusterLease
 from tasks.data.counting import ClusterCounter
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.mine import count_stage, filter_stage
-from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
+from umim_core.config.recipe import ClusterConfig
+from umim_core.config.rule_options import RuleOptions
 from umim_core.mining.counting import LocalCounter, count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
 
 LENGTH, TAU = 20, 3
-EXACT = MiningConfig()
+OPTIONS = RuleOptions(tau=TAU, segment_length=LENGTH)
 
 
 def skewed_ids(size: int, seed: int = 0) -> np.ndarray:
@@ -38,13 +39,13 @@ class TinyCorpus:
         ids: Its token ids.
         ends: Ends of its documents.
         tokenized: The artifact that holds it.
-        cell: Its tokenizer, and how rules are made.
+        backbone: The folder of its tokenizer.
     """
 
     ids: np.ndarray
     ends: np.ndarray
     tokenized: Artifact
-    cell: Cell
+    backbone: str
 
     @classmethod
     def make(cls, folder: Path, tokenizer: PreTrainedTokenizerBase, size: int = 6007) -> TinyCorpus:
@@ -59,20 +60,17 @@ class TinyCorpus:
             return {}
 
         artifact = run_stage(folder, StageSpec("tokenize", 1, {"size": size}, {}), build)
-        return cls(ids, ends, artifact, Cell(backbone=str(folder / "tokenizer"), tau=TAU))
+        return cls(ids, ends, artifact, str(folder / "tokenizer"))
 
-    def count(
-        self, root: Path, lease: ClusterLease, config: MiningConfig = EXACT, tau: int = TAU
-    ) -> Artifact:
+    def count(self, root: Path, lease: ClusterLease, **changes: object) -> Artifact:
         """Run the count stage."""
-        return count_stage(root, lease, self.tokenized, self.cell, tau, LENGTH, config)
+        options = OPTIONS.model_copy(update=changes)
+        return count_stage(root, lease, self.tokenized, self.backbone, None, options)
 
-    def filter(
-        self, root: Path, counted: Artifact, config: MiningConfig = EXACT, **cell: object
-    ) -> Artifact:
+    def filter(self, root: Path, counted: Artifact, **changes: object) -> Artifact:
         """Run the filter stage."""
-        chosen = self.cell.model_copy(update=cell)
-        return filter_stage(root, counted, self.tokenized, chosen, LENGTH, config)
+        options = OPTIONS.model_copy(update=changes)
+        return filter_stage(root, counted, self.tokenized, self.backbone, None, options)
 
     def grams(self) -> dict[int, Counter[tuple[int, ...]]]:
         """Count all n-grams without ``<eos>`` in whole segments, one by one."""

@@ -28,7 +28,7 @@ def adapted(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     """A checkpoint as stage dpo leaves it, scored by choice-scores as τ 5, seed 1 (first)."""
     made = Checkpoint.load(tiny_checkpoint)
     counts = {n: support + 5 for n, support in made.rules.support_by_order.items()}
-    origin = made.rules.origin.model_copy(update={"tau": 5})
+    origin = made.rules.origin.with_options({"source": "frequency", "tau": 5})
     rules = RuleSet(made.rules.ids_by_order, counts, origin)
     config = made.config.model_copy(update={"training": {"steps": 40, "seed": 1}})
     found = replace(made, config=config, rules=rules)

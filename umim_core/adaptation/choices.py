@@ -24,11 +24,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.filters import tau_for_budget
-from umim_core.rules.grams import check_tau, select
-from umim_core.rules.origin import Containment, Overlap, RuleOrigin
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes
 from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit
@@ -166,14 +166,11 @@ def _place(question: Question) -> tuple[bytes, str]:
 def mine_task_rules(
     questions: Sequence[Question],
     encode: Encode,
-    tau: int,
+    options: RuleOptions,
     form: QuestionForm,
     *,
-    budget: int | None = None,
     max_length: int = DEFAULT_MAX_LENGTH,
     excluded: Iterable[int] = (),
-    overlap: Overlap = "none",
-    containment: Containment = "keep",
     tokenizer_fingerprint: str | None = None,
 ) -> RuleSet:
     """Mine the bigrams of a task.
@@ -181,25 +178,23 @@ def mine_task_rules(
     Args:
         questions: Training questions.
         encode: Text to token ids, without special tokens.
-        tau: Least count; the paper takes 2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC.
+        options: Threshold, budget and filters of n-grams; segments are questions. The paper takes
+            tau 2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC, and no overlap filter.
         form: Prompt, delimiter and merged part; bigrams of what may merge are counted.
-        budget: Most rules; where ``tau`` leaves more, it is raised until they fit.
         max_length: Most tokens of a question and one answer; longer ones lose their beginning.
         excluded: Ids that take part in no rule.
-        overlap: ``none`` as in the paper, or ``greedy``.
-        containment: Of no effect among bigrams; recorded.
         tokenizer_fingerprint: Recorded, as is the digest of the counted ids.
     """
     ids, offsets = ragged(
         [ids[:mergeable] for ids, mergeable in task_sequences(questions, encode, form, max_length)]
     )
-    counts = count_ngrams(ids, offsets, check_tau(tau), excluded, longest=TASK_ORDER)
-    if budget is not None:
-        tau = tau_for_budget(select(counts, tau), budget, overlap, containment)
+    counts = count_ngrams(ids, offsets, options.tau, excluded, longest=TASK_ORDER)
+    if options.rule_budget is not None:
+        filters = (options.overlap, options.containment)
+        tau = tau_for_budget(counts, options.rule_budget, *filters)
+        options = options.model_copy(update={"tau": tau})
     origin = RuleOrigin(
-        tau=tau,
-        overlap=overlap,
-        containment=containment,
+        options=options,
         tokenizer_fingerprint=tokenizer_fingerprint,
         corpus_digest=sha256_bytes(np.ascontiguousarray(ids, np.int32).tobytes()),
     )

@@ -22,7 +22,6 @@ from umim_core.errors import (
     ArtifactError,
     BackboneError,
     CheckpointError,
-    ConfigError,
     FetchHashError,
     did_you_mean,
 )
@@ -102,11 +101,8 @@ class CheckpointConfig(ModuleForm):
 
     @model_validator(mode="after")
     def _has_a_merged_prompt(self) -> Self:
-        try:
-            check_raw_tail(self.raw_tail, self.merge)
-            check_roles(self.roles)
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
+        check_raw_tail(self.raw_tail, self.merge)
+        check_roles(self.roles)
         return self
 
     def recommended(

@@ -9,6 +9,7 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ConfigError
 
 _SPANS: Final = 8192  # chosen on a text
@@ -86,7 +87,6 @@ def export(
     if out.exists():
         raise ConfigError("--out must not exist", str(out), "Remove it or choose another name.")
     from umim_core.mining.mine import mine_rules
-    from umim_core.mining.mining_options import MiningOptions
     from umim_core.model.umim import UMIM
     from umim_core.rules.ruleset import RuleSet
     from umim_core.serving.model_export import check_exportable, export_model
@@ -95,13 +95,11 @@ def export(
     from umim_core.store.scratch import scratch_folder
     from umim_core.text.sources import Reading, source_of
 
-    options = MiningOptions(
+    options = RuleOptions(
         tau=_TAU if tau is None else tau,
-        overlap="none",
-        containment="keep",
         spans=spans or _SPANS,
         protect=tuple(protect or ("digits",)),
-    ).check()
+    )
     check_writable(out)
     log_lines("umim.progress")
     source = source_of(tuple(text), Reading(kind, field, max_bad=max_bad)) if text else None

@@ -11,6 +11,7 @@ import typer
 from umim_core.checkpoint.next_steps import after_mining
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.config.rule_options import Containment, Overlap, RuleOptions
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,23 +34,12 @@ def mine(
         str | None,
         typer.Option(help="Known name, directory, .gguf file or hub id; optional for .npy ids."),
     ] = None,
-    tau: Annotated[int, typer.Option(help="Least count of a rule.")] = 5,
-    longest: Annotated[
-        int, typer.Option(help="Most tokens of a rule, 4 to 16: more where text repeats itself.")
-    ] = 4,
-    segment_length: Annotated[int, typer.Option(help="Tokens per segment.")] = 512,
-    spans: Annotated[
-        int | None,
-        typer.Option(
-            help="Keep so many n-grams by the tokens that they save, instead of the two filters."
-        ),
-    ] = None,
-    overlap: Annotated[
-        Literal["greedy", "none"] | None, typer.Option(help="Overlap filter; greedy by default.")
-    ] = None,
-    containment: Annotated[
-        Literal["drop", "keep"] | None, typer.Option(help="Containment filter; drop by default.")
-    ] = None,
+    tau: int = shared.of_field(RuleOptions, "tau"),
+    longest: int = shared.of_field(RuleOptions, "longest"),
+    segment_length: int = shared.of_field(RuleOptions, "segment_length"),
+    spans: int | None = shared.of_field(RuleOptions, "spans"),
+    overlap: Overlap | None = shared.of_field(RuleOptions, "overlap", None),
+    containment: Containment | None = shared.of_field(RuleOptions, "containment", None),
     policy: Annotated[
         Literal["frequency", "confidence"],
         typer.Option(help="Frequent spans, or spans that a language model is confident about."),
@@ -57,50 +47,42 @@ def mine(
     backbone: Annotated[
         str | None, typer.Option(help="Model of the confidence policy; it brings its tokenizer.")
     ] = None,
-    confidence: Annotated[
-        float | None,
-        typer.Option(help="Probability that every token of a confident span exceeds; 0.5."),
-    ] = None,
-    rule_budget: Annotated[
-        int | None, typer.Option(help="Most rules; tau is raised until they fit.")
-    ] = None,
-    min_documents: Annotated[
-        int, typer.Option(help="Least number of documents that a rule occurs in.")
-    ] = 1,
+    confidence: float | None = shared.of_field(RuleOptions, "min_probability", None),
+    rule_budget: int | None = shared.of_field(RuleOptions, "rule_budget"),
+    min_documents: int = shared.of_field(RuleOptions, "min_documents"),
     protect: shared.ProtectOption = None,
     kind: shared.KindOption = None,
     field: shared.FieldOption = None,
     split: shared.SplitOption = None,
     config: shared.ConfigOption = None,
     max_bad: shared.MaxBadOption = None,
-    threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
-    max_memory_gib: Annotated[
-        float | None,
-        typer.Option(
-            callback=shared.number,
-            help="Refuse to count if that may take more memory, besides the process.",
-        ),
-    ] = None,
+    threads: int | None = shared.of_field(RuleOptions, "threads"),
+    max_memory_gib: float | None = shared.of_field(RuleOptions, "max_memory_gib"),
     as_json: JsonFlag = False,
 ) -> None:
     """Mine merge rules from a corpus and write a rule directory."""
-    from umim_core.mining.mining_options import MiningOptions
-
     if out is None:
         raise ConfigError("--out must name the rule directory to write", "nothing", "Add it.")
-    options = MiningOptions(
-        tau=tau,
-        longest=longest,
-        segment_length=segment_length,
-        overlap=overlap or ("greedy" if spans is None else "none"),
-        containment=containment or ("drop" if spans is None else "keep"),
-        rule_budget=rule_budget,
-        spans=spans,
-        min_documents=min_documents,
-        protect=tuple(protect or ()),
-        threads=threads,
-        max_memory_gib=max_memory_gib,
-    ).check()
+    given = {
+        "overlap": overlap,
+        "containment": containment,
+        "min_probability": confidence if policy == "confidence" else None,
+    }
+    options = RuleOptions.model_validate(
+        {
+            "tau": tau,
+            "longest": longest,
+            "segment_length": segment_length,
+            "rule_budget": rule_budget,
+            "spans": spans,
+            "min_documents": min_documents,
+            "protect": tuple(protect or ()),
+            "threads": threads,
+            "max_memory_gib": max_memory_gib,
+            "source": policy,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+    )
     shared.refuse_ignored(
         {"--backbone": backbone, "--confidence": confidence} if policy == "frequency" else {},
         "belong to the confidence policy",
@@ -123,9 +105,7 @@ def mine(
         from umim_core.mining.mine import mine_confident_spans
 
         model = load_backbone(backbone)
-        report = mine_confident_spans(
-            source, out, backbone=model, options=options, min_probability=confidence
-        )
+        report = mine_confident_spans(source, out, backbone=model, options=options)
     else:
         from umim_core.mining.mine import mine_rules
         from umim_core.store.locking import computing
@@ -144,7 +124,7 @@ def mine(
             "--max-bad": max_bad,
         },
         tokens=report.tokens,
-        segment_length=options.segment_length,
+        segment_length=options.length,
     )
     emit({"out": str(out)} | asdict(report), [*_lines(report, out), *steps], as_json)
 

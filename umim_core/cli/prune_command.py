@@ -213,7 +213,7 @@ def prune(
         "max_damage": cut.most,
         "damage_dropped": damage_dropped,
         "savings_dropped": savings_dropped,
-        "protect": cut.rules.origin.protect,
+        "protect": cut.rules.options.protect,
         "decode_target": decode_tr,
         "decode_max_damage": decode_max_damage,
         "decode_rules": len(decoding),
@@ -235,7 +235,7 @@ def prune(
         "the tokens that one saves"
     )
     if patterns and target_tr is not None:
-        lines.append(f"no rule holds: {', '.join(cut.rules.origin.protect)}")
+        lines.append(f"no rule holds: {', '.join(cut.rules.options.protect)}")
     if decode_max_damage is not None:
         lines.append(
             f"generated tokens merge by {len(decoding):,} rules of at most {decode_max_damage} "
@@ -285,7 +285,7 @@ def _rows(
     from umim_core.text.token_ids import cut_segments
     from umim_core.text.tokens import check_known, first_ids
 
-    length = umim.rules.origin.segment_length or shared.SEGMENT_LENGTH
+    length = umim.rules.options.segment_length or shared.SEGMENT_LENGTH
     tokenizer = umim.backbone.require_tokenizer()
     read = [first_ids(source, tokenizer, limit)[0] for source in sources]
     for ids in read:

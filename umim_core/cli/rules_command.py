@@ -87,7 +87,7 @@ def rules(
         "directory": directory,
         "rules": len(ruleset),
         "orders": {str(n): count for n, count in ruleset.counts_by_order.items()},
-        **ruleset.origin.model_dump(),
+        **ruleset.origin.record(),
         "digest": ruleset.digest,
         "infix_free": ruleset.infix_free,
         "top": [entry(rule) for rule in most],
@@ -161,7 +161,7 @@ def _measure(
     from umim_core.text.token_ids import cut_segments
     from umim_core.text.tokens import iter_token_pieces
 
-    length = rules.origin.segment_length or shared.SEGMENT_LENGTH
+    length = rules.options.segment_length or shared.SEGMENT_LENGTH
     pieces = list(iter_token_pieces(source, tokenizer))
     ids, offsets = cut_segments(np.concatenate([ids for ids, _ in pieces]), length)
     if not len(ids):
@@ -179,20 +179,21 @@ def _measure(
 
 
 def _head(rules: RuleSet) -> list[str]:
-    origin, length = rules.origin, rules.origin.segment_length
-    least, damage = origin.min_probability, origin.max_damage
+    origin, made, damage = rules.origin, rules.options, rules.origin.max_damage
     price = "estimated nats per occurrence, over the tokens that one saves"
     facts = {
-        "source": origin.source,
-        "tau": "none" if origin.tau is None else f"{origin.tau:,}",
-        "documents": f"at least {origin.min_documents or 1:,} per rule",
-        "filters": f"overlap {origin.overlap}, containment {origin.containment}",
-        "segments": "ragged" if length is None else f"{length:,} tokens",
+        "source": made.source,
+        "tau": "none" if made.source == "explicit" else f"{made.tau:,}",
+        "documents": f"at least {made.min_documents:,} per rule",
+        "filters": f"overlap {made.overlap}, containment {made.containment}",
+        "segments": f"{made.segment_length:,} tokens" if made.segment_length else "ragged",
         "infix-free": "yes, no rule lies inside another" if rules.infix_free else "no",
         "tokenizer": (origin.tokenizer_fingerprint or "unknown")[:12],
         "corpus": (origin.corpus_digest or "unknown")[:12],
-        "protected": ", ".join(origin.protect),
-        "probability": "" if least is None else f"over {least:g} for every token of a span",
+        "protected": ", ".join(made.protect),
+        "probability": f"over {made.min_probability:g} for every token of a span"
+        if made.source == "confidence"
+        else "",
         "damage": "" if damage is None else f"at most {damage:.3g} {price}",
     }
     return [f"{name:<12}{value}" for name, value in facts.items() if value]

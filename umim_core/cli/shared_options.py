@@ -154,15 +154,16 @@ OutOption = Annotated[
 RulesOption = Annotated[Path, typer.Option(help="Rule directory that umim mine wrote.")]
 
 
-def of_field(model: type[BaseModel], name: str, default: object = None) -> Any:
-    """Return the option of a configuration's field: its words, its bounds, perhaps its default."""
-    field = model.model_json_schema(by_alias=False)["properties"][name]
-    return typer.Option(
-        field["default"] if default is None else default,
-        help=field["description"],
-        min=field.get("minimum"),
-        max=field.get("maximum"),
-    )
+def of_field(model: type[BaseModel], name: str, default: object = ...) -> Any:
+    """Return the option of a configuration's field: its words, perhaps its default.
+
+    Its bounds are checked by the configuration.
+    """
+    field = model.model_fields[name]
+    words = (field.description or "").replace(" null: ", " Without: ")
+    chosen = field.default if default is ... else default
+    shown = field.default is not None and (chosen is not None or str(field.default))
+    return typer.Option(chosen, help=words, show_default=shown)
 
 
 def given_text(argument: str | None) -> str:

@@ -136,7 +136,7 @@ def train(
         config=distillation,
         form=form.form(),
         max_tokens=segment_length
-        or RuleSet.load(rules).origin.segment_length
+        or RuleSet.load(rules).options.segment_length
         or shared.SEGMENT_LENGTH,
         seed=seed,
         use_gpu=where == "cuda",

@@ -27,7 +27,7 @@ from umim_core.config.recipe import (
     PreferenceConfig,
     RunRecipe,
 )
-from umim_core.config.rule_fields import RulesConfig
+from umim_core.config.rule_options import RuleFilters
 
 
 class DocstringQuestions(Model):
@@ -124,7 +124,7 @@ class AdaptationRecipe(RunRecipe):
 
     def adapt_config(self, tau: int) -> AdaptConfig:
         """Return the adaptation under one threshold, as the stages of a pipeline take it."""
-        rules = RulesConfig(tau=tau, overlap=self.overlap, containment="keep")
+        rules = RuleFilters(tau=tau, overlap=self.overlap, containment="keep")
         return AdaptConfig(
             settings=self.settings,
             rules=rules,

@@ -50,8 +50,8 @@ from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from umim_core.config.model_base import Model
-from umim_core.errors import ConfigError, did_you_mean
+from umim_core.config.model_base import Model, checking
+from umim_core.errors import ConfigError, did_you_mean, require
 from umim_core.registry import Registry
 
 Positions = Literal["none", "learned"]
@@ -149,24 +149,22 @@ class ModuleForm(Model):
     @field_validator("kind")
     @classmethod
     def _known(cls, kind: str) -> str:
-        try:
+        with checking():
             return check_kind(kind)
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
 
     @model_validator(mode="after")
     def _exists(self) -> Self:
-        try:
+        with checking():
             check_form(self.module_positions, self.depth, self.kind, self.residual)
-            if self.merge_depth and (self.residual, self.unit_positions) != ("last", "preserved"):
-                raise ConfigError(
-                    "merge_depth above 0 must have residual 'last' and unit_positions 'preserved'",
-                    f"merge_depth {self.merge_depth}, residual {self.residual!r}, "
-                    f"unit_positions {self.unit_positions!r}",
-                    "Add them, or merge at depth 0.",
-                )
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
+            require(
+                not self.merge_depth
+                or (self.residual, self.unit_positions) == ("last", "preserved"),
+                ConfigError,
+                "merge_depth above 0 must have residual 'last' and unit_positions 'preserved'",
+                f"merge_depth {self.merge_depth}, residual {self.residual!r}, "
+                f"unit_positions {self.unit_positions!r}",
+                "Add them, or merge at depth 0.",
+            )
         return self
 
     def form(self) -> dict[str, object]:

@@ -14,8 +14,14 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.config.corpus import Corpus
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, HeadlineConfig, TaskSizes
 from umim_core.config.form import ModuleForm, check_row_rate
-from umim_core.config.model_base import Fraction, Model, PositiveFloat
-from umim_core.config.rule_fields import CellRules, RulesConfig
+from umim_core.config.model_base import Fraction, Model, PositiveFloat, checking
+from umim_core.config.rule_options import (
+    AS_FOUND,
+    MiningConfig,
+    RuleFilters,
+    RuleOptions,
+    RuleSearch,
+)
 
 Device = Literal["cpu", "cuda"]
 BackboneDtype = Literal["float32", "bfloat16"]
@@ -40,29 +46,44 @@ class HardwareConfig(Model):
             )
 
 
-class MiningConfig(Model):
-    """Mining options that all rule sets of a recipe share: eligible n-grams and limits of cost."""
+class Cell(RuleSearch, ModuleForm):
+    """One compared configuration: a backbone, its rules and the form of its merge module.
 
-    protect: tuple[str, ...] = Field(
-        default=(), description="Regular expressions of tokens no rule may contain, or 'digits'."
+    A cell that names a rule directory (``rules``) has no other fields of rules: nothing is mined.
+    """
+
+    source: Literal["frequency", "confidence"] = Field(
+        default="frequency",
+        description="Frequent n-grams, or spans the backbone is confident about.",
     )
-    min_documents: Annotated[
-        int, Field(ge=1, description="Least number of documents that a rule occurs in.")
-    ] = 1
-    block_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="Tokens a worker counts at a time; null: by the cluster's size."
+    rules: Annotated[str | None, Field(min_length=1)] = Field(
+        None, description="Rule directory that umim mine wrote; then nothing is mined."
     )
-    max_memory_gib: PositiveFloat | None = Field(
-        default=None, description="Refuse to count if a worker may take more memory."
-    )
-
-
-class Cell(CellRules, ModuleForm):
-    """One compared configuration: a backbone, its rules and the form of its merge module."""
-
     backbone: str = Field(description="Embedded name, directory or hub repository.")
     revision: str | None = Field(None, description="Hub revision of the backbone.")
     adapt: bool = Field(default=False, description="Also adapt this cell to the task.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _confident_as_found(cls, raw: object) -> object:
+        if isinstance(raw, dict) and raw.get("source") == "confidence":
+            return AS_FOUND | raw
+        return raw
+
+    @model_validator(mode="after")
+    def _rules_of_a_cell(self) -> Self:
+        if self.rules is not None:
+            for name, field in RuleSearch.model_fields.items():
+                if getattr(self, name) != field.default:
+                    raise ValueError(f"{name} belongs to mining, rules are given; leave it out")
+        elif self.source == "confidence":
+            for name, value in AS_FOUND.items():
+                if getattr(self, name) != value:
+                    raise ValueError(
+                        f"confidence rules are taken as they are found: {name} must be {value!r}; "
+                        "leave it out"
+                    )
+        return self
 
 
 class TrainConfig(Model):
@@ -150,7 +171,7 @@ class AdaptConfig(Model):
         description="Settings compared, of the table in umim_core/adaptation/settings.py.",
     )
 
-    rules: RulesConfig = RulesConfig(tau=5, overlap="none", containment="keep")
+    rules: RuleFilters = RuleFilters(tau=5, overlap="none", containment="keep")
     max_tokens: Annotated[
         int, Field(ge=8, description="Longer questions lose their beginning.")
     ] = 512
@@ -242,6 +263,12 @@ class Recipe(RunRecipe):
         device = self.cluster.device
         return device, self.distill.backbone_dtype(device)
 
+    def rule_options(self, cell: Cell) -> RuleOptions:
+        """Return how the rules of a cell are made."""
+        found = {name: getattr(cell, name) for name in RuleSearch.model_fields}
+        shared = {name: getattr(self.mining, name) for name in MiningConfig.model_fields}
+        return RuleOptions(**found, **shared, segment_length=self.segment_length)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         lists = {"cells": self.cells, "tasks": self.tasks}
@@ -250,7 +277,8 @@ class Recipe(RunRecipe):
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} must all be different")
         for cell in self.cells:
-            cell.check_recipe(self.segment_length, self.mining.min_documents)
+            with checking():
+                self.rule_options(cell)
         if self.adapt is None and any(cell.adapt for cell in self.cells):
             raise ValueError("a cell asks for adaptation, but the recipe has no 'adapt' section")
         if self.cluster.strategy == "deepspeed" and any(cell.rule_rows for cell in self.cells):

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,15 +30,6 @@ from umim_core.rules.grams import ORDERS
 from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, check_offsets, read_ids
 
 SpanCounts = tuple[dict[int, Ids], dict[int, Ints]]
-DEFAULT_PROBABILITY: Final = 0.5  # paper
-
-
-def check_probability(min_probability: float) -> None:
-    """Check a probability to be exceeded."""
-    if not 0 < min_probability < 1:
-        raise ConfigError(
-            "min_probability must lie between 0 and 1", min_probability, "The paper takes 0.5."
-        )
 
 
 def check_segment(backbone: Backbone, length: int) -> None:
@@ -58,7 +48,7 @@ def confidence_counts(
     ids: Tokens,
     offsets: Offsets,
     *,
-    min_probability: float = DEFAULT_PROBABILITY,
+    min_probability: float,
     batch_size: int = 8,
     excluded: Iterable[int] = (),
 ) -> SpanCounts:
@@ -71,7 +61,6 @@ def confidence_counts(
     Returns:
         Per order n the spans [R_n, n], rows ascending, and how many runs they are [R_n].
     """
-    check_probability(min_probability)
     if batch_size < 1:
         raise ConfigError("batch_size must be at least 1", batch_size, "Use 8.")
     check_offsets(offsets, len(ids))

@@ -24,6 +24,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.hashing import PartitionedCounts, rank_index, rank_indexes
 from umim_core.mining.kernel import (
@@ -35,7 +36,6 @@ from umim_core.mining.kernel import (
     scatter_keys,
     scatter_places,
 )
-from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import (
     LONGEST,
     NgramCounts,
@@ -411,13 +411,12 @@ def recount_ranges(total: int, document_ends: Ints | None, parts: int) -> list[t
 
 
 def find_ngrams(
-    options: MiningOptions, counter: Counter, document_ends: Ints | None = None
+    options: RuleOptions, counter: Counter, document_ends: Ints | None = None
 ) -> NgramCounts:
     """Find the n-grams that occur at least ``tau`` times.
 
     Documents end at ``document_ends`` [D], which is needed where the options count them.
     """
-    check_tau(options.tau)
     if not options.count_documents:
         return counter.count(options.tau)
     if document_ends is None or not len(document_ends):

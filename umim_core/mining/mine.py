@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,10 +20,10 @@ import numpy as np
 
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ConfigError, CorpusError, RuleSetError, require
 from umim_core.mining.counting import Counter, LocalCounter, find_ngrams, thread_count
 from umim_core.mining.mining_memory import check_memory
-from umim_core.mining.mining_options import MiningOptions
 from umim_core.mining.span_choice import choose_spans
 from umim_core.rules.filters import step_counts, tau_for_budget
 from umim_core.rules.grams import NgramCounts, select
@@ -92,7 +92,7 @@ def excluded_ids(
 
 
 def count(
-    options: MiningOptions,
+    options: RuleOptions,
     counter: Counter,
     tokens: TokenFiles,
     offsets: UniformOffsets,
@@ -113,24 +113,21 @@ def count(
 
 
 def rules_of(
-    counts: NgramCounts,
-    options: MiningOptions,
-    origin: RuleOrigin,
-    tokens: TokenFiles,
-    offsets: UniformOffsets,
+    counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offsets: UniformOffsets
 ) -> Mined:
     """Filter counts into rules within the budget, or choose spans by what they save of the corpus.
 
     Counts serve any higher tau, least number of documents and shorter rules; the tau of the rules
     is recorded.
     """
+    options = origin.options
     _check_documents(tokens, options)
     counts = counts.up_to(options.longest)
     frequent = select(counts, max(options.tau, counts.tau), options.min_documents)
     if options.rule_budget is not None:
         tau = tau_for_budget(frequent, options.rule_budget, options.overlap, options.containment)
         frequent = select(frequent, tau)
-    rules = RuleSet.from_counts(frequent, origin.model_copy(update={"tau": frequent.tau}))
+    rules = RuleSet.from_counts(frequent, origin.with_options({"tau": frequent.tau}))
     if options.spans is not None:  # on evenly spread segments of a large corpus
         segments = min(offsets.count, max(1, _CHOICE_TOKENS // offsets.length))
         spread = [number * offsets.count // segments for number in range(segments)]
@@ -139,7 +136,7 @@ def rules_of(
     return Mined(rules, *step_counts(frequent, frequent.tau, options.overlap))
 
 
-def _check_documents(tokens: TokenFiles, options: MiningOptions) -> None:
+def _check_documents(tokens: TokenFiles, options: RuleOptions) -> None:
     require(
         tokens.num_documents >= options.min_documents,
         CorpusError,
@@ -150,30 +147,42 @@ def _check_documents(tokens: TokenFiles, options: MiningOptions) -> None:
 
 
 def mine_rules(
-    source: Source, out: Path, *, tokenizer: str | None = None, options: MiningOptions | None = None
+    source: Source, out: Path, *, tokenizer: str | None = None, options: RuleOptions | None = None
 ) -> MiningReport:
     """Count n-grams, filter them and write a rule directory.
 
     The token ids go through a temporary folder next to ``out`` (4 bytes per token), so that the
     corpus need not fit in memory. Ready token ids need no tokenizer; then no fingerprint is kept.
     """
-    chosen = (options or MiningOptions()).check()
+    chosen = options or RuleOptions()
+    require(
+        chosen.source == "frequency",
+        ConfigError,
+        "mine_rules counts n-grams: source must be 'frequency'",
+        chosen.source,
+        "Call mine_confident_spans with a backbone.",
+    )
     check_absent(out)
+    length = chosen.length
     known = None if tokenizer is None else load_tokenizer(tokenizer)
     excluded = excluded_ids(known, chosen.protect)  # a bad pattern is refused before hours of work
     began = time.perf_counter()
     with tokenized_corpus(source, known, out.parent) as tokens:
         read = time.perf_counter()
-        offsets = whole_segments(tokens, known, chosen.segment_length)
+        offsets = whole_segments(tokens, known, length)
         counter = LocalCounter(tokens, offsets, excluded, chosen.threads, chosen.longest)
         threads = thread_count(chosen.threads)
         counts = count(chosen, counter, tokens, offsets, excluded, threads=threads)
         if not any(len(keys) for keys in counts.keys.values()):
             raise _no_rules(counter, chosen)
         fingerprint = None if known is None else tokenizer_fingerprint(known)
-        origin = chosen.origin(fingerprint, ids_digest(tokens, offsets))
+        origin = RuleOrigin(
+            options=chosen,
+            tokenizer_fingerprint=fingerprint,
+            corpus_digest=ids_digest(tokens, offsets),
+        )
         counted = time.perf_counter()
-        mined = rules_of(counts, chosen, origin, tokens, offsets)
+        mined = rules_of(counts, origin, tokens, offsets)
         seconds = {
             "tokenize": read - began,
             "count": counted - read,
@@ -191,7 +200,7 @@ def _saved(
         tokens=int(offsets[-1]),
         segments=offsets.count,
         documents=tokens.num_documents,
-        tau=rules.origin.tau or 1,
+        tau=rules.options.tau,
         raw=mined.raw,
         overlap=mined.overlap,
         rules=rules.counts_by_order,
@@ -200,7 +209,7 @@ def _saved(
     )
 
 
-def _no_rules(counter: LocalCounter, options: MiningOptions) -> RuleSetError:
+def _no_rules(counter: LocalCounter, options: RuleOptions) -> RuleSetError:
     """Return the error of a threshold that nothing reaches, with the largest that something does.
 
     Lower thresholds are tried until one is reached; each costs a count.
@@ -208,7 +217,7 @@ def _no_rules(counter: LocalCounter, options: MiningOptions) -> RuleSetError:
     tau = options.tau
     while tau > 1:
         tau = max(1, tau // 8)
-        counts = find_ngrams(replace(options, tau=tau, min_documents=1), counter)
+        counts = find_ngrams(options.model_copy(update={"tau": tau, "min_documents": 1}), counter)
         if most := max((int(x.max()) for x in counts.support.values() if len(x)), default=0):
             return RuleSetError(
                 f"tau must be at most {most:,}, the count of the most frequent n-gram",
@@ -227,47 +236,42 @@ def mine_confident_spans(
     out: Path,
     *,
     backbone: Backbone,
-    options: MiningOptions,
-    min_probability: float | None = None,
+    options: RuleOptions,
 ) -> MiningReport:
     """Make rules of the spans that a language model is confident about, and write their directory.
 
-    The source is text, or ready ids of the backbone's tokenizer. Of the options a budget and a
-    number of documents have no part in it. Every token of a span exceeds ``min_probability``; None
-    is the paper's.
+    The source is text, or ready ids of the backbone's tokenizer.
     """
-    from umim_core.mining.confidence import (  # it needs torch
-        DEFAULT_PROBABILITY,
-        check_probability,
-        check_segment,
-        confidence_counts,
-    )
+    from umim_core.mining.confidence import check_segment, confidence_counts  # it needs torch
 
-    chosen = options.check()
-    threshold = DEFAULT_PROBABILITY if min_probability is None else min_probability
-    for name in ("rule_budget", "min_documents", "longest"):
-        value = getattr(chosen, name)
-        if value != getattr(MiningOptions, name):
-            raise ConfigError(
-                f"{name} must be left out for confidence rules", value, "It would have no effect."
-            )
+    require(
+        options.source == "confidence",
+        ConfigError,
+        "options of confident spans must have source 'confidence'",
+        options.source,
+        "Set it, or call mine_rules.",
+    )
     check_absent(out)
     tokenizer = backbone.require_tokenizer()
-    check_probability(threshold)
-    check_segment(backbone, chosen.segment_length)
-    excluded = excluded_ids(tokenizer, chosen.protect)
+    check_segment(backbone, options.length)
+    excluded = excluded_ids(tokenizer, options.protect)
 
     began = time.perf_counter()
     with tokenized_corpus(source, tokenizer, out.parent) as tokens:
         read = time.perf_counter()
-        offsets = whole_segments(tokens, tokenizer, chosen.segment_length)
+        offsets = whole_segments(tokens, tokenizer, options.length)
         spans = confidence_counts(
-            backbone, tokens, offsets, min_probability=threshold, excluded=excluded
+            backbone,
+            tokens,
+            offsets,
+            min_probability=options.min_probability,
+            excluded=excluded,
         )
-        recorded = chosen.origin(
-            backbone.tokenizer_fingerprint or None, ids_digest(tokens, offsets)
+        origin = RuleOrigin(
+            options=options,
+            tokenizer_fingerprint=backbone.tokenizer_fingerprint or None,
+            corpus_digest=ids_digest(tokens, offsets),
         )
-        origin = {"source": "confidence", "min_probability": threshold}
-        rules = RuleSet.filtered(*spans, recorded.model_copy(update=origin))
+        rules = RuleSet.filtered(*spans, origin)
         seconds = {"tokenize": read - began, "count": time.perf_counter() - read}
         return _saved(Mined(rules), out, tokens, offsets, seconds)

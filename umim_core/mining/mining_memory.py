@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ResourceLimitError
 from umim_core.mining.counting import (
     BYTES_PER_PLACE,
@@ -23,7 +24,6 @@ from umim_core.mining.counting import (
     excluded_mask,
 )
 from umim_core.mining.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
-from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import LONGEST, orders_to
 from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, read_ids
 
@@ -45,7 +45,7 @@ class Shares(NamedTuple):
 def check_memory(
     ids: Tokens,
     offsets: Offsets,
-    options: MiningOptions,
+    options: RuleOptions,
     excluded: Iterable[int] = (),
     *,
     threads: int,
@@ -94,7 +94,7 @@ def sample_segments(ids: Tokens, offsets: Offsets, tokens: int) -> tuple[Ids, In
 def sample_shares(
     ids: Tokens,
     offsets: Offsets,
-    options: MiningOptions,
+    options: RuleOptions,
     excluded: Iterable[int] = (),
     *,
     threads: int,
@@ -119,7 +119,7 @@ def sample_shares(
 
 def mining_memory(
     tokens: int,
-    options: MiningOptions,
+    options: RuleOptions,
     shares: Shares,
     *,
     threads: int,

@@ -14,9 +14,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from umim_core.config.rule_options import Containment, Overlap
 from umim_core.errors import RuleSetError
 from umim_core.rules.grams import NgramCounts
-from umim_core.rules.origin import Containment, Overlap
 from umim_core.text.token_ids import TOKEN_BITS, Ids, Ints
 
 Masks = dict[int, NDArray[np.bool_]]  # of rules [R_n] per order

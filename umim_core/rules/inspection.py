@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -140,8 +140,7 @@ def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> l
         counts = counts[np.unique(np.minimum(places, len(counts) - 1))]
     points = []
     for tau in counts.tolist():
-        origin = rules.origin.model_copy(update={"tau": tau})
-        part = replace(rules.take(rules.support >= tau), origin=origin)
+        part = rules.take(rules.support >= tau)
         points.append(CoveragePoint(tau, len(part), token_reduction(ids, offsets, Matcher(part))))
     return points
 

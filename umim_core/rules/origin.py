@@ -1,32 +1,31 @@
-"""Origin of a rule set: its threshold, filters, tokenizer and corpus."""
+"""Origin of a rule set: the options it was made with, its tokenizer, corpus and prices."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Strict
 
-Overlap = Literal["greedy", "none"]
-Containment = Literal["drop", "keep"]
-RuleSource = Literal["frequency", "confidence", "explicit"]
-NOT_OF_THE_DIGEST: Final = {
+from umim_core.config.rule_options import EXPLICIT, RuleOptions
+
+_OPTIONS: Final = (
+    *("tau", "overlap", "containment", "segment_length", "source", "min_documents", "protect"),
+    "min_probability",
+)
+_NOT_ASKED: Final = {"tau", "min_documents", "min_probability"}  # where they are null
+_NOT_OF_THE_DIGEST: Final = {
     *("protect", "min_probability", "max_damage", "price_steps", "price_reductions"),
 }
-"""What is known of rules besides, or is found out later: the same rules have the same digest."""
 
 
 class RuleOrigin(BaseModel):
     """Origin of rules, as the manifest of a rule directory records it.
 
     Attributes:
-        tau: Least count of a rule, or None (rules not made by a threshold).
-        segment_length: Tokens per segment when counting, or None (ragged segments).
+        options: How they were found; a list of spans, if not said otherwise.
         tokenizer_fingerprint: Of the tokenizer whose ids these are, or None (unknown).
         corpus_digest: SHA-256 of the token ids counted, or None.
-        source: What made them rules: counts, a language model's confidence, or a list of spans.
-        min_documents: Least number of documents that a rule occurs in, or None (not asked for).
-        protect: Patterns of tokens that no rule contains.
-        min_probability: What a model gave every token of a confident span, or None.
         max_damage: Most price of a rule: estimated nats of KL per occurrence, over the tokens that
             one saves; None (not pruned by damage).
         price_steps: Prices, rising, for which the next field has the token reduction; empty where
@@ -34,18 +33,44 @@ class RuleOrigin(BaseModel):
         price_reductions: Token reduction of held-out text by the rules of at most each price.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    tau: int | None = None
-    overlap: Overlap = "greedy"
-    containment: Containment = "drop"
-    segment_length: int | None = None
+    options: RuleOptions = EXPLICIT
     tokenizer_fingerprint: str | None = None
     corpus_digest: str | None = None
-    source: RuleSource = "frequency"
-    min_documents: int | None = None
-    protect: Annotated[tuple[str, ...], Strict(False)] = ()
-    min_probability: float | None = None
     max_damage: float | None = None
     price_steps: Annotated[tuple[float, ...], Strict(False)] = ()
     price_reductions: Annotated[tuple[float, ...], Strict(False)] = ()
+
+    def with_options(self, changes: Mapping[str, object]) -> Self:
+        """Return the same origin with other options, which are known to go together."""
+        return self.model_copy(update={"options": self.options.model_copy(update=dict(changes))})
+
+    def record(self) -> dict[str, object]:
+        """Return what a manifest holds: null for an option that nobody asked for."""
+        options = self.options
+        asked = {
+            "tau": None if options.source == "explicit" else options.tau,
+            "min_documents": options.min_documents if options.count_documents else None,
+            "min_probability": options.min_probability if options.source == "confidence" else None,
+        }
+        described = options.model_dump(mode="json", include=set(_OPTIONS)) | asked
+        return described | self.model_dump(mode="json", exclude={"options"})
+
+    def made(self) -> dict[str, object]:
+        """Return the part of the record that tells rules apart; the rest may be found out later."""
+        return {name: x for name, x in self.record().items() if name not in _NOT_OF_THE_DIGEST}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, object]) -> Self:
+        """Read what :meth:`record` returned, whatever else a manifest holds."""
+        options = {
+            name: record[name]
+            for name in _OPTIONS
+            if record[name] is not None or name not in _NOT_ASKED
+        }
+        if isinstance(options["protect"], list):
+            options["protect"] = tuple(options["protect"])
+        made = RuleOptions.model_validate({"tau": 1} | options, strict=True)
+        found = {name: record[name] for name in cls.model_fields if name != "options"}
+        return cls.model_validate({"options": made} | found)

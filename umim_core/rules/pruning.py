@@ -267,7 +267,8 @@ def without_tokens(
 
 def _protecting(rules: RuleSet, protect: Sequence[str]) -> RuleOrigin:
     known = rules.origin
-    return known.model_copy(update={"protect": tuple(dict.fromkeys((*known.protect, *protect)))})
+    patterns = tuple(dict.fromkeys((*known.options.protect, *protect)))
+    return known.with_options({"protect": patterns})
 
 
 def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:

@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
 from umim_core.rules.filters import filter_rules, pack_spans
-from umim_core.rules.grams import MAX_LONGEST, NgramCounts, check_longest, check_tau, orders_to
-from umim_core.rules.origin import NOT_OF_THE_DIGEST, RuleOrigin
+from umim_core.rules.grams import MAX_LONGEST, NgramCounts, check_longest, orders_to
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.trie import MatcherTables
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
@@ -77,8 +78,9 @@ class RuleSet:
         orders = (tuple(self.ids_by_order), tuple(self.support_by_order))
         rule = "a rule set must have all orders from 2 on, in both its dicts"
         require(set(orders) == {orders_to(self.longest)}, RuleSetError, rule, orders)
+        tau = self.options.tau
         for n in self.orders:
-            _check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.origin.tau)
+            _check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), tau)
         if self.prices is None:
             return
         sized = self.prices.shape == (len(self),) and self.prices.dtype == np.float32
@@ -92,22 +94,21 @@ class RuleSet:
 
     def __repr__(self) -> str:
         orders = ", ".join(f"{count:,} of {n}" for n, count in self.counts_by_order.items())
-        origin = self.origin
-        origin_text = f"{origin.source}, tau {origin.tau}, {origin.overlap}+{origin.containment}"
-        return f"RuleSet({len(self):,} rules: {orders} tokens; {origin_text})"
+        made = self.options
+        how = f"{made.source}, tau {made.tau}, {made.overlap}+{made.containment}"
+        return f"RuleSet({len(self):,} rules: {orders} tokens; {how})"
 
     @classmethod
     def from_counts(cls, counts: NgramCounts, origin: RuleOrigin | None = None) -> RuleSet:
         """Filter n-gram counts into rules.
 
-        ``origin`` names filters, what is recorded, and a threshold above the one the counts were
-        made with; None, or without one, takes theirs.
+        The options of ``origin`` name filters and a threshold, that of the counts or a higher one;
+        None takes the counts' and the usual filters.
         """
-        recorded = origin or RuleOrigin()
-        tau = counts.tau if recorded.tau is None else recorded.tau
-        counts.check_reached(tau)
-        ids = {n: counts.ids(n) for n in counts.orders}
-        return cls.filtered(ids, counts.support, recorded.model_copy(update={"tau": tau}))
+        usual = RuleOptions(tau=counts.tau, longest=counts.orders[-1], segment_length=None)
+        recorded = origin or RuleOrigin(options=usual)
+        counts.check_reached(recorded.options.tau)
+        return cls.filtered({n: counts.ids(n) for n in counts.orders}, counts.support, recorded)
 
     @classmethod
     def filtered(cls, ids: dict[int, Ids], support: dict[int, Ints], origin: RuleOrigin) -> RuleSet:
@@ -115,11 +116,11 @@ class RuleSet:
 
         Spans [R_n, n] per order come with rows ascending, and their counts [R_n].
         """
-        tau = 1 if origin.tau is None else check_tau(origin.tau)
-        enough = {n: support[n] >= tau for n in ids}
+        options = origin.options
+        enough = {n: support[n] >= options.tau for n in ids}
         ids = {n: ids[n][enough[n]] for n in ids}
         support = {n: support[n][enough[n]] for n in ids}
-        _, keep = filter_rules(ids, support, origin.overlap, origin.containment)
+        _, keep = filter_rules(ids, support, options.overlap, options.containment)
         remaining = {n: ids[n][keep[n]] for n in ids}
         return cls(remaining, {n: support[n][keep[n]] for n in ids}, origin)
 
@@ -144,13 +145,12 @@ class RuleSet:
             for n in orders_to(max(map(len, unique), default=0))
         }
         support = {n: np.ones(len(ids[n]), dtype=np.int64) for n in ids}
-        origin = RuleOrigin(
-            overlap="none",
-            containment="keep",
-            tokenizer_fingerprint=tokenizer_fingerprint,
-            source="explicit",
-        )
-        return cls(ids, support, origin)
+        origin = RuleOrigin(tokenizer_fingerprint=tokenizer_fingerprint)
+        return cls(ids, support, origin.with_options({"longest": max(ids)}))
+
+    @property
+    def options(self) -> RuleOptions:
+        return self.origin.options
 
     @property
     def orders(self) -> tuple[int, ...]:
@@ -193,8 +193,7 @@ class RuleSet:
     @property
     def digest(self) -> str:
         """SHA-256 of the rules and of how they were made."""
-        made = self.origin.model_dump(mode="json", exclude=NOT_OF_THE_DIGEST)
-        parts = [canonical_json(made)]
+        parts = [canonical_json(self.origin.made())]
         for n in self.orders:
             parts.append(sha256_bytes(np.ascontiguousarray(self.ids_by_order[n]).tobytes()))
             parts.append(sha256_bytes(np.ascontiguousarray(self.support_by_order[n]).tobytes()))
@@ -261,7 +260,7 @@ class RuleSet:
         self.tables.write(directory / _TABLES, self.digest, self.ids_by_order)
         if self.prices is not None:
             write_prices(directory, self.prices)
-        body = self.origin.model_dump(mode="json") | {"rules": self._counted}
+        body = self.origin.record() | {"rules": self._counted}
         write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=body)
 
     def save(self, directory: str | Path) -> None:
@@ -281,15 +280,16 @@ class RuleSet:
         ids, support = read_table(path / TABLE)
         rule, remedy = f"{path}/manifest.json must describe its rules", "Mine them again."
         with described(rule, remedy):
-            missing = sorted(RuleOrigin.model_fields.keys() - manifest.keys())
+            missing = sorted(RuleOrigin().record().keys() - manifest.keys())
             require(not missing, ArtifactError, rule, f"no {', '.join(missing)}", remedy)
-            origin = RuleOrigin.model_validate(manifest)
+            origin = RuleOrigin.of_record(manifest)
         prices = np.array(open_array(path / _PRICES)) if _PRICES in listed else None
         counted = manifest.get("rules")
         if isinstance(counted, dict):  # a set may have no rule of its last orders
             for n in orders_to(min(len(counted) + 1, MAX_LONGEST)):
                 ids.setdefault(n, np.zeros((0, n), np.int32))
                 support.setdefault(n, np.zeros(0, np.int64))
+        origin = origin.with_options({"longest": max(ids)})
         rules = cls(ids, support, origin, prices)
         require(
             counted in (None, rules._counted),
@@ -408,7 +408,7 @@ def _numbers(array: pa.Array) -> NDArray[Any]:
     return np.frombuffer(data, kind, count=array.offset + len(array))[array.offset :]
 
 
-def _check_order(n: int, ids: Ids | None, support: Ints | None, tau: int | None) -> None:
+def _check_order(n: int, ids: Ids | None, support: Ints | None, tau: int) -> None:
     if ids is None or support is None or ids.ndim != 2 or ids.shape != (len(support), n):
         shape = None if ids is None else ids.shape
         raise RuleSetError(f"rules of order {n} must have {n} ids and a count each", shape)
@@ -419,7 +419,7 @@ def _check_order(n: int, ids: Ids | None, support: Ints | None, tau: int | None)
     low, high, least = int(ids.min()), int(ids.max()), int(support.min())
     rule = f"rule ids must lie in 0..{MAX_TOKEN_ID}"
     require(low >= 0 and high <= MAX_TOKEN_ID, RuleSetError, rule, f"{low}..{high}", "Mine again.")
-    require(least >= (tau or 1), RuleSetError, "every count must reach tau", least, "Mine again.")
+    require(least >= tau, RuleSetError, "every count must reach tau", least, "Mine again.")
     unequal = ids[1:] != ids[:-1]
     first = unequal.argmax(axis=1)
     rows = np.arange(len(ids) - 1)

@@ -177,12 +177,7 @@ def _read_table(path: Path, record: SpanRecord) -> RuleSet:
     require(most < size, ArtifactError, f"span ids must lie in 0..{size - 1}", most, _REMEDY)
     by_order = {n: np.ascontiguousarray(ids[lengths == n, :n], dtype=np.int32) for n in orders}
     support = {n: np.ones(len(rows), dtype=np.int64) for n, rows in by_order.items()}
-    origin = RuleOrigin(
-        overlap="none",
-        containment="keep",
-        tokenizer_fingerprint=record.tokenizer_fingerprint or None,
-        source="explicit",
-    )
+    origin = RuleOrigin(tokenizer_fingerprint=record.tokenizer_fingerprint or None)
     try:
         return RuleSet(by_order, support, origin)
     except RuleSetError as error:

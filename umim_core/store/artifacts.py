@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from umim_core.errors import ArtifactError, UmimError, require
+from umim_core.errors import ArtifactError, ConfigError, UmimError, require
 from umim_core.store.disk import read_bytes, write_bytes
 
 MANIFEST: Final = "manifest.json"
@@ -59,13 +59,15 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def described(rule: str, remedy: str, error: type[UmimError] = ArtifactError) -> Iterator[None]:
-    """Raise the first finding of pydantic within as an error of the file that is read."""
+    """Raise the first finding within, of pydantic say, as an error of the file that is read."""
     try:
         yield
     except ValidationError as cause:
         first = cause.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise error(rule, f"{where}: {first['msg']}".removeprefix(": "), remedy) from cause
+    except ConfigError as cause:
+        raise error(rule, str(cause).rstrip("."), remedy) from cause
 
 
 def payload_files(directory: Path) -> dict[str, Path]:

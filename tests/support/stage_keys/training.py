@@ -20,7 +20,7 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
     """Return a call of every stage that trains."""
     recipe, cell = inputs.recipe, inputs.cell
     start = inputs.artifacts.make("with-rules", "checkpoint")
-    rules_of = ("tau", "overlap", "containment", "rule_budget", "spans", "source",
+    rules_of = ("tau", "longest", "overlap", "containment", "rule_budget", "spans", "source",
                 "min_probability", "confidence_tokens", "adapt", "rules")  # fmt: skip
     not_ours = {
         f"recipe.{name}": "of another stage; what it makes is an input"

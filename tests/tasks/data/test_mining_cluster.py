@@ -27,10 +27,10 @@ from ray.cluster_utils import Cluster
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from support.tiny_mining import TinyCorpus, titles
-from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
+from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError
 
-root, folder, tokenized, cell, doing, graceful = json.loads(sys.argv[1])
+root, folder, tokenized, backbone, doing, graceful = json.loads(sys.argv[1])
 settings = dict(
     num_cpus=1, object_store_memory=100 << 20, node_ip_address="127.0.0.1", temp_dir=folder,
     include_dashboard=False,
@@ -50,13 +50,13 @@ def watch():
                 return
 
 artifact = Artifact(**tokenized | {"path": Path(tokenized["path"])})
-corpus = TinyCorpus(None, None, artifact, Cell.model_validate_json(cell))
+corpus = TinyCorpus(None, None, artifact, backbone)
 with ClusterLease(ClusterConfig(address=cluster.address)) as lease:
     assert lease.ensure().cpus == 3
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        print("digest", corpus.count(Path(root), lease, MiningConfig(block_tokens=1000)).digest)
+        print("digest", corpus.count(Path(root), lease, block_tokens=1000).digest)
     except ClusterError as error:
         print("refused", error)
     finally:
@@ -92,7 +92,7 @@ def test_a_removed_node_changes_no_digest(
     with tempfile.TemporaryDirectory(prefix="umim-", dir="/tmp", ignore_cleanup_errors=True) as at:
         environment["RAY_TMPDIR"] = at  # for the file that names the newest cluster
         (Path(at) / "ray").mkdir()
-        arguments = [str(root), at, inputs, corpus.cell.model_dump_json(), doing, graceful]
+        arguments = [str(root), at, inputs, corpus.backbone, doing, graceful]
         command = [sys.executable, "-c", PROGRAM, json.dumps(arguments, default=str)]
         printed = output_of(*command, seconds=SECONDS, without=("RAY_",), **environment)
     # Ray's own lines come in between.

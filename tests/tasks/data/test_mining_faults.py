@@ -16,15 +16,15 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
-from support.tiny_mining import LENGTH, TAU, TinyCorpus, titles
+from support.tiny_mining import OPTIONS, TinyCorpus, titles
 from support.worker_kills import WorkerKiller
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
-from umim_core.config.recipe import ClusterConfig, MiningConfig
+from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-MANY_TASKS = MiningConfig(block_tokens=1000)  # twenty tasks per order for 20,000 tokens
+MANY_TASKS = {"block_tokens": 1000}  # twenty tasks per order for 20,000 tokens
 # Titles that Ray gives its workers: what they run now.
 MAP, GROUPS = "ray::MapBatches(local)", "ray::MapBatches(total)"
 SORT, REDUCE = "ray::map", "ray::reduce"
@@ -49,7 +49,7 @@ def corpus(
 def undisturbed(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path_factory: pytest.TempPathFactory
 ) -> Artifact:
-    return corpus.count(tmp_path_factory.mktemp("undisturbed"), lease, MANY_TASKS)
+    return corpus.count(tmp_path_factory.mktemp("undisturbed"), lease, **MANY_TASKS)
 
 
 @pytest.mark.full
@@ -70,7 +70,7 @@ def test_killed_workers_leave_the_digest_alone(
     seed: int,
 ) -> None:
     with WorkerKiller(doing, times=2, seed=seed, pause=0.3) as killer:
-        counted = corpus.count(tmp_path, lease, MANY_TASKS)
+        counted = corpus.count(tmp_path, lease, **MANY_TASKS)
     assert killer.killed, f"no worker was killed: {doing} {seed}"
     assert counted.digest == undisturbed.digest, (doing, seed, killer.killed)
 
@@ -83,7 +83,7 @@ def test_workers_that_always_die_end_in_a_typed_error(
         WorkerKiller(MAP, times=10_000) as killer,
         pytest.raises(ClusterError, match="the workers that count must stay alive; got "),
     ):
-        corpus.count(tmp_path, lease, MANY_TASKS)
+        corpus.count(tmp_path, lease, **MANY_TASKS)
     assert len(killer.killed) > 3
     assert not list(tmp_path.glob("count/*/manifest.json"))
 
@@ -97,17 +97,16 @@ from support.dying import die_at
 from tasks.cluster.lease import ClusterLease
 from tasks.stages.mine import count_stage
 from tasks.run.stage import Artifact
-from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
+from umim_core.config.recipe import ClusterConfig
+from umim_core.config.rule_options import RuleOptions
 
-root, tokenized, cell, config, point, tau, length = json.loads(sys.argv[1])
+root, tokenized, backbone, options, point = json.loads(sys.argv[1])
 if point is not None:
     die_at(*point)
 artifact = Artifact(**tokenized | {"path": Path(tokenized["path"])})
 with ClusterLease(ClusterConfig(cpus=2, workers=0)) as lease:
-    count_stage(
-        Path(root), lease, artifact, Cell.model_validate_json(cell), tau, length,
-        MiningConfig.model_validate_json(config),
-    )
+    chosen = RuleOptions.model_validate_json(options)
+    count_stage(Path(root), lease, artifact, backbone, None, chosen)
 """
 Point = tuple[str, int, str]
 # Where the driver kills itself, or what a worker must be doing (and the orders finished by then)
@@ -169,7 +168,8 @@ def test_a_killed_driver_counts_no_finished_order_again(
     root = tmp_path / "root"
     inputs = json.loads(json.dumps(asdict(corpus.tokenized), default=str))
     point = place if len(place) == 3 else None
-    settings = [corpus.cell.model_dump_json(), MANY_TASKS.model_dump_json(), point, TAU, LENGTH]
+    options = OPTIONS.model_copy(update=MANY_TASKS)
+    settings = [corpus.backbone, options.model_dump_json(), point]
 
     def ready(title: str) -> bool:
         if point is not None:
@@ -193,7 +193,7 @@ def test_a_killed_driver_counts_no_finished_order_again(
         save(state, order, keys, support)
 
     monkeypatch.setattr(tasks.stages.mine, "_save_order", note)
-    counted = corpus.count(root, lease, MANY_TASKS)
+    counted = corpus.count(root, lease, **MANY_TASKS)
     assert counted.executed == (name != "renamed")
     assert saved == again
     assert counted.digest == undisturbed.digest

@@ -17,12 +17,16 @@ from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.mine import confidence_rules_stage, confidence_stage
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
+from umim_core.config.recipe import ClusterConfig
+from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import UmimError
 from umim_core.rules.ruleset import RuleSet
 
 LENGTH, SEGMENTS, SURE = 16, 21, 0.02
 IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
+OPTIONS = RuleOptions(
+    tau=2, source="confidence", min_probability=SURE, segment_length=LENGTH, **AS_FOUND
+)
 Runs = Counter[tuple[int, ...]]
 
 
@@ -33,9 +37,7 @@ class Setting:
         backbone.model.save_pretrained(folder / "backbone")
         assert backbone.tokenizer is not None
         backbone.tokenizer.save_pretrained(folder / "backbone")
-        self.cell = Cell(
-            backbone=str(folder / "backbone"), tau=2, source="confidence", min_probability=SURE
-        )
+        self.backbone = str(folder / "backbone")
         self.ids = np.random.default_rng(0).integers(0, 8, SEGMENTS * LENGTH + 5).astype(np.int32)
 
         def save(out: Path) -> Metrics:
@@ -44,18 +46,18 @@ class Setting:
 
         self.tokenized = run_stage(folder, StageSpec("tokenize", 1, {}, {}), save)
 
-    def count(self, root: Path, **cell: object) -> Artifact:
-        chosen = self.cell.model_copy(update=cell)
-        return confidence_stage(root, IN_PROCESS, self.tokenized, chosen, LENGTH, MiningConfig())
+    def count(self, root: Path, **changes: object) -> Artifact:
+        options = OPTIONS.model_copy(update=changes)
+        return confidence_stage(root, IN_PROCESS, self.tokenized, self.backbone, None, options)
 
-    def rules(self, root: Path, counted: Artifact, **cell: object) -> RuleSet:
-        chosen = self.cell.model_copy(update=cell)
-        made = confidence_rules_stage(root, counted, chosen, LENGTH, MiningConfig())
+    def rules(self, root: Path, counted: Artifact, **changes: object) -> RuleSet:
+        options = OPTIONS.model_copy(update=changes)
+        made = confidence_rules_stage(root, counted, self.backbone, None, options)
         return RuleSet.load(made.path / "rules")
 
     def runs(self, segments: int = SEGMENTS) -> Runs:
         """Find the runs token by token; a segment's first token and ``<eos>`` end one."""
-        model, found = load_backbone(self.cell.backbone).model, Runs()
+        model, found = load_backbone(self.backbone).model, Runs()
         for row in self.ids[: segments * LENGTH].reshape(-1, LENGTH).tolist():
             logits = model(input_ids=torch.tensor([row])).logits[0].double()
             sure = [False, *(logits.softmax(-1)[range(LENGTH - 1), row[1:]] > SURE).tolist()]
@@ -81,8 +83,7 @@ def test_rules_are_the_runs_that_occur_often_enough(setting: Setting, tmp_path: 
     expected = {run: n for run, n in runs.items() if 2 <= len(run) <= 4 and n >= 2}
     assert grams_of(rules) == expected
     assert len(expected) > 3
-    assert (rules.origin.source, rules.origin.tau) == ("confidence", 2)
-    assert (rules.origin.overlap, rules.origin.containment) == ("none", "keep")
+    assert rules.options == OPTIONS
 
 
 def test_thresholds_share_what_the_backbone_was_asked(setting: Setting, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 import tasks.stages.mine
 from support.tiny_mining import InProcess, NoCluster, TinyCorpus
 from tasks.data.mining_files import corpus_digest
-from umim_core.config.recipe import MiningConfig
 from umim_core.errors import ArtifactError, CorpusError
 from umim_core.rules.ruleset import RuleSet
 
@@ -18,12 +17,11 @@ def test_more_documents_than_there_are_give_no_empty_rule_set(
 ) -> None:
     monkeypatch.setattr(tasks.stages.mine, "ClusterCounter", InProcess)
     corpus = TinyCorpus.make(tmp_path / "corpus", tiny_tokenizer, 1000)
-    corpus.count(tmp_path, NoCluster(), MiningConfig(min_documents=2))
-    greedy = MiningConfig(min_documents=1000)
-    found = corpus.count(tmp_path, NoCluster(), greedy)
+    corpus.count(tmp_path, NoCluster(), min_documents=2)
+    found = corpus.count(tmp_path, NoCluster(), min_documents=1000)
     assert not found.executed
     with pytest.raises(CorpusError, match=r"min_documents is 1000, .* as many documents; got 15"):
-        corpus.filter(tmp_path, found, greedy)
+        corpus.filter(tmp_path, found, min_documents=1000)
     assert not list(tmp_path.glob("filter/*"))
 
 
@@ -32,9 +30,9 @@ def test_rules_record_the_patterns_of_tokens_that_they_were_kept_off(
 ) -> None:
     monkeypatch.setattr(tasks.stages.mine, "ClusterCounter", InProcess)
     corpus = TinyCorpus.make(tmp_path / "corpus", tiny_tokenizer, 1000)
-    config = MiningConfig(protect=("^w3$",))
-    made = corpus.filter(tmp_path, corpus.count(tmp_path, NoCluster(), config), config)
-    assert RuleSet.load(made.path / "rules").origin.protect == ("^w3$",)
+    protect = {"protect": ("^w3$",)}
+    made = corpus.filter(tmp_path, corpus.count(tmp_path, NoCluster(), **protect), **protect)
+    assert RuleSet.load(made.path / "rules").options.protect == ("^w3$",)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"digest": 7}'])

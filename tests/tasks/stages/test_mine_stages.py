@@ -13,17 +13,16 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
-from support.tiny_mining import LENGTH, TAU, NoCluster, TinyCorpus, frequent, stored
+from support.tiny_mining import LENGTH, OPTIONS, TAU, NoCluster, TinyCorpus, frequent, stored
 from support.tiny_pipeline import counting_in_process
 from tasks.cluster.lease import ClusterLease
 from tasks.data.counting import ClusterCounter
 from tasks.data.counting_tables import Corpus
 from tasks.run.stage import Artifact
-from umim_core.config.recipe import ClusterConfig, MiningConfig
+from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import CorpusError, ResourceLimitError
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.mine import mine_rules
-from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest
@@ -58,8 +57,8 @@ def corpus(
 def counted(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path_factory: pytest.TempPathFactory
 ) -> Artifact:
-    blocks = MiningConfig(block_tokens=1000)  # six tasks an order
-    return corpus.count(tmp_path_factory.mktemp("counted"), lease, blocks)
+    place = tmp_path_factory.mktemp("counted")
+    return corpus.count(place, lease, block_tokens=1000)  # six tasks an order
 
 
 @pytest.fixture
@@ -105,14 +104,13 @@ def test_the_stage_counts_every_ngram_that_reaches_tau(
 def test_a_rule_occurs_in_enough_documents(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
 ) -> None:
-    config = MiningConfig(min_documents=4)
-    counted = corpus.count(tmp_path, lease, config)
+    counted = corpus.count(tmp_path, lease, min_documents=4)
     support, documents = corpus.grams(), corpus.documents()
     assert stored(counted, "documents") == {
         n: {gram: documents[n][gram] for gram in grams}
         for n, grams in frequent(support, TAU).items()
     }
-    made = corpus.filter(tmp_path, counted, config, overlap="none", containment="keep")
+    made = corpus.filter(tmp_path, counted, min_documents=4, overlap="none", containment="keep")
     want = {
         n: {gram: found for gram, found in grams.items() if documents[n][gram] >= 4}
         for n, grams in frequent(support, TAU).items()
@@ -125,9 +123,8 @@ def test_the_command_and_the_stages_give_the_same_rule_set(
     corpus: TinyCorpus, counted: Artifact, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "ids.npy", corpus.ids.astype(np.uint16))
-    mined = MiningOptions(TAU, LENGTH, corpus.cell.overlap, corpus.cell.containment)
     source = TokenIds(path=str(tmp_path / "ids.npy"))
-    mine_rules(source, tmp_path / "out", tokenizer=corpus.cell.backbone, options=mined)
+    mine_rules(source, tmp_path / "out", tokenizer=corpus.backbone, options=OPTIONS)
     made = corpus.filter(tmp_path, counted).path / "rules"
     assert directory_digest(made) == directory_digest(tmp_path / "out")
     whole = corpus.ids[: len(corpus.ids) // LENGTH * LENGTH].astype("<i4")
@@ -138,7 +135,7 @@ def test_the_command_and_the_stages_give_the_same_rule_set(
 def test_protected_tokens_are_in_no_ngram(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
 ) -> None:
-    counted = corpus.count(tmp_path, lease, MiningConfig(protect=("^w3$",)))
+    counted = corpus.count(tmp_path, lease, protect=("^w3$",))
     want = frequent(corpus.grams(), TAU)
     left = {n: {g: found for g, found in want[n].items() if 3 not in g} for n in ORDERS}
     assert stored(counted) == left != want
@@ -148,9 +145,8 @@ def test_memory_beyond_the_limit_is_refused_before_anything_is_counted(
     corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path, saved: list[int]
 ) -> None:
     blocks = 1000 if isinstance(lease, NoCluster) else None  # by the cores of the cluster
-    limited = MiningConfig(max_memory_gib=0.0001, block_tokens=blocks)
     with pytest.raises(ResourceLimitError) as caught:
-        corpus.count(tmp_path, lease, limited)
+        corpus.count(tmp_path, lease, max_memory_gib=0.0001, block_tokens=blocks)
     assert str(caught.value).startswith("mining must take at most 0.0001 GiB of memory; got ")
     assert "GiB for 6,000 tokens. Raise tau or the limit" in str(caught.value)
     assert saved == []

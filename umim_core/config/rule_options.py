@@ -1,0 +1,176 @@
+"""Options of rules, from a recipe or command to the counting kernel and a rule directory.
+
+==============  ===============================  =============================================
+field           ``source: frequency``            ``source: confidence``
+==============  ===============================  =============================================
+tau             least count of an n-gram         least count of a run
+overlap         ``greedy``; chosen spans: none   as asked; in a recipe ``none``, as in the paper
+containment     ``drop``; chosen spans: keep     as asked; in a recipe ``keep``
+rule_budget     most rules                       refused
+spans           n-grams that save the most       refused
+min_documents   documents an n-gram occurs in    refused
+longest         most tokens of an n-gram         refused: runs have 2 to 4
+==============  ===============================  =============================================
+
+Rules of ``source`` explicit are a list of spans; nothing was counted for them.
+
+Source: paper, "Merge-Rule Mining Details" and "Alternative Merge-Rule Construction".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from umim_core.config.model_base import Model, PositiveFloat
+from umim_core.errors import ConfigError
+
+Overlap = Literal["greedy", "none"]
+Containment = Literal["drop", "keep"]
+RuleSource = Literal["frequency", "confidence", "explicit"]
+AS_FOUND: Final = {"overlap": "none", "containment": "keep"}
+
+
+class RuleFilters(Model):
+    """The threshold and the filters that make rules of what is counted."""
+
+    tau: Annotated[int, Field(ge=1, description="Least count of a rule.")] = 5
+    overlap: Overlap = Field(default="greedy", description="Overlap filter; of chosen spans none.")
+    containment: Containment = Field(
+        default="drop", description="Whether rules inside another go; chosen spans stay."
+    )
+    rule_budget: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Most rules; tau is raised until they fit. null: no limit."
+    )
+
+
+class RuleSearch(RuleFilters):
+    """How the rules of one cell are found; the module's table says which fields go together."""
+
+    longest: Annotated[int, Field(ge=4, le=16)] = Field(
+        default=4,
+        description="Most tokens of a rule; more than 4 pay where text repeats itself.",
+    )
+    spans: Annotated[int | None, Field(ge=1)] = Field(
+        default=None,
+        description="Keep so many n-grams by the tokens that they save, without filters.",
+    )
+    source: RuleSource = Field(
+        default="frequency",
+        description="Frequent n-grams, or spans the backbone is confident about.",
+    )
+    min_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        default=0.5, description="Probability that every token of a confident span exceeds."
+    )
+    confidence_tokens: Annotated[int | None, Field(ge=1)] = Field(
+        default=None,
+        description="Ask the backbone about so many training tokens only; null takes all.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _chosen_as_found(cls, raw: object) -> object:
+        return AS_FOUND | raw if isinstance(raw, dict) and raw.get("spans") else raw
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.spans is not None and not (
+            self.unfiltered and self.source == "frequency" and self.rule_budget is None
+        ):
+            raise ValueError(
+                "spans are chosen among all frequent n-grams: leave overlap, containment, source "
+                "and rule_budget out"
+            )
+        if self.source != "confidence":
+            for name in ("min_probability", "confidence_tokens"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} belongs to source 'confidence'; leave it out")
+        elif self.rule_budget is not None:
+            raise ValueError("confidence rules know no rule_budget; raise tau instead")
+        elif self.longest != type(self).model_fields["longest"].default:
+            raise ValueError("confidence rules are runs of 2 to 4 tokens; leave longest out")
+        return self
+
+    @property
+    def unfiltered(self) -> bool:
+        return {"overlap": self.overlap, "containment": self.containment} == AS_FOUND
+
+
+class MiningConfig(Model):
+    """Mining options that all rule sets of a recipe share: eligible n-grams and limits of cost."""
+
+    protect: tuple[str, ...] = Field(
+        default=(), description="Regular expressions of tokens no rule may contain, or 'digits'."
+    )
+    min_documents: Annotated[
+        int, Field(ge=1, description="Least number of documents that a rule occurs in.")
+    ] = 1
+    block_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Tokens a worker counts at a time; null: by the cluster's size."
+    )
+    max_memory_gib: PositiveFloat | None = Field(
+        default=None, description="Refuse to count if a worker may take more memory."
+    )
+
+
+class RuleOptions(RuleSearch, MiningConfig):
+    """All options of rules; what breaks one of their rules is a ``ConfigError``.
+
+    N-grams cross no border of a segment, and a shorter remainder of the text is dropped. Segments
+    of None are those of a task: its questions.
+    """
+
+    segment_length: Annotated[int, Field(ge=2)] | None = Field(
+        default=512, description="Tokens per segment."
+    )
+    threads: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Threads that count. null: one per core."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> Self:
+        if self.source == "confidence" and self.min_documents > 1:
+            raise ValueError("confidence rules know no min_documents; raise tau instead")
+        length = self.segment_length or 0
+        if self.confidence_tokens is not None and self.confidence_tokens < length:
+            raise ValueError(f"confidence_tokens must be at least segment_length, {length}")
+        return self
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _typed(cls, raw: object, read: Callable[[object], Self]) -> Self:
+        try:
+            return read(raw)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where, limits = ".".join(map(str, first["loc"])), first.get("ctx", {})
+            for limit, words, remedy in (
+                ("ge", "at least", "Raise it."),
+                ("le", "at most", "Lower it."),
+            ):
+                if limit in limits:
+                    rule = f"{where} must be {words} {limits[limit]}"
+                    raise ConfigError(rule, first["input"], remedy) from error
+            remedy = "Correct the options of the rules."
+            if where:
+                raise ConfigError(f"{where}: {first['msg']}", first["input"], remedy) from error
+            raise ConfigError(first["msg"].removeprefix("Value error, ")) from error
+
+    @property
+    def count_documents(self) -> bool:
+        """Whether the documents in which an n-gram occurs are counted."""
+        return self.min_documents > 1
+
+    @property
+    def length(self) -> int:
+        """Tokens per segment of text, which is cut."""
+        if self.segment_length is None:
+            raise ConfigError("segment_length must be given to mine text", None, "Take 512.")
+        return self.segment_length
+
+
+EXPLICIT: Final = RuleOptions(
+    source="explicit", tau=1, overlap="none", containment="keep", segment_length=None
+)
