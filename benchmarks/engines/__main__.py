@@ -78,7 +78,7 @@ def with_spans(checkpoint: str, export: Path) -> UMIM:
 def prompt_of(chat: Chat, umim: UMIM, merger: PromptMerger) -> Prompt:
     """Return a chat's ids, and what our engine writes behind the merged chat."""
     tokenizer = umim.backbone.require_tokenizer()
-    written = write_chat(chat, tokenizer)
+    written = write_chat(chat, tokenizer, None, merger.roles)
     ids, ranges = encode_parts(tokenizer, written.text, written.places)
     merged = merger.merge(ids, ranges)
     options = {"max_new_tokens": _TOKENS, "do_sample": False, "eos_token_id": None}

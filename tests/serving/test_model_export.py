@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -57,6 +58,7 @@ from umim_core.serving.span_files import (
 )
 from umim_core.store.artifacts import sha256_file
 from umim_core.text.chat_parts import content_places, encode_parts
+from umim_core.text.roles import USER, Role
 
 
 @pytest.fixture
@@ -274,6 +276,10 @@ def test_what_was_written_is_read(folder: Path, spans: Spans) -> None:
     assert [tuple(r) for rows in table.rules.ids_by_order.values() for r in rows.tolist()] == spans
     assert table.rules.longest == max(map(len, spans))
     assert (table.vocab_size, table.raw_tail, table.fingerprint) == (50, 16, "a" * 64)
+    assert "roles" not in json.loads((folder / RECORD).read_text())  # as exports before them
+    for roles in (USER, ("user", "tools")):
+        replace(table, roles=roles).write(folder)
+        assert PromptMerger.load(folder).roles == roles
 
 
 def other_table(ids: list[list[int]], lengths: list[int]) -> Any:
@@ -379,27 +385,39 @@ def test_equals_the_oracle_on_random_texts(seed: int) -> None:
         assert own.expand(merged) == ids
 
 
+@pytest.mark.parametrize("roles", [USER, ("tools", "tool"), get_args(Role)], ids=str)
 def test_units_of_a_chat_begin_those_of_the_next_turn(
-    rules: RuleSet, tokenizer: PreTrainedTokenizerBase
+    rules: RuleSet,
+    tokenizer: PreTrainedTokenizerBase,
+    roles: tuple[Role, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = PromptMerger(SpanTable(rules, len(tokenizer), 4))
+    monkeypatch.setattr(
+        tokenizer, "chat_template", "{% for t in tools %}{{ t | tojson }}\n{% endfor %}" + TEMPLATE
+    )
+    own = PromptMerger(SpanTable(rules, len(tokenizer), 4, roles))
+    tools = [{"name": name, "description": "The sum of all elements."} for name in ("a", "b")]
 
     def write(chat: Sequence[Any]) -> str:
         return str(
-            tokenizer.apply_chat_template(list(chat), add_generation_prompt=True, tokenize=False)
+            tokenizer.apply_chat_template(
+                list(chat), tools=tools, add_generation_prompt=True, tokenize=False
+            )
         )
 
     asked = "Return the sum of the array elements over a given axis. If None, the sum of all."
     chat = [{"role": "system", "content": "Return the sum of the array elements over an axis."}]
     begun: list[int] = []
     for turn in range(4):
-        chat.append({"role": "user", "content": f"{asked} ({turn})"})
+        chat.append({"role": ("user", "tool")[turn % 2], "content": f"{asked} ({turn})"})
         text = write(chat)
-        ids, ranges = encode_parts(tokenizer, text, content_places(chat, text, write))
+        places = content_places(chat, text, write, tools, own.roles)
+        ids, ranges = encode_parts(tokenizer, text, places)
         merged = own.merge(ids, ranges)
         assert own.expand(merged) == ids.tolist()
-        assert len(ranges) == turn + 1
-        assert len(merged) < len(ids) - 4 * turn
+        parts = {"tools": 2, "system": 1, "user": turn // 2 + 1, "tool": (turn + 1) // 2}
+        assert len(ranges) == sum(parts[role] for role in roles)
+        assert len(merged) < len(ids) - 2 * len(ranges)
         assert merged[: len(begun)] == begun
         reply = "The sum of the array elements over the axis."
         chat.append({"role": "assistant", "content": reply})

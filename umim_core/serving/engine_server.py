@@ -60,6 +60,7 @@ from umim_core.serving.openai_api import (
     usage,
 )
 from umim_core.serving.prompt_reader import Lanes, PromptReader, most_raw_tokens
+from umim_core.text.roles import USER, Role
 
 
 class AnswerEngine(Protocol):
@@ -189,12 +190,14 @@ class Served:
         name: How requests call it.
         merged_model: The model; without rules it reads raw tokens.
         raw_tail: Last tokens of a prompt, and of each message of a chat, that stay raw.
+        roles: Whose contents of a chat merge.
     """
 
     name: str
     merged_model: MergedModel
     merge: Merge
     raw_tail: int
+    roles: tuple[Role, ...] = USER
 
     @classmethod
     def load(
@@ -222,7 +225,8 @@ class Served:
             return cls(name or checkpoint, MergedModel.without_merging(backbone), "none", 0)
         source = checkpoint or default_checkpoint()
         umim = UMIM.from_pretrained(source, dtype=dtype, device=device)
-        return cls(name or source, umim.merged_model, *umim.checkpoint.config.recommended(merge))
+        config = umim.checkpoint.config
+        return cls(name or source, umim.merged_model, *config.recommended(merge), config.roles)
 
     @property
     def backbone(self) -> Backbone:
@@ -242,7 +246,7 @@ class LocalEngine:
         self.metrics = ServerMetrics()
         engine = Engine(served.merged_model)
         self.worker = EngineWorker(engine, tokenizer.backend_tokenizer, self.metrics, sizes)
-        self._reader = PromptReader(tokenizer)
+        self._reader = PromptReader(tokenizer, served.roles)
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[None]:

@@ -105,7 +105,8 @@ class Gateway:
         key: str | None = None,
         upstream_masks: bool = False,
     ) -> None:
-        self._reader, self._merger, self._limits = PromptReader(tokenizer), merger, limits
+        self._reader = PromptReader(tokenizer, merger.roles)
+        self._merger, self._limits = merger, limits
         self._contexts: dict[object, int] = {}  # by the names of models
         self._known_until = 0.0
         first, count = merger.vocab_size, merger.span_count

@@ -94,7 +94,7 @@ def export_model(
     check_for_module(
         rules, backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
     )
-    table = SpanTable(rules, backbone.vocab_size, tail)
+    table = SpanTable(rules, backbone.vocab_size, tail, umim.checkpoint.config.roles)
     rows = surrogates(umim, table)
     model = _widened(backbone, rows)
     _check(backbone, model, rows[:_PROBE])

@@ -34,6 +34,7 @@ class PromptMerger:
         span_count: Number of spans K.
         longest: Most tokens of one.
         raw_tail: Last tokens of each range that stay raw by default.
+        roles: Whose contents of a chat may merge, as the checkpoint recommends; for ``write_chat``.
         fingerprint: SHA-256 of the tokenizer whose ids these are; "" if unknown.
     """
 
@@ -44,7 +45,7 @@ class PromptMerger:
         self.vocab_size = table.vocab_size
         self.span_count = len(table.rules)
         self.longest = table.rules.longest
-        self.raw_tail = table.raw_tail
+        self.raw_tail, self.roles = table.raw_tail, table.roles
         self.fingerprint = table.fingerprint
 
     @classmethod

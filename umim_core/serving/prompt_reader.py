@@ -8,7 +8,7 @@ is encoded at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.errors import GenerationError, require
 from umim_core.text.chat_parts import Chat, encode_parts, write_chat
+from umim_core.text.roles import USER, Role
 from umim_core.text.token_ids import encode
 
 _LONG: Final = 1 << 16  # characters
@@ -48,8 +49,8 @@ class Lanes:
 class PromptReader:
     """Reads prompts by a tokenizer; threads may share it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, roles: Sequence[Role] = USER) -> None:
+        self._tokenizer, self._roles = tokenizer, roles
         self._lanes = Lanes()
         self._longest: int | None = None  # bytes of a token
         if isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -79,7 +80,7 @@ class PromptReader:
             _check_count(len(prompt), most)
             ids = np.array(prompt)
         else:
-            written = write_chat(cast("Chat", prompt), self._tokenizer)
+            written = write_chat(cast("Chat", prompt), self._tokenizer, None, self._roles)
             self._check_text(written.text, most)
             ids, ranges = encode_parts(self._tokenizer, written.text, written.places)
             left_raw = written.unmerged

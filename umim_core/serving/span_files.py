@@ -23,11 +23,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, Strict
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
@@ -35,6 +35,7 @@ from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.rules.grams import LONGEST, MAX_LONGEST, orders_to
 from umim_core.store.artifacts import described, read_json, sha256_bytes, sha256_file, write_json
 from umim_core.store.disk import write_bytes
+from umim_core.text.roles import USER, Role
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +64,7 @@ class SpanRecord(BaseModel):
         policy: Version of the way in which prompts merge.
         vocab_size: Rows V of the model before the export; span i has the id V + i.
         raw_tail: Last tokens of each part of a prompt that stay raw, unless a caller says it.
+        roles: Whose contents of a chat are such parts, likewise.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -74,18 +76,21 @@ class SpanRecord(BaseModel):
     raw_tail: NonNegativeInt
     tokenizer_fingerprint: str
     files: dict[str, str]
+    roles: Annotated[tuple[Role, ...], Strict(False), Field(exclude_if=USER.__eq__)] = USER
 
 
 @dataclass(frozen=True)
 class SpanTable:
     """Spans of a model with V + K rows: that at place i of the sorted rules has the id V + i.
 
-    The last ``raw_tail`` tokens of each part of a prompt stay raw.
+    The last ``raw_tail`` tokens of each part of a prompt stay raw; of a chat, parts are contents of
+    these ``roles``.
     """
 
     rules: RuleSet
     vocab_size: int
     raw_tail: int
+    roles: tuple[Role, ...] = USER
 
     @property
     def fingerprint(self) -> str:
@@ -115,6 +120,7 @@ class SpanTable:
             raw_tail=self.raw_tail,
             tokenizer_fingerprint=self.fingerprint,
             files=files,
+            roles=self.roles,
         )
         write_json(directory / RECORD, record.model_dump())
 
@@ -132,7 +138,7 @@ class SpanTable:
         rules = _read_table(path, record)
         if tokenizer_fingerprint is not None:
             rules.check_tokenizer(tokenizer_fingerprint)
-        return cls(rules, record.vocab_size, record.raw_tail)
+        return cls(rules, record.vocab_size, record.raw_tail, record.roles)
 
 
 def read_record(directory: Path) -> SpanRecord:

@@ -102,7 +102,8 @@ class UmimRenderer(HfRenderer):  # type: ignore[misc]  # vLLM has no types here
                 str, safe_apply_chat_template(self.model_config, tokenizer, messages, **options)
             )
 
-        return {**prompt, _CHAT: (conversation, render)} if "prompt" in prompt else prompt
+        chat = conversation, render, options.get("tools")
+        return {**prompt, _CHAT: chat} if "prompt" in prompt else prompt
 
     def _tokenize_prompt(self, prompt: Any, params: Any) -> Any:
         """Return a prompt's ids, merged; vLLM runs this in a thread.
@@ -130,8 +131,8 @@ class UmimRenderer(HfRenderer):  # type: ignore[misc]  # vLLM has no types here
         try:
             ranges = None
             if chat is not None:
-                conversation, render = chat
-                places = content_places(conversation, text, render)
+                conversation, render, tools = chat
+                places = content_places(conversation, text, render, tools, self._merger.roles)
                 ranges = token_ranges(encoded["offset_mapping"], places)
             ids = self._merger.merge(ids, ranges)
         except (UmimError, VLLMValidationError) as error:  # a template that takes no other contents

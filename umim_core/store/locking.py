@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -36,9 +35,8 @@ def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[N
     path = directory.with_name(f".{directory.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
-    for waits in count():
-        if (handle := _try_acquire(path)) is not None:
-            break
+    waits = 0
+    while (handle := _try_acquire(path)) is None:
         if deadline is not None and time.monotonic() >= deadline:
             raise LockError(
                 f"only one process may build {directory.name} at a time",
@@ -47,6 +45,7 @@ def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[N
             )
         if not waits:
             logger.info("%s: waiting for %s", directory.parent.name, _holder(path))
+        waits += 1
         time.sleep(_POLL_SECONDS)
     try:
         yield
