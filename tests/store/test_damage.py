@@ -77,7 +77,7 @@ def make_rows(directory: Path, _: Backbone) -> None:
 def rows_content(directory: Path) -> str:
     read_manifest(directory, kind="stage", schema=1)
     rows = TokenRows.load(directory, 0)
-    return sha(*(np.array(array).tobytes() for array in (rows.ids, rows.offsets, rows.merge_until)))
+    return sha(*(np.array(array).tobytes() for array in (rows.ids, rows.offsets, rows.parts)))
 
 
 KINDS = {

@@ -54,7 +54,7 @@ def training_row(
 ) -> TrainingRow:
     """Return a row of the kind that its index draws."""
     ids = rows.row(index)
-    if prompt + copy > 0.0 and rows.merge_until[index] == len(ids) >= _LEAST:
+    if prompt + copy > 0.0 and rows.parts_of(index) == ((0, len(ids)),) and len(ids) >= _LEAST:
         draw = np.random.default_rng([_STREAM, index])
         share, size = draw.random(), len(ids)
         if share < copy:

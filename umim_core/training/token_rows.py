@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.merging.packing import Segmentation
-from umim_core.rules.matcher import Matcher, segment_prefix
+from umim_core.rules.matcher import Matcher, Parts, segment_parts
 from umim_core.store.arrays import open_array, save_array
 from umim_core.text.token_files import INDEX, TokenFiles
 from umim_core.text.token_ids import Tokens
 
-_ARRAYS = ("ids", "offsets", "merge_until")
+_ARRAYS = ("ids", "offsets", "parts")
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,13 @@ class TokenRows:
     Attributes:
         ids: All rows' ids, flat [T]; what lies behind the last row is no row's.
         offsets: Row borders [B + 1] (int64).
-        merge_until: Per row [B] (int64), how many leading tokens rules may be applied to.
+        parts: What rules may be applied to [P, 3] (int64): row, first token in it, end; in order.
+            Each part is cut on its own; everything else stays raw.
     """
 
     ids: Tokens
     offsets: NDArray[np.int64]
-    merge_until: NDArray[np.int64]
+    parts: NDArray[np.int64]
 
     @classmethod
     def of_segments(cls, stream: Tokens, length: int) -> TokenRows:
@@ -38,13 +40,18 @@ class TokenRows:
         The rest is dropped. Rows are read from the files when they are asked for.
         """
         offsets = np.arange(len(stream) // length + 1, dtype=np.int64) * length
-        return cls(stream, offsets, np.diff(offsets))
+        return cls(stream, offsets, _beginnings(np.diff(offsets)))
 
     @classmethod
-    def of_rows(cls, rows: list[list[int]], merge_until: list[int]) -> TokenRows:
-        offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-        flat = np.array([token for row in rows for token in row], dtype=np.int32)
-        return cls(flat, offsets, np.array(merge_until, dtype=np.int64))
+    def of_rows(cls, rows: Sequence[Sequence[int]], merge_until: Sequence[int]) -> TokenRows:
+        """Make rows of which rules may be applied to so many leading tokens."""
+        return cls(*_flat(rows), _beginnings(np.array(merge_until, dtype=np.int64)))
+
+    @classmethod
+    def of_parts(cls, rows: Sequence[Sequence[int]], parts: Sequence[Parts]) -> TokenRows:
+        """Make rows of which rules may be applied to some parts, (first token, end)."""
+        listed = [(row, *part) for row, own in enumerate(parts) for part in own]
+        return cls(*_flat(rows), np.array(listed, dtype=np.int64).reshape(-1, 3))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -52,9 +59,14 @@ class TokenRows:
     def row(self, index: int) -> NDArray[np.integer]:
         return self.ids[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
+    def parts_of(self, index: int) -> Parts:
+        """Return the parts of a row, as (first token, end)."""
+        low, high = np.searchsorted(self.parts[:, 0], [index, index + 1])
+        return tuple((int(first), int(end)) for _, first, end in self.parts[low:high])
+
     def segment(self, index: int, matcher: Matcher) -> Segmentation:
-        """Cut one row into units; tokens from ``merge_until`` on stay raw."""
-        return segment_prefix(matcher.segment, self.row(index), int(self.merge_until[index]))
+        """Cut one row into units."""
+        return segment_parts(matcher.segment, self.row(index), self.parts_of(index))
 
     def save(self, directory: Path) -> None:
         """Write rows that were made of lists."""
@@ -73,3 +85,13 @@ class TokenRows:
         if (place / INDEX).is_file():
             return cls.of_segments(TokenFiles.open(place), length)
         return cls(*(open_array(place / f"{name}.npy") for name in _ARRAYS))
+
+
+def _flat(rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return np.array([token for row in rows for token in row], dtype=np.int32), offsets
+
+
+def _beginnings(merge_until: NDArray[np.int64]) -> NDArray[np.int64]:
+    rows = np.arange(len(merge_until), dtype=np.int64)
+    return np.stack([rows, np.zeros_like(rows), merge_until], axis=1)

@@ -194,7 +194,7 @@ def merging_in(places: Sequence[int], count: int) -> TokenRows:
     """Rows of which only these have a merge."""
     made = rows(count)
     open_until = [WIDTH if index in places else 0 for index in range(count)]
-    return TokenRows(made.ids, made.offsets, np.array(open_until, dtype=np.int64))
+    return TokenRows.of_rows([made.row(i).tolist() for i in range(count)], open_until)
 
 
 def test_a_batch_without_merges_changes_nothing(objective: Start, tmp_path: Path) -> None:
