@@ -18,7 +18,7 @@ from umim_core.errors import (
     EvaluationError,
     UmimError,
 )
-from umim_core.mining.mine import MiningReport, mine_confident_spans, mine_rules
+from umim_core.mining.mine import MiningReport, mine_rules
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import Source, TextFiles, TokenIds, source_of
 
@@ -258,4 +258,4 @@ def test_options_are_refused_before_the_corpus_is_read(
     with pytest.raises(counted[0], match=counted[1]):
         mine_rules(MISSING, tmp_path / "out", tokenizer=tokenizer, options=options)
     with pytest.raises(confident[0], match=confident[1]):
-        mine_confident_spans(MISSING, tmp_path / "out", backbone=tiny_llama, options=sure)
+        mine_rules(MISSING, tmp_path / "out", backbone=tiny_llama, options=sure)

@@ -98,16 +98,15 @@ def mine(
 
     log_lines("umim.progress")
     source = source_of(tuple(sources), Reading(kind, field, split, config, max_bad))
+    from umim_core.mining.mine import mine_rules
+
     if policy == "confidence":
         if backbone is None:
             raise ConfigError("the confidence policy needs --backbone", "nothing", "Add it.")
         from umim_core.backbone.backbone import load_backbone
-        from umim_core.mining.mine import mine_confident_spans
 
-        model = load_backbone(backbone)
-        report = mine_confident_spans(source, out, backbone=model, options=options)
+        report = mine_rules(source, out, backbone=load_backbone(backbone), options=options)
     else:
-        from umim_core.mining.mine import mine_rules
         from umim_core.store.locking import computing
 
         with computing():

@@ -84,8 +84,7 @@ def confidence_counts(
             at = starts[lengths == n, None] + np.arange(n)
             rows_by_order[n].append(tokens[at])
     rows = {n: np.concatenate(rows_by_order[n]) for n in ORDERS}
-    counted = {n: _count_rows(rows[n], np.ones(len(rows[n]), np.int64)) for n in ORDERS}
-    return {n: counted[n][0] for n in ORDERS}, {n: counted[n][1] for n in ORDERS}
+    return add_span_counts([(rows, {n: np.ones(len(rows[n]), np.int64) for n in ORDERS})])
 
 
 def add_span_counts(parts: Sequence[SpanCounts]) -> SpanCounts:

@@ -5,7 +5,8 @@
     text -> token files -> segments -> count -> rules_of -> rule directory
                                        (Counter)  (filters, or the choice of spans)
 
-``mine_rules`` does all of it in one process. The stages of the pipeline call ``count`` and
+``mine_rules`` does all of it in one process, and asks a language model in place of counting where
+rules are spans that it is confident about. The stages of the pipeline call ``count`` and
 ``rules_of`` with a counter that asks a cluster.
 """
 
@@ -81,13 +82,8 @@ def excluded_ids(
     """Return the ids that take part in no rule: special and protected ones."""
     if tokenizer is not None:
         return tuple(int(token) for token in protected_ids(tokenizer, protect))
-    require(
-        not protect,
-        ConfigError,
-        "protected tokens need a tokenizer",
-        list(protect),
-        "Name it with --tokenizer.",
-    )
+    rule, remedy = "protected tokens need a tokenizer", "Name it with --tokenizer."
+    require(not protect, ConfigError, rule, list(protect), remedy)
     return ()
 
 
@@ -147,66 +143,83 @@ def _check_documents(tokens: TokenFiles, options: RuleOptions) -> None:
 
 
 def mine_rules(
-    source: Source, out: Path, *, tokenizer: str | None = None, options: RuleOptions | None = None
+    source: Source,
+    out: Path,
+    *,
+    tokenizer: str | None = None,
+    backbone: Backbone | None = None,
+    options: RuleOptions | None = None,
 ) -> MiningReport:
-    """Count n-grams, filter them and write a rule directory.
+    """Find the rules of a corpus, filter them and write a rule directory.
 
-    The token ids go through a temporary folder next to ``out`` (4 bytes per token), so that the
-    corpus need not fit in memory. Ready token ids need no tokenizer; then no fingerprint is kept.
+    They are frequent n-grams; or spans that a ``backbone``, which brings its tokenizer, is
+    confident about, where the options have that source. The token ids go through a temporary folder
+    next to ``out`` (4 bytes per token), so that the corpus need not fit in memory. Ready token ids
+    need no tokenizer; then no fingerprint is kept.
     """
     chosen = options or RuleOptions()
     require(
-        chosen.source == "frequency",
+        chosen.source == ("frequency" if backbone is None else "confidence"),
         ConfigError,
-        "mine_rules counts n-grams: source must be 'frequency'",
-        chosen.source,
-        "Call mine_confident_spans with a backbone.",
+        "rules are mined with source 'frequency', or 'confidence' and a backbone",
+        f"{chosen.source} with {'no backbone' if backbone is None else backbone.name}",
+        "Correct the source, or name the model.",
     )
     check_absent(out)
     length = chosen.length
-    known = None if tokenizer is None else load_tokenizer(tokenizer)
+    if backbone is not None:
+        from umim_core.mining.confidence import check_segment, confidence_counts  # it needs torch
+
+        check_segment(backbone, length)
+        known: PreTrainedTokenizerBase | None = backbone.require_tokenizer()
+    else:
+        known = None if tokenizer is None else load_tokenizer(tokenizer)
     excluded = excluded_ids(known, chosen.protect)  # a bad pattern is refused before hours of work
     began = time.perf_counter()
     with tokenized_corpus(source, known, out.parent) as tokens:
         read = time.perf_counter()
         offsets = whole_segments(tokens, known, length)
-        counter = LocalCounter(tokens, offsets, excluded, chosen.threads, chosen.longest)
-        threads = thread_count(chosen.threads)
-        counts = count(chosen, counter, tokens, offsets, excluded, threads=threads)
-        if not any(len(keys) for keys in counts.keys.values()):
-            raise _no_rules(counter, chosen)
-        fingerprint = None if known is None else tokenizer_fingerprint(known)
         origin = RuleOrigin(
             options=chosen,
-            tokenizer_fingerprint=fingerprint,
+            tokenizer_fingerprint=None if known is None else tokenizer_fingerprint(known),
             corpus_digest=ids_digest(tokens, offsets),
         )
-        counted = time.perf_counter()
-        mined = rules_of(counts, origin, tokens, offsets)
+        if backbone is not None:
+            spans = confidence_counts(
+                backbone,
+                tokens,
+                offsets,
+                min_probability=chosen.min_probability,
+                excluded=excluded,
+            )
+            counted = time.perf_counter()
+            mined = Mined(RuleSet.filtered(*spans, origin))
+        else:
+            counter = LocalCounter(tokens, offsets, excluded, chosen.threads, chosen.longest)
+            threads = thread_count(chosen.threads)
+            counts = count(chosen, counter, tokens, offsets, excluded, threads=threads)
+            if not len(counts):
+                raise _no_rules(counter, chosen)
+            counted = time.perf_counter()
+            mined = rules_of(counts, origin, tokens, offsets)
         seconds = {
             "tokenize": read - began,
             "count": counted - read,
             "filter": time.perf_counter() - counted,
         }
-        return _saved(mined, out, tokens, offsets, seconds)
-
-
-def _saved(
-    mined: Mined, out: Path, tokens: TokenFiles, offsets: UniformOffsets, seconds: dict[str, float]
-) -> MiningReport:
-    rules = mined.rules
-    rules.save(out)
-    return MiningReport(
-        tokens=int(offsets[-1]),
-        segments=offsets.count,
-        documents=tokens.num_documents,
-        tau=rules.options.tau,
-        raw=mined.raw,
-        overlap=mined.overlap,
-        rules=rules.counts_by_order,
-        digest=rules.digest,
-        seconds=seconds,
-    )
+        rules = mined.rules
+        rules.save(out)
+        return MiningReport(
+            tokens=int(offsets[-1]),
+            segments=offsets.count,
+            documents=tokens.num_documents,
+            tau=rules.options.tau,
+            raw=mined.raw,
+            overlap=mined.overlap,
+            rules=rules.counts_by_order,
+            digest=rules.digest,
+            seconds=seconds,
+        )
 
 
 def _no_rules(counter: LocalCounter, options: RuleOptions) -> RuleSetError:
@@ -229,49 +242,3 @@ def _no_rules(counter: LocalCounter, options: RuleOptions) -> RuleSetError:
         "none",
         "Give more text, or protect fewer tokens.",
     )
-
-
-def mine_confident_spans(
-    source: Source,
-    out: Path,
-    *,
-    backbone: Backbone,
-    options: RuleOptions,
-) -> MiningReport:
-    """Make rules of the spans that a language model is confident about, and write their directory.
-
-    The source is text, or ready ids of the backbone's tokenizer.
-    """
-    from umim_core.mining.confidence import check_segment, confidence_counts  # it needs torch
-
-    require(
-        options.source == "confidence",
-        ConfigError,
-        "options of confident spans must have source 'confidence'",
-        options.source,
-        "Set it, or call mine_rules.",
-    )
-    check_absent(out)
-    tokenizer = backbone.require_tokenizer()
-    check_segment(backbone, options.length)
-    excluded = excluded_ids(tokenizer, options.protect)
-
-    began = time.perf_counter()
-    with tokenized_corpus(source, tokenizer, out.parent) as tokens:
-        read = time.perf_counter()
-        offsets = whole_segments(tokens, tokenizer, options.length)
-        spans = confidence_counts(
-            backbone,
-            tokens,
-            offsets,
-            min_probability=options.min_probability,
-            excluded=excluded,
-        )
-        origin = RuleOrigin(
-            options=options,
-            tokenizer_fingerprint=backbone.tokenizer_fingerprint or None,
-            corpus_digest=ids_digest(tokens, offsets),
-        )
-        rules = RuleSet.filtered(*spans, origin)
-        seconds = {"tokenize": read - began, "count": time.perf_counter() - read}
-        return _saved(Mined(rules), out, tokens, offsets, seconds)
