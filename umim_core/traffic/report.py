@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.backbone.shape import BackboneShape, local_shape
+from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import CorpusError, require
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.mine import excluded_ids
@@ -46,6 +47,9 @@ BLOCK: Final = 16  # tokens that a prefix cache shares at a time, as vLLM's does
 _HELD_OUT: Final = 5  # one conversation in so many
 _LONG: Final = 4096  # tokens of a text that is cut: one file is many texts
 _CHOICE_TOKENS: Final = 1 << 19  # tokens that spans are counted and chosen on at most
+_OPTIONS: Final = RuleOptions(
+    tau=3, longest=LONGEST[-1], overlap="none", containment="keep", segment_length=None
+)
 _PAYS: Final = 0.15  # of the prompt tokens that no prefix cache serves
 _FREE: Final = 0.9  # of a GPU's memory, for weights and cache: vLLM's default
 SHAPES: Final = {
@@ -263,10 +267,8 @@ def _savings(
     new = [pair for request in unseen for pair in request.segments(request.cached)]
     total = sum(len(i) for request in unseen for _, i in request.prompt)
     rest = total - sum(request.cached for request in unseen)
-    counts = count_ngrams(ids, offsets, 3, excluded, longest=LONGEST[-1])
-    rules = RuleSet.from_counts(
-        counts, RuleOrigin(tau=3, overlap="none", containment="keep", source="frequency")
-    )
+    counts = count_ngrams(ids, offsets, _OPTIONS.tau, excluded, longest=LONGEST[-1])
+    rules = RuleSet.from_counts(counts, RuleOrigin(options=_OPTIONS))
     for longest in LONGEST:
         chosen = rules.take(rules.sizes <= longest)
         for rows in sorted(ROWS, reverse=True):
