@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from support.altered_checkpoints import alter_config
 from support.merged_models import fresh_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
@@ -18,9 +18,16 @@ from umim_core.errors import CheckpointError, ConfigError, RuleSetError
 from umim_core.model.compression import compress_text
 from umim_core.rules.pruning import recording_reductions
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import read_json, write_json, write_manifest
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
 PRICES = (0.05, 0.2, 0.8)
+
+
+def alter_config(checkpoint: Path, changes: Mapping[str, object]) -> None:
+    """Write other values into a checkpoint's config.json."""
+    write_json(checkpoint / "config.json", dict(read_json(checkpoint / "config.json")) | changes)
+    write_manifest(checkpoint, kind="checkpoint", schema=2, body={})
 
 
 @pytest.fixture
