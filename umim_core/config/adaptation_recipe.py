@@ -113,10 +113,10 @@ class AdaptationRecipe(RunRecipe):
     @property
     def task_name(self) -> str:
         """Name of the task in results."""
-        asked = self.questions
-        if isinstance(asked, QuestionFiles):
-            return asked.name
-        return asked.task if isinstance(asked, HarnessQuestions) else DEFAULT_TASK
+        questions = self.questions
+        if isinstance(questions, QuestionFiles):
+            return questions.name
+        return questions.task if isinstance(questions, HarnessQuestions) else DEFAULT_TASK
 
     def control_config(self, control: str) -> PreferenceConfig:
         """Return the optimisation of a control."""
@@ -124,34 +124,19 @@ class AdaptationRecipe(RunRecipe):
 
     def adapt_config(self, tau: int) -> AdaptConfig:
         """Return the adaptation under one threshold, as the stages of a pipeline take it."""
-        rules = RuleFilters(tau=tau, overlap=self.overlap, containment="keep")
         return AdaptConfig(
-            settings=self.settings,
-            rules=rules,
-            max_tokens=self.max_tokens,
-            sft=self.sft,
-            dpo=self.dpo,
+            rules=RuleFilters(tau=tau, overlap=self.overlap, containment="keep"),
+            **{name: getattr(self, name) for name in ("settings", "max_tokens", "sft", "dpo")},
         )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        lists: dict[str, tuple[object, ...]] = {
-            "checkpoints": self.checkpoints,
-            "settings": self.settings,
-            "controls": self.controls,
-            "taus": self.taus,
-            "seeds": self.seeds,
-        }
-        for name, values in lists.items():
-            if len(set(values)) != len(values):
-                raise ValueError(f"{name} must all be different")
+        self.check_different("checkpoints", "settings", "controls", "taus", "seeds")
         if "seed" in self.model_fields_set:
             raise ValueError("every seed trains all settings: name them as seeds, not as seed")
         if self.part != "context" and isinstance(self.questions, DocstringQuestions):
             raise ValueError("the embedded task merges the context: leave out part")
         if unknown := set(self.control_dpo) - set(self.controls):
             raise ValueError(f"control_dpo must name controls of the recipe; got {sorted(unknown)}")
-        trained = (self.sft, self.dpo, *self.control_dpo.values())
-        if any(config.batch_size % max(1, self.cluster.workers) for config in trained):
-            raise ValueError("cluster.workers must divide every batch_size")
+        self.check_batches(self.sft, self.dpo, *self.control_dpo.values())
         return self

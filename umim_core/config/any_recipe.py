@@ -16,8 +16,5 @@ def load_any_recipe(path: Path) -> AnyRecipe:
     """Read and validate a recipe of any kind."""
     raw = read_recipe_file(path)
     kind = raw.get("kind") if isinstance(raw, dict) else None
-    if kind == "adaptation":
-        return validated(AdaptationRecipe, raw, path.name)
-    if kind == "table":
-        return validated(TableRecipe, raw, path.name)
-    return validated(Recipe, raw, path.name)
+    models: dict[str, type[AnyRecipe]] = {"adaptation": AdaptationRecipe, "table": TableRecipe}
+    return validated(models.get(str(kind), Recipe), raw, path.name)

@@ -63,7 +63,8 @@ class TextPart(Model):
 
     def source(self, split: Split) -> DocumentSource:
         """Return the documents of one split."""
-        return {"train": self.train, "valid": self.valid, "test": self.test}[split]
+        source: DocumentSource = getattr(self, split)
+        return source
 
 
 class DocstringPart(Model):

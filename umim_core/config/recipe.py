@@ -38,13 +38,6 @@ class HardwareConfig(Model):
         default_factory=dict, description="Shapes of backbones that may not be on this machine."
     )
 
-    def check(self, *, workers: int, use_gpu: bool) -> None:
-        """Refuse a run that is not one of this hardware."""
-        if not use_gpu or workers != self.gpus:
-            raise ValueError(
-                f"hardware has {self.gpus} GPUs: cluster needs use_gpu true, workers {self.gpus}"
-            )
-
 
 class Cell(RuleSearch, ModuleForm):
     """One compared configuration: a backbone, its rules and the form of its merge module.
@@ -178,6 +171,12 @@ class AdaptConfig(Model):
     sft: DistillConfig
     dpo: PreferenceConfig
 
+    @model_validator(mode="after")
+    def _settings_differ(self) -> Self:
+        if len(set(self.settings)) != len(self.settings):
+            raise ValueError("settings must all be different")
+        return self
+
 
 class ClusterConfig(Model):
     """Cluster and devices of a run."""
@@ -225,6 +224,18 @@ class RunRecipe(Model):
     seed: Annotated[int, Field(ge=0, lt=2**31, description="Of weights and data order.")] = 0
     cluster: ClusterConfig = ClusterConfig()
 
+    def check_different(self, *names: str) -> None:
+        """Refuse lists of which two items are alike."""
+        for name in names:
+            values = getattr(self, name)
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} must all be different")
+
+    def check_batches(self, *trainings: TrainConfig) -> None:
+        """Refuse batches that the workers cannot share."""
+        if any(config.batch_size % max(1, self.cluster.workers) for config in trainings):
+            raise ValueError("cluster.workers must divide every batch_size")
+
 
 class Recipe(RunRecipe):
     """A whole experiment."""
@@ -271,30 +282,28 @@ class Recipe(RunRecipe):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        lists = {"cells": self.cells, "tasks": self.tasks}
-        settings = () if self.adapt is None else self.adapt.settings
-        for name, values in (lists | {"adapt.settings": settings}).items():
-            if len(set(values)) != len(values):
-                raise ValueError(f"{name} must all be different")
+        self.check_different("cells", "tasks")
+        adapt, adapted = self.adapt, [cell for cell in self.cells if cell.adapt]
         for cell in self.cells:
             with checking():
                 self.rule_options(cell)
-        if self.adapt is None and any(cell.adapt for cell in self.cells):
-            raise ValueError("a cell asks for adaptation, but the recipe has no 'adapt' section")
+        for name, section in {"adapt": adapt, "task": self.task}.items():
+            if section is None and adapted:
+                raise ValueError(
+                    f"a cell asks for adaptation, but the recipe has no '{name}' section"
+                )
         if self.cluster.strategy == "deepspeed" and any(cell.rule_rows for cell in self.cells):
             raise ValueError("rule_rows: ZeRO-2 cannot move single rows; take strategy ddp")
         check_row_rate("distill.row_rate", self.distill.row_rate, self.cells)
-        if self.adapt is not None:
-            adapted = [cell for cell in self.cells if cell.adapt]
-            check_row_rate("adapt.sft.row_rate", self.adapt.sft.row_rate, adapted)
-        if self.task is None and any(cell.adapt for cell in self.cells):
-            raise ValueError("a cell asks for adaptation, but the recipe has no 'task' section")
-        sizes = [self.distill.batch_size]
-        sizes += [self.adapt.sft.batch_size, self.adapt.dpo.batch_size] if self.adapt else []
-        if any(size % max(1, self.cluster.workers) for size in sizes):
-            raise ValueError("cluster.workers must divide every batch_size")
+        if adapt is not None:
+            check_row_rate("adapt.sft.row_rate", adapt.sft.row_rate, adapted)
+        self.check_batches(self.distill, *([adapt.sft, adapt.dpo] if adapt else []))
         if self.hardware is not None:
-            self.hardware.check(workers=self.cluster.workers, use_gpu=self.cluster.use_gpu)
+            gpus, cluster = self.hardware.gpus, self.cluster
+            if not cluster.use_gpu or cluster.workers != gpus:
+                raise ValueError(
+                    f"hardware has {gpus} GPUs: cluster needs use_gpu true, workers {gpus}"
+                )
             strange = set(self.hardware.shapes) - {cell.backbone for cell in self.cells}
             if strange:
                 raise ValueError(f"hardware.shapes: no cell has the backbone {min(strange)!r}")

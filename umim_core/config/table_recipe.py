@@ -103,10 +103,9 @@ class TableRecipe(RunRecipe):
             raise ValueError("tasks and settings come together")
         if not self.tasks and not self.texts:
             raise ValueError("name tasks with settings, or texts")
-        names = [setting.name for setting in self.settings]
-        for kind, values in (("settings", names), ("tasks", self.tasks)):
-            if len(set(values)) != len(values):
-                raise ValueError(f"{kind} must all be different")
+        self.check_different("tasks")
+        if len({setting.name for setting in self.settings}) != len(self.settings):
+            raise ValueError("settings must all be different")
         if self.hub is not None and self.task_data is not None:
             raise ValueError("hub and task_data both say where questions lie: leave one out")
         if self.task_data is not None and len(self.tasks) > 1:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from flows.parts import plan
 from tasks.paper.paper_page import paper_tables
 from tasks.run.recipes import find_recipe, recipe_names
-from umim_core.config.recipe_files import validated
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ConfigError
 
@@ -52,29 +49,3 @@ def test_no_shipped_recipe_confirms_programs_by_itself() -> None:
 def test_an_unknown_table_lists_all_and_names_the_closest() -> None:
     with pytest.raises(ConfigError, match=r"Did you mean 'tables/perplexity-smollm2'\?"):
         find_recipe("tables/perplexity-smollm")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"settings": []}, "tasks and settings come together"),
-        ({"settings": [{"name": "a", "merge": "none", "mine_tau": 5}]}, "makes rules to merge by"),
-        ({"tasks": ["piqa", "piqa"]}, "tasks must all be different"),
-        ({"settings": [{"name": "a", "merge": "all", "method": "truncation"}]}, "prompts only"),
-        ({"table": "QA"}, "table"),
-        ({"tasks": ["piqa", "copa"], "task_data": "d"}, "data of one choice task"),
-        ({"new_tokens": 0}, "new_tokens"),
-    ],
-)
-def test_a_recipe_that_cannot_be_run_is_refused(change: dict[str, Any], message: str) -> None:
-    raw = {
-        "name": "x",
-        "kind": "table",
-        "table": "tab:QA",
-        "checkpoint": "umim-docs-llama",
-        "settings": [{"name": "base", "merge": "none"}],
-        "tasks": ["piqa"],
-    }
-    validated(TableRecipe, raw, "x.yaml")
-    with pytest.raises(ConfigError, match=message):
-        validated(TableRecipe, raw | change, "x.yaml")
