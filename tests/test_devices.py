@@ -36,7 +36,7 @@ def test_surrogates_units_and_loss_stay_on_the_device_of_the_weights(form: str) 
     (loss.total + anchor(module)).backward()
     gradients = [parameter.grad for parameter in module.parameters()]
     assert [None if x is None else x.device.type for x in gradients] == ["meta"] * len(gradients)
-    assert len(units) == loss.rows == 13
+    assert len(units) == loss.weight == 13
 
 
 def test_the_optimiser_of_rule_rows_stays_on_the_device_of_the_table() -> None:

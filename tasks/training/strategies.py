@@ -21,8 +21,7 @@ from umim_core.training.optimizer import (
     load_optimizer_tensors,
     optimizer_tensors,
     parameters,
-    row_table,
-    row_tensors,
+    rule_rows,
     set_rate,
 )
 
@@ -47,9 +46,11 @@ class DdpStrategy(AdamWStrategy):
 
     def __init__(self, objective: nn.Module, config: TrainConfig) -> None:
         world = dist.get_world_size() if dist.is_initialized() else 1
-        if world > 1:  # the index of the rows is the same everywhere: it need not be broadcast
+        if world > 1 and (found := rule_rows(objective)) is not None:
+            name, rows = found  # their index is the same everywhere: it need not be broadcast
+            tensors = (*rows.named_parameters(name), *rows.named_buffers(name))
             nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-                objective, row_tensors(objective)
+                objective, [of for of, _ in tensors]
             )
         # No parameter is unused; but only so does DDP keep its buckets as they are. Else it packs
         # them anew after its first step, and three ranks or more that resume add in another order
@@ -82,7 +83,7 @@ class DeepSpeedStrategy:
     """DeepSpeed ZeRO stage 2: gradients and optimiser state are sharded over ranks."""
 
     def __init__(self, objective: nn.Module, config: TrainConfig) -> None:
-        if row_table(objective) is not None:
+        if rule_rows(objective) is not None:
             raise ConfigError(
                 "rule rows need strategy ddp: ZeRO-2 cannot move single rows of a table",
                 "deepspeed",

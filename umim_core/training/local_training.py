@@ -26,6 +26,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.form import ModuleForm
 from umim_core.errors import CorpusError, require
+from umim_core.progress import followed
 from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
@@ -34,7 +35,8 @@ from umim_core.store.publication import build_once, publish_directory
 from umim_core.text.sources import Source
 from umim_core.text.token_files import TokenFiles
 from umim_core.text.tokens import tokenized_corpus, whole_segments
-from umim_core.training.train_job import TrainJob, read_curve, read_summary, run_here
+from umim_core.training.optimizer import AdamWStrategy
+from umim_core.training.train_job import TrainJob, read_curve, read_summary, run_job
 from umim_core.training.train_state import last_step
 
 logger = logging.getLogger("umim.progress")
@@ -91,7 +93,9 @@ def _train(job: TrainJob, source: Source, rules: RuleSet, out: Path) -> None:
             publish_directory(tokens, lambda folder: _split(shards, job.max_tokens, folder))
     if (step := last_step(job.state)) is not None:
         logger.info("resuming at step %d", step)
-    run_here(replace(job, train=str(tokens / "train.npy"), valid=str(tokens / "valid.npy")))
+    job = replace(job, train=str(tokens / "train.npy"), valid=str(tokens / "valid.npy"))
+    with followed(job.state):
+        run_job(job, AdamWStrategy)
     if job.start is None:
         text = yaml.safe_dump(_recipe(job, out), sort_keys=False, allow_unicode=True)
         (tokens.parent / "recipe.yaml").write_text(text, encoding="utf-8")

@@ -1,8 +1,7 @@
 """Optimisation: the interface of strategies, AdamW in one process, its tensors, the schedule.
 
 Strategies of several ranks (DDP, ZeRO-2) take the same loss scaled by world / global weight, clip
-once to the same norm and use the same AdamW and the same learning-rate schedule (set per step by
-the loop).
+once to the same norm and use the same AdamW; the loop sets the learning rate of every step.
 """
 
 from __future__ import annotations
@@ -22,23 +21,15 @@ from umim_core.training.loss import BatchLoss
 BETAS: Final = (0.9, 0.999)  # of AdamW
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq", "step")
 _EPSILON: Final = 1e-8
+_AFRESH: Final = "Remove the partial directory to start this stage afresh."
 
 
-def row_table(objective: nn.Module) -> tuple[str, nn.Parameter] | None:
-    """Return name and table of the rule rows that an objective trains; None without any."""
+def rule_rows(objective: nn.Module) -> tuple[str, RuleRows] | None:
+    """Return the rule rows that an objective trains, with their name; None without any."""
     for name, module in objective.named_modules():
         if isinstance(module, RuleRows) and module.table.requires_grad:
-            return f"{name}.table", module.table
+            return name, module
     return None
-
-
-def row_tensors(objective: nn.Module) -> list[str]:
-    """Return the names of the table and of the index of the rule rows that an objective trains."""
-    if (table := row_table(objective)) is None:
-        return []
-    prefix = table[0].removesuffix("table")
-    tensors = (*objective.named_parameters(), *objective.named_buffers())
-    return [name for name, _ in tensors if name.startswith(prefix)]
 
 
 class RowAdamW:
@@ -96,10 +87,9 @@ class RowAdamW:
         for name, value in self._state.items():
             tensor = tensors.get(f"optimizer.rows.{name}")
             if tensor is None or tensor.shape != value.shape:
+                shape = None if tensor is None else tuple(tensor.shape)
                 raise ArtifactError(
-                    "a resume state must fit its rule rows",
-                    f"{name}: {None if tensor is None else tuple(tensor.shape)}",
-                    "Remove the partial directory to start this stage afresh.",
+                    "a resume state must fit its rule rows", f"{name}: {shape}", _AFRESH
                 )
             value.copy_(tensor)
 
@@ -123,11 +113,11 @@ class Strategy(Protocol):
 
 def adamw(objective: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Return the optimiser of what an objective trains, rule rows excepted."""
-    table = row_table(objective)
+    rows = rule_rows(objective)
     trainable = [
         parameter
         for parameter in objective.parameters()
-        if parameter.requires_grad and (table is None or parameter is not table[1])
+        if parameter.requires_grad and (rows is None or parameter is not rows[1].table)
     ]
     return torch.optim.AdamW(
         trainable,
@@ -160,8 +150,8 @@ class AdamWStrategy:
         self._optimizer = adamw(objective, config)
         self._parameters = parameters(self._optimizer)
         self._model = objective if wrapped is None else wrapped
-        table = row_table(objective)
-        self._rows = None if table is None else RowAdamW(table[1], BETAS)
+        rows = rule_rows(objective)
+        self._rows = None if rows is None else RowAdamW(rows[1].table, BETAS)
         self._row_rate = config.row_rate if isinstance(config, DistillConfig) else 1.0
 
     def loss(self, indices: Sequence[int]) -> BatchLoss:
@@ -216,9 +206,7 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
         for name, value in moments.items():
             if value is None or (name != "step" and value.shape != parameter.shape):
                 raise ArtifactError(
-                    "a resume state must fit its optimiser",
-                    f"parameter {index}, {name}",
-                    "Remove the partial directory to start this stage afresh.",
+                    "a resume state must fit its optimiser", f"parameter {index}, {name}", _AFRESH
                 )
             device = value.device if name == "step" else parameter.device
             optimizer.state[parameter][name] = value.to(device, copy=True)

@@ -37,7 +37,7 @@ from umim_core.errors import ArtifactError, BackboneError, ConfigError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import with_rows_of
 from umim_core.mining.counting import thread_count
-from umim_core.progress import duration, followed, leave_note
+from umim_core.progress import duration, leave_note
 from umim_core.progress import logger as progress_logger
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.protect import check_vocabulary
@@ -46,7 +46,7 @@ from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.publication import STATE
 from umim_core.task_sets.spec import QuestionForm, read_questions
 from umim_core.training.objectives import DistillObjective, PreferenceObjective, spread_rows
-from umim_core.training.optimizer import AdamWStrategy, Strategy
+from umim_core.training.optimizer import Strategy
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_loop import asked_items, train
 from umim_core.training.train_ranks import rank_and_world, ranks_where
@@ -176,13 +176,6 @@ def make_objective(
         },
         micro_batch=config.micro_batch,
     )
-
-
-def run_here(job: TrainJob) -> dict[str, float]:
-    """Run a job in this process; return the numbers of its summary."""
-    with followed(job.state):
-        run_job(job, AdamWStrategy)
-    return read_summary(Path(job.out))
 
 
 def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
