@@ -382,9 +382,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %} the cat{% endif %}"
 )
 CHAT = [
-    {"role": "system", "content": "the cat sat"},
-    {"role": "user", "content": "the cat sat on the mat and the cat"},
-    {"role": "assistant", "content": "the cat"},
+    {"role": "system", "content": "the cat sat on the"},
+    {"role": "user", "content": "the cat sat on the"},
+    {"role": "assistant", "content": "sat"},
     {"role": "user", "content": "the dog sat"},
 ]
 
