@@ -1,118 +1,123 @@
+"""The command line as a whole: help, what it imports, refusals, and stdouts of every kind."""
+
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 from typer.main import get_command
 
-from support.command_line import Umim, document
-from umim_core.baselines.registry import BASELINES
-from umim_core.cli.app import app
-from umim_core.embedded.assets import embedded_names, embedded_path
+from support.command_line import Umim
+from support.processes import output_of
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.cli.app import app, main
+from umim_core.rules.ruleset import RuleSet
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
-UNITS = [2, 1, 3, 4, 1]
-
-
-def test_compress_prints_units_and_figures(umim: Umim, tiny_checkpoint: Path) -> None:
-    found = document(umim("compress", TEXT, "-c", tiny_checkpoint, "--json"))
-    assert found["unit_lengths"] == UNITS
-    assert found["spans"] == [[0, 2], [3, 3], [6, 4]]
-    assert found["units"] == ["w1 w2", " w9", " w3 w4 w5", " w6 w7 w8 w9", " w1"]
-    assert (found["tokens"], found["token_reduction"]) == (11, pytest.approx(6 / 11))
-
-
-@pytest.mark.parametrize("arguments", [[], ["-"]])
-def test_compress_reads_stdin_and_shows_the_text(
-    umim: Umim, tiny_checkpoint: Path, arguments: list[str]
-) -> None:
-    result = umim("compress", *arguments, "-c", tiny_checkpoint, stdin=TEXT.encode())
-    assert result.code == 0
-    assert "11 tokens -> 5 units, 3 merged spans, token reduction 54.5%" in result.out
-
-
-@pytest.mark.parametrize("name", embedded_names())
-def test_path_prints_a_directory(umim: Umim, name: str) -> None:
-    result = umim("path", name, "--part", "backbone")
-    assert (result.code, result.out) == (0, f"{embedded_path(name, 'backbone')}\n")
-    assert Path(result.out.strip(), "model.safetensors").is_file()
-    found = document(umim("path", name, "--part", "backbone", "--json"))
-    assert found == {"name": name, "part": "backbone", "path": result.out.strip()}
-
-
-def test_path_prints_the_folder_of_tasks(umim: Umim) -> None:
-    (task,) = Path(umim("path", "--tasks").out.strip()).glob("umim_docstrings.yaml")
-    assert document(umim("path", "--tasks", "--json")) == {"tasks": str(task.parent)}
-
-
-def test_all_baselines_are_listed_with_what_they_save(umim: Umim) -> None:
-    found = document(umim("baselines", "--json"))["baselines"]
-    assert [one["name"] for one in found] == list(BASELINES)
-    sides = {one["name"]: one["side"] for one in found}
-    assert (sides["truncation"], sides["full-cache"]) == ("prompt", "cache")
-    lines = umim("baselines").out.splitlines()
-    assert [line.split()[:2] for line in lines] == [[one["name"], one["side"]] for one in found]
-
-
-CHECKPOINT = ("-c", "CHECKPOINT")
-ERRORS = {
-    "compress: checkpoint": (("compress", "x", "-c", "no-such"), "a checkpoint must be one of"),
-    "compress: surrogate": (("compress", "a\udcff", *CHECKPOINT), "a text must be UTF-8"),
-    "ppl: dtype": (("ppl", "a.txt", "-c", "no-such", "--dtype", "float8"), "dtype must be one of"),
-    "generate: raw tail": (
-        ("generate", "w1", "-c", "no-such", "--raw-tail", "-3"),
-        "raw_tail must be an integer of at least 0",
-    ),
-    "ppl: device": (("ppl", "a.txt", *CHECKPOINT, "--device", "cuda:99"), "device must be cpu"),
-    "ppl: halves": (
-        ("ppl", "a.txt", *CHECKPOINT, "--prompt", "--segment-length", "8", "--context", "5"),
-        "--context must be at most 4 with --prompt",
-    ),
-    "path: climb": (("path", "umim-docs-llama/.."), "a name must be one of"),
-    "path: tasks": (("path", "umim-docs-llama", "--tasks"), "NAME has no part in --tasks; got"),
-    "generate: seed": (("generate", "w1", *CHECKPOINT, "--greedy", "--seed", "1"), "got ['seed']"),
-    "generate: budget": (
-        ("generate", "w1", "-c", "no-such", "--merge", "none", "--budget", "1"),
-        "--budget and --target-tr choose what merges; got --budget 1.0. Leave them out.",
-    ),
-    "generate: target": (("generate", "w1", "-c", "no-such", "--target-tr", "1"), "below 0.9"),
-    "generate: special tokens": (
-        ("generate", "w1", "-c", "no-such", "--chat", "--special-tokens"),
-        "a chat has the special tokens of its template; got",
-    ),
+MINE = "mine a.txt --tokenizer tokenizer --out new"
+PRUNE = "prune checkpoint a.txt --out new"
+GATEWAY = "serve --upstream http://127.0.0.1:1"
+# What a command says of a broken rule; each rule of the library stands once, at its owner.
+REFUSED = {
+    "compress x -c no-such": "a checkpoint must be one of",
+    "compress a\udcff -c checkpoint": "a text must be UTF-8",
+    "generate w1 -c no-such --raw-tail -3": "raw_tail must be an integer of at least 0",
+    "generate w1 -c checkpoint --greedy --seed 1": "need do_sample; got ['seed']",
+    "generate w1 --sample --top-p nan": "top_p is out of range: it must be a number; got nan",
+    "generate w1 --stream --sample -n 2": "--stream prints one text; got --samples 2",
+    "generate w1 --show": "--json prints one document; got --show",
+    "generate w1 --stream": "--json prints one document; got --stream",
+    "generate w1 --system w5": "a system message belongs to a chat; got no --chat. Add --chat.",
+    "generate w1 --role user": "roles are of a chat; got no --chat",
+    "generate w1 --chat --special-tokens": "a chat has the special tokens of its template; got",
+    "generate w1 --target-tr 1": "a target token reduction must lie above 0 and below",
+    "generate w1 --merge none --budget 1": "--budget and --target-tr choose what merges; got --b",
+    "ppl a.txt -c no-such --dtype float8": "dtype must be one of",
+    "ppl a.txt -c checkpoint --device cuda:99": "device must be cpu",
+    "ppl a.txt -c checkpoint --prompt --segment-length 8 --context 5": "must be at most 4 with --p",
+    "ppl a.txt -c checkpoint --raw-tail 2": "--raw-tail is of prompts; got 2",
+    "ppl one.txt -c checkpoint": "at least two tokens of a document",
+    "bench --lengths 256,many": "--lengths must be numbers with commas",
+    "bench --batch-sizes 0": "batch_sizes.0: Input should be greater than or equal to 1",
+    "bench -c checkpoint --new-tokens 60 --device cpu": "a prompt 8 of the model's 64 positions; g",
+    "path umim-docs-llama/..": "a name must be one of",
+    "path umim-docs-llama --tasks": "NAME has no part in --tasks; got NAME umim-docs-llama",
+    "init model": "--rules must be a rule directory; got nothing. Make one: umim mine",
+    "init absent --rules rules --out old": "the output directory must not exist",
+    "import absent --backbone model --out old": "the output directory must not exist",
+    f"{MINE} --out old": "the output directory must not exist; got old",
+    "mine a.txt --out new": "text needs a tokenizer; got none",
+    "mine ids.npy": "--out must name the rule directory to write; got nothing",
+    f"{MINE} --backbone x": "belong to the confidence policy; got --backbone x",
+    f"{MINE} --field text": "--field is of corpora of the kinds jsonl, parquet",
+    f"{MINE} --max-memory-gib nan": "max_memory_gib: Input should be a finite number",
+    f"{MINE} --longest 17": "longest must be at most 16; got 17",
+    f"{MINE} --tau 0": "tau must be at least 1; got 0",
+    f"{MINE} --spans 9 --rule-budget 5": "spans are chosen among all freq",
+    "rules no-such": "rules must be a rule directory, a checkpoint or one of umim-docs-",
+    "rules tokenizer": "umim-smollm2-135m-inside; got tokenizer. Check the name",
+    "rules rules --tokenizer ./rules": "a tokenizer must be a known name",
+    "rules rules --scan": "a scan needs a tokenizer to read the rules",
+    f"{PRUNE} --keep-all --decode-tr 0.1 --decode-max-damage 1": "need one bound",
+    f"{PRUNE} --target-tr 0.1 --decode-tr 0.2": "by rules that stay; got --target-tr 0.1, --decode",
+    f"{PRUNE} --target-tr 0.1 --keep-all": "not both; got --target-tr 0.1,",
+    f"{PRUNE} --target-tr 0": "must lie above 0",
+    f"{PRUNE} --target-tr 0.1 --out .": "the output directory must not exist",
+    f"{PRUNE} --target-tr 0.1 --keep-digits --heldout ids.npy": "the tokenizer's vocabulary",
+    "train model a.txt --rules nowhere --out new": "--rules must be a rule directory; got nowhere",
+    "train model a.txt --rules rules --out new --split test": "of the kinds dataset; got test for",
+    "train model --rules rules --out new": "text to train on must be given; got none",
+    "export checkpoint --out old": "--out must not exist; got old",
+    "export checkpoint --out new --tau 3": "choose spans of a text: add --text FILE; got --tau 3",
+    "serve --host 0.0.0.0": "needs a token",
+    "serve --api-key-env UMIM_NOT_SET": "must name a variable that is set",
+    "serve --api-key-env UMIM_TWO_LINES": "must name a variable that is set, to one line",
+    f"{GATEWAY} --report-cached-tokens": "got --report-cached-tokens.",
+    f"{GATEWAY} --export x m": "--upstream merges by",
+    f"{GATEWAY} --max-rows 16": "got --max-rows.",
+    f"{GATEWAY} --export old": "old",
+    "serve umim-docs-llama --base --merge all": "merges nothing",
+    "serve umim-docs-lama": "umim-docs-lama",
 }
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_checkpoint: Path,
+    tokenizer_folder: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> Path:
+    """The current folder: a checkpoint, its model, rules, a tokenizer, texts and ids."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    for name, text in (("a", TEXT), ("none", "")):
+    (tmp_path / "checkpoint").symlink_to(tiny_checkpoint)
+    (tmp_path / "model").symlink_to(tiny_checkpoint.parent / "backbone")
+    (tmp_path / "tokenizer").symlink_to(tokenizer_folder)
+    (tmp_path / "old").mkdir()
+    spans = [(1, 2), (3, 4, 5)]
+    fingerprint = tokenizer_fingerprint(tiny_tokenizer)
+    RuleSet.from_spans(spans, tokenizer_fingerprint=fingerprint).save(tmp_path / "rules")
+    np.save(tmp_path / "ids.npy", np.full(1024, 5000, dtype=np.uint16))
+    for name, text in (("a", TEXT * 100), ("one", "w1")):
         (tmp_path / f"{name}.txt").write_text(text)
+    monkeypatch.setenv("UMIM_TWO_LINES", "secret\nsecret")
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_a_broken_rule_is_told_and_leaves_nothing(
-    umim: Umim, tiny_checkpoint: Path, folder: Path, name: str
-) -> None:
-    arguments, message = ERRORS[name]
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_broken_rule_is_told_and_leaves_nothing(umim: Umim, folder: Path, line: str) -> None:
     before = sorted(folder.rglob("*"))
-    result = umim(*(str(tiny_checkpoint) if a == "CHECKPOINT" else a for a in arguments), "--json")
+    result = umim(*shlex.split(line), *([] if line.startswith("serve") else ["--json"]))
     assert (result.code, result.out) == (1, "")
     assert result.err.startswith("umim: error: ")
-    assert message in result.err
+    assert REFUSED[line] in result.err and "secret" not in result.err
     assert sorted(folder.rglob("*")) == before
-
-
-def test_every_command_helps_and_no_word_is_taken_for_markup(umim: Umim) -> None:
-    """Rich leaves out what stands in brackets, a default say."""
-    commands = get_command(app).commands
-    assert len(commands) == 18
-    for name, command in commands.items():
-        assert umim(name, "--help").code == 0
-        texts = [command.help, *(getattr(option, "help", None) for option in command.params)]
-        assert not [text for text in texts if text and "[" in text]
 
 
 @pytest.mark.parametrize("command", ["compress", "generate"])
@@ -129,17 +134,121 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("line", "message"),
     [
-        (["generate", "x", "--merge", "some"], "'some' is not one of 'all', 'prompt', 'none'"),
-        (["ppl"], "Missing argument"),
-        (["train", "m", "x", "--steps", "0"], "Invalid value for '--steps'"),
-        (["bench", "--budget", "-1"], "Invalid value for '--budget'"),
-        (["rules", "x", "--top", "-1"], "Invalid value for '--top'"),
-        (["mime"], "No such command 'mime'"),
+        ("generate x --merge some", "'some' is not one of 'all', 'prompt', 'none'"),
+        ("ppl", "Missing argument"),
+        ("train m x --steps 0", "Invalid value for '--steps'"),
+        ("bench --budget -1", "Invalid value for '--budget'"),
+        ("rules x --top -1", "Invalid value for '--top'"),
+        ("mime", "No such command 'mime'"),
     ],
 )
-def test_wrong_usage_is_told(umim: Umim, arguments: list[str], message: str) -> None:
-    result = umim(*arguments)
+def test_wrong_usage_is_told(umim: Umim, line: str, message: str) -> None:
+    result = umim(*line.split())
     assert (result.code, result.out) == (2, "")
     assert message in " ".join(result.err.replace("│", " ").split())
+
+
+def test_every_command_helps_and_no_word_is_taken_for_markup(umim: Umim) -> None:
+    """Rich leaves out what stands in brackets, a default say."""
+    commands = get_command(app).commands
+    assert len(commands) == 18
+    for name, command in commands.items():
+        assert umim(name, "--help").code == 0
+        texts = [command.help, *(getattr(option, "help", None) for option in command.params)]
+        assert not [text for text in texts if text and "[" in text]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "forbidden"),
+    [
+        (("--help",), "numpy torch transformers numba pyarrow"),
+        (("mine", "no.txt", "--out", "x", "--threads", "0"), "torch transformers numba pyarrow"),
+        (("compress", "Return a new array."), "torch pandas scipy.sparse"),
+    ],
+    ids=["help", "mine", "compress"],
+)
+def test_nothing_heavy_is_imported_for_it(arguments: tuple[str, ...], forbidden: str) -> None:
+    probe = (
+        f"import sys; sys.argv = ['umim', *{arguments!r}]\n"
+        "from umim_core.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print([m for m in {forbidden.split()!r} if m in sys.modules])"
+    )
+    assert output_of(sys.executable, "-c", probe).splitlines()[-1] == "[]"
+
+
+SHOWN = "Return the sum — 日本語 🙂 Привет"
+NAME = "umim-docs-llama"
+FEW = ("--max-new-tokens", "3")
+COMMANDS = {
+    "help": ("--help",),
+    "help of a command": ("mine", "--help"),
+    "version": ("--version",),
+    "compress": ("compress", SHOWN, "-c", NAME),
+    "compress as JSON": ("compress", SHOWN, "-c", NAME, "--json"),
+    "generate": ("generate", SHOWN, "-c", NAME, *FEW),
+    "generate, shown": ("generate", SHOWN, "-c", NAME, "--show", *FEW),
+    "generate, streamed": ("generate", SHOWN, "-c", NAME, "--stream", *FEW),
+    "rules": ("rules", NAME),
+    "path": ("path",),
+    "baselines": ("baselines",),
+    "task-text": ("task-text", "--help"),
+}
+
+
+@pytest.fixture(params=COMMANDS)
+def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "argv", ["umim", *COMMANDS[request.param]])
+    return str(request.param)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_every_terminal_encoding_takes_the_output(
+    command: str, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+    with path.open("w", encoding=encoding) as stdout, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert end.value.code == 0
+    written = path.read_text(encoding)
+    assert written.isascii() or encoding == "cp1252"
+    if command in ("compress", "generate, shown"):
+        assert "\\u65e5" in written.replace("[", "").replace("]", "").replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("closed", "reason"), [(False, "No space left on device"), (True, "Bad file descriptor")]
+)
+def test_a_stdout_that_takes_nothing_is_one_line(
+    command: str,
+    closed: bool,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Path("/dev/full").open("w") as stdout, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None if closed else stdout)  # as Python does for ``>&-``
+        with pytest.raises(SystemExit) as end:
+            main()
+        sys.stdout.close()
+    assert end.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"umim: error: stdout must take the output; got {reason}"
+
+
+def test_a_reader_that_leaves_ends_the_command_without_a_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from umim_core.cli.app import main; main()", "rules", NAME],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert len(said.splitlines()) <= 1 and "Traceback" not in said

@@ -110,30 +110,6 @@ def test_samples_are_those_of_the_library(generate: Umim, tiny_umim: UMIM) -> No
     assert len({str(sample["ids"]) for sample in found}) > 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--stream", "--sample", "-n", "2"], "--stream prints one text; got --samples 2"),
-        (["--sample", "--top-p", "nan"], "top_p is out of range: it must be a number; got nan"),
-        (["--show", "--json"], "--json prints one document; got --show"),
-        (["--logprobs", "2"], "Add --json."),
-        (["--system", "w5"], "a system message belongs to a chat; got no --chat. Add --chat."),
-        (["--tools", "t.json"], "tools belong to a chat; got no --chat. Add --chat."),
-        (["--role", "tools"], "roles are of a chat; got no --chat. Add --chat."),
-        (["--chat", "--role", "w5"], "roles must be some of user, system, tools, tool"),
-        (["--chat", "--tools", "none.json"], "none.json"),
-        (["--greedy", "--temperature", "0.5"], "need do_sample; got ['temperature']"),
-        (["--span-eviction", "16"], "reads prompt and generated tokens raw; got merge 'all'"),
-    ],
-)
-def test_options_that_exclude_each_other_are_refused(
-    generate: Umim, options: list[str], message: str
-) -> None:
-    result = generate(*options)
-    assert (result.code, result.out) == (1, "")
-    assert result.err.startswith("umim: error: ") and message in result.err
-
-
 # The system's part is w10 where nobody gives another; w11 comes before a message, w12 before the
 # reply.
 TEMPLATE = (

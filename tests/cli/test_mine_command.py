@@ -80,34 +80,3 @@ def test_options_reach_the_miner(umim: Umim, corpus: Path, tokenizer_folder: Pat
     made = RuleSet.load("out").options
     assert (made.longest, made.segment_length) == (6, LENGTH)
     assert (made.overlap, made.containment) == ("none", "keep")
-
-
-TEXT = ("mine", "0.txt", "--tokenizer", "TOKENIZER", "--out", "new")
-IDS = ("mine", "ids.npy", "--out", "new", *PLAIN)
-ERRORS = {
-    "out exists": ((*TEXT[:-1], "old"), "the output directory must not exist; got old"),
-    "no tokenizer": (("mine", "0.txt", "--out", "new"), "text needs a tokenizer; got none"),
-    "no out": (("mine", "ids.npy"), "--out must name the rule directory to write; got nothing"),
-    "backbone": ((*TEXT, "--backbone", "x"), "belong to the confidence policy; got --backbone x"),
-    "field": ((*TEXT, "--field", "text"), "--field is of corpora of the kinds jsonl, parquet"),
-    "nan": (
-        (*IDS, "--max-memory-gib", "nan"),
-        "max_memory_gib: Input should be a finite number",
-    ),
-    "longest": ((*TEXT, "--longest", "17"), "longest must be at most 16; got 17"),
-    "library": ((*TEXT, "--tau", "0"), "tau must be at least 1; got 0"),
-    "together": ((*TEXT, "--spans", "9", "--rule-budget", "5"), "spans are chosen among all freq"),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_a_broken_rule_is_told_and_leaves_nothing(
-    umim: Umim, corpus: Path, tokenizer_folder: Path, name: str
-) -> None:
-    arguments, message = ERRORS[name]
-    before = set(corpus.rglob("*"))
-    result = umim(*(tokenizer_folder if a == "TOKENIZER" else a for a in arguments), "--json")
-    assert (result.code, result.out) == (1, "")
-    assert result.err.startswith("umim: error: ")
-    assert message in result.err
-    assert set(corpus.rglob("*")) == before

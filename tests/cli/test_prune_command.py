@@ -133,32 +133,6 @@ def test_the_rules_of_decoding_are_bounded_by_price_or_by_effect(umim: Umim, giv
     assert Checkpoint.load("two").config.decode_max_damage == 0.0
 
 
-ERRORS = {
-    "two bounds": (("--keep-all", "--decode-tr", 0.1, "--decode-max-damage", 1), "need one bound"),
-    "dear": (
-        ("--target-tr", 0.1, "--decode-tr", 0.2),
-        "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay; got "
-        "--target-tr 0.1, --decode-tr 0.2",
-    ),
-    "two goals": (("--target-tr", 0.1, "--keep-all"), "not both; got --target-tr 0.1,"),
-    "target": (("--target-tr", 0), "must lie above 0"),
-    "exists": (("--target-tr", 0.1, "--out", "."), "the output directory must not exist"),
-    "vocabulary": (("--target-tr", 0.1, "--heldout", "ids.npy"), "the tokenizer's vocabulary"),
-}
-
-
-@pytest.mark.parametrize(("options", "message"), ERRORS.values(), ids=ERRORS)
-def test_what_cannot_be_done_is_refused(
-    umim: Umim, given: Given, options: tuple[object, ...], message: str
-) -> None:
-    Path("checkpoint").mkdir()
-    np.save("ids.npy", np.full(2 * LENGTH, 5000, dtype=np.uint16))
-    done = umim("prune", *given, "--out", "less", *options)
-    assert (done.code, done.out) == (1, "")
-    assert message in done.err
-    assert not Path("less").exists()
-
-
 def test_the_table_of_another_module_is_refused(umim: Umim, made: Path, given: Given) -> None:
     options = (given[1], "--target-tr", 0.1, "--out")
     assert umim("prune", given[0], *options, "less").code == 0

@@ -137,19 +137,3 @@ def test_a_scan_lists_leaks_and_fails(umim: Umim, leaking: Path) -> None:
     assert shown.code == 1
     rows = [line.split() for line in shown.out.splitlines()]
     assert ["6", "e-mail", "address", "write·jane@corp.net"] in rows
-
-
-ERRORS = {
-    "missing": (("no-such",), "rules must be a rule directory, a checkpoint or one of umim-docs-"),
-    "other directory": (("tokenizer",), "umim-smollm2-135m-inside; got tokenizer. Check the name"),
-    "tokenizer": (("rules", "--tokenizer", "./rules"), "a tokenizer must be a known name"),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_a_broken_rule_is_told(umim: Umim, folder: Path, name: str) -> None:
-    arguments, message = ERRORS[name]
-    result = umim("rules", *arguments, "--json")
-    assert (result.code, result.out) == (1, "")
-    assert result.err.startswith("umim: error: ")
-    assert message in result.err

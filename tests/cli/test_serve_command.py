@@ -9,33 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.command_line import Umim
 from support.servers import COMPLETIONS, Served, piece
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.cli.serve_command import set_template
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--host", "0.0.0.0"), "needs a token"),  # noqa: S104
-        (("--api-key-env", "UMIM_NOT_SET"), "must name a variable that is set"),
-        (("--api-key-env", "UMIM_TWO_LINES"), "must name a variable that is set, to one line"),
-        (("--upstream", "http://127.0.0.1:1", "--report-cached-tokens"), "--report-cached-tokens."),
-        (("--upstream", "http://127.0.0.1:1", "--export", "x", "m"), "--upstream merges by"),
-        (("--upstream", "http://127.0.0.1:1", "--max-rows", "16"), "got --max-rows."),
-        (("umim-docs-llama", "--base", "--merge", "all"), "merges nothing"),
-        (("umim-docs-lama",), "umim-docs-lama"),
-    ],
-)
-def test_what_cannot_be_served_is_refused(
-    umim: Umim, arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("UMIM_NOT_SET", raising=False)
-    monkeypatch.setenv("UMIM_TWO_LINES", "secret\nsecret")
-    result = umim("serve", *arguments)
-    assert result.code == 1
-    assert message in result.err and "secret" not in result.err
 
 
 def test_a_template_of_windows_is_read_without_its_mark(tmp_path: Path) -> None:
@@ -43,11 +19,6 @@ def test_a_template_of_windows_is_read_without_its_mark(tmp_path: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf{{ messages }}")
     set_template(tokenizer, file)
     assert tokenizer.chat_template == "{{ messages }}"
-
-
-def test_an_export_must_be_one(umim: Umim, tmp_path: Path) -> None:
-    result = umim("serve", "--upstream", "http://127.0.0.1:1", "--export", tmp_path)
-    assert result.code == 1 and "umim: error" in result.err
 
 
 @pytest.mark.full

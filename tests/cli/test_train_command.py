@@ -119,26 +119,6 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"--rules": "nowhere"}, "--rules must be a rule directory; got nowhere"),
-        ({"--split": "test"}, "--split is of corpora of the kinds dataset; got test for text"),
-    ],
-    ids=["absent", "split"],
-)
-def test_what_cannot_be_trained_is_refused_and_leaves_nothing_finished(
-    umim: Umim, folder: Path, tmp_path: Path, change: dict[str, str], message: str
-) -> None:
-    options = {"--rules": str(folder / "rules"), "--out": str(tmp_path / "out")}
-    options |= {name: value.format(folder=folder) for name, value in change.items()}
-    flat = [part for pair in options.items() for part in pair]
-    done = umim("train", folder / "model", folder / "text.txt", *flat)
-    assert done.code == 1
-    assert message in done.err
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_checkpoint_is_trained_further_in_its_form(
     umim: Umim, folder: Path, tmp_path: Path
 ) -> None:
