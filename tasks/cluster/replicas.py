@@ -36,6 +36,7 @@ from umim_core.serving.engine_server import LocalEngine, Served
 from umim_core.serving.engine_worker import BatchSizes, Event, Failed
 from umim_core.serving.guard import ServerMetrics
 from umim_core.serving.openai_api import AnyBody, try_later
+from umim_core.serving.tool_calls import CallForm
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -108,9 +109,9 @@ class EngineReplica:
         if not self._engine.worker.alive:
             raise ClusterError("the engine of a replica must run", "it has stopped")
 
-    def described(self) -> tuple[str, int | None]:
-        """Return name and positions of the model."""
-        return self._engine.name, self._engine.positions
+    def described(self) -> tuple[str, int | None, CallForm | None]:
+        """Return name and positions of the model, and how it calls tools."""
+        return self._engine.name, self._engine.positions, self._engine.call_form
 
     async def events(
         self, body: AnyBody, merging: bool, new_tokens: int
@@ -132,10 +133,17 @@ def _listen_on_loopback() -> None:
 class ReplicatedEngine:
     """The replicas as one model; see ``AnswerEngine``."""
 
-    def __init__(self, handle: DeploymentHandle[Any], name: str, positions: int | None) -> None:
+    def __init__(
+        self,
+        handle: DeploymentHandle[Any],
+        name: str,
+        positions: int | None,
+        call_form: CallForm | None,
+    ) -> None:
         self._handle = handle.options(stream=True)
         self._ended = False
-        self.name, self.positions, self.metrics = name, positions, ServerMetrics()
+        self.name, self.positions, self.call_form = name, positions, call_form
+        self.metrics = ServerMetrics()
 
     def end(self) -> None:
         """Use Ray no more: a call of it would start a cluster where none runs."""
@@ -231,12 +239,12 @@ def replicated(
             bound = deployment.bind(load, sizes, local)
             handle = serve.run(bound, name=application, route_prefix=None)
             ends.callback(handle.shutdown)  # or its next report to Ray Serve starts Ray again
-            name, positions = handle.described.remote().result()
+            described = handle.described.remote().result()
         except (RuntimeError, RayError, RayServeException) as error:
             raise ClusterError("all replicas must start", _reason(error, application)) from error
         if local:
             require_loopback(listening_addresses())
-        engine = ReplicatedEngine(handle, name, positions)
+        engine = ReplicatedEngine(handle, *described)
         ends.callback(engine.end)
         yield engine
 

@@ -134,6 +134,17 @@ def part(**fields: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": "a", **fields}]}
 
 
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def called(name: str, arguments: str) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 # Fields of a body, how it is refused, and the field at fault.
 BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     (CHAT, {"messages": None}, "invalid_field", "messages"),
@@ -141,7 +152,10 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     (CHAT, {"messages": "Hi"}, "invalid_field", "messages"),
     (CHAT, {"messages": [1]}, "invalid_field", "messages.0"),
     (CHAT, {"messages": [{"content": "Hi"}]}, "invalid_field", "messages.0.role"),
-    (CHAT, {"tools": [{"type": "function"}]}, "unsupported", "tools"),
+    (CHAT, {"tools": [{"type": "function"}]}, "invalid_field", "tools.0.function"),
+    (CHAT, {"tools": TOOLS, "tool_choice": "maybe"}, "invalid_field", "tool_choice"),
+    (CHAT, {"tools": TOOLS, "tool_choice": named("maybe")}, "invalid_field", "tool_choice"),
+    (CHAT, {"tool_choice": "required"}, "invalid_field", "tool_choice"),
     (CHAT, {"response_format": {"type": "json_object"}}, "unsupported", "response_format"),
     (CHAT, {"whatever": 1}, "unknown_field", "whatever"),
     (CHAT, {"temperature": 3}, "invalid_field", "temperature"),
@@ -161,7 +175,9 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     *(
         (CHAT, {"messages": [USER, {**USER, **fields}]}, code, f"messages.1.{param}")
         for fields, code, param in [
-            ({"tool_calls": [{"id": "1"}]}, "unknown_field", "tool_calls"),
+            ({"tool_calls": [{"id": "1"}]}, "invalid_field", "tool_calls.0.function"),
+            ({"tool_calls": [called("add", "[1]")]}, "invalid_field",
+             "tool_calls.0.function.arguments"),
             ({"refusal": "a private no"}, "unknown_field", "refusal"),
             ({"role": 5}, "invalid_field", "role"),
             ({"content": 5}, "invalid_field", "content"),

@@ -20,11 +20,16 @@ from starlette.applications import Starlette
 
 from umim_core.serving.connections import BoundedServer, Connection
 
-CHATML: Final = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] "
-    "+ '<|endoftext|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+CHATML: Final = """{% if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Call as <tool_call>{"name": NAME, "arguments": {}}</tool_call><|endoftext|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for call in m.tool_calls %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|endoftext|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""  # as Qwen's
 QUESTIONS: Final = (
     "Return the sum of the array elements over a given axis, and the number of elements.",
     "What is the shape of the array that is returned by this function?",

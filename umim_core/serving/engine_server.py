@@ -60,6 +60,7 @@ from umim_core.serving.openai_api import (
     usage,
 )
 from umim_core.serving.prompt_reader import Lanes, PromptReader, most_raw_tokens
+from umim_core.serving.tool_calls import CallForm, Calls
 from umim_core.text.roles import USER, Role
 
 
@@ -69,11 +70,13 @@ class AnswerEngine(Protocol):
     Attributes:
         name: How requests call it.
         positions: Most tokens of a prompt and its answer; None for no bound.
+        call_form: How the model calls tools; None where that is not known.
         metrics: Counts of its server.
     """
 
     name: str
     positions: int | None
+    call_form: CallForm | None
     metrics: ServerMetrics
 
     def life(self) -> AbstractAsyncContextManager[None]:
@@ -137,7 +140,9 @@ class EngineServer:
                 "max_tokens", f"at most {most} tokens may be asked for", body.new_tokens,
                 "Ask for fewer, or raise --max-new-tokens.",
             )  # fmt: skip
-        documents = self._documents(body, merging_wanted(request))
+        calls = Calls.of(body, self.engine.call_form) if isinstance(body, ChatBody) else None
+        answer = Answer(path == CHAT, self.engine.name, calls)
+        documents = self._documents(body, merging_wanted(request), answer)
 
         async def begun() -> dict[str, Any]:
             """Return the first document, or the whole answer; an early end frees the rows."""
@@ -148,11 +153,10 @@ class EngineServer:
         return EventStream(documents, until) if body.stream else JSONResponse(document)
 
     async def _documents(
-        self, body: AnyBody, merging: bool
+        self, body: AnyBody, merging: bool, answer: Answer
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Give {} when the prompt is read, then the chunks of an answer or all of it; count it."""
         metrics, began = self.engine.metrics, time.monotonic()
-        answer = Answer(isinstance(body, ChatBody), self.engine.name)
         read, cached, generated = Started(0, 0, 0), 0, dict[int, int]()
         events = self.engine.events(body, merging, self._limits.new_tokens)
         async with aclosing(events):
@@ -243,6 +247,7 @@ class LocalEngine:
         require(fast, ConfigError, rule, kind, remedy)
         self._served = served
         self.name, self.positions = served.name, served.backbone.max_positions
+        self.call_form = CallForm.of(tokenizer)
         self.metrics = ServerMetrics()
         engine = Engine(served.merged_model)
         self.worker = EngineWorker(engine, tokenizer.backend_tokenizer, self.metrics, sizes)
@@ -269,9 +274,11 @@ class LocalEngine:
 
         merge: Merge = self._served.merge if merging else "none"
         try:
-            prompt = await self._prompt(body, merge)
+            calls = Calls.of(body, self.call_form) if isinstance(body, ChatBody) else None
+            prompt = await self._prompt(body, merge, calls)
             options = self._options(body, merge, new_tokens)
-            job = Job(prompt, options, body.new_tokens is None, body.stops, deliver)
+            marks = calls.form.shown if calls else frozenset[str]()
+            job = Job(prompt, options, body.new_tokens is None, body.stops, marks, deliver)
             self.worker.submit(job)
         except UmimError as error:
             yield Failed(error)
@@ -303,11 +310,12 @@ class LocalEngine:
             **sampling,
         ).of_model(self._served.backbone)
 
-    async def _prompt(self, body: AnyBody, merge: Merge) -> PromptIds:
+    async def _prompt(self, body: AnyBody, merge: Merge, calls: Calls | None) -> PromptIds:
         by_units = merge != "none" and self._served.merged_model.unit_positions == "compact"
         most = most_raw_tokens(self.positions, self._served.merged_model.longest if by_units else 1)
         if isinstance(body, ChatBody):
-            read = await self._reader.read([message.plain() for message in body.messages], most)
+            chat = [message.plain() for message in body.messages]
+            read = await self._reader.read(chat, most, calls)
         else:
             read = await self._reader.read(body.prompt, most)
         if merge != "none" and read.left_raw:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Condition, Thread
@@ -72,6 +72,7 @@ class Job:
     Attributes:
         prompt: Raw ids, with the parts that may merge.
         options: What ``GenerateOptions.of_model`` returns.
+        marks: Special tokens that are shown.
         shorten: Whether fewer tokens will do where the context has no room for as many.
         deliver: Called in the worker's thread with the events of a forward.
         cancelled: Set by whoever no longer wants the answer.
@@ -82,6 +83,7 @@ class Job:
     options: GenerateOptions
     shorten: bool
     stops: tuple[str, ...]
+    marks: frozenset[str]
     deliver: Callable[[list[Event]], None]
     cancelled: bool = False
     overtaken: int = 0
@@ -217,7 +219,8 @@ class EngineWorker:
             return self._refuse(job, _no_memory(f"a prompt of {len(job.prompt.ids)} tokens"))
         first = rows[0]
         job._texts = [
-            (number, row, TextStream(self._tokenizer, job.stops)) for number, row in enumerate(rows)
+            (number, row, TextStream(self._tokenizer, job.stops, job.marks))
+            for number, row in enumerate(rows)
         ]
         job.deliver([Started(first.prompt_length, first.prompt_units, first.reused)])
         return first.prompt_length
@@ -288,8 +291,8 @@ def _ended() -> ApiError:
 class TextStream:
     """Decodes one row until a text that ends it; what is shown ends before that text.
 
-    Text is held back where a stop string might begin. Special tokens are never shown, but a stop
-    string may hold them::
+    Text is held back where a stop string might begin. Special tokens are not shown, but for marks
+    of calls, and a stop string may hold them::
 
         stop "END"         tokens  the  EN  VY        pieces  "the", "", "ENVY"
         stop "<end>user"   tokens  the  <end>  user   pieces  "the", "", stop
@@ -298,8 +301,10 @@ class TextStream:
         stopped: Whether one has come.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
-        self._tokenizer, self._stops = tokenizer, tuple(stops)
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), marks: Collection[str] = ()
+    ) -> None:
+        self._tokenizer, self._stops, self._marks = tokenizer, tuple(stops), marks
         added = tokenizer.get_added_tokens_decoder()
         self._special = {number: token.content for number, token in added.items() if token.special}
         self._tail: list[int] = []  # the tokens of the last text, and those not decoded yet
@@ -310,7 +315,7 @@ class TextStream:
     def push(self, token: int) -> str:
         """Add a token and return the text that is certain to be shown."""
         if (special := self._special.get(token)) is not None:
-            return self._add(special, shown=False)
+            return self._add(special, shown=special in self._marks)
         self._tail.append(token)
         text = self._text(self._tail)
         return "" if text.endswith(_BROKEN) else self._add(self._behind(text))

@@ -4,9 +4,9 @@
     engine   /v1/completions        prompt: ids      <- merged by the spans of an exported model
     client   chat.completion(.chunk)                 <- the engine's answer in a chat's form
 
-A request that cannot be merged, or does not want to be, goes to the engine as it came: tools, parts
-that are no text, fields that change the template, ``x-umim-merge: off``. Where merging itself fails
-the raw ids are sent. No torch is loaded.
+A request that cannot be merged, or does not want to be, goes to the engine as it came: parts that
+are no text, fields that change the template, tools of a model whose form of calls is not known,
+``x-umim-merge: off``. Where merging itself fails the raw ids are sent. No torch is loaded.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from umim_core.serving.openai_api import (
     ApiError,
     Choice,
     Messages,
+    ToolFields,
     bad_field,
     neutral,
     read_json,
@@ -56,6 +57,7 @@ from umim_core.serving.openai_api import (
 )
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.serving.prompt_reader import PromptReader, ReadPrompt, most_raw_tokens
+from umim_core.serving.tool_calls import CallForm, Calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,7 +75,7 @@ _SEEN: Final = {
     CHAT: (
         "audio", "chat_template", "chat_template_kwargs", "continue_final_message", "documents",
         "echo", "function_call", "functions", "modalities", "reasoning", "reasoning_effort",
-        "response_format", "thinking", "tool_choice", "tools",
+        "response_format", "thinking",
     ),
     COMPLETIONS: ("echo", "suffix"),
 }  # fmt: skip
@@ -107,6 +109,8 @@ class Gateway:
     ) -> None:
         self._reader = PromptReader(tokenizer, merger.roles)
         self._merger, self._limits = merger, limits
+        form = CallForm.of(tokenizer)
+        self._call_form = None if form is None or form.shown else form  # engines show none
         self._contexts: dict[object, int] = {}  # by the names of models
         self._known_until = 0.0
         first, count = merger.vocab_size, merger.span_count
@@ -164,13 +168,20 @@ class Gateway:
         if not merging_wanted(request):
             return await self._forward(request, path, document, None)
         prompt, reason = _mergeable(path, document)
+        calls = None
+        if path == CHAT and prompt is not None:
+            try:
+                calls = _calls(document, self._call_form)
+            except (ValidationError, ApiError):  # the engine may know more of tools, or say why not
+                prompt, reason = None, "tools"
         if prompt is None:
             if reason:
                 self.metrics.stays_raw(reason, f"the engine must see {reason}")
             return await self._forward(request, path, document, None)
         context = await self._context(request, document.get("model"))
         try:
-            read = await self._reader.read(prompt, most_raw_tokens(context, self._merger.longest))
+            most = most_raw_tokens(context, self._merger.longest)
+            read = await self._reader.read(prompt, most, calls)
         except GenerationError as error:  # the engine may have another template, or more room
             self.metrics.stays_raw("template", error.rule)
             return await self._forward(request, path, document, None)
@@ -185,7 +196,7 @@ class Gateway:
                 return {**part, "usage": {**count, "umim": counts}} if count else part
 
             return await self._forward(request, path, {**document, "prompt": ids}, counted)
-        answer = Answer(True, str(document.get("model") or ""))
+        answer = Answer(True, str(document.get("model") or ""), calls)
 
         def translated(part: dict[str, Any]) -> dict[str, Any]:
             completion = _completion(part)
@@ -215,7 +226,7 @@ class Gateway:
     ) -> dict[str, Any]:
         """Return the body of a chat as that of a completion."""
         # The prompt holds what add_generation_prompt asks for, as true is all that came here.
-        left_out = (*_SEEN[CHAT], "messages", "add_generation_prompt")
+        left_out = (*_SEEN[CHAT], *ToolFields.model_fields, "messages", "add_generation_prompt")
         body = {name: value for name, value in chat.items() if name not in left_out}
         most = body.pop("max_completion_tokens", None)
         most = body.get("max_tokens") if most is None else most
@@ -478,6 +489,12 @@ def _mergeable(
     except ValidationError:
         return None, "messages"
     return [message.plain() for message in messages], ""
+
+
+def _calls(document: dict[str, Any], form: CallForm | None) -> Calls | None:
+    """Return what a chat says of calls of tools."""
+    fields = {name: document[name] for name in ToolFields.model_fields if name in document}
+    return Calls.of(ToolFields.model_validate(fields), form)
 
 
 def _chat_logprobs(logprobs: _Logprobs | None) -> dict[str, Any] | None:

@@ -10,14 +10,16 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
+    Json,
     Tag,
     ValidationError,
     field_validator,
@@ -27,16 +29,22 @@ from pydantic_core import ErrorDetails, from_json
 
 from umim_core.errors import NumericalError, UmimError
 
+if TYPE_CHECKING:
+    from umim_core.serving.tool_calls import CallReader, Calls
+
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 MODELS: Final = "/v1/models"
 MODEL: Final = MODELS + "/{name:path}"
 MAX_STOPS: Final = 16
 MAX_MESSAGES: Final = 4096
+MAX_TOOLS: Final = 1024
 RETRY_SECONDS: Final = 1
 DONE: Final = b"data: [DONE]\n\n"
 _COLDEST: Final = 1e-6  # logits over it are still numbers
 _NOTHING: Final[tuple[object, ...]] = (None, "", [], {})
+# Of these a value that asks for nothing counts as none, though they are read.
+_READ: Final = ("tool_call_id", "tool_calls", "tool_choice", "tools")
 # Fields that ask for what our own engine does not do, and what else asks for nothing.
 _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
@@ -154,19 +162,27 @@ class _Fields(BaseModel):
         return {
             name: value
             for name, value in fields.items()
-            if value is not None and (name in cls.model_fields or not neutral(name, value))
+            if value is not None
+            and not (name in _READ and value in _NOTHING)
+            and (name in cls.model_fields or not neutral(name, value))
         }
 
 
 def _branch(value: object) -> str | None:
     """Name the branch of a union that a value is for, so that an error is one of that branch."""
-    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else None
+    kinds: dict[type[object], str] = {str: "text", list: "list", dict: "object"}
+    return kinds.get(type(value))
 
 
 _TEXT_OR_LIST: Final = Discriminator(
     _branch,
     custom_error_type="text_or_list",
     custom_error_message="must be a text or a list",
+)
+_TEXT_OR_OBJECT: Final = Discriminator(
+    _branch,
+    custom_error_type="text_or_object",
+    custom_error_message="must be a text or an object",
 )
 _Count = Annotated[int, Field(ge=1)] | None
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
@@ -210,6 +226,55 @@ class Body(_Fields):
         return self.max_tokens
 
 
+class _Function(_Fields):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(_Fields):
+    type: Literal["function"]
+    function: _Function
+
+
+class _Name(_Fields):
+    name: str
+
+
+class _Named(_Fields):
+    type: Literal["function"]
+    function: _Name
+
+
+class ToolFields(_Fields):
+    """Fields of a chat about tools; see ``tool_calls``."""
+
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
+    tool_choice: Annotated[
+        Annotated[Literal["none", "auto", "required"], Tag("text")]
+        | Annotated[_Named, Tag("object")],
+        _TEXT_OR_OBJECT,
+    ] = "auto"
+    parallel_tool_calls: bool = True
+
+    def offered(self) -> list[dict[str, Any]]:
+        """Return the tools as a template reads them, as they came."""
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+
+
+class _Called(_Fields):
+    name: str
+    arguments: Annotated[Json[dict[str, Any]], BeforeValidator(lambda text: text or "{}")]
+
+
+class _ToolCall(_Fields):
+    id: str
+    type: Literal["function"] = "function"
+    function: _Called
+    index: int | None = None  # of a stream
+
+
 class _TextPart(_Fields):
     type: Literal["text"]
     text: str
@@ -227,12 +292,21 @@ class Message(_Fields):
     ] = ""
     name: str | None = None
     annotations: list[Any] | None = None
+    tool_calls: list[_ToolCall] = []
+    tool_call_id: str | None = None
 
-    def plain(self) -> dict[str, str]:
-        """Return role and content as a template reads them."""
+    def plain(self) -> dict[str, Any]:
+        """Return what a template reads; it writes arguments of calls as JSON, or in its own way."""
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return {"role": self.role, "content": text}
+        message: dict[str, Any] = {"role": self.role, "content": text}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                call.model_dump(include={"id", "type", "function"}) for call in self.tool_calls
+            ]
+        if self.role == "tool":
+            message |= {"name": self.name, "tool_call_id": self.tool_call_id}
+        return message
 
 
 Messages = Annotated[
@@ -240,7 +314,7 @@ Messages = Annotated[
 ]  # of a chat
 
 
-class ChatBody(Body):
+class ChatBody(Body, ToolFields):
     messages: Messages
     max_completion_tokens: _Count = None
 
@@ -340,12 +414,35 @@ class Choice:
     logprobs: Any = None
 
 
-class Answer:
-    """The documents of one answer, a chat's or a completion's: chunks, or all of them as one."""
+@dataclass
+class _Said:
+    """All that came of one choice."""
 
-    def __init__(self, chat: bool, model: str) -> None:
-        self._chat = chat
-        self._choices: dict[int, Choice] = {}  # all that came of each
+    reader: CallReader | None
+    text: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    finish: str | None = None
+    logprobs: Any = None
+
+    def add(self, new: Choice, end: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Return what a piece adds to text and calls."""
+        text, calls = self.reader.push(new.text, end) if self.reader else (new.text, [])
+        self.text += text
+        self.calls += calls
+        self.finish = "tool_calls" if self.calls and new.finish == "stop" else new.finish
+        self.logprobs = new.logprobs
+        return text, calls
+
+
+class Answer:
+    """The documents of one answer, a chat's or a completion's: chunks, or all of them as one.
+
+    With what a request says of calls of tools, these are told from content.
+    """
+
+    def __init__(self, chat: bool, model: str, calls: Calls | None = None) -> None:
+        self._chat, self._calls = chat, calls
+        self._said: dict[int, _Said] = {}
         self._head = {
             "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
             "created": int(time.time()),
@@ -358,28 +455,36 @@ class Answer:
         """Return the document of what a stream adds, or of the usage at its end."""
         shown = []
         for new in choices:
-            before = self._choices.get(new.index)
-            fields: dict[str, Any] = {"text": new.text}
-            if self._chat:
-                delta = {"role": "assistant"} if before is None else {}
-                fields = {
-                    "delta": delta if before and not new.text else {**delta, "content": new.text}
-                }
-            shown.append(_choice(new, fields))
-            self._choices[new.index] = replace(new, text=(before.text if before else "") + new.text)
+            first = new.index not in self._said
+            reader = self._calls.reader() if self._calls and first else None
+            said = self._said.setdefault(new.index, _Said(reader))
+            told = len(said.calls)
+            text, calls = said.add(new, new.finish is not None)
+            delta: dict[str, Any] = {"content": text} if text or first else {}
+            if first:
+                delta["role"] = "assistant"
+            if calls:
+                delta["tool_calls"] = [
+                    {"index": number, **call} for number, call in enumerate(calls, told)
+                ]
+            shown.append(
+                _choice(new.index, said, {"delta": delta} if self._chat else {"text": text})
+            )
         return self._document("chat.completion.chunk", shown, count)
 
     def whole(self, count: dict[str, Any] | None) -> dict[str, Any]:
         """Return the document of all that came."""
-        shown = [
-            _choice(
-                choice,
-                {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
-                if self._chat
-                else {"text": choice.text},
-            )
-            for _, choice in sorted(self._choices.items())
-        ]
+        shown = []
+        for index, said in sorted(self._said.items()):
+            if said.finish is None:
+                said.add(Choice(index, "", logprobs=said.logprobs), True)
+            fields: dict[str, Any] = {"text": said.text}
+            if self._chat:
+                text = None if said.calls and not said.text else said.text
+                fields = {"message": {"role": "assistant", "content": text, "refusal": None}}
+                if said.calls:
+                    fields["message"]["tool_calls"] = said.calls
+            shown.append(_choice(index, said, fields))
         return self._document("chat.completion", shown, count)
 
     def _document(
@@ -390,10 +495,10 @@ class Answer:
         return document if count is None else {**document, "usage": count}
 
 
-def _choice(choice: Choice, fields: dict[str, Any]) -> dict[str, Any]:
+def _choice(index: int, said: _Said, fields: dict[str, Any]) -> dict[str, Any]:
     return {
-        "index": choice.index,
+        "index": index,
         **fields,
-        "logprobs": choice.logprobs,
-        "finish_reason": choice.finish,
+        "logprobs": said.logprobs,
+        "finish_reason": said.finish,
     }

@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.errors import GenerationError, require
+from umim_core.serving.tool_calls import Calls
 from umim_core.text.chat_parts import Chat, encode_parts, write_chat
 from umim_core.text.roles import USER, Role
 from umim_core.text.token_ids import encode
@@ -60,8 +61,10 @@ class PromptReader:
             if core.normalizer is None:  # others may make texts shorter
                 self._longest = max(len(token.encode()) for token in core.get_vocab())
 
-    async def read(self, prompt: str | Chat | list[int], most_tokens: int | None) -> ReadPrompt:
-        """Return a prompt that may have so many raw tokens.
+    async def read(
+        self, prompt: str | Chat | list[int], most_tokens: int | None, calls: Calls | None = None
+    ) -> ReadPrompt:
+        """Return a prompt that may have so many raw tokens, of a chat with the tools it may call.
 
         A text gets the special tokens that the tokenizer adds. Ids are checked by the engine.
         """
@@ -69,9 +72,11 @@ class PromptReader:
         if not isinstance(prompt, str):
             texts = [one["content"] for one in prompt if not isinstance(one, int)]
             size = sum(len(text) + 64 for text in texts) or size
-        return await self._lanes.run(size, lambda: self._read(prompt, most_tokens))
+        return await self._lanes.run(size, lambda: self._read(prompt, most_tokens, calls))
 
-    def _read(self, prompt: str | Chat | list[int], most: int | None) -> ReadPrompt:
+    def _read(
+        self, prompt: str | Chat | list[int], most: int | None, calls: Calls | None
+    ) -> ReadPrompt:
         ranges, left_raw = None, ""
         if isinstance(prompt, str):
             self._check_text(prompt, most)
@@ -80,9 +85,11 @@ class PromptReader:
             _check_count(len(prompt), most)
             ids = np.array(prompt)
         else:
-            written = write_chat(cast("Chat", prompt), self._tokenizer, None, self._roles)
-            self._check_text(written.text, most)
-            ids, ranges = encode_parts(self._tokenizer, written.text, written.places)
+            tools = calls.tools if calls else None
+            written = write_chat(cast("Chat", prompt), self._tokenizer, tools, self._roles)
+            text = written.text + (calls.begun if calls else "")
+            self._check_text(text, most)
+            ids, ranges = encode_parts(self._tokenizer, text, written.places)
             left_raw = written.unmerged
         _check_count(len(ids), most)
         return ReadPrompt(ids, ((0, len(ids)),) if ranges is None else ranges, left_raw)

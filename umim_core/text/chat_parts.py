@@ -409,10 +409,22 @@ def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | N
             "names": tokenizer.special_tokens_map,
         }
     )
+    return str(_asked(line)["text"])
+
+
+def parse_reply(
+    text: str, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a reply as a message, read by transformers by a tokenizer's response template."""
+    line = _as_json({"template": template, "reply": text, "tools": tools})
+    return dict(_asked(line)["message"])
+
+
+def _asked(line: str) -> dict[str, Any]:
     answer = _writers.setdefault(os.getpid(), _Writer()).ask(line)
     if "error" in answer:
         raise _unwritable(answer["error"])
-    return answer["text"]
+    return answer
 
 
 def _as_json(value: object) -> str:
@@ -438,7 +450,7 @@ class _Writer:
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, line: str) -> dict[str, str]:
+    def ask(self, line: str) -> dict[str, Any]:
         """Return what it answers; its end, by an alarm or for lack of memory, is an error."""
         with self._lock:
             if self._process is None:
@@ -456,7 +468,7 @@ class _Writer:
                     self.close()
         if not answer:
             return {"error": _NO_END}
-        answered: dict[str, str] = json.loads(answer)
+        answered: dict[str, Any] = json.loads(answer)
         return answered
 
     def _started(self) -> subprocess.Popen[bytes]:

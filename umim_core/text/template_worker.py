@@ -1,9 +1,10 @@
-"""A process that renders chat templates for ``chat_parts``; it imports nothing of this package.
+"""A process that runs templates of chats and replies for ``chat_parts``, apart from this package.
 
 A template is code of whoever made the model: it may loop for ever, or double a text until memory is
 gone, in ways that no check of its text finds. Here the kernel ends it: an alarm and a bound on the
-process's memory. One JSON request per line, ``{"template", "messages", "tools", "names"}``, one
-JSON answer per line, ``{"text"}`` or ``{"error"}``.
+process's memory. One JSON request per line, ``{"template", "messages", "tools", "names"}``
+or ``{"template", "reply", "tools"}``, one JSON answer per line, ``{"text"}``, ``{"message"}`` or
+``{"error"}``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from typing import Any, Final
 
 from jinja2 import TemplateError
+from transformers.utils.chat_parsing import parse_response
 from transformers.utils.chat_template_utils import render_jinja_template
 
 _SECONDS: Final = 4
@@ -26,12 +28,15 @@ _FAULTS: Final = (
 )
 
 
-def _answer(line: bytes) -> dict[str, str]:
+def _answer(line: bytes) -> dict[str, Any]:
     signal.alarm(_SECONDS + len(line) // 1_000_000)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES + 64 * len(line), hard))
     try:
         request = json.loads(line)
+        if "reply" in request:
+            template, tools = request["template"], request["tools"]
+            return {"message": parse_response(request["reply"], template, prefix="", tools=tools)}
         rendered: Any = render_jinja_template(  # whose annotation is wrong
             [request["messages"]],
             tools=request["tools"],

@@ -1,0 +1,269 @@
+"""Calls of tools: what a model writes as OpenAI's clients read it, at both servers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from support.served_models import engine_server, exported_server, gateway
+from support.servers import CHAT, QUESTIONS, events, in_thread, post
+from umim_core import UMIM
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.serving.openai_api import ToolFields
+from umim_core.serving.tool_calls import CallForm, Calls
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Return the sum of the array elements.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    },
+}
+TOOLS = [ADD, {"type": "function", "function": {"name": "stop"}}]
+USER = {"role": "user", "content": QUESTIONS[0]}
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+# What a model writes, the content, and the calls that clients see.
+REPLIES: list[tuple[str, str | None, list[tuple[str, dict[str, Any]]]]] = [
+    ("Fine.\n", "Fine.\n", []),
+    (call("add", x=1), None, [("add", {"x": 1})]),
+    ("I see.\n\n" + call("add", x=[1, {"y": "é"}]), "I see.", [("add", {"x": [1, {"y": "é"}]})]),
+    (call("add", x=1) + "\n" + call("stop") + "\n", None, [("add", {"x": 1}), ("stop", {})]),
+    (call("add", x=1).removesuffix("\n</tool_call>"), None, [("add", {"x": 1})]),
+    ('<tool_call>{"name": "stop"}</tool_call> Then more.', " Then more.", [("stop", {})]),
+    *(
+        (text, text, [])
+        for text in (
+            "a <tool_call", "<tool_call>", "x\n<tool_call>\n</tool_call>\n", call("delete"),
+            '<tool_call>{"name": "add", "arguments": "x"}</tool_call>',
+            '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>',
+            '<tool_call>{"name": "add", "arguments": {"x": NaN}}</tool_call>',
+            '<tool_call>{"name": "add", "arguments": {"x": 1</tool_call>',
+            "<tool_call>" + "[" * 300 + "</tool_call>",
+        )
+    ),
+]  # fmt: skip
+
+
+@contextmanager
+def saying(backbone: Backbone, text: str) -> Iterator[None]:
+    """Let the only row that runs be this text, whatever the model would write."""
+    tokenizer = backbone.require_tokenizer()
+    left = iter([*backbone.encode(text), *[tokenizer.eos_token_id] * 2])
+
+    def write(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+        forced = logits * 0
+        forced[..., next(left)] = 1
+        return forced
+
+    hook = backbone.projection.register_forward_hook(write)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@pytest.fixture(scope="module")
+def places(umim: UMIM, export: Path) -> Iterator[dict[str, tuple[str, Backbone]]]:
+    behind = exported_server(export)
+    served: Any = behind.engine
+    with (
+        in_thread(engine_server(umim).app(None)) as url,
+        in_thread(behind.app(None)) as upstream,
+        in_thread(gateway(upstream, export).app(None)) as front,
+    ):
+        yield {"umim serve": (url, umim.backbone), "gateway": (front, served._served.backbone)}
+
+
+@pytest.fixture(params=["umim serve", "gateway"])
+def place(
+    places: dict[str, tuple[str, Backbone]], request: pytest.FixtureRequest
+) -> tuple[str, Backbone]:
+    return places[request.param]
+
+
+def asked(place: tuple[str, Backbone], text: str, streamed: bool, **fields: Any) -> dict[str, Any]:
+    """The message of an answer whose model writes a text, its end and usage."""
+    url, backbone = place
+    body = {"messages": [USER], "tools": TOOLS, "max_tokens": 900, "temperature": 0, **fields}
+    with saying(backbone, text):
+        if not streamed:
+            document = post(url, CHAT, **body).json()
+            (choice,) = document["choices"]
+            found = {**choice["message"], "finish": choice["finish_reason"]}
+            return {**found, "usage": document["usage"]}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        found = {"role": None, "content": "", "tool_calls": []}
+        with httpx.stream("POST", url + CHAT, json=body, timeout=240) as answer:
+            for part in events(answer.iter_lines()):
+                found["usage"] = part.get("usage")
+                for choice in part["choices"]:
+                    delta = choice["delta"]
+                    found["role"] = delta.get("role", found["role"])
+                    found["content"] += delta.get("content", "")
+                    for one in delta.get("tool_calls", []):
+                        assert one.pop("index") == len(found["tool_calls"])
+                        found["tool_calls"].append(one)
+                    found["finish"] = choice["finish_reason"]
+        if found["tool_calls"]:
+            found["content"] = found["content"] or None
+        else:
+            del found["tool_calls"]
+        return found
+
+
+def calls_of(message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    found = message.get("tool_calls", [])
+    assert len({one["id"] for one in found}) == len(found)
+    assert all(one["type"] == "function" for one in found)
+    functions = [one["function"] for one in found]
+    return [(one["name"], json.loads(one["arguments"])) for one in functions]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_calls_are_told_from_content(place: tuple[str, Backbone], streamed: bool) -> None:
+    for text, content, calls in REPLIES:
+        message = asked(place, text, streamed)
+        assert (message["role"], message["content"]) == ("assistant", content), text
+        assert calls_of(message) == calls, text
+        assert ("tool_calls" in message) == bool(calls)
+        assert message["finish"] == ("tool_calls" if calls else "stop")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_a_request_chooses_holds(place: tuple[str, Backbone], streamed: bool) -> None:
+    """A call that must come is begun behind the prompt; what must not be called is left out."""
+    rest = call("add", x=1).removeprefix("<tool_call>\n")
+    required = asked(place, rest, streamed, tool_choice="required")
+    assert calls_of(required) == [("add", {"x": 1})] and required["content"] is None
+    named = {"type": "function", "function": {"name": "add"}}
+    message = asked(place, '{"x": 2}}\n</tool_call>', streamed, tool_choice=named)
+    assert calls_of(message) == [("add", {"x": 2})]
+    text = "no call"
+    assert asked(place, text, streamed, tool_choice="required")["content"] == "<tool_call>\n" + text
+    both = call("add", x=1) + call("stop")
+    single = asked(place, both, streamed, parallel_tool_calls=False)
+    assert calls_of(single) == [("add", {"x": 1})] and single["content"] is None
+    none = asked(place, both, streamed, tool_choice="none")
+    without = asked(place, both, streamed, tools=[])
+    assert none["content"] == without["content"] == both and none["finish"] == "stop"
+    assert none["usage"]["umim"] == without["usage"]["umim"]
+    cut = asked(place, call("add", x=1), streamed, max_tokens=3)
+    assert cut["finish"] == "length" and cut["content"] in call("add", x=1)
+
+
+def test_a_client_sends_calls_and_results_back(place: tuple[str, Backbone]) -> None:
+    """As OpenAI's clients do: the message as it came, then what the tool returned."""
+    first = asked(place, "I see.\n" + call("add", x=1), False)
+    reply = {name: first[name] for name in ("role", "content", "refusal", "tool_calls")}
+    result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": '{"sum": 3}'}
+    second = asked(place, "3.", False, messages=[USER, reply, result])
+    assert (second["content"], second["finish"]) == ("3.", "stop")
+    function = {"name": "add", "arguments": {"x": 1}}  # templates want objects
+    chat = [USER, {**reply, "tool_calls": [{"type": "function", "function": function}]}, result]
+    tokenizer = place[1].require_tokenizer()
+    text = tokenizer.apply_chat_template(
+        chat, tools=TOOLS, add_generation_prompt=True, tokenize=False
+    )
+    raw = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    count = second["usage"]["umim"]
+    assert count["raw_prompt_tokens"] == raw > count["merged_prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.content }}<tool_call></tool_call>{% endfor %}",
+        "{{ tools }}{% for m in messages %}{{ m.content }}<tool_call><function=f></tool_call>"
+        "{% endfor %}",
+    ],
+    ids=["no tools", "dropped tools", "another form"],
+)
+def test_a_model_without_calls_refuses_tools(umim: UMIM, template: str) -> None:
+    tokenizer = deepcopy(umim.backbone.require_tokenizer())
+    tokenizer.chat_template = template
+    plain = UMIM(replace(umim.backbone, tokenizer=tokenizer), umim.checkpoint)
+    with in_thread(engine_server(plain).app(None)) as url:
+        answer = post(url, CHAT, messages=[USER], tools=TOOLS)
+        assert answer.status_code == 400 and "tools" in answer.json()["error"]["message"]
+        assert post(url, CHAT, messages=[USER], tools=[], max_tokens=1).status_code == 200
+
+
+FORM = CallForm(None, frozenset())
+# As transformers has it for Qwen.
+QWEN: dict[str, Any] = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True,
+            "content": "json", "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"\s*<\|im_end\|>", "content": "text"},
+    },
+}  # fmt: skip
+
+
+def read(pieces: list[str], form: CallForm = FORM) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    calls = Calls.of(ToolFields.model_validate({"tools": TOOLS}), form)
+    assert calls is not None
+    reader, content, found = calls.reader(), "", list[dict[str, Any]]()
+    for number, text in enumerate(pieces):
+        more, new = reader.push(text, number == len(pieces) - 1)
+        content, found = content + more, found + new
+    return content, calls_of({"tool_calls": found})
+
+
+@given(
+    st.lists(st.sampled_from([*(reply for reply, _, _ in REPLIES), " ", "<", "a\n"]), min_size=1),
+    st.lists(st.integers(0, 400), max_size=8),
+)
+def test_where_a_reply_is_cut_changes_nothing(parts: list[str], cuts: list[int]) -> None:
+    text = "".join(parts)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[a:b] for a, b in pairwise(places)]
+    content, calls = read([*pieces, ""])
+    whole = read([text])
+    assert (content.rstrip(), calls) == (whole[0].rstrip(), whole[1])
+
+
+def test_a_call_that_does_not_end_is_content() -> None:
+    pieces = ["<tool_call>", *["x" * 1000] * 100, call("stop")]
+    began = time.monotonic()
+    content, calls = read(pieces)
+    assert content == "".join(pieces[:-1]) and calls == [("stop", {})]
+    assert time.monotonic() - began < 5
+
+
+def test_a_response_template_says_how_a_reply_is_read() -> None:
+    tokenizer = load_tokenizer("umim-docs-llama")
+    tokenizer.response_template = QWEN
+    form = CallForm.of(tokenizer)
+    assert form is not None and form.template == QWEN
+    assert read(["I see.\n", call("add", x=1), call("stop")], form) == (
+        "I see.", [("add", {"x": 1}), ("stop", {})],
+    )  # fmt: skip
+    for text in ("Fine.", "a <tool_call>{", call("delete")):
+        assert read([text], form) == (text, [])
+    endless = deepcopy(QWEN)
+    endless["fields"]["tool_calls"]["open_pattern"] = "(a|a)+b"
+    assert read(["a" * 60], CallForm(endless, frozenset())) == ("a" * 60, [])  # ended in seconds

@@ -1,0 +1,195 @@
+r"""Calls of tools in what a model writes, as OpenAI's interface says them.
+
+    reply    Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>
+    content  "Let me see."       tool_calls  f, '{"x": 1}'
+
+Templates of Qwen and Hermes teach these marks. Where a tokenizer has a response template of
+transformers, that one says how a reply is read, when it is whole. What is no call of a tool that
+the request offers stays content.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from umim_core.errors import GenerationError
+from umim_core.serving.openai_api import ToolFields, bad_field
+from umim_core.text.chat_parts import parse_reply
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OTHER: Final = "<function="  # XML within the marks, of Qwen 3 Coder
+_MOST: Final = 1 << 16  # characters of a call
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a model writes calls.
+
+    Attributes:
+        template: Its tokenizer's response template; None for the marks.
+        shown: Special tokens that must be shown to find calls.
+    """
+
+    template: dict[str, Any] | None
+    shown: frozenset[str]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> CallForm | None:
+        """Return the form of a tokenizer's chat template; None where it is not known."""
+        template, chat = tokenizer.response_template, tokenizer.chat_template
+        chat = chat.get("default") if isinstance(chat, dict) else chat
+        marks = json.dumps(template, ensure_ascii=False)
+        if not isinstance(template, dict):
+            template, marks = None, _OPEN + _CLOSE
+            if not chat or _OPEN not in chat or _CLOSE not in chat or _OTHER in chat:
+                return None
+        special = set[str]()
+        if isinstance(tokenizer, PreTrainedTokenizerFast):
+            added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+            special = {token.content for token in added if token.special}
+        ends = {tokenizer.eos_token, tokenizer.pad_token}
+        return cls(template, frozenset(one for one in special - ends if one in marks))
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What one request says of calls.
+
+    Attributes:
+        begun: What its replies begin with, written behind the prompt: a call that must come.
+        single: Whether a reply has one call at most.
+    """
+
+    form: CallForm
+    tools: list[dict[str, Any]]
+    begun: str
+    single: bool
+
+    @classmethod
+    def of(cls, asked: ToolFields, form: CallForm | None) -> Calls | None:
+        """Return what a request says of calls; None where there are to be none."""
+        choice = asked.tool_choice
+        named = None if isinstance(choice, str) else choice.function.name
+        tools, must = asked.offered(), choice == "required" or named is not None
+        if not tools or choice == "none":
+            if must:
+                raise bad_field("tool_choice", "tool_choice needs tools", "none", "Add tools.")
+            return None
+        if form is None:
+            raise bad_field(
+                "tools", "tools need a model whose template says how it calls them, in "
+                f"{_OPEN} and JSON, or whose tokenizer has a response template", "another one",
+                "Leave them out, or serve another model.",
+            )  # fmt: skip
+        if named is not None and all(tool["function"]["name"] != named for tool in tools):
+            raise bad_field("tool_choice", "tool_choice must name one of the tools", named)
+        if must and form.template is not None:
+            raise bad_field(
+                "tool_choice", "tool_choice must be auto or none with this model", "another choice",
+                "Its form of calls is not one that a reply can be begun in.",
+            )  # fmt: skip
+        begun = f"{_OPEN}\n" if must else ""
+        if named is not None:
+            begun += f'{{"name": {json.dumps(named, ensure_ascii=False)}, "arguments": '
+        return cls(form, tools, begun, not asked.parallel_tool_calls)
+
+    def reader(self) -> CallReader:
+        return CallReader(self)
+
+
+class CallReader:
+    """Tells calls from content in one reply as it comes."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._held, self._known = calls, calls.begun, list[dict[str, Any]]()
+        self._searched = 0  # characters of the text held that have no closing mark
+        self._names = {tool["function"]["name"] for tool in calls.tools}
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a call."""
+        return bool(self._known)
+
+    def push(self, text: str, end: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Add text; return what is certain to be content, and calls that are whole now."""
+        self._held += text
+        if self._calls.form.template is not None:
+            return self._parsed(self._calls.form.template) if end else ("", [])
+        content, calls = "", list[dict[str, Any]]()
+        while self._held:
+            at = self._held.find(_OPEN)
+            if at < 0:
+                size = len(self._held) if end else len(_settled(self._held))
+                content += self._held[:size]
+                self._held = self._held[size:]
+                break
+            close = self._held.find(_CLOSE, max(at, self._searched - len(_CLOSE)))
+            if close < 0 and not end and len(self._held) - at <= _MOST:
+                self._searched = len(self._held)
+                break
+            last = len(self._held) if close < 0 else close
+            call = self._call(self._held[at + len(_OPEN) : last])
+            size = min(last + len(_CLOSE), len(self._held))
+            content += self._held[:at].rstrip() if call else self._held[:size]
+            calls += self._new([call] if call else [])
+            self._held, self._searched = self._held[size:], 0
+        if end and self._known and not content.strip():
+            content = ""
+        return content, calls
+
+    def _parsed(self, template: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+        """Return content and calls of a whole reply, read by a response template."""
+        text, self._held = self._held, ""
+        try:
+            message = parse_reply(text, template, self._calls.tools)
+        except GenerationError:
+            return text, []
+        found = message.get("tool_calls")
+        calls = [
+            self._checked(one.get("function") if isinstance(one, dict) else None)
+            for one in (found if isinstance(found, list) else [])
+        ]
+        if not calls or None in calls:
+            return text, []
+        content = message.get("content")
+        known = self._new([one for one in calls if one])
+        return content if isinstance(content, str) else "", known
+
+    def _new(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Count calls and return those that are to be told."""
+        told = [
+            {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": one}
+            for one in (calls[: not self._known] if self._calls.single else calls)
+        ]
+        self._known += told
+        return told
+
+    def _call(self, text: str) -> dict[str, Any] | None:
+        try:
+            return self._checked(json.loads(text))
+        except (ValueError, RecursionError):
+            return None
+
+    def _checked(self, call: object) -> dict[str, Any] | None:
+        """Return a call in OpenAI's form, or None if it is none of a tool that is offered."""
+        if not isinstance(call, dict):
+            return None
+        name, arguments = call.get("name"), call.get("arguments", {})
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+            return None
+        try:
+            return {"name": name, "arguments": json.dumps(arguments, allow_nan=False)}
+        except ValueError:
+            return None
+
+
+def _settled(text: str) -> str:
+    """Return the beginning of a text that no mark can begin in; white space goes with a mark."""
+    size = next((n for n in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:n])), 0)
+    return text[: len(text) - size].rstrip()
