@@ -40,7 +40,6 @@ from tasks.report.report_data import (
 from umim_core.adaptation.settings import BASE, WT
 from umim_core.checkpoint.next_steps import after_training
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.rules.grams import ORDERS
 from umim_core.store.artifacts import write_json
 from umim_core.store.disk import write_bytes
 
@@ -404,7 +403,7 @@ def report_tables(data: ReportData) -> str:
             for step, words in _STEPS.items()
             if getattr(counts, step)
         ],
-        "orders": ORDERS,
+        "orders": sorted({n for counts in data.rule_counts for n in counts.rules}),
     }
     return page("report_tables.md", values)
 

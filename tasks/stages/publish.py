@@ -51,7 +51,7 @@ from umim_core.backbone.devices import has_device
 from umim_core.config.recipe import DEFAULT_TASK, BackboneDtype, Device, Recipe
 from umim_core.evaluation.qualitative import attention_maps, surrogate_similarity
 from umim_core.model.showing import unit_texts
-from umim_core.rules.grams import ORDERS
+from umim_core.rules.grams import MAX_LONGEST, orders_to
 from umim_core.store.artifacts import MANIFEST, write_json
 from umim_core.store.disk import write_bytes
 from umim_core.task_sets.spec import TASKS
@@ -278,8 +278,9 @@ def _labelled(name: str, of: dict[str, Any], part: type[Part]) -> dict[str, Any]
 
 
 def _rule_counts(result: CellResult) -> RuleCounts:
+    metrics, every = result.filtered.metrics, orders_to(MAX_LONGEST)
     steps = {
-        step: {n: int(result.filtered.metrics[f"{step}_{n}"]) for n in ORDERS}
+        step: {n: int(metrics[f"{step}_{n}"]) for n in every if f"{step}_{n}" in metrics}
         for step in ("raw", "overlap", "rules")
     }
     return RuleCounts(label=cell_row(result.cell).label, **steps)

@@ -43,20 +43,21 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "_SAMPLE_TOKENS", 1 << 17)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "longest"), [(1, 4), (2, 4), (1, 16)])
 def test_counting_stays_below_the_bound_and_not_far(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Small chunks, so that the tables and not the buffers are what is measured.
     monkeypatch.setattr(bounds, "CHUNK_TOKENS", CHUNK)
     ids = phrases(1 << 19, seed)
-    offsets, search = UniformOffsets(LENGTH, len(ids) // LENGTH), RuleOptions(tau=5)
+    offsets = UniformOffsets(LENGTH, len(ids) // LENGTH)
+    search = RuleOptions(tau=5, longest=longest)
     with chunks_of(CHUNK):
         shares = sample_shares(ids, offsets, search, threads=1)
         bound = mining_memory(len(ids), search, shares, threads=1)
-        peak = peak_of(lambda: count_ngrams(ids, offsets, 5, threads=1))
+        peak = peak_of(lambda: count_ngrams(ids, offsets, 5, longest=longest, threads=1))
     assert peak > 2e6, "larger than empty tables"
-    assert peak < bound < 3 * peak
+    assert peak < bound < (3 if longest == 4 else 5) * peak
 
 
 def test_more_than_the_limit_is_refused_and_no_limit_costs_nothing(
