@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import BackboneError, ConfigError, require
+from umim_core.store.artifacts import described
 
 if TYPE_CHECKING:
     from transformers.configuration_utils import PreTrainedConfig
@@ -59,21 +60,16 @@ class BackboneShape(BaseModel):
     @classmethod
     def of_config(cls, config: PreTrainedConfig) -> Self:
         inner = config.get_text_config()
-        if inner.model_type not in _GATED_MLP:
-            raise ConfigError(
-                f"the shape of a backbone is known of {', '.join(_GATED_MLP)} only",
-                inner.model_type,
-                _STATE,
-            )
+        rule = f"the shape of a backbone is known of {', '.join(_GATED_MLP)} only"
+        require(inner.model_type in _GATED_MLP, ConfigError, rule, inner.model_type, _STATE)
         heads = int(inner.num_attention_heads)
         hidden = int(inner.hidden_size)
         size = "n_inner" if hasattr(inner, "n_inner") else "intermediate_size"
-        try:
+        rule = "the sizes of a backbone's configuration must make a shape"
+        with described(rule, _STATE, ConfigError):
             return cls(
                 hidden_size=hidden,
-                intermediate_size=int(
-                    getattr(inner, size, None) or 4 * hidden
-                ),  # GPT-2's rule without one
+                intermediate_size=int(getattr(inner, size, None) or 4 * hidden),  # GPT-2's rule
                 layers=int(inner.num_hidden_layers),
                 heads=heads,
                 kv_heads=int(getattr(inner, "num_key_value_heads", None) or heads),
@@ -82,11 +78,6 @@ class BackboneShape(BaseModel):
                 tied=bool(inner.tie_word_embeddings),
                 gated_mlp=_GATED_MLP[inner.model_type],
             )
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise ConfigError(
-                "the sizes of a backbone's configuration must make a shape", first["msg"], _STATE
-            ) from error
 
     @property
     def query_width(self) -> int:
@@ -97,15 +88,14 @@ class BackboneShape(BaseModel):
         return self.kv_heads * self.head_dim
 
     @property
-    def layer_weights(self) -> int:
-        """Weights of a block's matrices: d (2 h k + 2 g k) + (3 or 2) d f."""
-        attention = self.hidden_size * 2 * (self.query_width + self.kv_width)
-        return attention + (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
-
-    @property
     def block_weights(self) -> int:
-        """Weights P of all blocks' matrices; each takes part in one product per token."""
-        return self.layers * self.layer_weights
+        """Weights P of all blocks' matrices: l (d (2 h k + 2 g k) + (3 or 2) d f).
+
+        Each takes part in one product per token.
+        """
+        attention = 2 * (self.query_width + self.kv_width)
+        mlp = (3 if self.gated_mlp else 2) * self.intermediate_size
+        return self.layers * self.hidden_size * (attention + mlp)
 
     @property
     def head_weights(self) -> int:
