@@ -428,3 +428,39 @@ def test_chats_merge_what_the_checkpoint_s_roles_say_alone(
     top = dict(by_hand.top_logprobs[0][0])
     assert tail == by_hand.raw_tail
     assert score == pytest.approx(top[word], abs=1e-5)
+
+
+SHORT_TEMPLATE = "{% for m in messages %}near the {{ m['content'] }} the cat{% endfor %}"
+SHORT_CHAT = [
+    {"role": "system", "content": "the dog"},
+    {"role": "user", "content": "the cat sat"},
+    {"role": "assistant", "content": "on the mat"},
+]
+
+
+@pytest.mark.parametrize(
+    ("recommended", "said", "merged"),
+    [
+        (("user",), None, ["cat sat"]),
+        (("user", "system"), None, ["dog", "cat sat"]),
+        (("user", "system"), "user", ["cat sat"]),
+        (("user",), "user+system", ["dog", "cat sat"]),
+        (("user",), ["system"], ["dog"]),
+    ],
+)
+def test_the_contents_of_these_roles_may_merge(
+    checkpoint_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recommended: tuple[Role, ...],
+    said: str | list[Role] | None,
+    merged: list[str],
+) -> None:
+    made = Checkpoint.load(checkpoint_path).recommending("prompt", 0, recommended)
+    model = UmimLM(made, device="cpu", roles=said)
+    monkeypatch.setattr(model.tokenizer, "chat_template", SHORT_TEMPLATE)
+    text = model.apply_chat_template(SHORT_CHAT)
+    ids = model.tok_encode(text)
+    parts = model.chats.parts(text, ids)
+    assert parts is not None
+    # A blank belongs to the word behind it: the first word is partly the template's.
+    assert [model.tok_decode(ids[start:end]).strip() for start, end in parts] == merged

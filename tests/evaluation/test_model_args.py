@@ -35,6 +35,8 @@ REFUSED = [
     ({"merge": "none", **BASELINE}, "merges prompts only; got .*truncation.*none"),
     ({"target_tr": 0.1, "method": "h2o", "raw_tail": 2}, "raw_tail changes nothing"),
     ({"method": "truncatoin"}, "baseline must be one of .* mean 'truncation'"),
+    ({"roles": "users"}, "roles must be some of user, system, tools, tool"),
+    ({"roles": "user", "merge": "none"}, "roles say whose contents of a chat merge"),
 ]
 
 

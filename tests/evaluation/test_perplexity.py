@@ -155,16 +155,6 @@ def test_perplexity_and_alignment_are_those_of_the_positions() -> None:
     assert abs(kls[0] - kls[1]) > 1e-5
 
 
-def test_a_row_needs_as_many_positions_as_it_has_raw_inputs() -> None:
-    backbone, row = build("gpt2"), [np.ones(66, dtype=np.int64)]
-    merged = MergedModel(
-        backbone, module_for(backbone), Matcher(RuleSet.from_spans([(1, 1, 1, 1)])), "compact"
-    )
-    assert len(token_log_probs(row, merged)[0]) == 65
-    with pytest.raises(EvaluationError, match="64 positions; got 65 positions"):
-        token_log_probs(row, replace(merged, unit_positions="preserved"))
-
-
 def raw_tokens_within_spans(layout: BranchLayout) -> BranchLayout:
     """What the paper's listing feeds where one rule lies inside another."""
     inside = ~layout.trunk
@@ -207,24 +197,15 @@ def test_a_wrong_layout_misses_the_listing(name: str, fault: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_the_base_model_scores_plain_text(name: str) -> None:
-    backbone = build(name, attention="eager")
-    rows = random_rows()
-    for row, ours in zip(
-        rows, token_log_probs(rows, MergedModel.without_merging(backbone)), strict=True
-    ):
+def test_without_rules_the_base_model_scores_plain_text(name: str) -> None:
+    backbone, rows = build(name, attention="eager"), random_rows()
+    base = token_log_probs(rows, MergedModel.without_merging(backbone))
+    for row, ours in zip(rows, base, strict=True):
         logits = backbone.model(input_ids=torch.tensor(row)[None]).logits[0, :-1].double()
         theirs = logits.log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
         assert torch.allclose(ours, theirs, atol=1e-5)
-
-
-def test_empty_rules_equal_the_base_model_bit_for_bit() -> None:
-    backbone, rows = build("llama", torch.float32), random_rows()
-    base = token_log_probs(rows, MergedModel.without_merging(backbone))
-    empty = token_log_probs(
-        rows, MergedModel(backbone, None, Matcher(RuleSet.from_spans([])), "compact")
-    )
-    assert all(torch.equal(a, b) for a, b in zip(base, empty, strict=True))
+    empty = MergedModel(backbone, None, Matcher(RuleSet.from_spans([])), "compact")
+    assert all(map(torch.equal, base, token_log_probs(rows, empty)))
 
 
 def test_given_tokens_are_context_and_no_targets() -> None:
@@ -237,29 +218,23 @@ def test_given_tokens_are_context_and_no_targets() -> None:
     assert found.bits_per_byte(50) == pytest.approx(found.nll_sum / math.log(2) / 50)
 
 
-def test_a_row_of_one_token_has_no_target() -> None:
+def test_rows_that_cannot_be_scored_are_refused() -> None:
     backbone = build("gpt2")
-    (scores,) = token_log_probs([np.array([1])], MergedModel.without_merging(backbone))
+    base = MergedModel.without_merging(backbone)
+    (scores,) = token_log_probs([np.array([1])], base)
     assert scores.shape == (0,)
     with pytest.raises(EvaluationError, match="at least one target"):
-        perplexity([np.array([1])], MergedModel.without_merging(backbone))
-
-
-def test_bad_rows_are_refused() -> None:
-    backbone = build("gpt2")
+        perplexity([np.array([1])], base)
     with pytest.raises(EvaluationError, match="at least one token"):
-        token_log_probs(
-            [np.array([1, 2]), np.array([], dtype=np.int64)], MergedModel.without_merging(backbone)
-        )
-    with pytest.raises(EvaluationError, match="64 positions; got 65"):
-        token_log_probs([np.ones(66, dtype=np.int64)], MergedModel.without_merging(backbone))
+        token_log_probs([np.array([1, 2]), np.array([], dtype=np.int64)], base)
     with pytest.raises(EvaluationError, match="batch_size"):
-        perplexity([np.array([1, 2])], MergedModel.without_merging(backbone), batch_size=0)
-
-
-def test_weights_that_are_not_finite_are_reported() -> None:
-    backbone, matcher = build("gpt2"), random_rules()
-    module = module_for(backbone)
+        perplexity([np.array([1, 2])], base, batch_size=0)
+    row = [np.ones(66, dtype=np.int64)]
+    module, matcher = module_for(backbone), Matcher(RuleSet.from_spans([(1, 1, 1, 1)]))
+    assert len(token_log_probs(row, MergedModel(backbone, module, matcher, "compact"))[0]) == 65
+    for model in (base, MergedModel(backbone, module, matcher, "preserved")):
+        with pytest.raises(EvaluationError, match="64 positions; got 65"):
+            token_log_probs(row, model)
     module.norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="finite"):
-        perplexity([np.array([0, 1, 2, 3, 5])], MergedModel(backbone, module, matcher, "compact"))
+        perplexity(row, MergedModel(backbone, module, matcher, "compact"))

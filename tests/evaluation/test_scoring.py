@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from support.engine_matrix import log_probs_from_scratch
+from support.engine_matrix import families, log_probs_from_scratch, module_for, tiny_backbone
 from support.merged_models import fresh_model
+from support.ngram_oracle import filtered
 from support.tiny_models import random_backbone
+from tests.evaluation.conftest import generation
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.full_cache import FullCache
 from umim_core.baselines.methods import Text, highest
 from umim_core.baselines.truncation import Truncation
 from umim_core.config.form import Merge, UnitPositions
+from umim_core.config.rule_options import Containment, Overlap
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.scoring import EvictedScorer, ReducedScorer, Request, Scorer, _parts
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
+from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -81,45 +87,38 @@ def test_windows_and_positions_bound_what_shares_a_row(family: str, wide: bool) 
     assert [s.log_prob for s in together] == pytest.approx(alone, abs=1e-4)
 
 
-def test_tallies_count_raw_tokens_and_units() -> None:
-    model = scorer("prompt")
-    model.score([request([1, 2, 3, 4, 5, 10], [1, 2])], 1)
-    assert (model.total.context_tokens, model.total.context_units) == (6, 3)
-    assert (model.total.tokens, model.total.units) == (8, 5)  # the continuation stays raw
+@pytest.mark.parametrize(("raw_tail", "units"), [(0, 3), (2, 4), (4, 5), (5, 6), (9, 6)])
+def test_tallies_count_raw_tokens_and_units(raw_tail: int, units: int) -> None:
+    model = scorer("prompt", raw_tail)
+    model.score([request([1, 2, 1, 2, 1, 2], [1, 2])], 1)
+    assert (model.total.context_tokens, model.total.context_units) == (6, units)
+    assert (model.total.tokens, model.total.units) == (8, units + 2)  # continuations stay raw
     whole = scorer("all")
     whole.score([request([1, 2, 3, 4, 5, 10], [1, 2])], 1)
     assert (whole.total.tokens, whole.total.units) == (8, 4)
 
 
-@pytest.mark.parametrize(("raw_tail", "units"), [(2, 4), (4, 5), (5, 6), (9, 6)])
-def test_a_raw_tail_counts_as_units(raw_tail: int, units: int) -> None:
-    model = scorer("prompt", raw_tail)
-    model.score([request([1, 2, 1, 2, 1, 2], [1, 2])], 1)
-    assert (model.total.context_tokens, model.total.context_units) == (6, units)
-    assert (model.total.tokens, model.total.units) == (8, units + 2)
-
-
-@pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1, LIMIT + 9])
-def test_inputs_at_the_limit_are_scored_with_the_last_units(length: int) -> None:
-    context = [10 + i % 9 for i in range(length)]  # no rule applies
-    for scope in ("prompt", "all"):
-        [found] = scorer(scope).score([request(context, [3, 11])], 1)
-        [cut] = scorer(scope).score([request(context[-(LIMIT - 1) :], [3, 11])], 1)
-        assert found.log_prob == pytest.approx(cut.log_prob, abs=1e-6)
-
-
-@pytest.mark.parametrize("scope", ["prompt", "all"])
+@pytest.mark.parametrize(
+    ("scope", "positions"), [("prompt", "compact"), ("prompt", "preserved"), ("all", "preserved")]
+)
 @pytest.mark.parametrize("length", [LIMIT - 2, LIMIT - 1, LIMIT, 3 * LIMIT])
-def test_at_raw_positions_inputs_lose_leading_units(scope: Merge, length: int) -> None:
+def test_inputs_at_the_limit_lose_leading_units(
+    scope: Merge, length: int, positions: UnitPositions
+) -> None:
     ids = np.array([6, 7, 8, 9, 10, 3, 4, 5] * 5)[:length]
-    model = scorer(scope, positions="preserved")
+    model = scorer(scope, positions=positions)
     starts, _ = model.merged_model.segment(ids)
     room = LIMIT - 1  # a continuation of two tokens feeds one
-    first = next(start for start in starts.tolist() if length - start <= room)
+    taken = length - starts if positions == "preserved" else len(starts) - np.arange(len(starts))
+    first = int(starts[taken <= room][0])
     [found] = model.score([Request(ids, np.array([10, 10]))], 1)
     [short] = model.score([Request(ids[first:], np.array([10, 10]))], 1)
     assert found == short
     assert model.total.tokens == 2 * (length - first + 2)
+    plain = [10 + i % 9 for i in range(length)]  # no rule applies
+    [found] = scorer(scope).score([request(plain, [3, 11])], 1)
+    [cut] = scorer(scope).score([request(plain[-room:], [3, 11])], 1)
+    assert found.log_prob == pytest.approx(cut.log_prob, abs=1e-6)
 
 
 def test_a_continuation_is_scored_from_the_raw_length_of_its_context() -> None:
@@ -217,19 +216,16 @@ ASKED = [
 def test_reducers_get_the_question_and_the_cue_stays(
     checkpoint_path: Path, task: str, prompt: str, cue: str
 ) -> None:
-    """Before, every reducer took the cue for the question, and could delete it."""
     question = "Why is the sky blue?"
     prefix = cue if task == "umim_ruler_1k" else ""
     document = {"question": question, "answer_prefix": prefix}
     model = UmimLM(checkpoint_path, method="truncation", dtype="float32", target_tr=0.5)
     reducer = FirstTokens()
     model.scorer.reducer = reducer
-    arguments = (prompt.format(question), " blue")
-    metadata = (task, 0, 1)
-    model.loglikelihood([Instance("loglikelihood", document, arguments, 0, metadata)])
-    model.generate_until(
-        [Instance("generate_until", document, (arguments[0], GREEDY), 0, metadata)]
-    )
+    context = prompt.format(question)
+    for kind, argument in (("loglikelihood", " blue"), ("generate_until", GREEDY)):
+        ask = getattr(model, kind)
+        ask([Instance(kind, document, (context, argument), 0, (task, 0, 1))])
     assert len(reducer.seen) == 2
     for text in reducer.seen:
         assert model.backbone.decode(text.question.tolist()).strip() == question
@@ -239,11 +235,8 @@ def test_reducers_get_the_question_and_the_cue_stays(
 @pytest.mark.parametrize("empty", ["context", "continuation"])
 def test_nothing_is_scored_of_or_after_nothing(umim: Scorer, empty: str) -> None:
     request = replace(REQUESTS[0], **{empty: CONTEXT[:0]})
-    for scorer in (
-        umim,
-        ReducedScorer(umim, Truncation()),
-        EvictedScorer(umim, lambda ids: FullCache()),
-    ):
+    evicted = EvictedScorer(umim, lambda ids: FullCache())
+    for scorer in (umim, ReducedScorer(umim, Truncation()), evicted):
         with pytest.raises(EvaluationError, match=r"request 1: . and . tokens"):
             scorer.score([REQUESTS[0], request], 2)
 
@@ -273,7 +266,7 @@ def test_behind_a_reduced_prompt_the_model_decodes_what_stays(
     context = model.backbone.encode(PROMPT)
     stay = len(model.merged_model.segment(np.array(context))[0])
     stay = stay if target is None else len(context) - round(target * len(context))
-    [text] = model.generate_until([Instance("generate_until", {}, (PROMPT, GREEDY), 0)])
+    [text] = model.generate_until(generation([PROMPT], **GREEDY))
     kept = torch.tensor([context[-stay:]])
     out = model.backbone.model.generate(kept, max_new_tokens=5, do_sample=False, pad_token_id=0)
     assert text == model.backbone.decode(out[0, stay:].tolist())
@@ -285,10 +278,41 @@ def test_behind_a_reduced_prompt_the_model_decodes_what_stays(
 def test_span_eviction_generates_as_the_engine_does(checkpoint_path: Path) -> None:
     model = UmimLM(checkpoint_path, method="span-eviction-0", dtype="float32")
     context = np.array(model.backbone.encode(PROMPT))
-    [text] = model.generate_until([Instance("generate_until", {}, (PROMPT, GREEDY), 0)])
+    [text] = model.generate_until(generation([PROMPT], **GREEDY))
     options = GenerateOptions(max_new_tokens=5, merge="none", span_eviction=0)
     [row] = Engine(model.merged_model).generate([context], options).rows
     assert text == model.backbone.decode(list(row.ids))
     found = model.realised
     assert found["cache_reduction"] == pytest.approx(1 - row.cache_lengths[0] / len(context))
     assert found["cache_reduction"] != 0.0 == found["token_reduction"]
+
+
+VOCAB, LENGTH, POSITIONS = 3, 5, 16
+POLICIES = list(product(get_args(Overlap), get_args(Containment), get_args(UnitPositions)))
+
+
+@pytest.mark.parametrize(("overlap", "containment", "unit_positions"), POLICIES)
+def test_scores_are_likelihoods_that_add_up_to_1(
+    overlap: Overlap, containment: Containment, unit_positions: UnitPositions
+) -> None:
+    """Over all texts, and over all continuations of a context, cut or not."""
+    ids = np.random.default_rng(1).choice(VOCAB, 400, p=[0.6, 0.3, 0.1]).astype(np.int32)
+    counts = count_ngrams(ids, np.array([0, len(ids)]), 6, longest=5)
+    rules = filtered(counts, overlap=overlap, containment=containment)  # cut down differently
+    assert rules.infix_free is (containment == "drop") and len(rules) >= 3
+    llama, gpt2 = (
+        MergedModel(backbone, module_for(backbone, 5), Matcher(rules), unit_positions)
+        for backbone in (
+            tiny_backbone(families(POSITIONS)[name](), VOCAB, torch.float64, "sdpa")
+            for name in ("llama", "gpt2")
+        )
+    )
+    texts = [np.array(each) for each in product(range(VOCAB), repeat=LENGTH)]
+    mass = torch.stack([row.sum() for row in token_log_probs(texts, llama)]).exp().sum()
+    assert float(mass) / VOCAB == pytest.approx(1.0, abs=1e-9)  # each first token is given
+    context = np.random.default_rng(2).choice(VOCAB, 60, p=[0.6, 0.3, 0.1])
+    continuations = [np.array(each) for each in product(range(VOCAB), repeat=3)]
+    for scope, length in product(("prompt", "all"), (4, 19, 60)):
+        requests = [Request(context[-length:], each) for each in continuations]
+        found = [each.log_prob for each in Scorer(gpt2, scope, POSITIONS).score(requests, 9)]
+        assert float(np.exp(found).sum()) == pytest.approx(1.0, abs=1e-9)

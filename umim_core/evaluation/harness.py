@@ -175,6 +175,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         protect: Tokens that are never merged, as in ``UMIM.from_pretrained``: ``protect=digits``.
         budget: Largest measured loss of a rule in nats per saved token, as in
             ``UMIM.from_pretrained``.
+        roles: Whose contents of a chat merge, as in ``UMIM.generate``: ``roles=user+system``.
         compare: ``base`` to run the base model, too; results then have ``NAME_base`` and
             ``NAME_difference`` of every metric, paired by question, with standard errors.
 
@@ -210,7 +211,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         compare: Literal["base"] | None = None,
         protect: str | Sequence[str] | None = None,
         budget: float | None = None,
+        roles: str | Sequence[Role] | None = None,
     ) -> None:
+        named_roles = cast("list[Role]", roles.split("+")) if isinstance(roles, str) else roles
         aliases: dict[str | None, Merge] = {None: "none", "context": "prompt"}
         given = cast(AskedMerge, aliases.get(merge, merge))
         rules_tr = target_tr if method is None else None
@@ -223,6 +226,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             compare=compare,
             protect=protect,
             allow_backbone_mismatch=allow_backbone_mismatch,
+            roles=named_roles,
         )
         # before anything is read
         self.target = check(merge="prompt" if given == AUTO else given, raw_tail=raw_tail or 0)
@@ -258,8 +262,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             prefix_token_id=prefix_token_id,
         )
         self.merged_model, self.method, self.compare = merged_model, method, compare
-        roles = checkpoint.config.roles if isinstance(checkpoint, Checkpoint) else USER
-        self.chats = ChatContexts(self.backbone.tokenizer, roles)
+        recommended_roles = checkpoint.config.roles if isinstance(checkpoint, Checkpoint) else USER
+        self.chats = ChatContexts(self.backbone.tokenizer, named_roles or recommended_roles)
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
         self.scorer: AnyScorer | None = None  # for lm-eval's own ``hf`` scores
         self.comparing = False  # within an evaluation that runs the base model, too

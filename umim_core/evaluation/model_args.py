@@ -37,6 +37,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.loading import LoadOptions, find_backbone, find_checkpoint
 from umim_core.model.umim import UMIM
+from umim_core.text.roles import check_roles
 
 AskedMerge = Merge | Literal["auto"]
 AUTO: Final = "auto"  # merge as the checkpoint recommends
@@ -56,6 +57,7 @@ def check_modes(
     compare: str | None = None,
     protect: str | Sequence[str] | None = None,
     allow_backbone_mismatch: str | None = None,
+    roles: Sequence[str] | None = None,
 ) -> TargetReduction | None:
     """Refuse arguments that do not go together; see ``UmimLM``.
 
@@ -63,6 +65,8 @@ def check_modes(
     """
     check_merge(merge)
     check_raw_tail(raw_tail, merge)
+    if roles is not None:
+        check_roles(roles)
     none, target = merge == "none", target_tr is not None
     on_cache = method is not None and find_baseline(method).side == "cache"
     broken = {
@@ -77,6 +81,7 @@ def check_modes(
         ),
         "compare=base needs a model that merges": none and compare is not None,
         "protect keeps tokens from being merged": none and protect,
+        "roles say whose contents of a chat merge": none and roles is not None,
         "target_tr chooses rules, or is the budget of a baseline (method)": none and target,
         "allow_backbone_mismatch must not come with merge=none, which takes any backbone": (
             none and allow_backbone_mismatch is not None
@@ -88,6 +93,7 @@ def check_modes(
         "method": method,
         "target_tr": target_tr,
         "protect": protect,
+        "roles": roles,
         "allow_backbone_mismatch": allow_backbone_mismatch,
         "merge": merge,
         "raw_tail": raw_tail,
