@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from support.tiny_models import random_backbone, random_model, tiny_config
-from support.trained_controls import KINDS, disturb, scores, some_questions
+from support.trained_controls import KINDS, QUESTIONS, disturb, scores
 from umim_core.adaptation.control import (
     KIND,
     SCHEMA,
@@ -81,7 +81,7 @@ def test_a_trained_control_is_a_whole_backbone_and_leaves_the_base_alone(
     before, trained = scores(base), {id(weight) for weight in control.module.parameters()}
     assert {id(weight) for weight in model.parameters() if weight.requires_grad} == trained
     disturb(control.module)
-    total = torch.stack(ending_scores(some_questions(), control.merged_model)).sum()
+    total = torch.stack(ending_scores(QUESTIONS, control.merged_model)).sum()
     torch.autograd.backward(total)
     assert all(bool(weight.grad.any()) for weight in control.module.parameters())
     assert all(weight.grad is None for weight in model.parameters() if id(weight) not in trained)
@@ -96,7 +96,7 @@ def test_preference_training_lowers_the_loss_and_changes_no_weight_of_the_backbo
     control: Control, tiny_backbone: Backbone
 ) -> None:
     objective = PreferenceObjective(
-        control.module, control.merged_model, some_questions(), some_questions(),
+        control.module, control.merged_model, QUESTIONS, QUESTIONS,
         beta=1.0, batch_size=4,
     )  # fmt: skip
     objective.begin()

@@ -46,22 +46,20 @@ TEXTS: Final = ("the array of values, sorted.", _LONG, " ".join([_LONG] * 3))
 
 
 def pair_losses(tokens: int) -> NDArray[np.float64]:
-    """Return the loss of every token behind every other [T, T]."""
+    """The loss of every token behind every other [T, T]."""
     return np.random.default_rng(tokens).uniform(0.1, 9.0, (tokens, tokens))
 
 
 class PairLosses:
-    """Losses of tokens after kept ones; see ``llmlingua_form.Prefix``."""
+    """Losses of tokens after kept ones, in the place of ``CompressedPrefix``."""
 
     def __init__(self, tokens: int) -> None:
         self._losses, self._last = pair_losses(tokens), 0
 
     def score(self, segment: Ints) -> NDArray[np.float64]:
-        """Return the loss of each token of a segment."""
         return self._losses[np.concatenate([[self._last], segment[:-1]]), segment]
 
     def append(self, ids: Ints) -> None:
-        """Add kept tokens."""
         self._last = int(ids[-1])
 
 
@@ -156,7 +154,6 @@ def _words() -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Write the file again."""
     found = {"package": "llmlingua 0.2.2", "losses": _losses(), "words": _words()}
     CHOICES.write_text(json.dumps(found) + "\n", "utf-8")
     return 0

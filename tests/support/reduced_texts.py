@@ -11,6 +11,7 @@ from transformers import (
     BertConfig,
     BertForTokenClassification,
     BertModel,
+    BertPreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -47,21 +48,16 @@ def word_backbone(family: str) -> Backbone:
 def word_classifier() -> TokenClassifier:
     """A random classifier of 16 positions that reads a full stop as a token of its own."""
     tokenizer = _tokenizer(_PIECES, Whitespace())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return TokenClassifier(freeze(BertForTokenClassification(_bert())), tokenizer)
+    return TokenClassifier(_bert(BertForTokenClassification), tokenizer)
 
 
 def word_encoder(text_tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
     """A random encoder of 16 positions that sees both sides and has the classifier's tokens."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = freeze(BertModel(_bert()))
-    return TextEncoder(model, _tokenizer(_PIECES, Whitespace()), text_tokenizer)
+    return TextEncoder(_bert(BertModel), _tokenizer(_PIECES, Whitespace()), text_tokenizer)
 
 
-def _bert() -> BertConfig:
-    return BertConfig(
+def _bert(kind: type[BertPreTrainedModel]) -> BertPreTrainedModel:
+    config = BertConfig(
         vocab_size=len(_PIECES),
         hidden_size=8,
         num_hidden_layers=1,
@@ -71,15 +67,16 @@ def _bert() -> BertConfig:
         initializer_range=0.5,
         num_labels=2,
     )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return freeze(kind(config))
 
 
 def ids_of(text: str) -> Ints:
-    """Ids of a text of known words."""
     return np.array([WORDS.index(word) for word in text.split()], dtype=np.int64)
 
 
 def given(ids: Ints, *protected: int, question: str = "") -> Text:
-    """A text with protected places and a question."""
     marks = np.zeros(len(ids), dtype=bool)
     marks[list(protected)] = True
     return Text(ids, marks, ids_of(question))

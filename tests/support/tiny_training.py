@@ -50,11 +50,9 @@ SPANS = [(1, 2), (3, 4, 5), (6, POISON)]
 
 
 def rows(*, merges: Sequence[bool], poisoned: Sequence[int] = ()) -> TokenRows:
-    """Random rows with 4 or 20 aligned predictions, none where ``merges`` says so.
+    """Random rows with 4 or 20 aligned predictions, none unless a rule may match (``merges``).
 
-    Args:
-        merges: For every row, whether a rule may match in it.
-        poisoned: Rows in which the rule (6, POISON) matches.
+    In ``poisoned`` ones the rule (6, POISON) matches.
     """
     ids = np.random.default_rng(SEED).integers(8, POISON, (len(merges), WIDTH))
     for index, row in enumerate(ids):
@@ -65,14 +63,7 @@ def rows(*, merges: Sequence[bool], poisoned: Sequence[int] = ()) -> TokenRows:
 
 @dataclass(frozen=True)
 class Kill:
-    """A signal to the own process.
-
-    Attributes:
-        rank: Who dies.
-        batch: Number of the training batch, from 1, in whose forward pass the clock starts.
-        seconds: Time from there to the signal.
-        signal: SIGKILL or SIGTERM.
-    """
+    """A signal to the own process, some seconds after the forward pass of a batch, from 1."""
 
     rank: int
     batch: int
@@ -93,11 +84,7 @@ def questions(count: int, seed: int, poisoned: Sequence[int] = ()) -> list[Encod
 
 
 class _Watching(nn.Module):
-    """Objective that counts its batches and does what a test asks for at some of them.
-
-    Attributes:
-        kill: When this process dies, if ever.
-    """
+    """Objective that counts its batches and dies at one of them, if it is asked to."""
 
     kill: Kill | None = None
     batches = 0
@@ -111,28 +98,18 @@ class _Watching(nn.Module):
         return loss
 
 
-class Watched(_Watching, DistillObjective):
-    """Distillation."""
+class Watched(_Watching, DistillObjective): ...
 
 
-class WatchedPreference(_Watching, PreferenceObjective):
-    """Preference training."""
+class WatchedPreference(_Watching, PreferenceObjective): ...
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run; equal runs take equal steps.
+    """One training run, of rows or of questions; equal runs take equal steps.
 
-    Attributes:
-        folder: Receives the states.
-        strategy: How gradients are exchanged.
-        config: Steps, batch size and the rest.
-        dtype: Of backbone and module.
-        merges: Training rows in which rules may match.
-        poisoned: Training rows with an infinite embedding in a merged span.
-        kills: Who dies when.
-        rule_rows: Rules that have rows of their own.
-        preference: Whether questions are trained on, not rows.
+    ``folder`` receives the states. Rules may match in the rows that ``merges`` names, and an
+    embedding is infinite in a merged span of those that are ``poisoned``.
     """
 
     folder: Path

@@ -29,11 +29,7 @@ Target = Callable[..., None]
 def start_ranks(folder: Path, world: int, target: Target, *arguments: object) -> list[BaseProcess]:
     """Start ``target(rank, *arguments)`` in ``world`` processes that form a group.
 
-    Args:
-        folder: Receives the logs.
-        world: Processes; one alone forms no group, as training in process does.
-        target: A function at the top of a module of the product or of the tests.
-        arguments: Pickled for the processes.
+    One alone forms none, as training in process does. The target stands at the top of a module.
     """
     folder.mkdir(parents=True, exist_ok=True)
     meeting = Path(tempfile.mkdtemp(dir=folder)) / "meeting"

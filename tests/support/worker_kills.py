@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
@@ -12,14 +13,9 @@ from support.tiny_mining import titles
 
 
 class WorkerKiller:
-    """Kill workers that are busy with something until the block ends.
+    """Kill workers that call themselves by a word, at seeded moments, until the block ends.
 
-    Args:
-        doing: A part of what a victim calls itself.
-        times: How many to kill.
-        seed: Of the moments and the victims.
-        pause: Seconds between two kills, at most.
-        ready: Says whether one may be killed now.
+    ``times`` are killed, at most ``pause`` seconds apart, whenever it is ``ready``.
     """
 
     def __init__(
@@ -53,14 +49,12 @@ class WorkerKiller:
             busy = [p for p, title in titles(psutil.Process()).items() if self._busy(title)]
             if busy:
                 victim = self._random.choice(busy)
-                try:
+                with suppress(psutil.Error):
                     title = " ".join(victim.cmdline())
                     if self._busy(title):
                         victim.kill()
                         self.killed.append(title)
                         wait = self._random.uniform(0, self._pause)
-                except psutil.Error:
-                    continue
 
     def _busy(self, title: str) -> bool:
         return self._doing in title and not title.startswith("ray::IDLE")
