@@ -15,9 +15,8 @@ from transformers.cache_utils import DynamicCache
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import key_rotation
-from umim_core.baselines.evicted_spans import evicted_spans
+from umim_core.baselines.evicted_spans import FullCache, evicted_spans
 from umim_core.baselines.eviction import PolicyCache, generate_evicted, score_evicted
-from umim_core.baselines.full_cache import FullCache
 from umim_core.baselines.methods import EvictedColumns, HeldColumns, Ints
 from umim_core.baselines.registry import BASELINES, find_baseline
 from umim_core.baselines.streaming_llm import SinksAndNewest

@@ -1,7 +1,11 @@
-"""Span eviction by age: raw columns stay until their span is old, then its last one alone.
+"""Policies that ignore the budget: the full KV cache, and span eviction by age.
 
-The rules decide which columns go and when, not the budget; after a context whose spans are all old
-enough as many columns stay as merging would have left units. See ``merging.span_eviction``.
+With the full cache every number is the base model's. It is the end point of all cache policies, and
+proves that the road to a comparison adds nothing.
+
+Raw columns of span eviction stay until their span is old, then its last one alone. The rules decide
+which columns go and when; after a context whose spans are all old enough as many columns stay as
+merging would have left units. See ``merging.span_eviction``.
 """
 
 from __future__ import annotations
@@ -17,6 +21,15 @@ from umim_core.baselines.methods import EvictedColumns, HeldColumns
 from umim_core.merging.span_eviction import check_age, last_queries
 from umim_core.rules.matcher import Matcher
 from umim_core.text.token_ids import Ints
+
+
+class FullCache:
+    reads_attention: ClassVar[bool] = False
+    rotation: ClassVar[None] = None
+
+    def survivors(self, held: HeldColumns, budget: int) -> Tensor:
+        columns = torch.arange(held.keys.shape[1], device=held.keys.device)
+        return columns.expand(held.keys.shape[0], -1)
 
 
 class OldSpansGone:

@@ -12,8 +12,7 @@ from typing import Final, Literal
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.ehpc import EHPC, known_evaluator_heads
-from umim_core.baselines.evicted_spans import evicted_spans
-from umim_core.baselines.full_cache import FullCache
+from umim_core.baselines.evicted_spans import FullCache, evicted_spans
 from umim_core.baselines.h2o import HeavyHitters, score_masked
 from umim_core.baselines.lexical_units import phrases, sentences
 from umim_core.baselines.llmlingua import LLMLingua

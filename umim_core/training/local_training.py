@@ -32,6 +32,7 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
 from umim_core.store.publication import build_once, publish_directory
+from umim_core.task_sets.spec import SPLITS
 from umim_core.text.sources import Source
 from umim_core.text.token_files import TokenFiles
 from umim_core.text.tokens import tokenized_corpus, whole_segments
@@ -40,7 +41,6 @@ from umim_core.training.train_job import TrainJob, read_curve, read_summary, run
 from umim_core.training.train_state import last_step
 
 logger = logging.getLogger("umim.progress")
-SPLITS: Final = ("train", "valid", "test")
 _HELD_OUT: Final = 20  # one row in so many goes to each of valid and test
 _MOST_HELD_OUT: Final = 64  # rows
 
@@ -123,8 +123,9 @@ def _recipe(job: TrainJob, out: Path) -> dict[str, object]:
     """Return a recipe that trains the same module in the pipeline, and one as the paper does."""
     common = {"backbone": job.backbone, "rules": str(out / "checkpoint" / "rules")}
     form, paper = dict(job.form), ModuleForm.model_validate({}).form()
-    tokens = {split: str(out / "tokens" / f"{split}.npy") for split in SPLITS}
-    splits = {split: {"kind": "ids", "path": path} for split, path in tokens.items()}
+    splits: dict[str, object] = {
+        split: {"kind": "ids", "path": str(out / "tokens" / f"{split}.npy")} for split in SPLITS
+    }
     return {
         "name": own_name(out.name)[:64],
         "description": f"The training of {out.name}, evaluated and compared by the pipeline.",

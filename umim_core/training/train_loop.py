@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -21,13 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.config.recipe import TrainConfig
-from umim_core.errors import CorpusError, NumericalError
+from umim_core.errors import CorpusError, NumericalError, require
 from umim_core.training.objectives import Objective
 from umim_core.training.optimizer import Strategy, linear_warmup_decay
 from umim_core.training.train_ranks import rank_and_world, sum_over_ranks
 from umim_core.training.train_state import Progress, Row, parameters_of, resume, save
 
 logger = logging.getLogger("umim.train")
+_LOWER_RATE: Final = "Lower the learning rate, or set bf16: false where the stage has it."
 
 
 @dataclass(frozen=True)
@@ -48,19 +50,11 @@ def train(
 ) -> TrainResult:
     """Train until the steps are used up or patience is lost, resuming where a state exists.
 
-    Args:
-        objective: Loss and validation; its module holds the weights.
-        strategy: Gradient exchange and optimiser.
-        config: Steps, batch size (global), learning rate and the rest.
-        seed: Decides the data order.
-        state_dir: Where resume states live; shared by all ranks.
-        on_step: Called on rank 0 after each step with the progress and the planned steps.
-        on_plan: Called on rank 0 before the first step of this call, with the planned steps left,
-            the validations that they take and the seconds of the first one; None where a resumed
-            run needs none at its start.
-
-    Returns:
-        The best weights, the same on every rank.
+    ``config`` has the global batch size; ``seed`` decides the data order; ``state_dir`` is shared
+    by all ranks. On rank 0 ``on_step`` is called after each step with the progress and the planned
+    steps, and ``on_plan`` before the first step of this call, with the planned steps left, the
+    validations that they take and the seconds of the first one; None where a resumed run needs none
+    at its start. The best weights are the same on every rank.
     """
     if objective.num_items < 1:
         raise CorpusError("training needs at least one row", 0, "Give more text or shorter rows.")
@@ -93,7 +87,7 @@ def train(
         raise NumericalError(
             "the validation score must be finite at least once",
             f"{progress.step} steps without one",
-            "Lower the learning rate, or set bf16: false where the stage has it.",
+            _LOWER_RATE,
         )
     return TrainResult(best, progress)
 
@@ -145,8 +139,17 @@ def _step(
         progress.curve.append({"step": progress.step, "epoch": epoch, objective.weight_name: 0.0})
         return
     norm = math.nan if num_bad else strategy.update(loss.total * (world / weight), rate)
-    if not math.isfinite(norm):
-        _skip(config, progress)
+    if not math.isfinite(norm):  # the weights were left alone
+        progress.skipped += 1
+        progress.curve.append({"step": progress.step, "skipped": 1.0})
+        require(
+            progress.skipped <= config.max_skipped_steps,
+            NumericalError,
+            f"at most {config.max_skipped_steps} steps may have a loss or gradient that is not "
+            "finite",
+            progress.skipped,
+            _LOWER_RATE,
+        )
         return
     row = {
         "step": progress.step,
@@ -163,27 +166,13 @@ def _step(
 def _require_merges(objective: Objective, config: TrainConfig, progress: Progress) -> None:
     """Refuse a run that has met no merge where one epoch, or the run, is over."""
     seen = min(progress.step * config.batch_size, objective.num_items)
-    if seen < objective.num_items and not progress.finished:
-        return
-    if progress.skipped or any(row.get(objective.weight_name) for row in progress.curve):
-        return
-    raise CorpusError(
-        "training needs rows with at least one merge",
-        f"none in {seen} rows",
-        "Lower tau, or use other rules.",
-    )
-
-
-def _skip(config: TrainConfig, progress: Progress) -> None:
-    """Count a step whose loss or gradient is not finite; the weights were left alone."""
-    progress.skipped += 1
-    progress.curve.append({"step": progress.step, "skipped": 1.0})
-    if progress.skipped > config.max_skipped_steps:
-        raise NumericalError(
-            f"at most {config.max_skipped_steps} steps may have a loss or gradient that is not "
-            "finite",
-            progress.skipped,
-            "Lower the learning rate, or set bf16: false where the stage has it.",
+    if seen == objective.num_items or progress.finished:
+        require(
+            bool(progress.skipped) or any(row.get(objective.weight_name) for row in progress.curve),
+            CorpusError,
+            "training needs rows with at least one merge",
+            f"none in {seen} rows",
+            "Lower tau, or use other rules.",
         )
 
 
