@@ -18,7 +18,7 @@ from support.ngram_oracle import filtered
 from support.tiny_models import random_backbone
 from tests.evaluation.conftest import generation
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.full_cache import FullCache
+from umim_core.baselines.evicted_spans import FullCache
 from umim_core.baselines.methods import Text, highest
 from umim_core.baselines.truncation import Truncation
 from umim_core.config.form import Merge, UnitPositions
