@@ -191,7 +191,8 @@ def leave_mark(folder: Path) -> int:
     mark = secrets.randbits(_MARK_BITS)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        remove_marks(folder)
+        for older in folder.glob("mark-*"):
+            older.unlink()
         _mark_path(folder, mark).touch()
     except OSError as error:
         raise unwritable(folder, 0, error) from error
@@ -201,12 +202,6 @@ def leave_mark(folder: Path) -> int:
 def sees_mark(folder: Path, mark: int) -> bool:
     """Tell whether a folder is the one in which the mark was left."""
     return _mark_path(folder, mark).is_file()
-
-
-def remove_marks(folder: Path) -> None:
-    """Take all marks out of a folder."""
-    for path in folder.glob("mark-*"):
-        path.unlink()
 
 
 def _mark_path(folder: Path, mark: int) -> Path:

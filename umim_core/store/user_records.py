@@ -12,17 +12,17 @@ from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.disk import read_bytes, user_cache, write_bytes
 
-Value = TypeVar("Value")
+T = TypeVar("T")
 _MOST_BYTES: Final = 1 << 26
 
 
 def remembered(
     folder: str,
     key: object,
-    kind: TypeAdapter[Value],
-    make: Callable[[], Value],
-    fits: Callable[[Value], bool],
-) -> Value:
+    kind: TypeAdapter[T],
+    make: Callable[[], T],
+    fits: Callable[[T], bool],
+) -> T:
     """Return what a folder of the user's cache records under a key, else make and record it.
 
     The key is everything that the value depends on, as JSON. A recorded value that does not fit

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Final, cast
+from typing import Final, Literal, cast
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -36,7 +36,8 @@ from pyarrow import fs
 from umim_core.addresses import is_address, redacted, scrubbed, without_options
 from umim_core.errors import CorpusError, require
 
-ENDINGS: Final = {
+SourceKind = Literal["text", "jsonl", "parquet", "dataset", "ids"]
+ENDINGS: Final[dict[SourceKind, tuple[str, ...]]] = {
     "text": (".txt", ".text", ".md", ".markdown", ".rst"),
     "jsonl": (".jsonl", ".ndjson", ".jsonlines", ".json"),
     "parquet": (".parquet", ".pq"),
@@ -136,7 +137,7 @@ def endings_of(name: str) -> tuple[str, str]:
     return PurePosixPath(path.name.removesuffix(packer)).suffix, packer
 
 
-def kind_of(name: str) -> str | None:
+def kind_of(name: str) -> SourceKind | None:
     """Return the kind that a name's ending stands for, None for an ending that says nothing."""
     ending, packer = endings_of(name)
     kind = next((kind for kind, endings in ENDINGS.items() if ending in endings), None)
@@ -163,7 +164,7 @@ def unknown_kind(name: str) -> CorpusError:
 # Names
 
 
-def expand(names: tuple[str, ...], kind: str | None = None) -> list[CorpusFile]:
+def expand(names: tuple[str, ...], kind: SourceKind | None = None) -> list[CorpusFile]:
     """Return the files that names, folders and patterns stand for, sorted by path.
 
     The order of the names does not matter. A local path that exists is taken literally, brackets
@@ -197,7 +198,7 @@ def _sort_key(location: str) -> str:
     return redacted(location) if is_address(location) else os.path.abspath(location)
 
 
-def _local(name: str, kind: str | None) -> list[str]:
+def _local(name: str, kind: SourceKind | None) -> list[str]:
     """Return a file, the files in a folder and below it, or those that fit a pattern."""
     if os.path.isfile(name):  # unlike Path.is_file, False for names no file can have
         return [name]

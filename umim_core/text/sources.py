@@ -33,11 +33,18 @@ from umim_core.addresses import is_address, redacted
 from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.store.artifacts import described, directory_digest
-from umim_core.text.files import CorpusFile, expand, kind_of, typed_errors, unknown_kind
+from umim_core.text.files import (
+    CorpusFile,
+    SourceKind,
+    expand,
+    kind_of,
+    typed_errors,
+    unknown_kind,
+)
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 TextPiece = tuple[str, bool]  # text, and whether it ends its document
-Rows = Iterator[tuple[str, object]]  # where a row stands, and what stands for its text
+PlacedRows = Iterator[tuple[str, object]]  # where a row stands, and what stands for its text
 _MAX_ROW: Final = 1 << 30  # bytes of a line or of an array
 _PARQUET_BATCH_ROWS: Final = 256
 _CHUNK_BYTES: Final = 1 << 20
@@ -74,13 +81,12 @@ Paths = Annotated[
     ),
 ]
 FieldName = Annotated[str, Field(min_length=1, description="Field that holds the text")]
-Kind = Literal["text", "jsonl", "parquet", "dataset", "ids"]
 MaxBad = Annotated[int, Field(ge=0, description="Unusable rows to skip before giving up")]
 
 
 @dataclass
 class BadRows:
-    """Rows that were skipped, and the messages of the first ones, each with file and row."""
+    """PlacedRows that were skipped, and the messages of the first ones, each with file and row."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -91,7 +97,7 @@ class _SourceModel(BaseModel):
 
 
 class _Files(_SourceModel):
-    kind: Kind
+    kind: SourceKind
     paths: Paths
 
     def files(self) -> list[CorpusFile]:
@@ -210,7 +216,7 @@ DocumentSource = TextFiles | JsonLines | ParquetFiles | HubDataset
 Source = Annotated[
     TextFiles | JsonLines | ParquetFiles | HubDataset | TokenIds, Field(discriminator="kind")
 ]
-_MODELS: Final[dict[Kind, type[Source]]] = {
+_MODELS: Final[dict[SourceKind, type[Source]]] = {
     "text": TextFiles,
     "jsonl": JsonLines,
     "parquet": ParquetFiles,
@@ -239,7 +245,7 @@ class Reading:
         default_split: Split of a data set where none is given.
     """
 
-    kind: Kind | None = None
+    kind: SourceKind | None = None
     field: str | None = None
     split: str | None = None
     config: str | None = None
@@ -321,7 +327,7 @@ def _source(names: tuple[str, ...], reading: Reading) -> Source:
         return model.model_validate(fields)
 
 
-def _places(name: str, kind: Kind | None) -> list[str]:
+def _places(name: str, kind: SourceKind | None) -> list[str]:
     """Return the files of a folder or of a local pattern; any other name as it is."""
     local = not is_address(name) and not os.path.isfile(name)
     if local and (os.path.lexists(name) or glob.has_magic(name)):
@@ -329,10 +335,10 @@ def _places(name: str, kind: Kind | None) -> list[str]:
     return [name]
 
 
-def _kind(name: str) -> Kind:
+def _kind(name: str) -> SourceKind:
     kind = kind_of(name)
     if kind is not None:
-        return cast(Kind, kind)
+        return kind
     parent, _, last = name.rpartition("/")
     # A file that is missing is no data set: hub ids have an owner, and no folder here.
     like_hub = _HUB_ID.fullmatch(name) and (parent or "." not in last) and not os.path.isdir(parent)
@@ -365,7 +371,7 @@ def iter_documents(source: DocumentSource, bad: BadRows | None = None) -> Iterat
             parts = []
 
 
-def not_empty(source: Source, pieces: Iterable[Item]) -> Iterator[Item]:
+def not_empty(source: Source, pieces: Iterable[T]) -> Iterator[T]:
     """Yield what a source gives, which must be something."""
     has_text = False
     for piece in pieces:
@@ -419,7 +425,7 @@ def _utf8_remedy(head: bytes) -> str:
     return f"The file looks {looks}." if looks else "Convert the file to UTF-8, or leave it out."
 
 
-# Rows
+# PlacedRows
 
 
 @dataclass(frozen=True)
@@ -432,7 +438,7 @@ class _Unreadable:
 
 
 def _usable(
-    rows: Rows, max_bad: int, bad: BadRows, *, keep_nul: bool = False
+    rows: PlacedRows, max_bad: int, bad: BadRows, *, keep_nul: bool = False
 ) -> Iterator[TextPiece]:
     """Yield the texts among the rows, but empty ones; count and skip up to `max_bad` others."""
     for place, value in rows:
@@ -477,7 +483,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, row
 
 
-def json_rows(file: CorpusFile) -> Rows:
+def json_rows(file: CorpusFile) -> PlacedRows:
     with file.open_unpacked() as stream:
         with typed_errors(file):
             head = stream.peek(_CHUNK_BYTES)
@@ -556,7 +562,7 @@ def _field_of(row: object, name: str) -> object:
     return _Unreadable(f"a row must have the field {name!r}", f"fields {sorted(row)}", remedy)
 
 
-def _parquet_rows(file: CorpusFile, name: str) -> Rows:
+def _parquet_rows(file: CorpusFile, name: str) -> PlacedRows:
     with file.open_random() as stream, typed_errors(file), pq.ParquetFile(stream) as table:
         schema = table.schema_arrow
         _require_column(str(file), name, schema.names)
@@ -593,7 +599,7 @@ def _arrow_value(value: pa.Scalar) -> object:
         return _Unreadable("text must be UTF-8", f"{error.reason} at byte {error.start}")
 
 
-def _dataset_rows(source: HubDataset) -> Rows:
+def _dataset_rows(source: HubDataset) -> PlacedRows:
     import datasets  # takes a second to import: only for those who need it
 
     place = f"data set {source.name!r}"

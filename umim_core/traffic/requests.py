@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, require
-from umim_core.text.files import CorpusFile, expand, kind_of
+from umim_core.text.files import CorpusFile, SourceKind, expand, kind_of
 from umim_core.text.sources import decoded, json_rows
 
 Role = Literal["tools", "system", "user", "tool", "assistant", "text"]
@@ -76,7 +76,7 @@ class Left:
         self.first.setdefault(reason, place)
 
 
-def read_requests(names: tuple[str, ...], kind: str | None, left: Left) -> Iterator[Request]:
+def read_requests(names: tuple[str, ...], kind: SourceKind | None, left: Left) -> Iterator[Request]:
     """Yield the requests of files, folders and patterns, in the order of their paths.
 
     ``kind`` is "text" or "jsonl" where endings do not say it. What cannot be counted goes to
