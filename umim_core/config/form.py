@@ -8,7 +8,8 @@ kind              ``attention``  tokens are projected and pooled by attention (t
 depth             1              each token is projected on its own (the paper's form)
                   3              two layers of self-attention over the span come first
 module_positions  ``none``       no sign of a token's offset in its span (the paper's form)
-                  ``learned``    one learned vector per offset, added to the embeddings
+                  ``learned``    one learned vector per offset, added to the embeddings; offsets
+                                 count from the last token where rules may have more than four
 residual          ``none``       the surrogate is the module's output (the paper's form)
                   ``last``       the module adds to the embedding of the span's last token
                   ``exponential`` it adds to their average with weights 1, 2, 4, 8

@@ -13,6 +13,9 @@ form                     policies                          parameters        see
 ``LinearMerge``          kind linear                       4 d^2 + 3 d       yes
 ``RuleRows``             rule_rows K, of any form          K d more          of K rules
 =======================  ================================  ================  ================
+
+Of rules of up to L tokens, more than 4, positions learned take L d parameters and kind linear
+L d^2 + 3 d.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ positions. No module takes part, and no forward is added. A span [s, e] gives up
 s .. e - 1 as soon as, t being the last token that was read,
 
     t - e >= W      the span is W tokens old, and
-    t - s >= 3      no rule of up to 4 tokens can change it any more: it is certain, whatever
-                    follows. The spans of a prompt are certain at its end, which no rule crosses.
+    t - s >= 3      no rule of up to 4 tokens can change it any more (of longer ones, the longest
+                    less one): it is certain, whatever follows. The spans of a prompt are certain at
+                    its end, which no rule crosses.
 
 With the ids a b c d e f g, the rules (b, c) and (d, e, f), and W = 1::
 

@@ -204,7 +204,13 @@ class MergeModule(nn.Module):
 
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Pool tokens [M, N, d] to surrogates [M, d]."""
-        return self.pool(self.values(self.place(tokens, lengths)), lengths)
+        placed = self.place(tokens, lengths)
+        if self.longest == LONGEST:
+            return self.pool(self.values(placed), lengths)
+        inside = inside_spans(lengths, placed.shape[1])  # most spans are far shorter than N
+        projected = torch.zeros_like(placed)
+        projected[inside] = self.values(placed[inside])
+        return self.pool(projected, lengths)
 
     def project(self, tokens: Tensor) -> Tensor:
         """Compute P [..., N, d] of tokens of offsets 0 .. N-1, in the module's own data type.
