@@ -50,6 +50,9 @@ REPLIES: list[tuple[str, str | None, list[tuple[str, dict[str, Any]]]]] = [
     (call("add", x=1) + "\n" + call("stop") + "\n", None, [("add", {"x": 1}), ("stop", {})]),
     (call("add", x=1).removesuffix("\n</tool_call>"), None, [("add", {"x": 1})]),
     ('<tool_call>{"name": "stop"}</tool_call> Then more.', " Then more.", [("stop", {})]),
+    ('{"name": "add", "arguments": {"x": 1}}', None, [("add", {"x": 1})]),
+    ('```json\n{"name": "stop", "arguments": {}}\n {"name": "stop", "arguments": {}}\n```\n', None,
+     [("stop", {})] * 2),
     *(
         (text, text, [])
         for text in (
@@ -58,7 +61,8 @@ REPLIES: list[tuple[str, str | None, list[tuple[str, dict[str, Any]]]]] = [
             '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>',
             '<tool_call>{"name": "add", "arguments": {"x": NaN}}</tool_call>',
             '<tool_call>{"name": "add", "arguments": {"x": 1</tool_call>',
-            "<tool_call>" + "[" * 300 + "</tool_call>",
+            "<tool_call>" + "[" * 300 + "</tool_call>", '{"name": "add"}', '{"x": "arguments"} ',
+            '{"name": "add", "arguments": {}} and', '```json\n[]\n```', "``` a", "{", "5",
         )
     ),
 ]  # fmt: skip
@@ -152,14 +156,15 @@ def test_calls_are_told_from_content(place: tuple[str, Backbone], streamed: bool
 @pytest.mark.parametrize("streamed", [False, True])
 def test_what_a_request_chooses_holds(place: tuple[str, Backbone], streamed: bool) -> None:
     """A call that must come is begun behind the prompt; what must not be called is left out."""
-    rest = call("add", x=1).removeprefix("<tool_call>\n")
+    rest = call("add", x=1).removeprefix('<tool_call>\n{"name": "')
     required = asked(place, rest, streamed, tool_choice="required")
     assert calls_of(required) == [("add", {"x": 1})] and required["content"] is None
     named = {"type": "function", "function": {"name": "add"}}
-    message = asked(place, '{"x": 2}}\n</tool_call>', streamed, tool_choice=named)
+    message = asked(place, ' {"x": 2}}\n</tool_call>', streamed, tool_choice=named)
     assert calls_of(message) == [("add", {"x": 2})]
     text = "no call"
-    assert asked(place, text, streamed, tool_choice="required")["content"] == "<tool_call>\n" + text
+    begun = '<tool_call>\n{"name": "'
+    assert asked(place, text, streamed, tool_choice="required")["content"] == begun + text
     both = call("add", x=1) + call("stop")
     single = asked(place, both, streamed, parallel_tool_calls=False)
     assert calls_of(single) == [("add", {"x": 1})] and single["content"] is None

@@ -3,7 +3,8 @@ r"""Calls of tools in what a model writes, as OpenAI's interface says them.
     reply    Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>
     content  "Let me see."       tool_calls  f, '{"x": 1}'
 
-Templates of Qwen and Hermes teach these marks. Where a tokenizer has a response template of
+Templates of Qwen and Hermes teach these marks; a reply that is JSON of calls alone counts, too, as
+small models (Qwen 2.5 Coder) leave them out. Where a tokenizer has a response template of
 transformers, that one says how a reply is read, when it is whole. What is no call of a tool that
 the request offers stays content.
 """
@@ -23,6 +24,7 @@ from umim_core.serving.openai_api import ToolFields, bad_field
 from umim_core.text.chat_parts import parse_reply
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_FENCE: Final = "```json"
 _OTHER: Final = "<function="  # XML within the marks, of Qwen 3 Coder
 _MOST: Final = 1 << 16  # characters of a call
 
@@ -94,9 +96,9 @@ class Calls:
                 "tool_choice", "tool_choice must be auto or none with this model", "another choice",
                 "Its form of calls is not one that a reply can be begun in.",
             )  # fmt: skip
-        begun = f"{_OPEN}\n" if must else ""
+        begun = _OPEN + '\n{"name": "' if must else ""
         if named is not None:
-            begun += f'{{"name": {json.dumps(named, ensure_ascii=False)}, "arguments": '
+            begun += json.dumps(named, ensure_ascii=False)[1:] + ', "arguments":'
         return cls(form, tools, begun, not asked.parallel_tool_calls)
 
     def reader(self) -> CallReader:
@@ -108,6 +110,7 @@ class CallReader:
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self._held, self._known = calls, calls.begun, list[dict[str, Any]]()
+        self._bare: bool | None = None  # whether the reply may be JSON alone; None: not known yet
         self._searched = 0  # characters of the text held that have no closing mark
         self._names = {tool["function"]["name"] for tool in calls.tools}
 
@@ -121,6 +124,16 @@ class CallReader:
         self._held += text
         if self._calls.form.template is not None:
             return self._parsed(self._calls.form.template) if end else ("", [])
+        start = self._held.lstrip()
+        if self._bare is None and (end or start[len(_FENCE) - 1 :] or not _FENCE.startswith(start)):
+            self._bare = start.startswith(("{", _FENCE))
+        if self._bare is not False and len(self._held) <= _MOST:
+            if not end:
+                return "", []
+            if calls := self._bare_calls(start):
+                self._held = ""
+                return "", self._new(calls)
+        self._bare = False
         content, calls = "", list[dict[str, Any]]()
         while self._held:
             at = self._held.find(_OPEN)
@@ -169,6 +182,21 @@ class CallReader:
         ]
         self._known += told
         return told
+
+    def _bare_calls(self, text: str) -> list[dict[str, Any]]:
+        """Return the calls of a whole reply of nothing else; none where it has anything else."""
+        text, calls = text.rstrip().removeprefix(_FENCE).removesuffix("```").strip(), []
+        try:
+            while text:
+                value, end = json.JSONDecoder().raw_decode(text)
+                call = self._checked(value) if "arguments" in value else None
+                if call is None:
+                    return []
+                calls.append(call)
+                text = text[end:].lstrip()
+        except (ValueError, TypeError, RecursionError):
+            return []
+        return calls
 
     def _call(self, text: str) -> dict[str, Any] | None:
         try:
