@@ -236,6 +236,20 @@ def test_weights_are_drawn_in_this_order_the_layers_behind_the_pooling() -> None
             assert torch.equal(linear_map.bias, scale * bias)
 
 
+@ALONE
+@pytest.mark.parametrize("longest", [4, 9])
+def test_autocast_changes_rounding_alone(
+    form: str, longest: int, torch_rng: torch.Generator
+) -> None:
+    module = module_of(form, longest=longest).requires_grad_()
+    spans, lengths = spans_of(9, longest, 16, torch_rng), torch.arange(9) % longest + 1
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(spans, lengths)
+    assert torch.allclose(found.float(), module(spans, lengths), rtol=0, atol=0.1)
+    found.float().pow(2).sum().backward()
+    assert all(bool(weight.grad.isfinite().all()) for weight in module.parameters())
+
+
 SIZES = torch.tensor([1, 2, 3, 4])
 
 

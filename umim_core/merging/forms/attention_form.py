@@ -208,8 +208,8 @@ class MergeModule(nn.Module):
         if self.longest == LONGEST:
             return self.pool(self.values(placed), lengths)
         inside = inside_spans(lengths, placed.shape[1])  # most spans are far shorter than N
-        projected = torch.zeros_like(placed)
-        projected[inside] = self.values(placed[inside])
+        values = self.values(placed[inside])
+        projected = values.new_zeros(placed.shape).masked_scatter(inside[..., None], values)
         return self.pool(projected, lengths)
 
     def project(self, tokens: Tensor) -> Tensor:
