@@ -77,7 +77,7 @@ def export(
             {
                 "--spans": spans,
                 "--tau": tau,
-                "--protect": protect or None,
+                "--protect": protect,
                 "--kind": kind,
                 "--field": field,
                 "--max-bad": max_bad,

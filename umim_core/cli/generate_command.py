@@ -12,7 +12,6 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, write
-from umim_core.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from umim_core.inference.outputs import Row
@@ -95,27 +94,20 @@ def generate(
 
     With --json and several samples the fields of each stand in "samples".
     """
-    for ok, rule, value, remedy in (
-        (
-            not stream or n in (None, 1),
-            "--stream prints one text",
-            f"--samples {n}",
-            "Leave one out.",
-        ),
-        (not as_json or not stream, "--json prints one document", "--stream", "Leave one out."),
-        (not as_json or not show, "--json prints one document", "--show", "Leave one out."),
-        (logprobs is None or as_json, "log-probabilities are JSON", "no --json", "Add --json."),
-        (system is None or chat, "a system message belongs to a chat", "no --chat", "Add --chat."),
-        (
-            special_tokens is None or not chat,
-            "a chat has the special tokens of its template",
-            f"special tokens {special_tokens}",
-            "Leave the option out.",
-        ),
-        (tools is None or chat, "tools belong to a chat", "no --chat", "Add --chat."),
-        (not roles or chat, "roles are of a chat", "no --chat", "Add --chat."),
-    ):
-        require(ok, ConfigError, rule, value, remedy)
+    several = None if n in (None, 1) else n
+    if stream:
+        shared.refuse_ignored({"--samples": several}, "cannot be streamed")
+    if as_json:
+        rule = "have no part in --json, which prints one document"
+        shared.refuse_ignored({"--stream": stream, "--show": show}, rule)
+    else:
+        shared.refuse_ignored({"--logprobs": logprobs}, "is a field of --json")
+    if chat:
+        rule = "has no part in a chat, whose template writes special tokens"
+        shared.refuse_ignored({"--special-tokens": special_tokens}, rule)
+    else:
+        given_of_chat = {"--system": system, "--tools": tools, "--role": roles}
+        shared.refuse_ignored(given_of_chat, "need --chat")
     text = shared.given_text(prompt)
     prompt_input: PromptInput = text
     if chat:
@@ -135,7 +127,7 @@ def generate(
     show = chat and not stream and not as_json if show is None else show
     rules_for = merge if span_eviction is None else None
     umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr, rules_for)
-    alone = n in (None, 1) and not as_json and not show
+    alone = several is None and not as_json and not show
     if stream or (stream is None and alone and sys.stdout.isatty()):
         steps = umim.stream(prompt_input, options, add_special_tokens=special_tokens, tools=schemas)
         out = _streamed(steps)

@@ -224,12 +224,9 @@ def write_page(path: Path, title: str, body: str) -> None:
 
 
 def refuse_ignored(options: dict[str, object], rule: str) -> None:
-    """Refuse options that would be ignored.
-
-    Raises:
-        ConfigError: If one of them is not None.
-    """
-    refused = [f"{name} {value}" for name, value in options.items() if value is not None]
+    """Refuse options that would be ignored; None, False and nothing are not given."""
+    given = {name: value for name, value in options.items() if value not in (None, [])}
+    refused = [f"{name} {value}" for name, value in given.items() if value is not False]
     if refused:
         names = " and ".join(options)
         raise ConfigError(f"{names} {rule}", ", ".join(refused), "Leave them out.")
