@@ -47,7 +47,6 @@ class Checkpoint:
             self.rules.require_prices()
 
     def __repr__(self) -> str:
-        """Return the backbone's name, the form of the module, and the rules."""
         return f"Checkpoint({self.config.backbone!r}, {self.config.form()}, {self.rules!r})"
 
     @classmethod

@@ -51,7 +51,6 @@ class BackboneRecord(BaseModel):
 
     @classmethod
     def of(cls, backbone: Backbone) -> BackboneRecord:
-        """Record a backbone."""
         identity = backbone.identity
         return cls(
             model_type=identity.model_type,
@@ -118,14 +117,12 @@ class CheckpointConfig(ModuleForm):
 
 
 def read_config(directory: Path) -> CheckpointConfig:
-    """Read what a checkpoint directory says about itself."""
     rule = f"{directory}/config.json must describe a merge checkpoint"
     with described(rule, "Train it again with this version.", CheckpointError):
         return CheckpointConfig.model_validate(read_json(directory / "config.json"))
 
 
 def resolve_checkpoint(name: str | Path) -> Path:
-    """Return the directory of a checkpoint."""
     directory = named_place(name)
     for place in (directory, directory / "checkpoint"):
         if _is_checkpoint(place):

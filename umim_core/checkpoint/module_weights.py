@@ -31,7 +31,6 @@ Shape = tuple[int, ...]
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors as safetensors."""
     try:
         save_file(tensors, path)
     except SafetensorError as error:
@@ -91,7 +90,6 @@ def _adapters(path: Path, rank: int) -> SpanAdapters:
 
 
 def _declared(path: Path) -> dict[str, tuple[Shape, str]]:
-    """Return the shapes and types that a file declares."""
     with _readable(path), safe_open(path, framework="pt") as stream:
         slices = {key: stream.get_slice(key) for key in stream.keys()}  # noqa: SIM118
         return {

@@ -49,7 +49,6 @@ def after_mining(
 
 
 def after_fetching(name: str) -> list[str]:
-    """Return how to use a packaged model."""
     for checkpoint in sorted(embedded_names("checkpoint"), key=DEFAULT_CHECKPOINT.__ne__):
         if read_config(resolve_checkpoint(checkpoint)).backbone == name:
             command = ["umim", "generate", PROMPT, "-c", checkpoint, "--show"]
@@ -88,7 +87,6 @@ def after_making(checkpoint: Path, name: str | None, out: Path) -> list[str]:
 
 
 def after_training(checkpoint: str | Path) -> list[str]:
-    """Return how to use a checkpoint."""
     generate = ["umim", "generate", PROMPT, "-c", str(checkpoint), "--show"]
     evaluate = ["lm_eval", "--model", "umim", "--model_args", f"checkpoint={checkpoint}"]
     task = ["--tasks", "umim_docstrings", "--limit", "100", "--include_path", str(TASKS_FOLDER)]

@@ -88,7 +88,6 @@ def read_release(folder: Path, backbone: Backbone) -> Release:
 
 
 def _layout(folder: Path) -> tuple[dict[str, str], int]:
-    """Return the names of a release's files, and the number of heads."""
     require(
         folder.is_dir(), CheckpointError, "a release must be a folder", str(folder),
         "Name the folder of merge_module.pt.",
@@ -112,7 +111,6 @@ def _layout(folder: Path) -> tuple[dict[str, str], int]:
 
 
 def _module(path: Path, size: int, heads: int) -> MergeModule:
-    """Return the module of a file for embeddings of a size."""
     module = MergeModule(size, heads)
     ours = module.state_dict()
     found = _read(path, 4 * sum(value.numel() for value in ours.values()))

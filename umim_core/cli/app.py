@@ -48,7 +48,6 @@ app.command("import")(import_release)
 
 
 def main() -> None:
-    """Run the command line; the console script's entry point."""
     # Before torch is loaded: spinning OpenMP threads made a training step eight times slower on two
     # virtual cores (77 s against 9.7 s).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -159,7 +159,6 @@ def fetch(
 
 
 def _document(model: PackagedModel, verify: bool) -> dict[str, object]:
-    """Return what is known of a model, and whether it is here."""
     from umim_core.model_sources.model_cache import model_directory, model_fault
 
     directory = model_directory(model)

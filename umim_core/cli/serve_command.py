@@ -200,7 +200,6 @@ def limits_of(
 
 
 def set_template(tokenizer: PreTrainedTokenizerBase, file: Path | None) -> None:
-    """Give a tokenizer the chat template of a file, if one is named."""
     if file is None:
         return
     try:

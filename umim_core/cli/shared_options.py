@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -216,14 +216,13 @@ def load_umim(
 
 
 def write_page(path: Path, title: str, body: str) -> None:
-    """Write an HTML view as a page of its own."""
     from umim_core.model.showing import html_page
     from umim_core.store.disk import write_bytes
 
     write_bytes(path, html_page(title, body).encode())
 
 
-def refuse_ignored(options: dict[str, object], rule: str) -> None:
+def refuse_ignored(options: Mapping[str, object], rule: str) -> None:
     """Refuse options that would be ignored; None, False and nothing are not given."""
     given = {name: value for name, value in options.items() if value not in (None, [])}
     refused = [f"{name} {value}" for name, value in given.items() if value is not False]

@@ -174,7 +174,6 @@ def _lines(out: Path, name: str | None, summary: dict[str, float], seconds: floa
 
 
 def _form_of(checkpoint: Path, form: ModuleForm) -> ModuleForm:
-    """Return the form of a checkpoint that is trained further."""
     from umim_core.checkpoint.checkpoint_files import read_config
 
     kept = ModuleForm.model_validate(read_config(checkpoint).form())

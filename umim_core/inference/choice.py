@@ -206,7 +206,6 @@ class TokenChooser:
         return [int(token) for token in tokens]
 
     def _processed(self, scores: Tensor, raw_ids: Sequence[Sequence[int]]) -> Tensor:
-        """Apply all processors to scores [B, V]."""
 
         def apply(processors: LogitsProcessorList, ids: Tensor, part: Tensor) -> Tensor:
             return processors(cast("torch.LongTensor", ids), cast("torch.FloatTensor", part))

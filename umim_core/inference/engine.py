@@ -353,7 +353,6 @@ class Batch:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows that are present."""
         return [one.rows[number] for one in self._requests for number in one.present]
 
     def _room(self, prompts: Prompts) -> int:

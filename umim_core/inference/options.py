@@ -178,7 +178,6 @@ class GenerateOptions(PlainOptions):
 
     @property
     def _given(self) -> dict[str, Any]:
-        """Settings that are given as options."""
         values = {name: getattr(self, name) for name in _SETTINGS}
         return {
             name: value
@@ -236,7 +235,6 @@ class GenerateOptions(PlainOptions):
         return replace(self, config=config, **_SETTINGS)
 
     def setting(self, **changes: object) -> GenerateOptions:
-        """Return options with other settings of transformers."""
         config = copy(self.settings)
         vars(config).update(changes)
         return replace(self, config=config, **_SETTINGS)
@@ -317,7 +315,6 @@ class GenerateOptions(PlainOptions):
 
 
 def _checked(settings: Mapping[str, Any]) -> GenerationConfig:
-    """Return settings that transformers accepts."""
     try:
         return GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
     except (TypeError, ValueError) as error:

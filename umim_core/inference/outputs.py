@@ -70,7 +70,6 @@ class GeneratedUnits:
 
 
 def merged_spans(cut: Segmentation) -> Spans:
-    """Return merged units as (start, length) in raw tokens."""
     starts, lengths = cut
     merged = lengths > 1
     return tuple(zip(starts[merged].tolist(), lengths[merged].tolist(), strict=True))
@@ -310,8 +309,6 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of a request by phase."""
-
     first_token: float
     decode: float
 

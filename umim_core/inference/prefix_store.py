@@ -35,8 +35,6 @@ MOST_ROWS: Final = 4096  # their keys take 100 bytes a unit, beside columns of 5
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """Columns that a prompt need not evaluate."""
-
     cache: UnitCache
     units: int
     tokens: int
@@ -109,7 +107,6 @@ class PrefixStore:
             self._forget(next(iter(self._prefixes)))
 
     def clear(self) -> None:
-        """Keep nothing of what came so far."""
         self._prefixes.clear()
         self._newest.clear()
         self.bytes = 0

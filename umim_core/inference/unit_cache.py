@@ -60,7 +60,6 @@ class UnitCache:
 
     @classmethod
     def empty(cls, merged_model: MergedModel, rows: int, units: int, raw: int) -> UnitCache:
-        """Return a cache with room for so many columns."""
         depth, device = merged_model.merge_depth, merged_model.backbone.device
         above = RowCache(merged_model.backbone.num_layers - depth, rows, units, device)
         below = RowCache(depth, rows, raw, device) if depth else None
@@ -103,7 +102,6 @@ class UnitCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes that the columns take."""
         return self.units.bytes + (0 if self.raw is None else self.raw.bytes)
 
     def forked(self, times: int) -> UnitCache:
@@ -113,13 +111,11 @@ class UnitCache:
         return UnitCache(self.units.forked(times), raw, recent, self.reach)
 
     def allow(self, units: int, raw: int) -> None:
-        """Let the rows grow to at least so many columns."""
         self.units.allow(units)
         if self.raw is not None:
             self.raw.allow(raw)
 
     def mark(self) -> CacheMark:
-        """Return where the cache stands."""
         raw = () if self.raw is None else tuple(self.raw.lengths.tolist())
         return CacheMark(tuple(self.units.lengths.tolist()), raw, self.recent)
 

@@ -62,7 +62,6 @@ class Compression(Shown):
 
     @property
     def summary(self) -> str:
-        """One line of figures."""
         return (
             f"{len(self.ids)} tokens -> {len(self.units)} units, "
             f"{len(self.spans)} merged spans, token reduction {self.token_reduction:.1%}"

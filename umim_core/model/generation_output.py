@@ -25,7 +25,6 @@ class Column(Generic[T]):
         self._entry = entry
 
     def __get__(self, output: GenerationOutput | None, owner: object) -> tuple[T, ...]:
-        """Return the entries of all rows."""
         return () if output is None else tuple(self._entry(row) for row in output.rows)
 
 
@@ -150,6 +149,5 @@ class TextPieces(TextStreamer):
             self._pieces.append(text)
 
     def drain(self) -> list[str]:
-        """Return the pieces since the last call."""
         pieces, self._pieces = self._pieces, []
         return pieces

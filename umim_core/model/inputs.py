@@ -97,7 +97,6 @@ def _item(entry: Any) -> Item:
 
 
 def _rows(ids: Any) -> list[NDArray[np.integer]]:
-    """Return the rows of 1-D or 2-D ids."""
     array = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else _array(ids)
     if array.ndim not in (1, 2):
         raise _unfit(f"ids of shape {array.shape}")
@@ -150,7 +149,13 @@ def encode_prompts(
     tokenizer does by default, and adds none to a text that continues ``past``. Chats never get any:
     their template writes them.
     """
-    check_tools(tools, items)
+    require(
+        tools is None or not any(isinstance(item, str | np.ndarray) for item in items),
+        GenerationError,
+        "tools are of chats: the template writes them",
+        "a text or ids",
+        "Pass messages, or leave the tools out.",
+    )
     known = past.raw_ids if isinstance(past, GenerationState) else None
     if isinstance(past, Prefix):
         known = (past.raw_ids,) * len(items)
@@ -187,18 +192,6 @@ def warn_of_padding(items: Sequence[Item], backbone: Backbone) -> None:
         )
 
 
-def check_tools(tools: Tools | None, items: Sequence[Item]) -> None:
-    """Refuse tools of what is no chat: no template would write them."""
-    chats = [item for item in items if not isinstance(item, str | np.ndarray)]
-    require(
-        tools is None or len(chats) == len(items),
-        GenerationError,
-        "tools are of chats: the template writes them",
-        "a text or ids",
-        "Pass messages, or leave the tools out.",
-    )
-
-
 def _encode_chat(
     chat: Chat,
     backbone: Backbone,
@@ -229,14 +222,11 @@ def encode_prefix(
 ) -> NDArray[np.integer] | PromptIds:
     """Return the raw ids of a text, or of a chat up to the end of its last message's content."""
     items = prompt_items(text)
-    check_tools(tools, items)
     if len(items) != 1:
         raise GenerationError("a prefix is one text or chat", f"{len(items)} texts", "Pass one.")
     item = items[0]
-    if isinstance(item, np.ndarray):
-        return item
-    if isinstance(item, str):
-        return np.array(backbone.encode(item, add_special_tokens), dtype=np.int64)
+    if isinstance(item, str | np.ndarray):
+        return encode_prompts(items, backbone, None, add_special_tokens, tools)[0]
     tokenizer = backbone.require_tokenizer()
     written = write_chat(item, tokenizer, tools, roles)
     if written.end is None or item[-1].get("role") != "user":

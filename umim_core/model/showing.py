@@ -201,6 +201,5 @@ def _shared(a: str, b: str) -> int:
 
 
 def html_page(title: str, fragment: str) -> str:
-    """Return a fragment as a page."""
     head = f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title>'
     return head + fragment

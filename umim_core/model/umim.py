@@ -103,7 +103,6 @@ class UMIM:
         self.engine = Engine(self.merged_model)
 
     def __repr__(self) -> str:
-        """Return backbone, form of the module and rules."""
         return f"UMIM({self.backbone!r}, {self.checkpoint.config.form()}, {self.rules!r})"
 
     @property
@@ -256,11 +255,22 @@ class UMIM:
                 effect.
             GenerationError: If the text is empty or does not fit the backbone's positions.
         """
-        chosen, _ = self.checkpoint.config.recommended(merge)
-        options = GenerateOptions(merge=chosen, raw_tail=raw_tail, roles=roles)
-        roles = self.checkpoint.config.roles if roles is None else roles
-        ids = encode_prefix(text, self.backbone, add_special_tokens, tools, roles)
+        given = GenerateOptions(merge=merge, raw_tail=raw_tail, roles=roles)
+        options, merging = self._recommended(given)
+        ids = encode_prefix(text, self.backbone, add_special_tokens, tools, merging)
         return self.engine.prefix(ids, options)
+
+    def _recommended(self, options: GenerateOptions) -> tuple[GenerateOptions, Sequence[Role]]:
+        """Return options with what the checkpoint recommends, and the roles that merge.
+
+        A bound on prices while decoding implies ``merge="all"``.
+        """
+        config = self.checkpoint.config
+        merge, raw_tail = config.recommended(options.merge, options.raw_tail)
+        if options.merge is None and options.decode_max_damage is not None:
+            merge = "all"
+        roles = config.roles if options.roles is None else options.roles
+        return replace(options, merge=merge, raw_tail=raw_tail), roles
 
     def _steps(
         self,
@@ -272,10 +282,6 @@ class UMIM:
         past: GenerationState | Prefix | None,
         options: GenerateOptions,
     ) -> Generator[None, None, GenerationOutput]:
-        """Generate step by step, merging as the checkpoint recommends.
-
-        A bound on prices while decoding implies ``merge="all"``.
-        """
         require(
             past is None or isinstance(past, GenerationState | Prefix),
             GenerationError,
@@ -283,19 +289,12 @@ class UMIM:
             type(past).__name__,
             "Pass output.state, or what umim.prefix returned.",
         )
-        merge, raw_tail = self.checkpoint.config.recommended(options.merge, options.raw_tail)
-        if options.merge is None and options.decode_max_damage is not None:
-            merge = "all"
         items = prompt_items(prompts, input_ids, mask)
         if mask is None and not isinstance(prompts, Mapping):
             warn_of_padding(items, self.backbone)
-        roles = self.checkpoint.config.roles if options.roles is None else options.roles
+        options, roles = self._recommended(options.of_model(self.backbone))
         encoded = encode_prompts(items, self.backbone, past, add_special_tokens, tools, roles)
-        generation = yield from self.engine.steps(
-            encoded,
-            replace(options.of_model(self.backbone), merge=merge, raw_tail=raw_tail),
-            past,
-        )
+        generation = yield from self.engine.steps(encoded, options, past)
         reasons = tuple(p.unmerged if isinstance(p, PromptIds) else "" for p in encoded)
         return GenerationOutput(**vars(generation), backbone=self.backbone, unmerged=reasons)
 
