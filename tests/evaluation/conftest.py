@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,20 @@ def instances(kind: str, arguments: Iterable[tuple[object, ...]]) -> list[Any]:
     from lm_eval.api.instance import Instance
 
     return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
+
+
+def task_config(
+    kind: str, rows: Sequence[Mapping[str, object]], name: str = "umim_own", **options: object
+) -> dict[str, Any]:
+    """A task of lm-eval over rows in memory."""
+
+    def load(**_: object) -> Any:
+        from datasets import Dataset, DatasetDict
+
+        return DatasetDict({"test": Dataset.from_list([dict(row) for row in rows])})
+
+    fixed = {"task": name, "custom_dataset": load, "test_split": "test", "output_type": kind}
+    return {**fixed, **options}
 
 
 def byte_tokenizer(alphabet: Sequence[str] | None = None) -> PreTrainedTokenizerFast:

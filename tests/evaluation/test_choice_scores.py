@@ -35,9 +35,6 @@ def test_figures_of_a_hand_made_case() -> None:
     assert (found["gained"], found["lost"]) == (1.0, 1.0)
     assert found["margin_difference"] == pytest.approx((0.0 + 2.0 - 1.0) / 3)
     assert "difference" not in compared(BASE, None)
-
-
-def test_a_tie_goes_to_the_first_answer() -> None:
     tied = ChoiceScores([[-1.0, -1.0], [-1.0, -1.0]], [0, 1], (4, 4), 4)
     assert tied.hits() == [1.0, 0.0] and tied.margins() == [0.0, 0.0]
 
@@ -61,18 +58,14 @@ def test_accuracy_and_reduction_are_those_of_lm_eval(
             assert found.token_reduction() == 0.0
 
 
-def test_no_question_is_refused(tiny_umim: UMIM) -> None:
-    with pytest.raises(EvaluationError):
-        score_choices([], tiny_umim.merged_model, 4)
-
-
-def test_a_score_that_is_not_finite_is_refused(tiny_llama: Backbone) -> None:
+def test_what_has_no_score_is_refused(tiny_llama: Backbone) -> None:
     broken = copy.deepcopy(tiny_llama.model)
+    backbone = wrap_backbone(broken, tiny_llama.tokenizer, name="broken")
     with torch.no_grad():
         broken.get_output_embeddings().weight[7] = float("nan")
-    merged_model = MergedModel(
-        wrap_backbone(broken, tiny_llama.tokenizer, name="broken"), None, None, "compact"
-    )
+    merged_model = MergedModel(backbone, None, None, "compact")
     question = EncodedQuestion(np.array([1, 2]), (np.array([3]), np.array([4])), 0)
+    with pytest.raises(EvaluationError, match="a task must have questions"):
+        score_choices([], merged_model, 1)
     with pytest.raises(NumericalError, match="every log-probability must be finite"):
         score_choices([question], merged_model, 1)

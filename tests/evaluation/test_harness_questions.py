@@ -78,21 +78,17 @@ def _index(index: TaskManager | None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hub(local_hub: Path) -> Path:
     """Copies of four data sets: all splits, no test split, no validation split, no choices."""
-    made = local_hub / "hub"
-    three = {
-        "train": [arc(place) for place in range(5)],
-        "validation": [arc(place) for place in range(5, 7)],
-        "test": [arc(place) for place in range(7, 10)],
-    }
-    write_data_set(made, "allenai/ai2_arc", "ARC-Easy", three)
-    two = {
-        "train": [hellaswag(place) for place in range(4)],
-        "validation": [hellaswag(place) for place in range(4, 7)],
-    }
-    write_data_set(made, "Rowan/hellaswag", "default", two)
-    rest = {"train": [ethics(place) for place in range(3)], "test": [ethics(8), ethics(9)]}
-    write_data_set(made, "EleutherAI/hendrycks_ethics", "commonsense", rest)
-    write_data_set(made, "openai/gsm8k", "main", {"train": [math(1)], "test": [math(2)]})
+    made, places = local_hub / "hub", list(range(10))
+    arcs, endings = [arc(place) for place in places], [hellaswag(place) for place in places]
+    for name, config, splits in (
+        ("allenai/ai2_arc", "ARC-Easy",
+         {"train": arcs[:5], "validation": arcs[5:7], "test": arcs[7:]}),
+        ("Rowan/hellaswag", "default", {"train": endings[:4], "validation": endings[4:7]}),
+        ("EleutherAI/hendrycks_ethics", "commonsense",
+         {"train": [ethics(place) for place in places[:3]], "test": [ethics(8), ethics(9)]}),
+        ("openai/gsm8k", "main", {"train": [math(1)], "test": [math(2)]}),
+    ):  # fmt: skip
+        write_data_set(made, name, config, splits)
     return made
 
 
@@ -141,31 +137,33 @@ def test_tags_groups_and_unknown_names_are_refused(hub: Path, name: str) -> None
         harness_questions(name, hub)
 
 
-def test_a_data_set_that_is_not_there_is_refused(hub: Path) -> None:
-    shutil.rmtree(hub / "allenai")
-    with pytest.raises(CorpusError, match="data of lm-eval's task arc_easy must be at hand"):
-        harness_questions("arc_easy", hub)
-
-
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_a_data_set_that_lacks_a_split_of_the_task_is_refused(hub: Path, split: str) -> None:
-    shutil.rmtree(hub / "allenai")
-    names = {"train", "validation", "test"} - {split}
-    write_data_set(hub, "allenai/ai2_arc", "ARC-Easy", {name: [arc(0)] for name in sorted(names)})
-    with pytest.raises(CorpusError, match=f"with all its splits; got .*KeyError: '{split}'"):
-        harness_questions("arc_easy", hub)
+SPLITS = {split: [arc(0)] for split in ("train", "validation", "test")}
+WRONG = {"train": [ethics(0), {**ethics(1), "label": 2}], "test": [ethics(2)]}
+NONE = {"train": [ethics(0), {**ethics(1), "label": None}], "test": [ethics(2)]}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "splits", "message"),
     [
-        ({"label": 2}, "gold must be an index into 2 choices"),
-        ({"label": None}, "question 1 of lm-eval's ethics_cm must have a text and one answer"),
+        ("arc_easy", {}, "data of lm-eval's task arc_easy must be at hand"),
+        *(
+            ("arc_easy", {n: rows for n, rows in SPLITS.items() if n != split},
+             f"with all its splits; got .*KeyError: '{split}'")
+            for split in SPLITS
+        ),
+        ("ethics_cm", WRONG, "gold must be an index into 2 choices"),
+        ("ethics_cm", NONE, "question 1 of lm-eval's ethics_cm must have a text and one answer"),
     ],
-)
-def test_a_question_without_a_right_answer_is_refused(hub: Path, change: Row, message: str) -> None:
-    shutil.rmtree(hub / "EleutherAI")
-    splits = {"train": [ethics(0), {**ethics(1), **change}], "test": [ethics(2)]}
-    write_data_set(hub, "EleutherAI/hendrycks_ethics", "commonsense", splits)
+)  # fmt: skip
+def test_data_that_are_not_whole_are_refused(
+    hub: Path, name: str, splits: Mapping[str, list[Row]], message: str
+) -> None:
+    place, config = {
+        "arc_easy": ("allenai/ai2_arc", "ARC-Easy"),
+        "ethics_cm": ("EleutherAI/hendrycks_ethics", "commonsense"),
+    }[name]
+    shutil.rmtree(hub / place)
+    if splits:
+        write_data_set(hub, place, config, splits)
     with pytest.raises(CorpusError, match=message):
-        harness_questions("ethics_cm", hub)
+        harness_questions(name, hub)

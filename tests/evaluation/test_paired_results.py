@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from datasets import Dataset, DatasetDict
 from lm_eval import evaluator
 from lm_eval.api.model import LM, CachingLM
 from lm_eval.loggers import EvaluationTracker
 
 from support.unit_counts import count_units, read_spans
+from tests.evaluation.conftest import task_config
 from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.paired_differences import ratio_error
@@ -26,49 +25,31 @@ WORDS = ["cat", "dog", "sea", "log", "old house", "mat", "the cat", "near"]
 Build = Callable[..., UmimLM]
 
 
-def rows(**_: object) -> DatasetDict:
-    questions = [
-        {"text": f"the {word} sat on the mat and the", "choices": [" cat sat", f" {word}"]}
-        for word in WORDS
-    ]
-    return DatasetDict({"test": Dataset.from_list(questions)})
+ROWS = [
+    {"text": f"the {word} sat on the mat and the", "choices": [" cat sat", f" {word}"]}
+    for word in WORDS
+]
 
 
 def config(name: str, kind: str, metrics: list[str], **options: object) -> dict[str, Any]:
-    return {
-        "task": name,
-        "custom_dataset": partial(rows),
-        "test_split": "test",
-        "output_type": kind,
-        "target_delimiter": "",
-        "metric_list": [{"metric": metric} for metric in metrics],
-        **options,
-    }
+    listed = [{"metric": metric} for metric in metrics]
+    return task_config(kind, ROWS, name, target_delimiter="", metric_list=listed, **options)
 
 
+TEXT = {"doc_to_text": "{{text}}"}
+SHORT = {"until": ["."], "max_gen_toks": 3, "do_sample": False}
 CHOICES = config(
-    "choices",
-    "multiple_choice",
-    ["acc", "acc_norm"],
-    doc_to_text="{{text}}",
-    doc_to_choice="choices",
-    doc_to_target=1,
-)
+    "choices", "multiple_choice", ["acc", "acc_norm"],
+    **TEXT, doc_to_choice="choices", doc_to_target=1,
+)  # fmt: skip
 ROLLING = config(
-    "rolling",
-    "loglikelihood_rolling",
-    ["word_perplexity", "bits_per_byte"],
-    doc_to_text="",
-    doc_to_target="{{text}}",
-)
+    "rolling", "loglikelihood_rolling", ["word_perplexity", "bits_per_byte"],
+    doc_to_text="", doc_to_target="{{text}}",
+)  # fmt: skip
 GREEDY = config(
-    "greedy",
-    "generate_until",
-    ["exact_match"],
-    doc_to_text="{{text}}",
-    doc_to_target="{{choices[1]}}",
-    generation_kwargs={"until": ["."], "max_gen_toks": 3, "do_sample": False},
-)
+    "greedy", "generate_until", ["exact_match"],
+    **TEXT, doc_to_target="{{choices[1]}}", generation_kwargs=SHORT,
+)  # fmt: skip
 TASKS = [CHOICES, ROLLING, GREEDY]
 
 
@@ -98,16 +79,15 @@ def alone(build: Build) -> dict[str, dict[str, Any]]:
 def test_both_models_have_the_metrics_of_calls_of_their_own(
     compared: dict[str, Any], alone: dict[str, dict[str, Any]]
 ) -> None:
+    def figures(found: dict[str, Any], task: str) -> dict[str, Any]:
+        return {key.partition(",")[0]: value for key, value in found["results"][task].items()}
+
     names = ("choices/acc", "choices/acc_norm", "rolling/word_perplexity", "greedy/exact_match")
     for task, metric in (name.split("/") for name in names):
-        [own] = [f for k, f in alone["all"]["results"][task].items() if k.startswith(f"{metric},")]
-        [base] = [
-            f for k, f in alone["none"]["results"][task].items() if k.startswith(f"{metric},")
-        ]
-        found = {k.partition(",")[0]: value for k, value in compared["results"][task].items()}
-        assert found[metric] == own
-        assert found[f"{metric}_base"] == pytest.approx(base, rel=1e-6)
-        assert found[f"{metric}_difference"] == own - found[f"{metric}_base"]
+        found, own, base = (figures(each, task) for each in (compared, *alone.values()))
+        assert found[metric] == own[metric]
+        assert found[f"{metric}_base"] == pytest.approx(base[metric], rel=1e-6)
+        assert found[f"{metric}_difference"] == own[metric] - found[f"{metric}_base"]
 
 
 def test_the_error_of_a_difference_is_that_of_the_differences_by_question(
@@ -120,16 +100,14 @@ def test_the_error_of_a_difference_is_that_of_the_differences_by_question(
     row = compared["results"]["choices"]
     assert row["acc_norm_difference_stderr,none"] == pytest.approx(expected)
     assert row["acc_norm_difference,none"] == pytest.approx(np.mean(steps))
-
-
-def test_perplexities_have_a_paired_error_too(compared: dict[str, Any]) -> None:
-    row = compared["results"]["rolling"]
-    steps = [
-        (s["bits_per_byte"][0] - s["base"]["bits_per_byte"][0]) / s["bits_per_byte"][1]
-        for s in compared["samples"]["rolling"]
+    # of perplexities, too: texts of about the same bytes
+    sums = [
+        (s["bits_per_byte"], s["base"]["bits_per_byte"]) for s in compared["samples"]["rolling"]
     ]
-    rough = np.std(steps) / math.sqrt(len(steps)) / math.log(2)  # texts of about the same bytes
-    assert row["bits_per_byte_difference_stderr,none"] == pytest.approx(rough, rel=0.3)
+    steps = [(ours[0] - base[0]) / ours[1] for ours, base in sums]
+    error = compared["results"]["rolling"]["bits_per_byte_difference_stderr,none"]
+    rough = np.std(steps) / math.sqrt(len(steps)) / math.log(2)
+    assert error == pytest.approx(rough, rel=0.3)
 
 
 def test_other_models_pass_through_unchanged(build: Build, alone: dict[str, Any]) -> None:
@@ -202,20 +180,14 @@ def test_saved_samples_hold_the_base_models_answers(
     assert {"filtered_resps", "acc", "acc_norm"} <= set(first["base"])
 
 
-def test_rows_of_one_length_give_the_error_of_their_means() -> None:
+def test_the_error_is_the_spread_of_the_mean_over_draws_of_rows() -> None:
     means = np.array([1.0, 2.0, 4.0, 5.0])
     assert ratio_error(8 * means, [8] * 4) == pytest.approx(means.std(ddof=1) / 2)
-
-
-def test_the_error_is_the_spread_of_the_mean_over_draws_of_rows() -> None:
+    for counts in ([], [5], [5, 0]):  # a single row has none
+        assert ratio_error([float(count) for count in counts], counts) is None
     rng = np.random.default_rng(0)
-    counts = rng.integers(5, 50, (2000, 40))
-    sums = counts * rng.normal(3.0, 1.0, counts.shape)  # a row's tokens share its level
-    means = sums.sum(axis=1) / counts.sum(axis=1)
-    errors = [ratio_error(s, c) for s, c in zip(sums[:200], counts[:200], strict=True)]
-    assert np.mean(errors) == pytest.approx(means.std(), rel=0.06)
-
-
-@pytest.mark.parametrize("counts", [[], [5], [5, 0]])
-def test_a_single_row_has_no_error(counts: list[int]) -> None:
-    assert ratio_error([float(count) for count in counts], counts) is None
+    drawn = rng.integers(5, 50, (2000, 40))
+    sums = drawn * rng.normal(3.0, 1.0, drawn.shape)  # a row's tokens share its level
+    spread = (sums.sum(axis=1) / drawn.sum(axis=1)).std()
+    errors = [ratio_error(s, c) for s, c in zip(sums[:200], drawn[:200], strict=True)]
+    assert np.mean(errors) == pytest.approx(spread, rel=0.06)

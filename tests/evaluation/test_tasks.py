@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +10,14 @@ import lm_eval.tasks
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from support.harness_files import write_data_set
-from tests.evaluation.conftest import byte_tokenizer, oracle_context
+from tests.evaluation.conftest import byte_tokenizer, oracle_context, task_config
+from umim_core.config.form import Merge
 from umim_core.evaluation import tasks
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
@@ -92,41 +90,28 @@ def test_answers_of_contests(text: str, reference: str, right: bool) -> None:
     assert contest_answer([text], {"references": [reference]}) == {"pass@1": float(right)}
 
 
-ROW = {"text": "the cat", "answers": ["the cat", "x"]}
-
-
-def config(**changes: Any) -> dict[str, Any]:
-    return {
-        "task": "umim_own",
+def test_bertscore_is_a_figure_where_a_model_of_features_is_named(backbone_path: Path) -> None:
+    row = {"text": "the cat", "answers": ["the cat", "x"]}
+    own = {
         "text_metrics": ["rouge", "bertscore"],
-        "custom_dataset": lambda **_: DatasetDict({"test": Dataset.from_list([ROW])}),
-        "test_split": "test",
-        "output_type": "generate_until",
         "doc_to_text": "text",
         "doc_to_target": "answers",
-        "metadata": {"version": 1.0},
-    } | changes
+    }
+
+    def task(**features: str) -> PaperTask:
+        metadata = {"version": 1.0, **features}
+        return PaperTask(task_config("generate_until", [row], **own, metadata=metadata))
+
+    found = task().process_results(row, [["the cat"]])
+    assert found["rouge1"] == 1.0 and BERTSCORE not in {*found, *task().aggregation()}
+    judged = task(task_features=str(backbone_path)).process_results(row, [["the cat"]])
+    assert judged[BERTSCORE] == pytest.approx(1.0)
 
 
-def test_bertscore_is_a_figure_where_a_model_of_features_is_named(backbone_path: Path) -> None:
-    plain = PaperTask(config())
-    found = plain.process_results(ROW, [["the cat"]])
-    assert found["rouge1"] == 1.0 and BERTSCORE not in {*found, *plain.aggregation()}
-    named = {"version": 1.0, "task_features": str(backbone_path)}
-    assert PaperTask(config(metadata=named)).process_results(ROW, [["the cat"]])[
-        BERTSCORE
-    ] == pytest.approx(1.0)
-
-
-@pytest.fixture
-def names() -> Iterator[set[str]]:
+def test_every_task_has_a_file_for_lm_evals_command() -> None:
     (folder,) = tasks.__path__
-    yield {path.stem for path in Path(folder).glob("*.yaml")}
-
-
-def test_every_task_has_a_file_for_lm_evals_command(names: set[str]) -> None:
+    names = {path.stem for path in Path(folder).glob("*.yaml")}
     assert {*TASKS.names(), *GENERATION_TASKS.names()} <= names
-    (folder,) = tasks.__path__
     index = TaskManager(include_path=folder, include_defaults=False).task_index
     for name in names:
         made = own_config(name)
@@ -148,21 +133,10 @@ ROWS: Rows = [
 ]
 
 
-def sequence_config(rows: Rows) -> dict[str, Any]:
-    return {
-        "task": "umim_own",
-        "class": SequenceTask,
-        "custom_dataset": lambda **_: DatasetDict({"test": Dataset.from_list(rows)}),
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "text",
-        "doc_to_choice": "choices",
-        "doc_to_target": "gold",
-    }
-
-
 def run(model: HFLM, rows: Rows = ROWS) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    (task,) = load_tasks([sequence_config(rows)]).values()
+    own = {"doc_to_text": "text", "doc_to_choice": "choices", "doc_to_target": "gold"}
+    config = task_config("multiple_choice", rows, **{"class": SequenceTask}, **own)
+    (task,) = load_tasks([config]).values()
     assert isinstance(task, SequenceTask)
     task.tokenizer = model.tokenizer
     return run_task(model, task)
@@ -228,15 +202,14 @@ def test_a_task_asks_what_lm_evals_own_asks_and_the_prompt_alone(
     (folder,) = tasks.__path__
     manager = TaskManager(include_path=folder, include_defaults=False, metadata=options)
     (place,) = lm_eval.tasks.__path__
-    stock = Path(place) / "piqa" / "piqa.yaml"
-    asked = []
-    for name in (str(stock), "umim_piqa"):
+    requests = []
+    for name in (f"{place}/piqa/piqa.yaml", "umim_piqa"):
         ((_, task),) = manager.load([name])["tasks"].items()
         task.set_config("num_fewshot", 0)
         task.build_all_requests()
-        asked.append([request.args for request in task.instances])
-    own = asked[1]
-    assert [args for args in own if args[0]] == asked[0]
+        requests.append([request.args for request in task.instances])
+    stock, own = requests
+    assert [args for args in own if args[0]] == stock
     assert own[2] == ("", "Question: see the cat\nAnswer:")
     for request in task.instances:
         request.resps = [(-1.0, False)]
@@ -282,16 +255,11 @@ FIGURES = ("recall", "rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 @pytest.fixture
-def metadata(checkpoint_path: Path, own_task: None) -> dict[str, Any]:
-    return {"checkpoint": str(checkpoint_path), "task_questions": 2}
-
-
-@pytest.fixture
-def own_task() -> Iterator[None]:
+def metadata(checkpoint_path: Path) -> Iterator[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         GENERATION_TASKS.names()
         patch.setitem(GENERATION_TASKS._found, OWN.name, OWN)
-        yield
+        yield {"checkpoint": str(checkpoint_path), "task_questions": 2}
 
 
 def run_generated(model: Any, metadata: dict[str, Any], name: str = OWN.name) -> dict[str, Any]:
@@ -373,21 +341,10 @@ def test_a_generated_task_runs_to_its_end_by_name(merge: str, tmp_path: Path) ->
 WORDS = [f"w{number}" for number in range(1, 10)]
 
 
-def rows(**_: object) -> DatasetDict:
-    return DatasetDict({"test": Dataset.from_list([{"text": word} for word in WORDS])})
-
-
 def task_of(kind: str, metric: str, **options: object) -> Any:
-    config = {
-        "task": kind,
-        "custom_dataset": partial(rows),
-        "test_split": "test",
-        "output_type": kind,
-        "doc_to_text": "{{text}} w1",
-        "metric_list": [{"metric": metric}],
-        **options,
-    }
-    return load_tasks([config])[kind]
+    own = {"doc_to_text": "{{text}} w1", "metric_list": [{"metric": metric}]}
+    rows = [{"text": word} for word in WORDS]
+    return load_tasks([task_config(kind, rows, kind, **own, **options)])[kind]
 
 
 def choices(**options: object) -> Any:
@@ -431,40 +388,31 @@ def test_shards_of_other_seeds_draw_other_answers() -> None:
     assert shard_seed(0, 1) == shard_seed(0, 1) != shard_seed(1, 0)
 
 
-def write_task(folder: Path) -> None:
+@pytest.mark.parametrize("merge", ["prompt", "all", "none"])
+def test_the_embedded_task_runs_through_lm_eval(
+    checkpoint_path: Path, tmp_path: Path, merge: Merge
+) -> None:
     rows = [
         {"id": str(i), "context": f"the {w} sat on the mat", "choices": ["the cat", w], "gold": 1}
         for i, w in enumerate(["dog", "sea", "log", "house"])
     ]
     for split in ("train", "valid", "test"):
-        write_rows(folder / f"{split}.jsonl", rows)
-
-
-@pytest.mark.parametrize("merge", ["prompt", "all", "none"])
-def test_the_embedded_task_runs_through_lm_eval(
-    checkpoint_path: Path, tmp_path: Path, merge: str
-) -> None:
-    write_task(tmp_path)
-    result = evaluate_task(
-        checkpoint_path, merge=merge, data=tmp_path, limit=3, batch_size=4, device="cpu"
-    )
+        write_rows(tmp_path / f"{split}.jsonl", rows)
+    options: dict[str, Any] = {"merge": merge, "data": tmp_path, "device": "cpu", "batch_size": 3}
+    result = evaluate_task(checkpoint_path, **options, limit=3)
     assert result["questions"] == 3
     assert (result["token_reduction"] > 0) == (merge != "none")
     assert {"acc", "acc_norm", "acc_tok", "acc_stderr"} <= set(result)
-
-
-def test_accuracy_per_token_agrees_with_an_oracle(checkpoint_path: Path, tmp_path: Path) -> None:
-    write_task(tmp_path)
-    result = evaluate_task(checkpoint_path, data=tmp_path, device="cpu", batch_size=3)
+    if merge != "prompt":
+        return
     model = UmimLM(str(checkpoint_path), dtype="float32", device="cpu")
     hits = []
-    for line in (tmp_path / "test.jsonl").read_text("utf-8").splitlines():
-        row = json.loads(line)
-        prompt = row["context"] + "\n\nSummary:"
-        pairs = [model._encode_pair(prompt, " " + choice) for choice in row["choices"]]
+    for row in rows:
+        prompt = f"{row['context']}\n\nSummary:"
+        pairs = [model._encode_pair(prompt, f" {choice}") for choice in row["choices"]]
         means = [oracle_context(model.scorer.merged_model, *pair) / len(pair[1]) for pair in pairs]
         hits.append(int(np.argmax(means)) == row["gold"])
-    assert result["acc_tok"] == pytest.approx(np.mean(hits))
+    assert evaluate_task(checkpoint_path, **options)["acc_tok"] == pytest.approx(np.mean(hits))
 
 
 PROGRAM = {
@@ -476,7 +424,9 @@ PROGRAM = {
 }
 
 
-def test_an_answer_is_right_if_its_function_passes_the_tests() -> None:
+def test_code_is_run_only_when_lm_evals_command_confirms_it(
+    checkpoint_path: Path, local_hub: Path
+) -> None:
     answers = [
         PROGRAM["canonical_solution"],
         "    return a - b\n",
@@ -484,16 +434,7 @@ def test_an_answer_is_right_if_its_function_passes_the_tests() -> None:
         "    return 5\n",
     ]
     assert code_tests(answers, PROGRAM) == {"pass@1": 0.5, "pass@4": 1.0}
-
-
-def test_code_is_run_only_when_lm_evals_command_confirms_it(
-    checkpoint_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = tmp_path / "openai" / "openai_humaneval"
-    hub.mkdir(parents=True)
-    (hub / "test.jsonl").write_text(json.dumps(PROGRAM), "utf-8")
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.chdir(tmp_path)
+    write_rows(local_hub / "openai" / "openai_humaneval" / "test.jsonl", [PROGRAM])
     task = load_tasks(["umim_humaneval"])["umim_humaneval"]
     task.set_config("repeats", 4)
     task.set_config("generation_kwargs", task.get_config("generation_kwargs") | {"max_gen_toks": 2})
@@ -505,5 +446,5 @@ def test_code_is_run_only_when_lm_evals_command_confirms_it(
     assert found is not None
     (sample,) = found["samples"]["umim_humaneval"]
     assert len(sample["filtered_resps"][0]) == 4
-    assert found["results"]["umim_humaneval"]["pass@1,none"] == 0.0
-    assert found["results"]["umim_humaneval"]["pass@4,none"] == 0.0
+    figures = found["results"]["umim_humaneval"]
+    assert figures["pass@1,none"] == figures["pass@4,none"] == 0.0
