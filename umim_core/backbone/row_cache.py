@@ -71,7 +71,6 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         self.capacity = min(capacity, max_length)
         self.plan: WritePlan | None = None
         self.length = 0
-        self.shared = False  # the buffers are another layer's, until something is written
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate zeroed buffers: a masked column has weight 0, and 0 x NaN would be NaN."""
@@ -80,11 +79,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         self.is_initialized = True
 
     def reserve(self, columns: int) -> None:
-        """Grow the buffers by doubling until they hold ``columns``; contents are kept.
-
-        Shared buffers become the layer's own.
-        """
-        if columns <= self.capacity and not self.shared:
+        """Grow the buffers by doubling until they hold ``columns``; contents are kept."""
+        if columns <= self.capacity:
             return
         capacity = self.capacity
         while capacity < columns:
@@ -92,7 +88,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         if self.keys is not None and self.values is not None:
             # Both before either is kept: memory may run out between them.
             self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
-        self.capacity, self.shared = capacity, False
+        self.capacity = capacity
 
     def copy_rows(self, sources: Sequence[tuple[RowLayer, int, int]]) -> None:
         """Copy rows of layers that hold states into the empty buffers, side by side."""
@@ -107,17 +103,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
             self.keys[b, :, :columns] = source.keys[row, :, :columns]
             self.values[b, :, :columns] = source.values[row, :, :columns]
 
-    def fork(self, source: RowLayer, times: int) -> None:
-        """Take over the only row of another layer some times; shared until something is written."""
-        self.capacity = source.capacity
-        if source.keys is not None and source.values is not None:
-            self.keys = source.keys.expand(times, -1, -1, -1)
-            self.values = source.values.expand(times, -1, -1, -1)
-            self.is_initialized = self.shared = True
-
     def close_gap(self, row: int, first: int, columns: Tensor) -> None:
         """Move columns [K] (int64, rising) of a row to ``first`` and behind."""
-        self.reserve(self.capacity)  # shared buffers become its own
         for buffer in (self.keys, self.values):
             if buffer is not None:
                 buffer[row, :, first : first + len(columns)] = buffer[row][:, columns]  # a copy
@@ -254,17 +241,6 @@ class RowCache(Cache):
         self.max_length = max(self.max_length, max_length)
         for layer in self._rows:
             layer.max_length = self.max_length
-
-    def forked(self, times: int) -> RowCache:
-        """Return a cache of some rows that begin as the only row of this one.
-
-        It is shared until the first forward writes; this cache must not be written before then.
-        """
-        copy = RowCache(len(self._rows), times, self.max_length, self.device)
-        for layer, source in zip(copy._rows, self._rows, strict=True):
-            layer.fork(source, times)
-        copy.restore(self.lengths.tolist() * times)
-        return copy
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[RowCache, int]]) -> RowCache:

@@ -280,8 +280,8 @@ class GenerationState:
 class Prefix:
     """A text in the cache, which any number of requests continue: ``generate(..., past=prefix)``.
 
-    A request takes it for all of its prompts. It copies the cache when it writes first, and never
-    writes into this one, so several threads may continue a prefix at once.
+    A request takes it for all of its prompts. It copies the cache and never writes into it, so
+    several threads may continue a prefix at once.
     """
 
     raw_ids: tuple[int, ...] = field(repr=False)
@@ -302,8 +302,8 @@ class Prefix:
         return 1.0 - self.cache_length / len(self.raw_ids)
 
     def fork(self, rows: int) -> GenerationState:
-        """Return a state of some equal rows that begins as the prefix; nothing is copied yet."""
-        cache = self._cache.forked(rows)
+        """Return a state of some equal rows that begins as the prefix."""
+        cache = UnitCache.of_rows([(self._cache, 0)] * rows)
         return GenerationState((self.raw_ids,) * rows, cache, self._merged_model, all_fed=True)
 
 

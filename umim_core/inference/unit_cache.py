@@ -104,12 +104,6 @@ class UnitCache:
     def bytes(self) -> int:
         return self.units.bytes + (0 if self.raw is None else self.raw.bytes)
 
-    def forked(self, times: int) -> UnitCache:
-        """Return a cache of some rows that begin as the only row of this one; see ``RowCache``."""
-        raw = None if self.raw is None else self.raw.forked(times)
-        recent = None if self.recent is None else self.recent.repeat_interleave(times, dim=0)
-        return UnitCache(self.units.forked(times), raw, recent, self.reach)
-
     def allow(self, units: int, raw: int) -> None:
         self.units.allow(units)
         if self.raw is not None:
