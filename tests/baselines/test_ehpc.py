@@ -18,7 +18,6 @@ from umim_core.baselines.ehpc import (
     DEPTHS,
     EHPC,
     EvaluatorHeads,
-    LastQueries,
     Probe,
     best_heads,
     find_evaluator_heads,
@@ -66,18 +65,6 @@ def test_queries_and_kernel_below_one_are_refused(options: dict[str, int]) -> No
         EHPC(word_backbone("llama"), HEADS, **options)
 
 
-def test_first_layers_give_the_weights_of_the_whole_model(
-    backbone: Backbone, rng: np.random.Generator
-) -> None:
-    ids = rng.integers(1, 32, 30)
-    for layers in (1, 2):
-        found = LastQueries(backbone, layers).weights(ids, 7)
-        assert len(found) == layers
-        for own, whole in zip(found, attention(ids, backbone), strict=False):
-            torch.testing.assert_close(own.double(), whole[:, -7:], atol=1e-6, rtol=1e-5)
-    assert len(attention(ids, backbone)) == backbone.model.config.num_hidden_layers == 2
-
-
 def test_the_layer_and_its_best_quarter_of_heads_are_found_by_mass() -> None:
     mass = np.array([[0.9, 0, 0, 0, 0, 0, 0, 0], [0.1, 0.2, 0.1, 0.3, 0.1, 0.1, 0.2, 0.1]])
     assert best_heads(mass) == EvaluatorHeads(1, (1, 3))
@@ -115,7 +102,7 @@ def test_the_mass_on_a_needle_is_that_of_the_whole_model(backbone: Backbone) -> 
             for query in range(len(text.ids) - queries, len(text.ids)):
                 on_needle = weights[:, query, text.needle].sum(dim=-1).numpy()
                 expected[layer] += on_needle / queries / len(texts)
-    assert needle_mass(LastQueries(backbone, 2), iter(texts)) == pytest.approx(expected, abs=1e-6)
+    assert needle_mass(backbone, iter(texts)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_backbone_without_room_for_a_needle_and_its_question_is_refused() -> None:

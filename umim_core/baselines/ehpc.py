@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from random import Random
 from typing import ClassVar, Final
 
@@ -63,36 +62,32 @@ class EvaluatorHeads:
     heads: tuple[int, ...]
 
 
-class LastQueries:
-    """Attention of the last tokens of a text in the first layers; later layers are not run."""
+@torch.no_grad()
+def last_weights(layers: Backbone, ids: Ints, queries: int) -> Tensor:
+    """Return the attention weights of the last queries W, 1 .. T, in every layer [L, A, W, T].
 
-    def __init__(self, backbone: Backbone, layers: int) -> None:
-        self._first_layers = layer_range(backbone, 0, layers)
-
-    @torch.no_grad()
-    def weights(self, ids: Ints, queries: int) -> Tensor:
-        """Return the weights of the last queries W, 1 .. T, in every layer [L, A, W, T].
-
-        What stands before them is read without weights, by the backbone's own attention.
-        """
-        model = self._first_layers.model
-        check_attention_window(model.config, len(ids))
-        tokens, cache = torch.from_numpy(ids).to(self._first_layers.device), DynamicCache()
-        if queries < len(ids):
-            read_behind(self._first_layers, tokens[:-queries], cache)
-        with eager_attention(model):
-            _, weights = read_behind(self._first_layers, tokens[-queries:], cache, attention=True)
-        return torch.stack(weights)
+    ``layers`` are the first ones of a backbone. What stands before the queries is read without
+    weights, by the backbone's own attention.
+    """
+    check_attention_window(layers.model.config, len(ids))
+    tokens, cache = torch.from_numpy(ids).to(layers.device), DynamicCache()
+    if queries < len(ids):
+        read_behind(layers, tokens[:-queries], cache)
+    with eager_attention(layers.model):
+        _, weights = read_behind(layers, tokens[-queries:], cache, attention=True)
+    return torch.stack(weights)
 
 
 def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
-    layers = max(1, round(EARLY * int(backbone.model.config.num_hidden_layers)))
-    return best_heads(needle_mass(LastQueries(backbone, layers), probes(backbone)))
+    layers = layer_range(backbone, 0, max(1, round(EARLY * backbone.num_layers)))
+    return best_heads(needle_mass(layers, probes(backbone)))
 
 
 def known_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
     """Return what :func:`find_evaluator_heads` finds, from the user's cache where it is known."""
-    texts = canonical_json([text.identity for text in probes(backbone)])
+    texts = canonical_json(
+        [[text.ids.tolist(), text.needle.start, text.needle.stop] for text in probes(backbone)]
+    )
     key = {
         "choice": _VERSION,
         "probes": sha256_bytes(texts.encode()),
@@ -128,19 +123,15 @@ class Probe:
     ids: Ints
     needle: slice
 
-    @property
-    def identity(self) -> list[object]:
-        return [self.ids.tolist(), self.needle.start, self.needle.stop]
 
-
-def needle_mass(reader: LastQueries, texts: Iterator[Probe]) -> NDArray[np.float64]:
+def needle_mass(layers: Backbone, texts: Iterator[Probe]) -> NDArray[np.float64]:
     """Return the attention of the last queries on needles, per layer and head [L, A].
 
     It is the sum over the needle's tokens, averaged over queries and texts.
     """
     masses = []
     for text in texts:
-        weights = reader.weights(text.ids, min(QUERIES, len(text.ids)))
+        weights = last_weights(layers, text.ids, min(QUERIES, len(text.ids)))
         masses.append(weights[..., text.needle].double().sum(dim=-1).mean(dim=-1).cpu().numpy())
     mean: NDArray[np.float64] = np.mean(masses, axis=0)
     return mean
@@ -161,25 +152,18 @@ def probes(backbone: Backbone) -> Iterator[Probe]:
                 f"{least} tokens, {backbone.name} has {room} positions",
                 "Use a backbone with more positions, or another baseline.",
             )
-        filler = list(_fitting(rng, room - least, backbone))
+        filler, used = list[str](), least
+        for sentence in sentences(rng):
+            used += len(backbone.encode(f" {sentence}"))
+            if used > room:
+                break
+            filler.append(f" {sentence}")
         texts = inserted(filler, [needle], [depth])
         parts = [backbone.encode(text) for text in texts] + [question]
         place = texts.index(needle)
         start = sum(map(len, parts[:place]))
         ids = np.array([token for part in parts for token in part], dtype=np.int64)
         yield Probe(ids, slice(start, start + len(parts[place])))
-
-
-def _fitting(rng: Random, room: int, backbone: Backbone) -> Iterator[str]:
-    """Yield filler as long as it fits into so many tokens."""
-    used = 0
-
-    def fits(text: str) -> bool:
-        nonlocal used
-        used += len(backbone.encode(text))
-        return used <= room
-
-    return takewhile(fits, (f" {sentence}" for sentence in sentences(rng)))
 
 
 @dataclass(frozen=True)
@@ -201,8 +185,8 @@ class EHPC:
             )
 
     @cached_property
-    def reader(self) -> LastQueries:
-        return LastQueries(self.scorer, self.heads.layer + 1)
+    def layers(self) -> Backbone:
+        return layer_range(self.scorer, 0, self.heads.layer + 1)
 
     def keep(self, text: Text, budget: int) -> Ints:
         return highest(self.scores(text), text.protected, budget)
@@ -223,7 +207,7 @@ class EHPC:
 
     def _mass(self, seen: Ints, asked: Ints) -> NDArray[np.float64]:
         """Return the attention of last queries [W] on what stands before [n], heads summed."""
-        weights = self.reader.weights(np.concatenate([seen, asked]), len(asked))
+        weights = last_weights(self.layers, np.concatenate([seen, asked]), len(asked))
         mine = weights[self.heads.layer, list(self.heads.heads), :, : len(seen)].double()
         return mine.mean(dim=1).sum(dim=0).cpu().numpy()
 

@@ -31,9 +31,9 @@ from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import passages, token_texts
 from umim_core.baselines.methods import Text, highest, read_behind
-from umim_core.baselines.selective_context import check_vocabulary, self_information
+from umim_core.baselines.selective_context import self_information
 from umim_core.errors import ConfigError
-from umim_core.merging.likelihood import target_scores
+from umim_core.merging.likelihood import check_rows, target_scores
 from umim_core.text.token_ids import Ints
 
 
@@ -56,7 +56,7 @@ class CompressedPrefix:
 
         A segment has at most half as many tokens as the model has positions.
         """
-        check_vocabulary(segment, self._scorer)
+        check_rows([segment], self._scorer.vocab_size)
         limit = self._scorer.max_positions
         if limit is not None and len(self._cached_ids) + len(segment) > limit:
             tail = self._cached_ids[-(limit // 2) :]

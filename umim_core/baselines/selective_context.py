@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import token_texts
 from umim_core.baselines.methods import Text, highest
-from umim_core.errors import EvaluationError
-from umim_core.merging.likelihood import target_scores
+from umim_core.merging.likelihood import check_rows, target_scores
 from umim_core.text.token_ids import Ints
 
 
@@ -40,7 +39,7 @@ def self_information(ids: Ints, scorer: Backbone) -> NDArray[np.float64]:
     A text that is longer than the model's positions is read in windows that begin half of them
     before the first token that is still to be scored.
     """
-    check_vocabulary(ids, scorer)
+    check_rows([ids], scorer.vocab_size)
     information = np.full(len(ids), math.log(scorer.vocab_size))
     limit = scorer.max_positions or max(2, len(ids))
     tensor, done = torch.from_numpy(ids).to(scorer.device), 1
@@ -52,15 +51,6 @@ def self_information(ids: Ints, scorer: Backbone) -> NDArray[np.float64]:
         information[done:end] = -scores.log_probs.cpu().double().numpy()
         done = end
     return information
-
-
-def check_vocabulary(ids: Ints, scorer: Backbone) -> None:
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < scorer.vocab_size:
-        raise EvaluationError(
-            f"ids must lie between 0 and {scorer.vocab_size - 1}",
-            f"{int(ids.min())} .. {int(ids.max())}",
-            "The scoring model must have the tokenizer of the text.",
-        )
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def score_rows(
     Returns:
         Per row its T_b - given scores.
     """
-    _check_rows(rows, merged_model.backbone.vocab_size)
+    check_rows(rows, merged_model.backbone.vocab_size)
     if max(len(row) for row in rows) < 2:
         nothing = TokenScores(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
         return [nothing for _ in rows]
@@ -90,7 +90,7 @@ def token_log_probs(rows: Sequence[AnyInts], merged_model: MergedModel) -> list[
     return [scores.log_probs.cpu().double() for scores in scored]
 
 
-def _check_rows(rows: Sequence[AnyInts], vocab_size: int) -> None:
+def check_rows(rows: Sequence[AnyInts], vocab_size: int) -> None:
     sizes = [np.size(row) for row in rows]
     if not sizes or min(sizes) == 0:
         raise EvaluationError("every row must hold at least one token", sizes, "Drop empty rows.")
