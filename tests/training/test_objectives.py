@@ -38,7 +38,7 @@ from umim_core.training.objectives import (
     training_row,
 )
 from umim_core.training.token_rows import TokenRows
-from umim_core.training.train_loop import asked_items, batch_indices
+from umim_core.training.train_loop import batch_indices, planned_items
 
 
 def preference(
@@ -143,11 +143,11 @@ def test_a_short_run_scores_the_questions_that_it_will_ask_and_no_others(
     tiny_llama: Backbone,
 ) -> None:
     config = PreferenceConfig(max_steps=3, batch_size=4, learning_rate=0.1)
-    asked, first = asked_items(config, 7, 101), batch_indices(7, 0, 4, 101)
+    asked, first = planned_items(config, 7, 101), batch_indices(7, 0, 4, 101)
     assert len(asked) == 12 and {*first} < {*asked} < {*range(101)}
     model = fresh_model(tiny_llama, [(1, 2)])
     of = model.require_module(), model, questions(101, 0)
-    short = preference(*of, batch_size=4, asked={"train": asked, "valid": spread_rows(3, 2)})
+    short = preference(*of, batch_size=4, items={"train": asked, "valid": spread_rows(3, 2)})
     whole = preference(*of, batch_size=4)
     assert (len(short.start["reference"]), len(whole.start["reference"])) == (42, 312)
     torch.testing.assert_close(short(first).total, whole(first).total, atol=1e-5, rtol=0.0)

@@ -198,16 +198,16 @@ class EHPC:
         read in parts, the last queries behind each.
         """
         queries = min(self.queries, len(text.ids) // 2)
-        seen, asked = text.ids[:-queries], text.ids[-queries:]
+        seen, last = text.ids[:-queries], text.ids[-queries:]
         room = max(1, (self.scorer.max_positions or len(text.ids)) - queries)
-        parts = [self._mass(seen[i : i + room], asked) for i in range(0, len(seen), room)]
+        parts = [self._mass(seen[i : i + room], last) for i in range(0, len(seen), room)]
         pooled = pool(np.concatenate(parts), min(self.kernel, max(1, len(seen) // _KERNELS)))
         above = len(self.heads.heads) + np.arange(1.0, queries + 1)
         return np.concatenate([pooled, above])
 
-    def _mass(self, seen: Ints, asked: Ints) -> NDArray[np.float64]:
+    def _mass(self, seen: Ints, last: Ints) -> NDArray[np.float64]:
         """Return the attention of last queries [W] on what stands before [n], heads summed."""
-        weights = last_weights(self.layers, np.concatenate([seen, asked]), len(asked))
+        weights = last_weights(self.layers, np.concatenate([seen, last]), len(last))
         mine = weights[self.heads.layer, list(self.heads.heads), :, : len(seen)].double()
         return mine.mean(dim=1).sum(dim=0).cpu().numpy()
 

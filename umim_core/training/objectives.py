@@ -168,8 +168,8 @@ class PreferenceObjective(Objective):
     """Preference (DPO) over multiple-choice questions; the reference is the model at the start.
 
     Trained is ``module``, the merge module or the weights of a control, which ``merged_model``
-    reads through. The reference has the questions alone that are ``asked`` of each split, None for
-    all. ``beta`` is the pull towards it. ``batch_size`` questions are scored at once outside of
+    reads through. The reference has the questions alone that ``items`` names of each split, None
+    for all. ``beta`` is the pull towards it. ``batch_size`` questions are scored at once outside of
     training steps, ``micro_batch`` everywhere; each micro-batch leaves its gradient and gives its
     activations back. None takes a step as a whole.
     """
@@ -186,7 +186,7 @@ class PreferenceObjective(Objective):
         *,
         beta: float,
         batch_size: int,
-        asked: Mapping[Split, Sequence[int]] | None = None,
+        items: Mapping[Split, Sequence[int]] | None = None,
         micro_batch: int | None = None,
     ) -> None:
         super().__init__()
@@ -197,21 +197,21 @@ class PreferenceObjective(Objective):
         self.batch_size = min(batch_size, micro_batch or batch_size)
         self.num_items, self.num_valid = len(train), len(valid)
         every = {split: range(len(questions)) for split, questions in self._questions.items()}
-        self._asked = [(split, index) for split, of in (asked or every).items() for index in of]
-        ends = np.cumsum([len(self._questions[s][i].endings) for s, i in self._asked]).tolist()
-        self._answers = dict(zip(self._asked, map(slice, [0, *ends], ends), strict=False))
+        self._scored = [(split, index) for split, of in (items or every).items() for index in of]
+        ends = np.cumsum([len(self._questions[s][i].endings) for s, i in self._scored]).tolist()
+        self._answers = dict(zip(self._scored, map(slice, [0, *ends], ends), strict=False))
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Score all answers of the asked questions [N] (nats a token); each rank scores its share.
+        """Score all answers of the questions in use [N] (nats a token); each rank scores its share.
 
         What one of them gets goes to all as numbers: they train against the same bits.
         """
         rank, world = rank_and_world()
         backbone, scores = self._merged_model.backbone, list[float]()
-        logger.info("scoring %d questions of the start", len(self._asked))
-        for number, first in enumerate(range(0, len(self._asked), self.batch_size)):
-            of_batch = self._asked[first : first + self.batch_size]
+        logger.info("scoring %d questions of the start", len(self._scored))
+        for number, first in enumerate(range(0, len(self._scored), self.batch_size)):
+            of_batch = self._scored[first : first + self.batch_size]
             batch = [self._questions[split][index] for split, index in of_batch]
             if number % world == rank:
                 scores += torch.cat(ending_scores(batch, self._merged_model)).tolist()

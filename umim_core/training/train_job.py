@@ -48,7 +48,7 @@ from umim_core.task_sets.spec import QuestionForm, read_questions
 from umim_core.training.objectives import DistillObjective, PreferenceObjective, spread_rows
 from umim_core.training.optimizer import Strategy
 from umim_core.training.token_rows import TokenRows
-from umim_core.training.train_loop import asked_items, train
+from umim_core.training.train_loop import planned_items, train
 from umim_core.training.train_ranks import rank_and_world, ranks_where
 from umim_core.training.train_state import Progress, drop_states, load_parameters
 
@@ -170,8 +170,8 @@ def make_objective(
         held_out,
         beta=config.beta,
         batch_size=per_rank,
-        asked={
-            "train": asked_items(config, job.seed, len(questions)),
+        items={
+            "train": planned_items(config, job.seed, len(questions)),
             "valid": spread_rows(len(held_out), config.validation_rows),
         },
         micro_batch=config.micro_batch,

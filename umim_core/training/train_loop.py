@@ -106,7 +106,7 @@ def batch_indices(seed: int, step: int, batch_size: int, num_items: int) -> list
     return indices
 
 
-def asked_items(config: TrainConfig, seed: int, num_items: int) -> list[int]:
+def planned_items(config: TrainConfig, seed: int, num_items: int) -> list[int]:
     """Return the items of all planned batches, in order: a short run asks for a few of many."""
     steps = range(planned_steps(config, num_items))
     batches = (batch_indices(seed, step, config.batch_size, num_items) for step in steps)
