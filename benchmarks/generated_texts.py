@@ -80,14 +80,15 @@ class Subject:
         rows: list[Row] = []
         for first in range(0, len(self.prompts), self.batch_size):
             batch = self.prompts[first : first + self.batch_size]
-            drawn = seed * len(self.prompts) + first
+            sampling = DECODINGS[decoding]
+            drawn = seed * len(self.prompts) + first if sampling["do_sample"] else None
             options = GenerateOptions(
                 max_new_tokens=self.new_tokens,
                 eos_token_id=end_ids(self.umim.backbone) or None,
                 merge=merge,
                 seed=drawn,
                 decode_max_damage=bound,
-                **DECODINGS[decoding],
+                **sampling,
             )
             rows += self.umim.engine.generate(batch, options).rows
         return rows
