@@ -116,7 +116,7 @@ def cell_job(
         revision=cell.revision,
         rules=None if rules is None else str(rules),
         start=None if start is None else str(start),
-        form=cell.form(),
+        form=cell.alone(),
         max_tokens=max_tokens,
         seed=recipe.seed,
         config=optimisation,

@@ -124,7 +124,7 @@ def test_sees_repetition_exactly_if_it_sees_the_order(
 def test_initialise_gives_outputs_the_scale_of_the_embeddings(
     form: str, torch_rng: torch.Generator
 ) -> None:
-    module = MergeModule(64, 4, **FORMS[form])
+    module = MergeModule(64, ModuleForm(**FORMS[form]))
     module.initialise(0.043, torch_rng)
     out = module(0.043 * spans_of(200, 4, 64, torch_rng), torch.full((200,), 3))
     assert out.std().item() == pytest.approx(0.043, rel=0.05)
@@ -134,7 +134,7 @@ def test_initialise_gives_outputs_the_scale_of_the_embeddings(
 
 @EVERY
 def test_initialise_is_decided_by_its_generator_alone(form: str) -> None:
-    modules = [MergeModule(16, **FORMS[form]) for _ in range(3)]
+    modules = [MergeModule(16, ModuleForm(**FORMS[form])) for _ in range(3)]
     before = torch.get_rng_state()
     for module, seed in zip(modules, (1, 1, 2), strict=True):
         module.initialise(0.1, torch.Generator().manual_seed(seed))
@@ -148,10 +148,10 @@ def test_initialise_is_decided_by_its_generator_alone(form: str) -> None:
 def test_an_untrained_residual_module_gives_the_anchor_itself(
     form: str, torch_rng: torch.Generator
 ) -> None:
-    module = MergeModule(64, 4, **FORMS[form])
+    module = MergeModule(64, ModuleForm(**FORMS[form]))
     module.initialise(0.043, torch_rng)
     spans, lengths = spans_of(8, 4, 64, torch_rng), torch.arange(8) % 4 + 1
-    assert torch.equal(module(spans, lengths), ANCHORS[module.residual](spans, lengths))
+    assert torch.equal(module(spans, lengths), ANCHORS[module.form.residual](spans, lengths))
 
 
 def attended(layer: torch.nn.Module, heads: int, span: list[Row]) -> list[Row]:
@@ -172,7 +172,7 @@ def attended(layer: torch.nn.Module, heads: int, span: list[Row]) -> list[Row]:
 
 def formula(module: MergeModule, span: list[Row]) -> Row:
     """The surrogate of a span in plain arithmetic."""
-    if module.kind == "linear":
+    if module.form.kind == "linear":
         joined = [number for token in span for number in token]
         joined += [0.0] * (module.hidden_size * (module.longest - len(span)))
         return layer_norm(linear(joined, module.linear_o), module.norm_o)
@@ -212,12 +212,12 @@ def test_equals_the_formula_in_plain_arithmetic(
 def test_has_exactly_the_parameters_of_its_table(
     form: str, squares: int, singles: int, size: int, heads: int
 ) -> None:
-    count = sum(p.numel() for p in MergeModule(size, heads, **FORMS[form]).parameters())
+    count = sum(p.numel() for p in MergeModule(size, ModuleForm(**FORMS[form]), heads).parameters())
     assert count == squares * size * size + singles * size
 
 
 def test_weights_are_drawn_in_this_order_the_layers_behind_the_pooling() -> None:
-    paper, deep = MergeModule(16), MergeModule(16, depth=3)
+    paper, deep = MergeModule(16), MergeModule(16, ModuleForm(depth=3))
     generator = torch.Generator().manual_seed(8)
     paper.initialise(0.5, torch.Generator().manual_seed(8))
     deep.initialise(0.5, torch.Generator().manual_seed(8))
@@ -278,7 +278,9 @@ def test_exponential_doubles_the_weight_from_token_to_token(torch_rng: torch.Gen
 def test_a_residual_module_adds_its_own_output_to_the_anchor(
     anchor: Any, form: dict[str, Any], torch_rng: torch.Generator
 ) -> None:
-    alone, added = MergeModule(16, **form), MergeModule(16, **form, residual=anchor)
+    alone, added = (
+        MergeModule(16, ModuleForm(**form, residual=residual)) for residual in ("none", anchor)
+    )
     alone.initialise(0.1, torch_rng)
     added.load_state_dict(alone.state_dict())
     spans = spans_of(4, 4, 16, torch_rng)
@@ -300,26 +302,33 @@ def test_heads_that_do_not_divide_the_size_are_refused(size: int, heads: int) ->
     with pytest.raises(
         ConfigError, match=f"must divide hidden_size; got {heads} heads, size {size}"
     ):
-        MergeModule(size, heads)
+        MergeModule(size, num_heads=heads)
 
 
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ({"module_positions": "rotary"}, "positions must be 'none' or 'learned'; got rotary"),
-        ({"depth": 2}, "depth must be 1 or 3; got 2"),
-        ({"residual": "first"}, "residual must be 'none' or 'last' or 'exponential'; got first"),
+        (
+            {"module_positions": "rotary"},
+            "positions: Input should be 'none' or 'learned'; got rotary",
+        ),
+        ({"depth": 2}, "depth: Input should be 1 or 3; got 2"),
+        ({"residual": "first"}, "residual: Input .* 'none', 'last' or 'exponential'; got first"),
         ({"kind": "mean"}, "kind must be one of attention, linear; got mean"),
         (
             {"kind": "linear", "module_positions": "learned"},
             "linear merge module must have positions",
         ),
         ({"kind": "linear", "depth": 3}, "linear merge module must have .* depth 1"),
+        ({"merge_depth": 1}, "residual 'last'"),
+        ({"merge_depth": 1, "residual": "last"}, "unit_positions 'preserved'"),
+        ({"merge_depth": -1}, "merge_depth must be at least 0; got -1"),
+        ({"adapter_rank": 257}, "adapter_rank must be at most 256; got 257"),
     ],
 )
 def test_a_form_that_does_not_exist_is_refused(form: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        MergeModule(16, 4, **form)
+        ModuleForm(**form)
 
 
 def test_a_digest_stands_for_form_weights_and_data_type() -> None:
@@ -328,13 +337,13 @@ def test_a_digest_stands_for_form_weights_and_data_type() -> None:
     same = MergeModule(8)
     same.load_state_dict(module.state_dict())
     assert same.digest() == module.digest()
-    other = MergeModule(8, module_positions="learned")
+    other = MergeModule(8, ModuleForm(module_positions="learned"))
     other.load_state_dict(module.state_dict(), strict=False)
     with torch.no_grad():
         next(same.parameters()).view(-1)[0] += 1e-3
     digests = {module.digest(), same.digest(), other.digest()}
     for residual in ("last", "exponential"):
-        anchored = MergeModule(8, residual=residual)
+        anchored = MergeModule(8, ModuleForm(residual=residual))
         anchored.load_state_dict(module.state_dict())
         digests.add(anchored.digest())
     long = MergeModule(8, longest=5)

@@ -17,7 +17,6 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.split import split_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.form import ModuleForm
 from umim_core.errors import BackboneError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
@@ -185,20 +184,6 @@ def test_threads_have_gates_of_their_own() -> None:
     with ThreadPoolExecutor(6) as pool:
         again = pool.map(read, list(range(6)) * 20)
     assert all(map(torch.equal, again, alone * 20))
-
-
-@pytest.mark.parametrize(
-    ("policies", "match"),
-    [
-        ({"merge_depth": 1}, "residual 'last'"),
-        ({"merge_depth": 1, "residual": "last"}, "unit_positions 'preserved'"),
-        ({"merge_depth": -1}, "greater than or equal to 0"),
-        ({"adapter_rank": 257}, "less than or equal to 256"),
-    ],
-)
-def test_forms_that_cannot_be_are_refused(policies: dict[str, object], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        ModuleForm.model_validate(policies)
 
 
 @pytest.mark.parametrize("longest", [4, 9])

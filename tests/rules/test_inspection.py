@@ -127,7 +127,7 @@ def test_groups_are_the_rules_of_equal_relative_frequencies() -> None:
 
 
 def test_pairs_collide_exactly_when_the_module_gives_them_one_surrogate() -> None:
-    module = MergeModule(8, 2).double()
+    module = MergeModule(8, num_heads=2).double()
     module.initialise(1.0, torch.Generator().manual_seed(0))
     embeddings = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)).double()
     with torch.no_grad():

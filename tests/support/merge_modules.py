@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from umim_core.config.form import ModuleForm
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
@@ -33,7 +34,7 @@ def module_of(
     longest: int = 4,
 ) -> MergeModule:
     """Return a frozen module whose attention is far from uniform and whose biases count."""
-    module = MergeModule(size, heads, **FORMS[form], longest=longest)
+    module = MergeModule(size, ModuleForm(**FORMS[form]), heads, longest)
     generator = torch.Generator().manual_seed(4)
     module.initialise(0.7, generator)
     with torch.no_grad():
@@ -96,7 +97,7 @@ def attend(query: Row, keys: list[Row], values: list[Row]) -> Row:
 
 def placed(module: MergeModule, span: list[Row]) -> list[Row]:
     """Embeddings with the vector of their offset, counted from the end in long spans."""
-    if module.module_positions == "none":
+    if module.form.module_positions == "none":
         return span
     offsets = module.offset.tolist()
     if module.longest > 4:

@@ -40,7 +40,7 @@ def fresh_model(
     """
     if not isinstance(rules, RuleSet):
         rules = RuleSet.from_spans(rules, backbone.tokenizer_fingerprint or None)
-    module = MergeModule(backbone.hidden_size, **form)
+    module = MergeModule(backbone.hidden_size, ModuleForm(**form))
     std = backbone.embedding_std if std is None else std
     module.initialise(std, torch.Generator().manual_seed(seed))
     return MergedModel(backbone, module.to(backbone.dtype), Matcher(rules), unit_positions)

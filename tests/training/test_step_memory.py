@@ -50,7 +50,7 @@ def build(name: str, dtype: torch.dtype) -> Backbone:
 
 def saved_bytes(backbone: Backbone, form: ModuleForm, lengths: list[int]) -> int:
     """Bytes that autograd keeps during a step, the weights themselves left out."""
-    module = MergeModule.of(form, backbone.hidden_size)
+    module = MergeModule(backbone.hidden_size, form)
     module.initialise(0.02, torch.Generator().manual_seed(1))
     model = DistillModel(
         MergedModel(backbone, module, None, "compact"),

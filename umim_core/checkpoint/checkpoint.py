@@ -175,15 +175,10 @@ class Checkpoint:
         return cls(config, read_module(directory / WEIGHTS, config, rules), rules)
 
 
-_OF_THE_MODULE: Final = (
-    *("hidden_size", "num_heads", "module_positions", "depth", "kind", "residual"),
-)
-
-
 def _shape(module: MergeModule) -> dict[str, Any]:
-    """Return the fields of a configuration that follow from the module."""
-    return {
-        **{name: getattr(module, name) for name in _OF_THE_MODULE},
-        "rule_rows": 0 if module.rows is None else len(module.rows),
-        "adapter_rank": 0 if module.adapters is None else module.adapters.rank,
-    }
+    """Return the fields of a configuration that follow from the module.
+
+    The positions of units and the depth are the merged model's.
+    """
+    form = module.form.model_dump(exclude={"unit_positions", "merge_depth"})
+    return form | {"hidden_size": module.hidden_size, "num_heads": module.num_heads}

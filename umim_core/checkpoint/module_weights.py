@@ -57,7 +57,7 @@ def write_module(module: nn.Module, path: Path) -> None:
 def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeModule:
     """Return the module that ``write_module`` wrote, its weights fixed."""
     with torch.device("meta"):  # a declared size allocates nothing and draws no weights
-        module = MergeModule.of(config, config.hidden_size, config.num_heads, rules.longest)
+        module = MergeModule(config.hidden_size, config.alone(), config.num_heads, rules.longest)
         if config.adapter_rank:
             module.adapters = _adapters(path, config.adapter_rank)
     expected = shapes_of(module)

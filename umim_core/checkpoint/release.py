@@ -111,7 +111,7 @@ def _layout(folder: Path) -> tuple[dict[str, str], int]:
 
 
 def _module(path: Path, size: int, heads: int) -> MergeModule:
-    module = MergeModule(size, heads)
+    module = MergeModule(size, num_heads=heads)
     ours = module.state_dict()
     found = _read(path, 4 * sum(value.numel() for value in ours.values()))
     for key in ("model_state_dict", "module"):

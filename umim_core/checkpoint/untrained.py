@@ -29,7 +29,7 @@ def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int
         raise RuleSetError(
             "rule rows need at least one rule", 0, "Lower tau, or leave rule_rows out."
         )
-    module = MergeModule.of(form, backbone.hidden_size, longest=rules.longest)
+    module = MergeModule(backbone.hidden_size, form, longest=rules.longest)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
     if form.rule_rows:
         module.rows = RuleRows(frequent_spans(rules, form.rule_rows), backbone.hidden_size)

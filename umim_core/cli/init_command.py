@@ -40,19 +40,14 @@ def init(
     from umim_core.backbone.backbone import load_backbone
     from umim_core.checkpoint.next_steps import after_making
     from umim_core.checkpoint.untrained import untrained_checkpoint
-    from umim_core.config.recipe_files import validated
     from umim_core.rules.ruleset import RuleSet
 
-    form = validated(
-        ModuleForm,
-        {
-            "module_positions": "learned",
-            "residual": residual,
-            "rule_rows": rule_rows,
-            "unit_positions": unit_positions,
-            "merge_depth": merge_depth,
-        },
-        "the options",
+    form = ModuleForm(
+        module_positions="learned",
+        residual=residual,
+        rule_rows=rule_rows,
+        unit_positions=unit_positions,
+        merge_depth=merge_depth,
     )
     backbone = load_backbone(shared.from_anywhere(model))
     checkpoint = untrained_checkpoint(backbone, RuleSet.load(rules), form, seed)

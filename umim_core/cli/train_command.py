@@ -112,17 +112,13 @@ def train(
         },
         "the options",
     )
-    form = validated(
-        ModuleForm,
-        {
-            "module_positions": positions,
-            "residual": residual,
-            "rule_rows": rule_rows,
-            "unit_positions": unit_positions,
-            "merge_depth": merge_depth,
-            "adapter_rank": adapter_rank,
-        },
-        "the options",
+    form = ModuleForm(
+        module_positions=positions,
+        residual=residual,
+        rule_rows=rule_rows,
+        unit_positions=unit_positions,
+        merge_depth=merge_depth,
+        adapter_rank=adapter_rank,
     )
     begin = None if start is None else resolve_checkpoint(start)
     if begin is not None:
@@ -134,7 +130,7 @@ def train(
         backbone=shared.from_anywhere(model),
         rules=str(rules.resolve()),
         config=distillation,
-        form=form.form(),
+        form=form,
         max_tokens=segment_length
         or RuleSet.load(rules).options.segment_length
         or shared.SEGMENT_LENGTH,
@@ -176,7 +172,7 @@ def _lines(out: Path, name: str | None, summary: dict[str, float], seconds: floa
 def _form_of(checkpoint: Path, form: ModuleForm) -> ModuleForm:
     from umim_core.checkpoint.checkpoint_files import read_config
 
-    kept = ModuleForm.model_validate(read_config(checkpoint).form())
+    kept = read_config(checkpoint).alone()
     if form not in (kept, ModuleForm.model_validate(_FORM)):
         raise ConfigError(
             "a module that is trained further keeps its form",

@@ -45,13 +45,13 @@ What a caller wants merged is no part of the form; it has the same words everywh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from umim_core.config.model_base import Model, checking
+from umim_core.config.model_base import Model, checking, typed
 from umim_core.errors import ConfigError, did_you_mean, require
 from umim_core.registry import Registry
 
@@ -85,78 +85,64 @@ def form_name(kind: str, depth: int) -> str:
     return kind if depth == 1 else f"{kind}{_DEEPER}{depth}"
 
 
-def check_kind(kind: str) -> str:
-    """Return a kind of merge module that exists."""
-    if kind != PAPER:
-        kinds = [name for name in MERGE_FORMS.names() if _DEEPER not in name]
-        if kind not in kinds:
-            raise ConfigError(
-                f"kind must be one of {', '.join(kinds)}",
-                kind,
-                did_you_mean(kind, kinds) or "A new one is a file of umim_core.merging.forms.",
-            )
-    return kind
-
-
-def check_form(positions: str, depth: int, kind: str, residual: str) -> None:
-    """Refuse a form that does not exist; the paper's kind takes all positions and depths."""
-    for name, value, known in (
-        ("positions", positions, get_args(Positions)),
-        ("depth", depth, get_args(Depth)),
-        ("residual", residual, get_args(Residual)),
-    ):
-        if value not in known:
-            words = " or ".join(map(repr, known))
-            raise ConfigError(f"{name} must be {words}", value, "Choose one.")
-    if check_kind(kind) == PAPER:
-        return
-    taken = MERGE_FORMS.find(kind).positions
-    depths = [n for n in get_args(Depth) if form_name(kind, n) in MERGE_FORMS.names()]
-    if positions not in taken or depth not in depths:
-        raise ConfigError(
-            f"a {kind} merge module must have positions {' or '.join(map(repr, taken))} "
-            f"and depth {' or '.join(map(str, depths))}",
-            f"positions {positions!r}, depth {depth}",
-            "Leave them out, or take another kind.",
-        )
-
-
 class ModuleForm(Model):
     """The form of a merge module and of its use, as fields of a configuration."""
 
     module_positions: Positions = Field(
-        "none", description="What the module sees of a token's offset in its span."
+        default="none", description="What the module sees of a token's offset in its span."
     )
-    depth: Depth = Field(1, description="Layers over a span before it is pooled, projection too.")
+    depth: Depth = Field(
+        default=1, description="Layers over a span before it is pooled, projection too."
+    )
     kind: str = Field(
-        PAPER, description="How the module makes one embedding of a span: `attention`, `linear`."
+        default=PAPER,
+        description="How the module makes one embedding of a span: `attention`, `linear`.",
     )
     residual: Residual = Field(
-        "none", description="What the module adds to; `none`: it makes the embedding alone."
+        default="none", description="What the module adds to; `none`: it makes the embedding alone."
     )
     rule_rows: Annotated[int, Field(ge=0)] = Field(
-        0, description="Most frequent rules that have a learned vector each, added to the module's."
+        default=0,
+        description="Most frequent rules that have a learned vector each, added to the module's.",
     )
     unit_positions: UnitPositions = Field(
-        "compact", description="Which positions units have in the backbone."
+        default="compact", description="Which positions units have in the backbone."
     )
     merge_depth: Annotated[int, Field(ge=0)] = Field(
-        0, description="Layers that read every token before spans merge; 0: embeddings merge."
+        default=0,
+        description="Layers that read every token before spans merge; 0: embeddings merge.",
     )
     adapter_rank: Annotated[int, Field(ge=0, le=256)] = Field(
-        0, description="Rank of the adapters that act on merged units alone; 0: none."
+        default=0, description="Rank of the adapters that act on merged units alone; 0: none."
     )
 
     @field_validator("kind")
     @classmethod
     def _known(cls, kind: str) -> str:
+        kinds = [PAPER] if kind == PAPER else MERGE_FORMS.names()
+        kinds = [name for name in kinds if _DEEPER not in name]
+        remedy = did_you_mean(kind, kinds) or "A new one is a file of umim_core.merging.forms."
         with checking():
-            return check_kind(kind)
+            require(
+                kind in kinds, ConfigError, f"kind must be one of {', '.join(kinds)}", kind, remedy
+            )
+        return kind
 
     @model_validator(mode="after")
     def _exists(self) -> Self:
         with checking():
-            check_form(self.module_positions, self.depth, self.kind, self.residual)
+            if self.kind != PAPER:  # the paper's kind takes all positions and depths
+                taken = MERGE_FORMS.find(self.kind).positions
+                names = MERGE_FORMS.names()
+                depths = [n for n in get_args(Depth) if form_name(self.kind, n) in names]
+                require(
+                    self.module_positions in taken and self.depth in depths,
+                    ConfigError,
+                    f"a {self.kind} merge module must have positions "
+                    f"{' or '.join(map(repr, taken))} and depth {' or '.join(map(str, depths))}",
+                    f"positions {self.module_positions!r}, depth {self.depth}",
+                    "Leave them out, or take another kind.",
+                )
             require(
                 not self.merge_depth
                 or (self.residual, self.unit_positions) == ("last", "preserved"),
@@ -168,9 +154,18 @@ class ModuleForm(Model):
             )
         return self
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _typed(cls, raw: object, read: Callable[[object], Self]) -> Self:
+        return typed(read, raw) if cls is ModuleForm else read(raw)
+
     def form(self) -> dict[str, object]:
         """Return the form's fields alone."""
         return self.model_dump(include=set(ModuleForm.model_fields))
+
+    def alone(self) -> ModuleForm:
+        """Return the form of a cell or of a checkpoint, which have more fields."""
+        return ModuleForm.model_validate(self.form())
 
     def deviations(self) -> tuple[str, ...]:
         """Return in words where it deviates from the paper's form, for labels."""
@@ -193,6 +188,9 @@ class ModuleForm(Model):
         Spans with a rule row have one of their own.
         """
         return (self.kind, self.module_positions, self.residual) == (PAPER, "none", "none")
+
+
+PAPER_FORM: Final = ModuleForm()
 
 
 def check_row_rate(name: str, rate: float, trained: Sequence[ModuleForm]) -> None:

@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from umim_core.config.model_base import Model, PositiveFloat
+from umim_core.config.model_base import Model, PositiveFloat, typed
 from umim_core.errors import ConfigError
 
 Overlap = Literal["greedy", "none"]
@@ -141,22 +141,7 @@ class RuleOptions(RuleSearch, MiningConfig):
     @model_validator(mode="wrap")
     @classmethod
     def _typed(cls, raw: object, read: Callable[[object], Self]) -> Self:
-        try:
-            return read(raw)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where, limits = ".".join(map(str, first["loc"])), first.get("ctx", {})
-            for limit, words, remedy in (
-                ("ge", "at least", "Raise it."),
-                ("le", "at most", "Lower it."),
-            ):
-                if limit in limits:
-                    rule = f"{where} must be {words} {limits[limit]}"
-                    raise ConfigError(rule, first["input"], remedy) from error
-            remedy = "Correct the options of the rules."
-            if where:
-                raise ConfigError(f"{where}: {first['msg']}", first["input"], remedy) from error
-            raise ConfigError(first["msg"].removeprefix("Value error, ")) from error
+        return typed(read, raw)
 
     @property
     def count_documents(self) -> bool:

@@ -1,7 +1,7 @@
 """The merge module: a span's embeddings become one surrogate embedding.
 
-``MergeModule(d)`` is the paper's attention pooling; ``module_positions``, ``depth`` and ``kind``
-choose another form (``umim_core.config.form``), the last two a class and a file of ``forms/`` each:
+``MergeModule(d)`` is the paper's attention pooling. Positions, depth and kind of a ``ModuleForm``
+choose another, the last two a class and a file of ``forms/`` each:
 
 =======================  ================================  ================  ================
 form                     policies                          parameters        sees the order

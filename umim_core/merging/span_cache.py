@@ -74,7 +74,7 @@ class TabulatedMerger:
         width, offsets = span_ids.shape[1], self.table.shape[1]
         columns = self.module.offsets_of(lengths, width) if offsets > 1 else 0
         pooled = self.module.pool(self.table[span_ids, columns], lengths)
-        if self.module.residual != "none":
+        if self.module.form.residual != "none":
             pooled = self.module.add_anchor(pooled, self.embed(span_ids), lengths)
         return self.module.add_rows(pooled, span_ids, lengths)
 

@@ -24,7 +24,7 @@ import yaml
 from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint_index import own_name
-from umim_core.config.form import ModuleForm
+from umim_core.config.form import PAPER_FORM
 from umim_core.errors import CorpusError, require
 from umim_core.progress import followed
 from umim_core.rules.protect import check_for_module
@@ -58,6 +58,7 @@ def train_checkpoint(job: TrainJob, source: Source, out: Path) -> dict[str, floa
     decisive = {  # everything that decides the result
         **asdict(job),
         "config": job.config.model_dump(mode="json"),
+        "form": job.form.form(),
         "backbone": backbone_identity(job.backbone, job.revision),
         "rules": rules.digest,
         "start": None if job.start is None else directory_digest(Path(job.start)),
@@ -122,7 +123,7 @@ def _split(shards: TokenFiles, length: int, folder: Path) -> None:
 def _recipe(job: TrainJob, out: Path) -> dict[str, object]:
     """Return a recipe that trains the same module in the pipeline, and one as the paper does."""
     common = {"backbone": job.backbone, "rules": str(out / "checkpoint" / "rules")}
-    form, paper = dict(job.form), ModuleForm.model_validate({}).form()
+    form, paper = job.form.form(), PAPER_FORM.form()
     splits: dict[str, object] = {
         split: {"kind": "ids", "path": str(out / "tokens" / f"{split}.npy")} for split in SPLITS
     }

@@ -97,7 +97,7 @@ def _trained_bytes(hidden_size: int, form: ModuleForm, strategy: str, gpus: int)
     sparse and have no bucket.
     """
     with torch.device("meta"):
-        module = MergeModule.of(form, hidden_size)
+        module = MergeModule(hidden_size, form)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     copies = 4.0 if gpus == 1 else 5.0
     if strategy == "deepspeed":

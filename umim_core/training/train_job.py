@@ -15,8 +15,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -31,7 +31,7 @@ from umim_core.backbone.devices import computes_bfloat16
 from umim_core.backbone.model_identity import weight_lines
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
-from umim_core.config.form import ModuleForm
+from umim_core.config.form import PAPER_FORM, ModuleForm
 from umim_core.config.recipe import Device, DistillConfig, PreferenceConfig, TrainConfig
 from umim_core.errors import ArtifactError, BackboneError, ConfigError, require
 from umim_core.merging.merged_model import MergedModel
@@ -68,7 +68,7 @@ class TrainJob:
         max_tokens: Tokens of a row, or most of a question with an answer.
         train: Where ``TokenRows.load`` finds training rows, or the file of the questions; ``valid``
             likewise.
-        form: Policies of a fresh module and of its use by name, the paper's where none is named.
+        form: Of a fresh module and of its use.
         start: Checkpoint directory to start from, or None for fresh weights and for a control.
         out: Directory that receives what is trained and, while it runs, the state.
         prompt: Of the task; preference needs it.
@@ -83,7 +83,7 @@ class TrainJob:
     train: str = ""
     valid: str = ""
     revision: str | None = None
-    form: Mapping[str, object] = field(default_factory=dict)
+    form: ModuleForm = PAPER_FORM
     start: str | None = None
     seed: int = 0
     strategy: Literal["ddp", "deepspeed"] = "ddp"
@@ -106,7 +106,7 @@ class TrainJob:
 def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> MergedModel:
     """Return the model with the module that a job trains."""
     if job.start is None:
-        form = ModuleForm.model_validate(job.form)
+        form = job.form
         module = fresh_module(backbone, matcher.rules, form, job.seed)
         return MergedModel(
             backbone, module, matcher, form.unit_positions, merge_depth=form.merge_depth

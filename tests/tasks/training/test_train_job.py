@@ -17,8 +17,8 @@ from umim_core.adaptation.choices import encode_questions
 from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.form import UnitPositions
-from umim_core.config.recipe import Cell, DistillConfig, PreferenceConfig
+from umim_core.config.form import ModuleForm, UnitPositions
+from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.errors import ConfigError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -66,7 +66,7 @@ def losses(job: TrainJob, backbone: Backbone) -> list[float]:
 def test_a_fresh_module_is_trained_with_the_positions_of_its_cell(
     job: TrainJob, backbone: Backbone
 ) -> None:
-    form = Cell(backbone="b", unit_positions="preserved").form()
+    form = ModuleForm(unit_positions="preserved")
     found, compact, preserved = losses(replace(job, form=form), backbone)
     assert found == preserved
     assert abs(preserved - compact) > 1e-4
@@ -85,7 +85,7 @@ def test_adaptation_goes_on_with_the_positions_of_its_start(
 def test_adaptation_keeps_the_rows_of_the_rules_that_stay(
     job: TrainJob, backbone: Backbone, tmp_path: Path, torch_rng: torch.Generator
 ) -> None:
-    rowed = replace(job, form={"rule_rows": 9})  # more than there are rules
+    rowed = replace(job, form=ModuleForm(rule_rows=9))  # more than there are rules
     rules = RuleSet.from_spans([(1, 2), (3, 4, 5)])
     model = start_model(rowed, backbone, Matcher(rules))
     assert model.require_module().rows.spans.tolist() == [[1, 2, -1, -1], [3, 4, 5, -1]]

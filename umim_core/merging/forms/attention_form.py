@@ -23,12 +23,11 @@ from torch.nn import functional as F
 from umim_core.config.form import (
     MERGE_FORMS,
     PAPER,
+    PAPER_FORM,
     Depth,
     MergeForm,
     ModuleForm,
     Positions,
-    Residual,
-    check_form,
     form_name,
 )
 from umim_core.errors import ConfigError
@@ -80,29 +79,26 @@ class MergeModule(nn.Module):
     def __new__(
         cls,
         hidden_size: int = 0,
+        form: ModuleForm = PAPER_FORM,
         num_heads: int = 4,
-        module_positions: Positions = "none",
-        depth: Depth = 1,
-        kind: str = PAPER,
-        residual: Residual = "none",
         longest: int = LONGEST,
     ) -> Self:
-        if cls is not MergeModule or (kind, depth) == (PAPER, 1):  # a copy comes without arguments
+        if cls is not MergeModule or (form.kind, form.depth) == (PAPER, 1):  # a copy has no form
             return super().__new__(cls)
-        check_form(module_positions, depth, kind, residual)
-        form = MERGE_FORMS.find(form_name(kind, depth)).module
-        return super().__new__(cast("type[Self]", form))
+        made = MERGE_FORMS.find(form_name(form.kind, form.depth)).module
+        return super().__new__(cast("type[Self]", made))
 
     def __init__(
         self,
         hidden_size: int,
+        form: ModuleForm = PAPER_FORM,
         num_heads: int = 4,
-        module_positions: Positions = "none",
-        depth: Depth = 1,
-        kind: str = PAPER,
-        residual: Residual = "none",
         longest: int = LONGEST,
     ) -> None:
+        """Make a module of a form, its weights not drawn yet, without rule rows and adapters.
+
+        The backbone's embedding size is d; the heads must divide it. ``longest`` is of its rules.
+        """
         super().__init__()
         if hidden_size < 1 or num_heads < 1 or hidden_size % num_heads:
             raise ConfigError(
@@ -110,24 +106,19 @@ class MergeModule(nn.Module):
                 f"{num_heads} heads, size {hidden_size}",
                 "Choose a divisor.",
             )
-        check_form(module_positions, depth, kind, residual)
-        self.hidden_size, self.num_heads = hidden_size, num_heads
-        self.module_positions = module_positions
-        self.depth, self.kind, self.residual = depth, kind, residual
+        self.hidden_size, self.num_heads, self._form = hidden_size, num_heads, form
         self.longest = check_longest(longest)
-        self.rows, self.adapters = None, None
+        self.rows, self.adapters, self.offset = None, None, None
         self.make_weights()
 
-    @classmethod
-    def of(
-        cls, form: ModuleForm, hidden_size: int, num_heads: int = 4, longest: int = LONGEST
-    ) -> MergeModule:
-        """Return a module of a configured form, its weights not drawn yet, without rule rows.
-
-        The backbone's embedding size is d; the heads must divide it. ``longest`` is of its rules.
-        """
-        policies = (form.module_positions, form.depth, form.kind, form.residual)
-        return MergeModule(hidden_size, num_heads, *policies, longest)
+    @property
+    def form(self) -> ModuleForm:
+        """The form, with as many rule rows and adapters of the rank as there are."""
+        held = {
+            "rule_rows": 0 if self.rows is None else len(self.rows),
+            "adapter_rank": 0 if self.adapters is None else self.adapters.rank,
+        }
+        return self._form.model_copy(update=held)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -135,8 +126,9 @@ class MergeModule(nn.Module):
 
     def digest(self) -> str:
         """Return the SHA-256 of form and weights, in the data type that they have."""
-        form = [self.kind, self.depth, self.module_positions, self.num_heads, str(self.dtype)]
-        form += [self.residual] * (self.residual != "none")  # digests without one stay
+        of = self._form
+        form = [of.kind, of.depth, of.module_positions, self.num_heads, str(self.dtype)]
+        form += [of.residual] * (of.residual != "none")  # digests without one stay
         form += [str(self.longest)] * (self.longest != LONGEST)  # likewise
         digest = hashlib.sha256(canonical_json(form).encode())
         for name, value in sorted(self.state_dict().items()):
@@ -159,9 +151,9 @@ class MergeModule(nn.Module):
         return self.add_rows(merged, ids, lengths)
 
     def add_anchor(self, merged: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        if self.residual == "none":
+        if self._form.residual == "none":
             return merged
-        return merged + ANCHORS[self.residual](tokens.to(self.dtype), lengths)
+        return merged + ANCHORS[self._form.residual](tokens.to(self.dtype), lengths)
 
     def add_rows(self, merged: Tensor, ids: Tensor | None, lengths: Tensor) -> Tensor:
         out: Tensor = merged if self.rows is None else merged + self.rows(ids, lengths)
@@ -175,7 +167,7 @@ class MergeModule(nn.Module):
         self.query = nn.Parameter(torch.empty(self.num_heads, size // self.num_heads))
         self.linear_o = nn.Linear(size, size)
         self.norm_o = nn.LayerNorm(size, eps=1e-5)
-        learned = self.module_positions == "learned"
+        learned = self._form.module_positions == "learned"
         self.offset = nn.Parameter(torch.zeros(self.longest, size)) if learned else None
         nn.init.normal_(self.query, std=0.02)
 
@@ -195,7 +187,7 @@ class MergeModule(nn.Module):
 
     def reset_output(self, embedding_std: float) -> None:
         """Set LN_o: at the scale of the embeddings, or at zero where an anchor is added."""
-        reset_norm(self.norm_o, embedding_std if self.residual == "none" else 0.0)
+        reset_norm(self.norm_o, embedding_std if self._form.residual == "none" else 0.0)
 
     @property
     def table_offsets(self) -> int:
@@ -204,11 +196,12 @@ class MergeModule(nn.Module):
 
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Pool tokens [M, N, d] to surrogates [M, d]."""
-        placed = self.place(tokens, lengths)
         if self.longest == LONGEST:
-            return self.pool(self.values(placed), lengths)
+            return self.pool(self.project(tokens), lengths)
+        placed = self.place(tokens, lengths)
         inside = inside_spans(lengths, placed.shape[1])  # most spans are far shorter than N
-        values = self.values(placed[inside])
+        each = self.project if self.offset is None else self.values
+        values = each(placed[inside])
         projected = values.new_zeros(placed.shape).masked_scatter(inside[..., None], values)
         return self.pool(projected, lengths)
 

@@ -61,8 +61,8 @@ class ContextualPooling(MergeModule, kind="attention", depth=3, positions=("none
 
     def make_weights(self) -> None:
         super().make_weights()
-        layers = [SpanAttention(self.hidden_size, self.num_heads) for _ in range(self.depth - 1)]
-        self.layers = nn.ModuleList(layers)
+        sizes = (self.hidden_size, self.num_heads)
+        self.layers = nn.ModuleList(SpanAttention(*sizes) for _ in range(1, self._form.depth))
 
     @torch.no_grad()
     def initialise(self, embedding_std: float, generator: torch.Generator | None = None) -> None:
@@ -87,6 +87,6 @@ class ContextualPooling(MergeModule, kind="attention", depth=3, positions=("none
         """Refuse: what a token contributes depends on its neighbours."""
         raise ConfigError(
             "a merge module must project every token on its own to be tabulated",
-            f"depth {self.depth}",
+            f"depth {self.form.depth}",
             "Call the module itself; there is no table for it.",
         )
