@@ -252,33 +252,25 @@ def test_columns_that_went_are_those_that_a_mask_hides_step_by_step(family: str)
         assert found.logprobs == pytest.approx(expected.tolist(), abs=1e-6)
 
 
-@pytest.mark.parametrize("kept_positions", [False, True])
-def test_text_goes_on_beyond_the_positions_where_they_restart(kept_positions: bool) -> None:
+def test_text_goes_on_beyond_the_positions_where_they_restart() -> None:
     """12 columns of a backbone of 64 positions: 100 tokens are read, and none of them further."""
     backbone, options = random_backbone("llama"), replace(PLAIN, max_new_tokens=100)
-    rotation = None if kept_positions else key_rotation(backbone)
     places: list[int] = []
 
-    def write(budget: int) -> list[Row]:
-        given = PROMPTS, options, backbone, lambda ids: SinksAndNewest(rotation)
-        return generate_evicted(*given, lambda *_: budget)
+    def write(budget: int, *, restart: bool) -> list[Row]:
+        policy = SinksAndNewest(key_rotation(backbone) if restart else None)
+        return generate_evicted(PROMPTS, options, backbone, lambda _: policy, lambda *_: budget)
 
     def note(module: nn.Module, args: tuple[object, ...], given: dict[str, Tensor]) -> None:
         places.append(int(given["position_ids"].max()))
 
-    if kept_positions:
+    for budget, restart in ((12, False), (64, True)):  # and one that is read behind the 64
         with pytest.raises(GenerationError, match="must fit the backbone's 64 positions"):
-            write(12)
-        return
-    with pytest.raises(GenerationError, match="must fit the backbone's 64 positions"):
-        write(64)  # and one that is read behind them
-    hook = backbone.trunk.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        rows = write(12)
-    finally:
-        hook.remove()
-    assert [len(row.ids) for row in rows] == [100, 100]
-    assert {row.cache_lengths[-1] for row in rows} == {max(places)} == {12}
+            write(budget, restart=restart)
+    backbone.trunk.register_forward_pre_hook(note, with_kwargs=True)
+    rows = write(12, restart=True)
+    assert [len(found.ids) for found in rows] == [100, 100]
+    assert {found.cache_lengths[-1] for found in rows} == {max(places)} == {12}
 
 
 IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 8, 7])
