@@ -26,7 +26,7 @@ from lm_eval.api.task import Task
 from lm_eval.evaluator_utils import _handle_back_comp
 
 from umim_core.backbone.devices import forked_generators
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, require
 from umim_core.evaluation.paired_differences import (
     bootstrap_difference_error,
     mean_difference_error,
@@ -102,48 +102,38 @@ def _generators_kept(tasks: Mapping[str, Task], model: UmimLM) -> Iterator[None]
 def _add_differences(ours: Results, theirs: Results, name: str, task: Task) -> None:
     row, other = ours["results"][name], theirs["results"][name]
     better = ours["higher_is_better"].get(name, {})
-    filters = dict.fromkeys(sample["filter"] for sample in ours["samples"][name])
-    for key in filters:
+    for key in dict.fromkeys(sample["filter"] for sample in ours["samples"][name]):
         pairs = _paired(ours["samples"][name], theirs["samples"][name], name, key)
         for umim, base in pairs:
-            umim["base"] = {
-                "filtered_resps": base["filtered_resps"],
-                **{metric: base[metric] for metric in base["metrics"]},
-            }
+            kept = ("filtered_resps", *base["metrics"])
+            umim["base"] = {figure: base[figure] for figure in kept}
         for metric in dict.fromkeys(metric for umim, _ in pairs for metric in umim["metrics"]):
             at, error_at = f"{metric},{key}", f"{metric}_stderr,{key}"
             values = [(o[metric], b[metric]) for o, b in pairs if metric in o and metric in b]
-            figures = (row.get(at), other.get(at))
-            if not all(isinstance(figure, int | float) for figure in figures) or not all(
-                value is not None for pair in values for value in pair
-            ):
+            measured = all(isinstance(side.get(at), int | float) for side in (row, other))
+            if not measured or any(None in pair for pair in values):
                 continue  # --predict_only, a task that is not run
             aggregate = task.aggregation().get(metric, mean)
-            pair = [value for value, _ in values], [value for _, value in values]
-            error = (
-                mean_difference_error(*pair)
-                if aggregate is mean
-                else bootstrap_difference_error(*pair, aggregate)
-            )
+            sides = [value for value, _ in values], [value for _, value in values]
+            if aggregate is mean:
+                error = mean_difference_error(*sides)
+            else:
+                error = bootstrap_difference_error(*sides, aggregate)
             row[f"{metric}_base,{key}"] = other[at]
             row[f"{metric}_base_stderr,{key}"] = other.get(error_at, _UNKNOWN)
             row[f"{metric}_difference,{key}"] = row[at] - other[at]
             row[f"{metric}_difference_stderr,{key}"] = _UNKNOWN if error is None else error
-            for added in ("base", "difference"):
-                better[f"{metric}_{added}"] = better.get(metric)
+            better |= {f"{metric}_{added}": better.get(metric) for added in ("base", "difference")}
 
 
 def _paired(
     ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], name: str, key: str
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     umim, base = ([s for s in side if s["filter"] == key] for side in (ours, theirs))
-    asked, answered = (
+    questions, same = (
         [(s["doc_id"], s["doc_hash"], s["prompt_hash"]) for s in side] for side in (umim, base)
     )
-    if asked != answered:
-        raise EvaluationError(
-            f"both models must answer the same questions of {name}, behind the same prompts",
-            "other questions or prompts",
-            "Use a task whose prompts do not change from one reading to the next.",
-        )
+    rule = f"both models must answer the same questions of {name}, behind the same prompts"
+    remedy = "Use a task whose prompts do not change from one reading to the next."
+    require(questions == same, EvaluationError, rule, "other questions or prompts", remedy)
     return list(zip(umim, base, strict=True))

@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.eviction import generate_evicted
 from umim_core.config.form import Merge
-from umim_core.errors import GenerationError
+from umim_core.errors import GenerationError, require
 from umim_core.evaluation.scoring import (
     AnyScorer,
     EvictedScorer,
@@ -65,25 +65,21 @@ class GenKwargs:
 
     def room(self, max_units: int) -> int:
         """Return how many units a prompt may have, as many as hf leaves it tokens."""
-        if self.new_tokens >= max_units:
-            raise GenerationError(
-                f"max_gen_toks must be less than the model's maximum length ({max_units})",
-                self.new_tokens,
-                "Lower it, or use a backbone with more positions.",
-            )
+        rule = f"max_gen_toks must be less than the model's maximum length ({max_units})"
+        remedy = "Lower it, or use a backbone with more positions."
+        require(self.new_tokens < max_units, GenerationError, rule, self.new_tokens, remedy)
         return max_units - self.new_tokens
 
     def limits(self, prompt_lengths: Sequence[int]) -> list[int]:
         if self.max_length is None:
             return [self.new_tokens] * len(prompt_lengths)
-        limits = [self.max_length - length for length in prompt_lengths]
-        if min(limits) < 1:
-            raise GenerationError(
-                f"max_length ({self.max_length}) must exceed the prompt's tokens",
-                max(prompt_lengths),
-                "Use max_gen_toks instead, which counts generated tokens.",
-            )
-        return limits
+        longest, rule = (
+            max(prompt_lengths),
+            f"max_length ({self.max_length}) must exceed the prompt's tokens",
+        )
+        remedy = "Use max_gen_toks instead, which counts generated tokens."
+        require(longest < self.max_length, GenerationError, rule, longest, remedy)
+        return [self.max_length - length for length in prompt_lengths]
 
 
 def read_gen_kwargs(
@@ -110,12 +106,9 @@ def read_gen_kwargs(
         warn(f"umim: generation kwarg {name}={settings.pop(name)!r} has no effect and is left out")
     engine_options: dict[str, Any] = {name: settings.pop(name) for name in _OWN & settings.keys()}
     unknown = sorted(settings.keys() - _ALLOWED)
-    if unknown:
-        raise GenerationError(
-            f"generation kwargs must be among {sorted(_ALLOWED | _OWN)}",
-            unknown,
-            "Leave the others out of the task's generation_kwargs.",
-        )
+    rule = f"generation kwargs must be among {sorted(_ALLOWED | _OWN)}"
+    remedy = "Leave the others out of the task's generation_kwargs."
+    require(not unknown, GenerationError, rule, unknown, remedy)
     settings["stop_strings"] = [text for text in until if text and text != end[1]] or None
     try:
         config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own

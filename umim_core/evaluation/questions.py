@@ -178,8 +178,8 @@ def described(task: Task, digest: str) -> QuestionSet:
         "answers": task.get_config("repeats"),
         **{name: facts[name] for name in ("context", "prompt_tokens") if name in facts},
     }
-    if facts.get("not_run") is not None:
-        return QuestionSet(0, digest, (), facts["not_run"], limits)
+    if (reason := facts.get("not_run")) is not None:
+        return QuestionSet(0, digest, (), reason, limits)
     return QuestionSet(len(task.eval_docs), digest, _means(task), None, limits)
 
 
@@ -215,21 +215,15 @@ def _loaded(source: QuestionSource) -> tuple[Task, str]:
         options = {**places, **dict(source.options)}
     with standing_for_the_hub(source.hub, source.digest):
         task = load_tasks([source.task], options)[source.task]
-    if _generates(task):
-        _limit(task, source)
+    if _generates(task):  # limits of the source lower those of the task
+        kwargs, repeats = task.get_config("generation_kwargs"), task.get_config("repeats")
+        if (most := source.new_tokens) is not None:
+            longest = min(most, kwargs.get("max_gen_toks") or most)
+            task.set_config("generation_kwargs", kwargs | {"max_gen_toks": longest})
+        if source.answers is not None and repeats:
+            task.set_config("repeats", min(repeats, source.answers))
     documents = [task.eval_docs[index] for index in range(len(task.eval_docs))]
     return task, sha256_bytes(canonical_json(documents).encode())
-
-
-def _limit(task: Task, source: QuestionSource) -> None:
-    """Lower the most tokens of an answer, and the answers per question, to those of a source."""
-    kwargs = task.get_config("generation_kwargs")
-    of_task, most = kwargs.get("max_gen_toks"), source.new_tokens
-    if most is not None:
-        longest = most if of_task is None else min(of_task, most)
-        task.set_config("generation_kwargs", kwargs | {"max_gen_toks": longest})
-    if source.answers is not None and task.get_config("repeats"):
-        task.set_config("repeats", min(task.get_config("repeats"), source.answers))
 
 
 def score_questions(
@@ -283,11 +277,11 @@ def score_range(
         _, samples = run_task(
             model, task, questions, confirm_run_unsafe_code=confirm_run_unsafe_code
         )
-    samples = sorted(samples, key=lambda row: int(row["doc_id"]))
-    filters = dict.fromkeys(row["filter"] for row in samples)
-    by_filter = {each: [row for row in samples if row["filter"] == each] for each in filters}
+    by_filter: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(samples, key=lambda row: int(row["doc_id"])):
+        by_filter.setdefault(row["filter"], []).append(row)
     values = {
-        metric if len(filters) == 1 else f"{metric},{each}": [float(row[metric]) for row in rows]
+        metric if len(by_filter) == 1 else f"{metric},{each}": [float(row[metric]) for row in rows]
         for each, rows in by_filter.items()
         for metric in rows[0]["metrics"]
         if task.aggregation().get(metric, mean) is mean and isinstance(rows[0][metric], int | float)
@@ -295,19 +289,19 @@ def score_range(
     rows = next(iter(by_filter.values()))
     known = model.question_sizes(task.task_name)
     sizes = [known.get(number, Sizes()) for number in range(len(rows))]
-    total, generated = sum(sizes, Sizes()), _generates(task)
+    total = sum(sizes, Sizes())
+    answers: list[list[str]] = []
+    by_answer: list[list[int]] = []
+    if _generates(task):  # str(): without the reductions that a generated text carries
+        answers = [[str(text) for texts in row["resps"] for text in texts] for row in rows]
+        by_answer = [[s.tokens, s.units, s.context_tokens, s.context_units] for s in sizes]
     scores = ShardScores(
         values,
         (total.tokens, total.units),
         (total.context_tokens, total.context_units),
         [row["prompt_hash"] for row in rows],
-        # str(): without the reductions that a generated text carries
-        [[str(text) for texts in row["resps"] for text in texts] for row in rows]
-        if generated
-        else [],
-        [[size.tokens, size.units, size.context_tokens, size.context_units] for size in sizes]
-        if generated
-        else [],
+        answers,
+        by_answer,
         (0, 0) if total.columns is None else (total.context_tokens, total.columns),
         None if model.method is None else total.shortfall,
     )
@@ -354,10 +348,8 @@ def evaluate_task(
     model = UmimLM(
         checkpoint, merge, backbone, dtype=dtype, device=device, batch_size=batch_size, raw_tail=0
     ).sharing_contexts()
-    count = len(loaded.eval_docs)
-    scores, samples = score_range(
-        model, loaded, range(count if limit is None else min(limit, count))
-    )
+    questions = range(len(loaded.eval_docs))[:limit]
+    scores, samples = score_range(model, loaded, questions)
     scores.values["acc_tok"] = [_hit_per_token(sample, model) for sample in samples]
     alone = 0.0 if model.merge == "none" else reduction(scores.contexts)
     return scores.figures() | ({} if alone is None else {"context_token_reduction": alone})
@@ -365,28 +357,20 @@ def evaluate_task(
 
 def _hit_per_token(sample: Mapping[str, Any], model: UmimLM) -> float:
     """Return 1.0 if the gold answer has the highest mean token log-probability, else 0.0."""
-    asked = list(zip(sample["arguments"], sample["filtered_resps"], strict=True))
-    answers = [each for each in asked if each[0][0]] or asked  # not a text without its context
+    requests = list(zip(sample["arguments"], sample["filtered_resps"], strict=True))
+    answers = [each for each in requests if each[0][0]] or requests  # no text without its context
     means = [
         float(response[0]) / len(model._encode_pair(*arguments[:2])[1])
         for arguments, response in answers
     ]
-    return float(means.index(max(means)) == _gold(sample["target"], [a[1] for a, _ in answers]))
-
-
-def _gold(target: object, answers: Sequence[str]) -> int:
-    """Return the gold index; lm-eval logs an index, its digits, or the answer's text."""
-    stripped = [answer.strip() for answer in answers]
-    if isinstance(target, int):
-        return target
-    if isinstance(target, str):
-        if target.strip() in stripped:
-            return stripped.index(target.strip())
-        if target.isdigit():
-            return int(target)
-    raise EvaluationError(
-        "the task must have one gold answer per question", target, "acc_tok is not defined for it."
-    )
+    gold, texts = sample["target"], [arguments[1].strip() for arguments, _ in answers]
+    if isinstance(gold, str):  # lm-eval logs an index, its digits, or the answer's text
+        stripped = gold.strip()
+        gold = texts.index(stripped) if stripped in texts else int(gold) if gold.isdigit() else None
+    if not isinstance(gold, int):
+        rule = "the task must have one gold answer per question"
+        raise EvaluationError(rule, sample["target"], "acc_tok is not defined for it.")
+    return float(means.index(max(means)) == gold)
 
 
 @dataclass(frozen=True)
@@ -427,16 +411,16 @@ def score_choices(
     from umim_core.evaluation.scoring import Request, Scorer
 
     require(bool(questions), EvaluationError, "a task must have questions", "none", "Give some.")
-    asked = [Request(one.context, ending) for one in questions for ending in one.endings]
-    longest = max(len(request.context) + len(request.continuation) for request in asked)
+    requests = [Request(each.context, answer) for each in questions for answer in each.endings]
+    longest = max(len(request.context) + len(request.continuation) for request in requests)
     answers = max(len(question.endings) for question in questions)
-    scored = Scorer(merged_model, "prompt", longest).score(asked, batch_size * answers)
-    likelihoods = iter(zip(asked, scored, strict=True))
+    scored = Scorer(merged_model, "prompt", longest).score(requests, batch_size * answers)
+    likelihoods = iter(zip(requests, scored, strict=True))
     rows = [[next(likelihoods) for _ in question.endings] for question in questions]
     firsts = [row[0][1].sizes for row in rows]  # the answers of a question share their context
     return ChoiceScores(
         [[score.log_prob / len(request.continuation) for request, score in row] for row in rows],
         [question.gold for question in questions],
         (sum(s.context_tokens for s in firsts), sum(s.context_units for s in firsts)),
-        sum(len(request.continuation) for request in asked),
+        sum(len(request.continuation) for request in requests),
     )
