@@ -398,7 +398,7 @@ def test_units_of_a_chat_begin_those_of_the_next_turn(
     own = PromptMerger(SpanTable(rules, len(tokenizer), 4, roles))
     tools = [{"name": name, "description": "The sum of all elements."} for name in ("a", "b")]
 
-    def write(chat: Sequence[Any]) -> str:
+    def write(chat: Sequence[Any], tools: Any) -> str:
         return str(
             tokenizer.apply_chat_template(
                 list(chat), tools=tools, add_generation_prompt=True, tokenize=False
@@ -410,7 +410,7 @@ def test_units_of_a_chat_begin_those_of_the_next_turn(
     begun: list[int] = []
     for turn in range(4):
         chat.append({"role": ("user", "tool")[turn % 2], "content": f"{asked} ({turn})"})
-        text = write(chat)
+        text = write(chat, tools)
         places = content_places(chat, text, write, tools, own.roles)
         ids, ranges = encode_parts(tokenizer, text, places)
         merged = own.merge(ids, ranges)

@@ -73,7 +73,7 @@ from umim_core.rules.pruning import check_rule_choice
 from umim_core.store.artifacts import sha256_bytes
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.spec import TASKS, cue_of
-from umim_core.text.chat_parts import Chat, content_places, encode_parts
+from umim_core.text.chat_parts import Chat, Tools, content_places, encode_parts
 from umim_core.text.roles import USER, Role
 
 _log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its is
@@ -103,7 +103,7 @@ class ChatContexts:
         self._tokenizer, self._roles = tokenizer, roles
         self._places: dict[str, list[tuple[int, int]]] = {}
 
-    def note(self, chat: Chat, text: str, render: Callable[[Chat], str]) -> None:
+    def note(self, chat: Chat, text: str, render: Callable[[Chat, Tools | None], str]) -> None:
         """Note a chat, the text that the template made of it, and how it writes others."""
         self._places[text] = content_places(chat, text, render, roles=self._roles)
 
@@ -546,7 +546,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     ) -> str:
         """Write a chat by the template, and note where what may merge stands in it."""
 
-        def render(chat: Chat) -> str:
+        def render(chat: Chat, tools: Tools | None = None) -> str:
             history = [dict(message) for message in chat]
             return str(super(UmimLM, self).apply_chat_template(history, add_generation_prompt))
 

@@ -32,7 +32,7 @@ from vllm.tokenizers.registry import TokenizerRegistry
 
 from umim_core.errors import ConfigError, UmimError
 from umim_core.serving.span_files import ARCHITECTURES, RECORD, TYPE, SpanTable
-from umim_core.text.chat_parts import Chat, content_places, token_ranges
+from umim_core.text.chat_parts import Chat, Tools, content_places, token_ranges
 
 MODE: Final = "umim"  # of --tokenizer-mode
 _CHAT: Final = "umim_chat"  # field of a prompt on its way to the tokenizer
@@ -96,10 +96,11 @@ class UmimRenderer(HfRenderer):  # type: ignore[misc]  # vLLM has no types here
         """Return a chat's prompt with what its places are found by, unless it is ids already."""
         options = {**params.get_apply_chat_template_kwargs(), "tokenize": False}
 
-        def render(chat: Chat) -> str:
+        def render(chat: Chat, tools: Tools | None) -> str:
             tokenizer, messages = self.get_tokenizer(), [dict(message) for message in chat]
+            chosen = options if tools is None else options | {"tools": tools}
             return cast(
-                str, safe_apply_chat_template(self.model_config, tokenizer, messages, **options)
+                str, safe_apply_chat_template(self.model_config, tokenizer, messages, **chosen)
             )
 
         chat = conversation, render, options.get("tools")

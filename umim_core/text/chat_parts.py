@@ -9,14 +9,16 @@ raw; ``roles`` says of the rest whose may merge::
     <|im_start|>user    Where is the Eiffel Tower?<|im_end|>
                         --------------------------                  user, each but for its raw tail
 
-Every content and schema is cut on its own, so that a growing chat only ever appends units. Schemas
-are found as the template language's ``tojson`` writes them.
+Every content and schema is cut on its own, so that a growing chat only ever appends units.
 
 Where contents stand is found by writing the chat a second time with marks around them. Marks stand
 inside of white space at the edges, which templates trim, so that both renderings are equal but for
 the marks, whatever the template does with replies::
 
     text    <user>Hi there<end><assistant>        marked  <user>[0[Hi there]0]<end><assistant>
+
+Schemas get a key that nothing else has instead, and are found where the template language's
+``tojson`` wrote them with it.
 """
 
 from __future__ import annotations
@@ -49,10 +51,12 @@ if TYPE_CHECKING:
 Chat = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 Place = tuple[int, int]
+_SCHEMA: Final = "{}"  # stands where messages have a role
 # Other names of the roles in templates; what no name is known of counts as a user's.
 _ROLES: Final = {
     **{"system": "system", "developer": "system", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "ipython": "tool", "tool_response": "tool"},
+    _SCHEMA: "tools",
 }
 _log: Final = logging.getLogger("umim")
 _logged: Final[set[str]] = set()
@@ -109,15 +113,16 @@ def write_chat(
     for form in forms:
         marks = _Marks(form, tools, roles)
         try:
-            marked = render_chat(marks.chat, tokenizer, tools)
+            marked = render_chat(marks.chat, tokenizer, marks.tools)
             marks.check(marked)
         except GenerationError as error:
             refused.append(error)
             if error.value == _NO_END:
                 break
             continue
-        text = marked if marks.chat == form else render_chat(form, tokenizer, tools)
-        _check_read(form, tokenizer, tools, text)
+        plain = marks.chat == form and marks.tools == tools
+        text = marked if plain else render_chat(form, tokenizer, tools)
+        _check_read(form, tokenizer, tools, text, marks.show_tools(marked))
         return marks.find(marked, text)
     raise refused[-1 if refused[-1].value == _NO_END else 0]
 
@@ -138,11 +143,11 @@ def _check_tools(tools: Tools | None) -> None:
 
 
 def _check_read(
-    chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | None, text: str
+    chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | None, text: str, shown: bool
 ) -> None:
-    """Refuse a template that drops tools or calls: without them it writes the same text."""
+    """Refuse a template that writes the same text without tools, which it may show, or calls."""
     without: dict[str, tuple[Chat, Tools | None]] = {}
-    if tools:
+    if tools and not shown:
         without["tools"] = chat, None
     if any(message.get("tool_calls") for message in chat):
         kept = [{k: v for k, v in m.items() if k != "tool_calls"} for m in chat]
@@ -164,16 +169,16 @@ def _check_read(
 def content_places(
     chat: Chat,
     text: str,
-    render: Callable[[Chat], str],
+    render: Callable[[Chat, Tools | None], str],
     tools: Tools | None = None,
     roles: Sequence[Role] = USER,
 ) -> list[Place]:
-    """Return the places that may merge in a chat that ``render`` wrote, with its tools.
+    """Return the places that may merge in a chat that ``render`` wrote with its tools.
 
     Raises a ``GenerationError`` where the template drops what a user says.
     """
     marks = _Marks(list(chat), tools, roles)
-    marked = render(marks.chat)
+    marked = render(marks.chat, marks.tools)
     marks.check(marked)
     return marks.find(marked, text).places
 
@@ -203,7 +208,12 @@ def _is_text(part: object) -> bool:
 
 
 class _Marks:
-    """A chat with marks around the contents that must not get lost, and how to find them."""
+    """A chat with marks around the contents that must not get lost, and how to find them.
+
+    Attributes:
+        chat: Its messages with marks.
+        tools: Its tools, with keys where they may merge.
+    """
 
     def __init__(
         self, chat: list[Mapping[str, Any]], tools: Tools | None, roles: Sequence[Role]
@@ -213,6 +223,9 @@ class _Marks:
         self._tools, self._roles = tools or (), frozenset[str](roles)
         while self._key in spoken:
             self._key += "7"
+        self.tools = tools
+        if tools and "tools" in roles:
+            self.tools = [self._keyed(tool, number) for number, tool in enumerate(tools)]
         self._cores: dict[str, tuple[str, str, bool]] = {}  # role, text to find, of last message
         self.chat = [self._marked(message, message is chat[-1]) for message in chat]
 
@@ -242,6 +255,55 @@ class _Marks:
         mark = f"{self._key}.{number}."
         return f"{text[:at]}{mark}({core}{mark}){text[at + len(core) :]}"
 
+    def _keyed(self, tool: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+        inner = tool.get("function")
+        if isinstance(inner, Mapping):
+            tool = {**tool, "function": {**inner, f"{self._key}f{number}": 0}}
+        return {**tool, f"{self._key}t{number}": 0}
+
+    def show_tools(self, marked: str) -> bool:
+        """Return whether tools are seen to be read, because a template wrote their keys."""
+        return re.search(rf"{self._key}[tf]\d", marked) is not None
+
+    def _with_marked_schemas(self, marked: str) -> tuple[str, set[int]]:
+        """Return a rendering with marks around schemas, not keys in them, and whose they are."""
+        schemas: list[tuple[int, int, str]] = []  # start, end, and without the key
+        written: set[int] = set()
+        for part in "tf":  # tools as a whole, then functions that stand alone
+            wholes = list(schemas)
+            for key in re.finditer(rf'"{self._key}{part}(\d+)": 0', marked):
+                before = bisect_right(wholes, key.start(), key=lambda whole: whole[0]) - 1
+                number = int(key[1])
+                if number < len(self._tools) and not (
+                    before >= 0 and key.end() <= wholes[before][1]
+                ):
+                    found = self._schema_at(key, part, number, marked)
+                    schemas += found
+                    written |= {number} if found else set()
+        pieces, at = [], 0
+        for start, end, schema in sorted(schemas):
+            mark = f"{self._key}.{len(self._cores)}."
+            self._cores[str(len(self._cores))] = _SCHEMA, schema, False
+            pieces += [marked[at:start], f"{mark}({schema}{mark})"]
+            at = end
+        pieces.append(marked[at:])
+        return re.sub(rf',\s*"{self._key}[tf]\d+": 0', "", "".join(pieces)), written
+
+    def _schema_at(
+        self, key: re.Match[str], part: str, number: int, marked: str
+    ) -> list[tuple[int, int, str]]:
+        """Return the schema around a key that ``tojson`` wrote; nothing for another form."""
+        keyed, tool = (self.tools or ())[number], self._tools[number]
+        if part == "f":
+            keyed, tool = keyed["function"], tool["function"]
+        for indent in (None, 4, 2):
+            form = json.dumps(keyed, ensure_ascii=False, indent=indent)
+            start = key.start() - form.rindex(key[0])
+            if start >= 0 and marked.startswith(form, start):
+                schema = json.dumps(tool, ensure_ascii=False, indent=indent)
+                return [(start, start + len(form), schema)]
+        return []
+
     def check(self, marked: str) -> None:
         """Refuse a template that drops what a user or the system says, or prints parts."""
         found = set(re.findall(rf"{self._key}\.(\d+)\.[()]", marked))
@@ -257,60 +319,36 @@ class _Marks:
 
     def find(self, marked: str, text: str) -> WrittenChat:
         """Return where contents stand in a text, given the rendering with marks."""
+        keyed = self.tools is not None and "tools" in self._roles
+        written: set[int] = set()
+        if keyed:
+            marked, written = self._with_marked_schemas(marked)
         pieces = re.split(rf"{self._key}\.(\d+)\.([()])", marked)  # piece, number, side, piece
         same = _Same("".join(pieces[::3]), text)
         raw = {number for number, (role, _, _) in self._cores.items() if self._may_merge(role)}
-        places, said, at, end = [], [], 0, None
+        places, at, end = [], 0, None
         for k in range(0, len(pieces) - 1, 3):
             piece, number, side, inside = pieces[k : k + 4]
             at += len(piece)
             role, core, is_last = self._cores.get(number, ("", "", False))
             if side == ")":
                 end = same.place(at, at) if is_last else end
-            elif inside == core and pieces[k + 4 : k + 6] == [number, ")"]:
+            elif (
+                self._may_merge(role) and inside == core and pieces[k + 4 : k + 6] == [number, ")"]
+            ):
                 place = same.place(at, at + len(core))
                 if place is not None:
-                    said.append(place)
-                    if self._may_merge(role):
-                        places.append(place)
-                        raw.discard(number)
-        unmerged = _REWRITTEN if raw else ""
-        if "tools" in self._roles and self._tools:
-            schemas = _schemas(self._tools, text, said)
-            if len(schemas) < len(self._tools):
-                unmerged = unmerged or _SCHEMAS
-            places = sorted(places + schemas)
+                    places.append(place)
+                    raw.discard(number)
+        unmerged = _SCHEMAS if raw or (keyed and len(written) < len(self._tools)) else ""
+        if any(self._cores[number][0] != _SCHEMA for number in raw):
+            unmerged = _REWRITTEN
         if unmerged:
             log_unmerged(unmerged)
         return WrittenChat(text, places, end and end[1], unmerged)
 
     def _may_merge(self, role: str) -> bool:
         return _ROLES.get(role, "user") in self._roles
-
-
-def _schemas(tools: Tools, text: str, said: Sequence[Place]) -> list[Place]:
-    """Return where a template wrote the schemas of tools, outside of what messages say."""
-    found: list[Place] = []
-    at = 0
-    for tool in tools:
-        inner = tool.get("function")
-        whole = [tool, inner] if isinstance(inner, Mapping) else [tool]
-        forms = (json.dumps(t, ensure_ascii=False, indent=i) for t in whole for i in (None, 4, 2))
-        for form in forms:
-            start = text.find(form, at)
-            while (hit := _overlapping(said, start, start + len(form))) is not None:
-                start = text.find(form, hit[1])
-            if start >= 0:
-                at = start + len(form)
-                found.append((start, at))
-                break
-    return found
-
-
-def _overlapping(places: Sequence[Place], start: int, end: int) -> Place | None:
-    """Return the first of some places, in order, that overlaps another; None if none does."""
-    k = bisect_right(places, start, key=lambda place: place[1])
-    return places[k] if start >= 0 and k < len(places) and places[k][0] < end else None
 
 
 class _Same:
