@@ -33,8 +33,7 @@ from torch import Tensor
 
 from umim_core.backbone.attention_masks import additive_mask
 from umim_core.config.form import UnitPositions
-from umim_core.merging.packing import PackedUnits, Segmenter
-from umim_core.text.token_ids import Ints
+from umim_core.merging.packing import PackedUnits, Segmenter, unit_keys
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,8 @@ class _Prefixes:
         lengths[whole], units[whole] = sizes, 0
         units[-1] = 0
         row, last = (lengths > 1).nonzero()
-        keys = _span_keys(spans, row, last, lengths[row, last])
+        sizes = lengths[row, last]
+        keys = unit_keys(spans.reshape(-1), row * longest + last - sizes + 1, sizes, longest)
         unique, inverse = np.unique(keys, axis=0, return_inverse=True)
         surrogate = np.full_like(lengths, -1)
         surrogate[row, last] = inverse.reshape(-1)
@@ -163,13 +163,3 @@ class _Prefixes:
     def to(self, device: torch.device) -> _Prefixes:
         parts = (self.lengths, self.units, self.surrogate, self.span_ids, self.span_lengths)
         return _Prefixes(*(part.to(device) for part in parts))
-
-
-def _span_keys(spans: Ints, row: Ints, last: Ints, sizes: Ints) -> Ints:
-    """Return length and zero-padded ids [P, 1 + N] of the units that end at ``last`` in spans."""
-    keys = np.zeros((len(row), 1 + spans.shape[1]), dtype=np.int64)
-    keys[:, 0] = sizes
-    for place in range(spans.shape[1]):
-        inside = np.flatnonzero(sizes > place)
-        keys[inside, 1 + place] = spans[row[inside], last[inside] - sizes[inside] + 1 + place]
-    return keys

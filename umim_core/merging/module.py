@@ -16,18 +16,254 @@ form                     policies                          parameters        see
 
 Of rules of up to L tokens, more than 4, positions learned take L d parameters and kind linear
 L d^2 + 3 d.
+
+Shapes: M spans, N tokens in the longest span, d embedding size, h heads, d_h = d / h.
+
+    P   = LN_kv(GELU(Linear_kv(E)))                 [M, N, d], per token
+    a_i = softmax(P_i q_i / sqrt(d_h))              [M, N], per head, over the span
+    o_i = sum_t a_i[t] P_i[t]                       [M, d_h]
+    z   = LN_o(GELU(Linear_o([o_1; ...; o_h])))     [M, d]
+
+Source: paper, "Module Architecture and Integration".
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import math
+from typing import Self, cast, get_args
 
-from umim_core.merging.forms.attention_form import MergeModule
-from umim_core.merging.forms.contextual_form import ContextualPooling
-from umim_core.merging.forms.linear_form import LinearMerge
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from umim_core.config.form import (
+    MERGE_FORMS,
+    PAPER,
+    PAPER_FORM,
+    Depth,
+    MergeForm,
+    ModuleForm,
+    Positions,
+    form_name,
+)
+from umim_core.errors import ConfigError
+from umim_core.merging.adapters import SpanAdapters
+from umim_core.merging.forms.rule_rows import RuleRows
+from umim_core.merging.forms.span_ops import (
+    ANCHORS,
+    draw_linear,
+    inside_spans,
+    reset_norm,
+)
+from umim_core.rules.grams import LONGEST, check_longest
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import canonical_json
 
-__all__ = ["ContextualPooling", "LinearMerge", "MergeModule", "with_rows_of"]
+
+class MergeModule(nn.Module):
+    """Make one embedding of a span of token embeddings.
+
+    It is the paper's form: every token is projected on its own, then the span is pooled, with
+    2 d^2 + 7 d parameters. Without positions it sees neither order nor repetition. ``learned`` adds
+    one vector per offset to the embeddings, ``longest`` x d parameters that begin at zero; offsets
+    count from the first token, where spans may have more than four from the last. With a residual
+    the module adds to an anchor, such as the span's last embedding; LN_o's gain then begins at
+    zero, so that an untrained module gives the anchor itself.
+
+    The other forms are its subclasses, a file each; a class statement names kind, depth and the
+    positions that it takes, which adds it to ``MERGE_FORMS``. ``MergeModule(...)`` returns the one
+    that is asked for, as ``pathlib.Path`` gives the class of the system. The embedding size is d, a
+    multiple of the heads; ``umim_core.config.form`` has the policies.
+
+    Attributes:
+        norm_o: The last layer of every form, at the scale of the backbone's embeddings.
+        rows: Offsets of single rules, added to the surrogates of every form; None: there are none.
+        adapters: Gated adapters of the layers that read units, trained and saved with the module;
+            None: there are none.
+    """
+
+    norm_o: nn.LayerNorm
+    offset: nn.Parameter | None
+    rows: RuleRows | None
+    adapters: SpanAdapters | None
+
+    def __init_subclass__(
+        cls, *, kind: str, depth: Depth = 1, positions: tuple[Positions, ...] = ("none",)
+    ) -> None:
+        super().__init_subclass__()
+        MERGE_FORMS.add(form_name(kind, depth))(MergeForm(cls, positions))
+
+    def __new__(
+        cls,
+        hidden_size: int = 0,
+        form: ModuleForm = PAPER_FORM,
+        num_heads: int = 4,
+        longest: int = LONGEST,
+    ) -> Self:
+        if cls is not MergeModule or (form.kind, form.depth) == (PAPER, 1):  # a copy has no form
+            return super().__new__(cls)
+        made = MERGE_FORMS.find(form_name(form.kind, form.depth)).module
+        return super().__new__(cast("type[Self]", made))
+
+    def __init__(
+        self,
+        hidden_size: int,
+        form: ModuleForm = PAPER_FORM,
+        num_heads: int = 4,
+        longest: int = LONGEST,
+    ) -> None:
+        """Make a module of a form, its weights not drawn yet, without rule rows and adapters.
+
+        The backbone's embedding size is d; the heads must divide it. ``longest`` is of its rules.
+        """
+        super().__init__()
+        if hidden_size < 1 or num_heads < 1 or hidden_size % num_heads:
+            raise ConfigError(
+                "num_heads must divide hidden_size",
+                f"{num_heads} heads, size {hidden_size}",
+                "Choose a divisor.",
+            )
+        self.hidden_size, self.num_heads, self._form = hidden_size, num_heads, form
+        self.longest = check_longest(longest)
+        self.rows, self.adapters, self.offset = None, None, None
+        self.make_weights()
+
+    @property
+    def form(self) -> ModuleForm:
+        """The form, with as many rule rows and adapters of the rank as there are."""
+        held = {
+            "rule_rows": 0 if self.rows is None else len(self.rows),
+            "adapter_rank": 0 if self.adapters is None else self.adapters.rank,
+        }
+        return self._form.model_copy(update=held)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.norm_o.weight.dtype
+
+    def digest(self) -> str:
+        """Return the SHA-256 of form and weights, in the data type that they have."""
+        of = self._form
+        form = [of.kind, of.depth, of.module_positions, self.num_heads, str(self.dtype)]
+        form += [of.residual] * (of.residual != "none")  # digests without one stay
+        form += [str(self.longest)] * (self.longest != LONGEST)  # likewise
+        digest = hashlib.sha256(canonical_json(form).encode())
+        for name, value in sorted(self.state_dict().items()):
+            digest.update(canonical_json([name, list(value.shape)]).encode())
+            digest.update(value.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def forward(self, spans: Tensor, lengths: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Merge spans of embeddings [M, N, d] of any float type with lengths [M] (int64), 1 .. N.
+
+        What stands beyond a span's length has no influence. A module with rule rows finds them by
+        token ids [M, N] (int64).
+
+        Returns:
+            Surrogate embeddings [M, d] in the module's own data type.
+        """
+        outside = ~inside_spans(lengths, spans.shape[1])
+        tokens = spans.to(self.dtype).masked_fill(outside[..., None], 0.0)
+        merged = self.add_anchor(self.merge(tokens, lengths), tokens, lengths)
+        return self.add_rows(merged, ids, lengths)
+
+    def add_anchor(self, merged: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+        if self._form.residual == "none":
+            return merged
+        return merged + ANCHORS[self._form.residual](tokens.to(self.dtype), lengths)
+
+    def add_rows(self, merged: Tensor, ids: Tensor | None, lengths: Tensor) -> Tensor:
+        out: Tensor = merged if self.rows is None else merged + self.rows(ids, lengths)
+        return out
+
+    def make_weights(self) -> None:
+        """Register Linear_kv, LN_kv, q, Linear_o, LN_o and, if learned, the offsets' vectors."""
+        size = self.hidden_size
+        self.linear_kv = nn.Linear(size, size)
+        self.norm_kv = nn.LayerNorm(size, eps=1e-5)
+        self.query = nn.Parameter(torch.empty(self.num_heads, size // self.num_heads))
+        self.linear_o = nn.Linear(size, size)
+        self.norm_o = nn.LayerNorm(size, eps=1e-5)
+        learned = self._form.module_positions == "learned"
+        self.offset = nn.Parameter(torch.zeros(self.longest, size)) if learned else None
+        nn.init.normal_(self.query, std=0.02)
+
+    @torch.no_grad()
+    def initialise(self, embedding_std: float, generator: torch.Generator | None = None) -> None:
+        """Draw Linear_kv, Linear_o and q, in this order; without a generator by the global one.
+
+        Without a residual LN_o's gain is the standard deviation of the backbone's embeddings.
+        """
+        draw_linear(self.linear_kv, generator)
+        draw_linear(self.linear_o, generator)
+        self.query.normal_(0.0, 0.02, generator=generator)
+        reset_norm(self.norm_kv, 1.0)
+        self.reset_output(embedding_std)
+        if self.offset is not None:
+            self.offset.zero_()
+
+    def reset_output(self, embedding_std: float) -> None:
+        """Set LN_o: at the scale of the embeddings, or at zero where an anchor is added."""
+        reset_norm(self.norm_o, embedding_std if self._form.residual == "none" else 0.0)
+
+    @property
+    def table_offsets(self) -> int:
+        """Offsets with a table of their own: all with learned positions, else one; 0: no table."""
+        return 1 if self.offset is None else self.longest
+
+    def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Pool tokens [M, N, d] to surrogates [M, d]."""
+        if self.longest == LONGEST:
+            return self.pool(self.project(tokens), lengths)
+        placed = self.place(tokens, lengths)
+        inside = inside_spans(lengths, placed.shape[1])  # most spans are far shorter than N
+        each = self.project if self.offset is None else self.values
+        values = each(placed[inside])
+        projected = values.new_zeros(placed.shape).masked_scatter(inside[..., None], values)
+        return self.pool(projected, lengths)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Compute P [..., N, d] of tokens of offsets 0 .. N-1, in the module's own data type.
+
+        N is 1 .. longest with learned positions.
+        """
+        placed = tokens if self.offset is None else tokens + self.offset[: tokens.shape[-2]]
+        return self.values(placed)
+
+    def offsets_of(self, lengths: Tensor, width: int) -> Tensor:
+        """Return the offset of each token of spans of some lengths [M]: [N] or [M, N] (int64).
+
+        It is the place in the table and the learned positions. Behind a span it is any.
+        """
+        columns = torch.arange(width, device=lengths.device)
+        if self.longest == LONGEST:
+            return columns
+        return (lengths[:, None] - 1 - columns).clamp(min=0)
+
+    def place(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        if self.offset is None:
+            return tokens
+        return tokens + self.offset[self.offsets_of(lengths, tokens.shape[1])]
+
+    def values(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.norm_kv(F.gelu(self.linear_kv(tokens)))
+        return out
+
+    def pool(self, projected: Tensor, lengths: Tensor) -> Tensor:
+        """Pool P [M, N, d] of spans with lengths [M] to surrogates [M, d]."""
+        count, width, size = projected.shape
+        heads = projected.view(count, width, *self.query.shape)  # [M, N, h, d_h]
+        scores = torch.einsum("mnhk,hk->mhn", heads, self.query) / math.sqrt(heads.shape[-1])
+        inside = inside_spans(lengths, width)
+        weights = scores.masked_fill(~inside[:, None], -torch.inf).softmax(dim=-1)
+        pooled = torch.einsum("mhn,mnhk->mhk", weights, heads).reshape(count, size)
+        out: Tensor = self.norm_o(F.gelu(self.linear_o(pooled)))
+        return out
+
+
+MERGE_FORMS.add(PAPER)(MergeForm(MergeModule, get_args(Positions)))
 
 
 def with_rows_of(module: MergeModule, rules: RuleSet) -> MergeModule:

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
-from umim_core.errors import CorpusError
+from umim_core.errors import CorpusError, require
 from umim_core.rules.grams import MAX_LONGEST
+from umim_core.text.token_ids import Ints
 
-Segmentation = tuple[NDArray[np.int64], NDArray[np.int64]]
+Segmentation = tuple[Ints, Ints]
 
 
 class Segmenter(Protocol):
@@ -35,9 +36,7 @@ class Segmenter(Protocol):
     def segment(self, ids: NDArray[np.integer]) -> Segmentation:
         """Cut ids [T] into units of 1 to 16 tokens; see ``Matcher.segment``."""
 
-    def segment_many(
-        self, ids: NDArray[np.integer], offsets: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def segment_many(self, ids: NDArray[np.integer], offsets: Ints) -> tuple[Ints, Ints, Ints]:
         """Cut sequences that lie side by side, each on its own; see ``Matcher.segment_many``."""
 
 
@@ -123,38 +122,33 @@ def pack_rows(
     shape = (len(rows), int(counts.max(initial=0)))
     token_ids, starts, lengths = (np.zeros(shape, dtype=np.int64) for _ in range(3))
     span_index = np.full(shape, -1, dtype=np.int64)
-    keys: list[NDArray[np.int64]] = []  # length and zero-padded ids of merged units
+    keys: list[Ints] = []  # length and zero-padded ids of merged units
     for b, (ids, (row_starts, row_lengths)) in enumerate(zip(rows, segmentations, strict=True)):
         units = len(row_starts)
         ends = np.cumsum(row_lengths)
-        if not np.array_equal(row_starts, ends - row_lengths) or int(row_lengths.sum()) != len(ids):
-            raise CorpusError(
-                "units must cover every token of their row once",
-                f"{int(row_lengths.sum())} of {len(ids)} tokens",
-                "Use the matcher's own segmentation.",
-            )
-        if units and not 1 <= row_lengths.min() <= row_lengths.max() <= MAX_LONGEST:
-            raise CorpusError(
-                f"a unit must have 1 to {MAX_LONGEST} tokens",
-                f"{int(row_lengths.min())}..{int(row_lengths.max())}",
-                "Cut it into shorter ones.",
-            )
+        covered = int(row_lengths.sum())
+        require(
+            covered == len(ids) and np.array_equal(row_starts, ends - row_lengths),
+            CorpusError,
+            "units must cover every token of their row once",
+            f"{covered} of {len(ids)} tokens",
+            "Use the matcher's own segmentation.",
+        )
+        least, most = int(row_lengths.min(initial=1)), int(row_lengths.max(initial=1))
+        rule = f"a unit must have 1 to {MAX_LONGEST} tokens"
+        fits = 1 <= least <= most <= MAX_LONGEST
+        require(fits, CorpusError, rule, f"{least}..{most}", "Cut it into shorter ones.")
         starts[b, :units], lengths[b, :units] = row_starts, row_lengths
         raw = np.flatnonzero(row_lengths == 1)
         token_ids[b, raw] = ids[row_starts[raw]]
-        merged = np.flatnonzero(row_lengths > 1)
-        row_keys = np.zeros((len(merged), 1 + MAX_LONGEST), dtype=np.int64)
-        row_keys[:, 0] = sizes = row_lengths[merged]
-        for offset in range(int(sizes.max(initial=0))):
-            inside = sizes > offset
-            row_keys[inside, 1 + offset] = ids[row_starts[merged[inside]] + offset]
-        keys.append(row_keys)
+        merged = row_lengths > 1
+        keys.append(unit_keys(ids, row_starts[merged], row_lengths[merged], MAX_LONGEST))
     every = np.concatenate([np.zeros((0, 1 + MAX_LONGEST), np.int64), *keys])
     width = int(every[:, 0].max(initial=1))
     unique, inverse = np.unique(every[:, : 1 + width], axis=0, return_inverse=True)
     span_index[lengths > 1] = inverse.reshape(-1)
 
-    def tensor(array: NDArray[np.int64]) -> Tensor:
+    def tensor(array: Ints) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     return PackedUnits(
@@ -167,6 +161,16 @@ def pack_rows(
         starts=tensor(starts),
         lengths=tensor(lengths),
     )
+
+
+def unit_keys(ids: NDArray[np.integer], starts: Ints, sizes: Ints, width: int) -> Ints:
+    """Return length and zero-padded ids [P, 1 + width] of units of a flat text [T]."""
+    keys = np.zeros((len(starts), 1 + width), dtype=np.int64)
+    keys[:, 0] = sizes
+    for place in range(int(sizes.max(initial=0))):
+        inside = sizes > place
+        keys[inside, 1 + place] = ids[starts[inside] + place]
+    return keys
 
 
 def fill_units(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ SOURCE = '''
 import torch
 from torch import nn
 
-from umim_core.merging.forms.attention_form import MergeModule
+from umim_core.merging.module import MergeModule
 from umim_core.merging.forms.span_ops import inside_spans, reset_norm
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from umim_core.errors import ConfigError
-from umim_core.merging.forms.attention_form import MergeModule
 from umim_core.merging.forms.span_ops import draw_linear, inside_spans, reset_norm
+from umim_core.merging.module import MergeModule
 
 
 class SpanAttention(nn.Module):

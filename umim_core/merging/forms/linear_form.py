@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from umim_core.merging.forms.attention_form import MergeModule
 from umim_core.merging.forms.span_ops import draw_linear, inside_spans
+from umim_core.merging.module import MergeModule
 
 
 class LinearMerge(MergeModule, kind="linear"):
