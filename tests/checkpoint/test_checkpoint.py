@@ -6,6 +6,7 @@ import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.merge_modules import FORMS, give_rows, module_of
-from support.merged_models import fresh_model
+from support.merged_models import fresh_model, random_merged_model
 from support.pickle_bomb import PickleBomb
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -60,23 +61,26 @@ def sign(directory: Path, schema: int = 2) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_round_trip(
-    tiny_backbone: Backbone, form: str, tmp_path: Path, torch_rng: torch.Generator
-) -> None:
+@pytest.mark.parametrize("rows", [False, True])
+def test_round_trip(tiny_backbone: Backbone, form: str, rows: bool, tmp_path: Path) -> None:
     fingerprint = tiny_backbone.tokenizer_fingerprint
     checkpoint = make(tiny_backbone, form, tokenizer_fingerprint=fingerprint)
+    if rows:
+        module = give_rows(checkpoint.module, SPANS[:2])
+        checkpoint = checkpoint.with_contents(module, checkpoint.rules)
     checkpoint.save(tmp_path / "x")
+    before = torch.get_rng_state()
     back = Checkpoint.load(tmp_path / "x")
-    assert back.config == checkpoint.config
-    assert type(back.module) is type(checkpoint.module)
+    assert torch.equal(torch.get_rng_state(), before)  # weights are not drawn first
+    assert back.config == checkpoint.config and back.config.rule_rows == 2 * rows
     assert back.config.training == {"steps": 3, "loss": 1.5, "note": "a"}
     assert back.rules.digest == checkpoint.rules.digest
-    state = checkpoint.module.state_dict()
-    assert set(back.module.state_dict()) == set(state)
-    for name, value in back.module.state_dict().items():
-        assert torch.equal(value, state[name]), name
-    spans, lengths = torch.randn(3, 4, 16, generator=torch_rng), torch.tensor([2, 3, 4])
-    assert torch.equal(back.module(spans, lengths), checkpoint.module(spans, lengths))
+    assert back.module.digest() == checkpoint.module.digest()
+    ids, lengths = torch.tensor([[1, 2, 0, 0], [3, 4, 5, 0], [6, 7, 8, 9]]), torch.tensor([2, 3, 4])
+    given = (tiny_backbone.embed(ids), lengths, ids)
+    assert torch.equal(back.module(*given), checkpoint.module(*given))
+    assert not back.module.training
+    assert not any(parameter.requires_grad for parameter in back.module.parameters())
     back.check_backbone(tiny_backbone)
 
 
@@ -87,14 +91,6 @@ def test_a_shipped_checkpoint_is_written_again_as_it_was_read(name: str, tmp_pat
     assert len({(folder / "config.json").read_bytes() for folder in folders}) == 1
     weights = (load_file(folder / "model.safetensors") for folder in folders)
     torch.testing.assert_close(*weights, rtol=0, atol=0, check_dtype=False)  # stored in bfloat16
-
-
-def test_a_loaded_module_is_frozen_and_takes_no_random_numbers(saved: Path) -> None:
-    before = torch.get_rng_state()
-    module = Checkpoint.load(saved).module
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not module.training
-    assert not any(parameter.requires_grad for parameter in module.parameters())
 
 
 def test_holds_exactly_the_stable_files_and_no_backbone_weights(saved: Path) -> None:
@@ -239,6 +235,30 @@ def test_what_does_not_fit_is_refused(tiny_llama: Backbone, tmp_path: Path, name
         Checkpoint.load(tmp_path / "x")
 
 
+PAIRS = "adapters of rank 2, a pair per linear map"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights, name: weights.pop(name), PAIRS),
+        (lambda weights, name: weights.update({name: weights[name][:, :, :1].clone()}), SHAPES),
+        (lambda weights, name: weights.update({name: weights[name][0].clone()}), PAIRS),
+        (lambda weights, name: [weights.pop(n) for n in list(weights) if "adapters" in n], PAIRS),
+    ],
+)
+def test_adapters_that_do_not_fit_are_refused(
+    tiny_llama: Backbone, tmp_path: Path, change: Any, message: str
+) -> None:
+    matcher = Matcher(RuleSet.from_spans(SPANS))
+    Checkpoint.of(random_merged_model(tiny_llama, matcher, 1, 2)).save(tmp_path / "x")
+    assert Checkpoint.load(tmp_path / "x").config.adapter_rank == 2
+    rewritten(lambda weights: change(weights, "adapters.up.mlp-down_proj"))(tmp_path / "x")
+    sign(tmp_path / "x")
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.load(tmp_path / "x")
+
+
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_weights_of_another_precision_are_read(saved: Path, kind: torch.dtype) -> None:
     weight("query", lambda old: old.to(kind))(saved)
@@ -293,37 +313,16 @@ def test_an_unknown_name_lists_the_embedded_ones(name: str) -> None:
     assert len(names) == 3 and all(found in str(caught.value) for found in names)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_come_back_with_their_spans(tiny_llama: Backbone, form: str, tmp_path: Path) -> None:
-    checkpoint = with_rows(tiny_llama, form)
-    checkpoint.save(tmp_path / "x")
-    back = Checkpoint.load(tmp_path / "x")
-    assert back.config == checkpoint.config
-    assert back.config.rule_rows == 2
-    assert back.module.digest() == checkpoint.module.digest()
-    ids, lengths = torch.tensor([[1, 2, 0, 0], [3, 4, 5, 0], [6, 7, 8, 9]]), torch.tensor([2, 3, 4])
-    spans = tiny_llama.embed(ids)
-    assert torch.equal(back.module(spans, lengths, ids), checkpoint.module(spans, lengths, ids))
-    assert not any(parameter.requires_grad for parameter in back.module.parameters())
-
-
-def test_rows_of_other_rules_than_the_matchers_are_not_saved(
-    tiny_llama: Backbone, tmp_path: Path
-) -> None:
-    module = give_rows(module_of("paper", tiny_llama.hidden_size), SPANS)
-    matcher = Matcher(RuleSet.from_spans(SPANS[1:]))
-    Checkpoint.of(MergedModel(tiny_llama, module, matcher, "compact")).save(tmp_path / "x")
-    back = Checkpoint.load(tmp_path / "x")
-    assert back.config.rule_rows == 2
-    assert back.module.rows.spans.tolist() == [[3, 4, 5, -1], [6, 7, 8, 9]]
-    assert torch.equal(back.module.rows.table, module.rows.table[1:])
-
-
-def test_rows_stay_with_their_rules(tiny_llama: Backbone) -> None:
+def test_rows_stay_with_their_rules(tiny_llama: Backbone, tmp_path: Path) -> None:
     checkpoint = with_rows(tiny_llama)
     kept = checkpoint.with_contents(checkpoint.module, RuleSet.from_spans([(3, 4, 5), (8, 9)]))
-    assert (kept.config.rule_rows, kept.module.rows.spans.tolist()) == (1, [[3, 4, 5, -1]])
-    assert torch.equal(kept.module.rows.table, checkpoint.module.rows.table[1:])
+    matcher = Matcher(kept.rules)  # what trains has the rows of all rules
+    Checkpoint.of(MergedModel(tiny_llama, checkpoint.module, matcher, "compact")).save(
+        tmp_path / "x"
+    )
+    for made in (kept, Checkpoint.load(tmp_path / "x")):
+        assert (made.config.rule_rows, made.module.rows.spans.tolist()) == (1, [[3, 4, 5, -1]])
+        assert torch.equal(made.module.rows.table, checkpoint.module.rows.table[1:])
     assert (checkpoint.config.rule_rows, len(checkpoint.module.rows)) == (2, 2)
     none = checkpoint.with_contents(checkpoint.module, RuleSet.from_spans([(8, 9)]))
     assert (none.config.rule_rows, none.module.rows) == (0, None)

@@ -19,7 +19,6 @@ from umim_core.checkpoint.checkpoint_index import (
 )
 from umim_core.checkpoint.next_steps import after_pruning
 from umim_core.errors import CheckpointError, ConfigError
-from umim_core.rules.ruleset import RuleSet
 
 
 @pytest.fixture
@@ -85,28 +84,6 @@ def test_runs_that_give_one_name_at_once_all_record_it(root: Path, stage: Path) 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(record, range(64)))) == 1
     assert own_checkpoints(root) == {"novels/wt": stage / "checkpoint"}
-
-
-@pytest.mark.parametrize("out", ["file", "file/x", "/sys/absent/x"])
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("init", "absent", "--rules", "rules"),
-        ("train", "absent", "text.txt", "--rules", "rules"),
-        ("prune", "absent", "text.txt", "--keep-all"),
-        ("export", "absent"),
-    ],
-    ids=lambda command: command[0],
-)
-def test_a_place_that_cannot_be_written_is_refused_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umim: Umim, command: tuple[str, ...], out: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    RuleSet.from_spans([(1, 2)], "f" * 64).save(Path("rules"))
-    Path("file").write_text("")
-    done = umim(*command, "--out", out)
-    exists = "must not exist" if command[0] == "export" and out == "file" else "must be writable"
-    assert done.code == 1 and exists in done.err
 
 
 def test_names_survive_a_move_of_the_root(

@@ -74,6 +74,14 @@ REFUSED = {
     "train model --rules rules --out new": "text to train on must be given; got none",
     "export checkpoint --out old": "--out must not exist; got old",
     "export checkpoint --out new --tau 3": "choose spans of a text: add --text FILE; got --tau 3",
+    **{
+        f"{line} --out a.txt/x": "must be writable"
+        for line in (
+            *("init absent --rules rules", "import absent --backbone model", "export absent"),
+            *("train absent a.txt --rules rules", "prune absent a.txt --keep-all"),
+        )
+    },
+    "prune absent a.txt --keep-all --out /sys/absent/x": "must be writable",
     "serve --host 0.0.0.0": "needs a token",
     "serve --api-key-env UMIM_NOT_SET": "must name a variable that is set",
     "serve --api-key-env UMIM_TWO_LINES": "must name a variable that is set, to one line",

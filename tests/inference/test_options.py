@@ -143,12 +143,6 @@ def theirs(umim: UMIM, **options: object) -> list[int]:
     return written_by_transformers(umim.backbone.model, IDS, 12, **options)
 
 
-def filled(umim: UMIM, **options: object) -> GenerationConfig:
-    config = GenerateOptions(**options).of_model(umim.backbone).config
-    assert config is not None
-    return config
-
-
 def test_greedy_calls_leave_torchs_generator_alone(umim: UMIM) -> None:
     before = torch.get_rng_state()
     umim.generate(PROMPT, max_new_tokens=3)
@@ -172,21 +166,25 @@ def test_what_is_given_overrides_the_models_own(umim: UMIM) -> None:
     assert list(output.ids[0]) == theirs(umim, repetition_penalty=1.2) != theirs(umim)
 
 
-def test_a_model_that_samples_samples_by_default(umim: UMIM) -> None:
-    own = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, max_length=9, eos_token_id=0)
-    umim.backbone.model.generation_config = own
-    found = filled(umim)
-    assert (found.do_sample, found.temperature, found.top_p, found.top_k) == (True, 0.6, 0.9, 50)
-    assert (found.max_new_tokens, found.max_length) == (64, None)
-    assert not filled(umim, do_sample=False).do_sample
-    assert filled(umim, temperature=0.3).temperature == 0.3
+OWN = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 9, "eos_token_id": 0}
+FILLED = [  # the model's own settings, what a caller gives, and what counts then
+    (OWN, {}, {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": DEFAULT_TOP_K}),
+    (OWN, {}, {"max_new_tokens": 64, "max_length": None}),
+    (OWN, {"do_sample": False}, {"do_sample": False}),
+    (OWN, {"temperature": 0.3}, {"temperature": 0.3}),
+    ({}, {"do_sample": True}, {"top_k": DEFAULT_TOP_K}),
+    *(({}, {"do_sample": True, "top_k": given}, {"top_k": 0}) for given in (0, None)),
+    ({}, {"do_sample": True, "top_k": 3}, {"top_k": 3}),
+]
 
 
-def test_sampling_takes_transformers_top_k_unless_another_is_given(umim: UMIM) -> None:
-    assert filled(umim, do_sample=True).top_k == DEFAULT_TOP_K
-    for given in (0, None):
-        assert filled(umim, do_sample=True, top_k=given).top_k == 0
-    assert filled(umim, do_sample=True, top_k=3).top_k == 3
+@pytest.mark.parametrize(("own", "options", "expected"), FILLED)
+def test_settings_are_filled_as_transformers_fills_them(
+    umim: UMIM, own: dict[str, Any], options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    umim.backbone.model.generation_config = GenerationConfig(**own)
+    found = GenerateOptions(**options).of_model(umim.backbone).config
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
 def test_a_model_whose_file_asks_for_beams_is_refused_until_they_are_overridden(umim: UMIM) -> None:
@@ -223,36 +221,25 @@ def matcher(request: pytest.FixtureRequest) -> Matcher:
     return priced_rules(3, request.param)
 
 
-@pytest.mark.parametrize("bound", [-math.inf, -0.5])
-def test_a_bound_below_all_prices_merges_prompts_alone(matcher: Matcher, bound: float) -> None:
-    assert rows_of(model(matcher), decode_max_damage=bound) == rows_of(
-        model(matcher), merge="prompt"
-    )
-
-
-def test_raw_prompts_are_gone_on_with_as_by_a_model_of_the_cheap_rules(matcher: Matcher) -> None:
-    raw = {"raw_tail": 99}
-    bounded = rows_of(model(matcher), decode_max_damage=CHEAP, **raw)
-    assert bounded == rows_of(model(cheap_rules(matcher)), **raw)
-    assert bounded != rows_of(model(matcher), **raw)
-
-
-def test_a_request_overrides_the_bound_of_the_model(matcher: Matcher) -> None:
-    every, cheap = rows_of(model(matcher)), rows_of(model(matcher), decode_max_damage=CHEAP)
-    bounded = model(matcher, CHEAP)
-    assert every != cheap == rows_of(bounded)
+def test_generated_tokens_merge_by_the_rules_under_a_bound(matcher: Matcher) -> None:
+    """That of a request, else that of the model; prompts merge by all rules."""
+    whole, bounded = model(matcher), model(matcher, CHEAP)
+    every, prompt = rows_of(whole), rows_of(whole, merge="prompt")
+    cheap = rows_of(whole, decode_max_damage=CHEAP)
+    assert every != cheap != prompt != every
+    for below_all in (-math.inf, -0.5):
+        assert rows_of(whole, decode_max_damage=below_all) == prompt
+    assert rows_of(bounded) == cheap
     assert rows_of(bounded, decode_max_damage=math.inf) == every
-    assert rows_of(bounded, merge="prompt") == rows_of(model(matcher), merge="prompt")
-
-
-def test_bounds_of_several_requests_do_not_mix(matcher: Matcher) -> None:
-    engine, prompts = Engine(model(matcher)), random_prompts(5, 4)
-    bounds = (CHEAP, None, -1.0, CHEAP)
-    found = [
-        engine.generate(prompts, replace(SAMPLING, decode_max_damage=bound)).rows
-        for bound in bounds
-    ]
-    assert found == [rows_of(model(matcher), decode_max_damage=bound) for bound in bounds]
+    assert rows_of(bounded, merge="prompt") == prompt
+    raw = {"raw_tail": 99}
+    assert rows_of(whole, decode_max_damage=CHEAP, **raw) == rows_of(
+        model(cheap_rules(matcher)), **raw
+    )
+    engine, prompts = Engine(whole), random_prompts(5, 4)  # bounds of several requests do not mix
+    for bound, rows in ((CHEAP, cheap), (None, every), (-1.0, prompt), (CHEAP, cheap)):
+        options = replace(SAMPLING, decode_max_damage=bound)
+        assert engine.generate(prompts, options).rows == rows
 
 
 NEW, CONTEXT = 5, 64
