@@ -84,6 +84,9 @@ def test_padding_truncation_and_use_leave_the_fingerprint_alone(
     assert tokenizer_fingerprint(tokenizer) == want
     tokenizer.save_pretrained(tmp_path)
     assert tokenizer_fingerprint(load_tokenizer(str(tmp_path))) == want
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    assert tokenizer_fingerprint(tokenizer, without="<pad>") == want
+    assert tokenizer_fingerprint(tokenizer) != want
 
 
 def test_added_tokens_flagged_special_are_special_without_a_role(

@@ -12,7 +12,7 @@ import torch
 from support.gguf_files import tiny_bpe, tiny_llama, write_gguf
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import backbone_identity
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, quantisation_note
 from umim_core.errors import BackboneError
 from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.model_sources.model_cache import gguf_directory
@@ -52,6 +52,8 @@ def test_a_backbone_may_be_a_gguf_file(
     assert backbone.fingerprint == other.fingerprint
     assert torch.equal(backbone.embedding_weight, other.embedding_weight)
     assert backbone_identity("own.gguf", None) == backbone_identity(other.name, None)
+    assert "own.gguf was quantised (Q8_0 " in quantisation_note("own.gguf")
+    assert quantisation_note("umim-docs-llama") == ""
 
 
 def test_a_file_of_the_models_folder_is_found_by_its_name(file: Path, cache: Path) -> None:

@@ -67,9 +67,10 @@ def step_mask(cache: RowCache, dtype: torch.dtype) -> Tensor | None:
     """Build the additive mask of the forward under way, between ``begin`` and the forward.
 
     It is [B, 1, W, view]: 0 where a unit may look (columns up to its own), the lowest finite value
-    behind it. None where plain causal attention is right, which takes the model's own fast path.
+    behind it. None where all rows have the same length: padding on the right is then behind every
+    unit's sight, and the model's own mask is right and fast.
     """
-    if cache.causal:
+    if cache.plan.uniform_start is not None:
         return None
     columns = torch.arange(cache.plan.view, device=cache.device)
     return additive_mask(columns[None, None, :] <= cache.plan.columns[:, :, None], dtype)

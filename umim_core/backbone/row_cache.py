@@ -175,16 +175,6 @@ class RowCache(Cache):
             raise GenerationError("RowCache.begin(width) must come first", None)
         return plan
 
-    @property
-    def causal(self) -> bool:
-        """Whether plain causal attention is right for the forward under way.
-
-        So it is when all rows have the same length, and nothing is cached yet, each row gets one
-        unit, or there is one row: padding on the right is then behind every unit's sight.
-        """
-        start, width = self.plan.uniform_start, self.plan.width
-        return start is not None and (start == 0 or width == 1 or len(self.lengths) == 1)
-
     def begin(self, width: int) -> None:
         """Plan the next forward: ``width`` units per row, right padding included."""
         longest = int(self.lengths.max())
