@@ -242,7 +242,7 @@ PAIRS = "adapters of rank 2, a pair per linear map"
     ("change", "message"),
     [
         (lambda weights, name: weights.pop(name), PAIRS),
-        (lambda weights, name: weights.update({name: weights[name][:, :, :1].clone()}), SHAPES),
+        (lambda weights, name: weights.update({name: weights[name][:, :1].clone()}), SHAPES),
         (lambda weights, name: weights.update({name: weights[name][0].clone()}), PAIRS),
         (lambda weights, name: [weights.pop(n) for n in list(weights) if "adapters" in n], PAIRS),
     ],
