@@ -162,6 +162,11 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     (CHAT, {"temperature": 1e-40}, "invalid_field", "temperature"),
     (CHAT, {"temperature": "hot"}, "invalid_field", "temperature"),
     (CHAT, {"top_p": 0}, "invalid_field", "top_p"),
+    (CHAT, {"top_k": -1}, "invalid_field", "top_k"),
+    (CHAT, {"min_p": 2}, "invalid_field", "min_p"),
+    (CHAT, {"repetition_penalty": 0}, "invalid_field", "repetition_penalty"),
+    (CHAT, {"roles": ["nobody"]}, "invalid_field", "roles.0"),
+    (CHAT, {"roles": ["user", "user"]}, "invalid_field", "roles"),
     (CHAT, {"max_tokens": 0}, "invalid_field", "max_tokens"),
     (CHAT, {"max_tokens": 10**9}, "invalid_field", "max_tokens"),
     (CHAT, {"n": 17}, "invalid_field", "n"),
@@ -288,6 +293,23 @@ def test_models_and_paths_have_answers(
     else:
         error = answer.json()["error"]
         assert (error["code"], error["type"]) == (code, "invalid_request_error")
+
+
+def test_options_of_generate_have_their_names(umim: UMIM, places: dict[str, Place]) -> None:
+    chat = [{"role": "system", "content": QUESTIONS[1]}, {"role": "user", "content": QUESTIONS[0]}]
+    options: dict[str, Any] = {"top_k": 9, "min_p": 0.01, "repetition_penalty": 1.3, "seed": 3}
+    options |= {"temperature": 0.9, "roles": ["system"]}
+    url = places["umim serve"].url
+    answer = post(url, CHAT, messages=chat, max_tokens=12, **options).json()
+    alone = umim.generate(
+        chat, max_new_tokens=12, merge="prompt", raw_tail=4, do_sample=True, top_p=1.0, **options
+    )
+    assert answer["choices"][0]["message"]["content"] == alone.text[0]
+    assert answer["usage"]["prompt_tokens"] == alone.cache_lengths[0][0]
+    before = post(places["gateway"].url, CHAT, messages=chat, max_tokens=1).json()["usage"]["umim"]
+    both = {"messages": chat, "max_tokens": 1, "roles": ["user", "system"]}
+    after = post(places["gateway"].url, CHAT, **both).json()["usage"]["umim"]
+    assert after["merged_prompt_tokens"] < before["merged_prompt_tokens"]
 
 
 def test_without_a_template_a_chat_is_refused(umim: UMIM) -> None:

@@ -66,7 +66,7 @@ _SETTINGS: Final[dict[str, Any]] = {
     "no_repeat_ngram_size": None, "stop_strings": None, "eos_token_id": "model", "n": None,
 }  # fmt: skip
 # Options of sampling, and the value of each that has no effect.
-_SAMPLING: Final[dict[str, object]] = {
+SAMPLING: Final[dict[str, object]] = {
     "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None, "seed": None, "streams": None,
 }  # fmt: skip
 
@@ -188,10 +188,10 @@ class GenerateOptions(PlainOptions):
     def _check_sampling(self, sampled: bool) -> None:
         """Refuse options of sampling where nothing is drawn."""
         given = self._given | {"seed": self.seed, "streams": self.streams}
-        idle = [name for name, same in _SAMPLING.items() if given.get(name) not in (None, same)]
+        idle = [name for name, same in SAMPLING.items() if given.get(name) not in (None, same)]
         _need(
             sampled or not idle,
-            f"{', '.join(_SAMPLING)} need do_sample",
+            f"{', '.join(SAMPLING)} need do_sample",
             idle,
             "Sample, or leave them out.",
         )

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -20,9 +20,10 @@ from transformers import PreTrainedTokenizerFast
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint_files import default_checkpoint
 from umim_core.config.form import Merge
+from umim_core.config.generation import PlainOptions
 from umim_core.errors import ConfigError, UmimError, require
 from umim_core.inference.engine import Engine
-from umim_core.inference.options import GenerateOptions
+from umim_core.inference.options import SAMPLING, GenerateOptions
 from umim_core.inference.prompts import PromptIds
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
@@ -62,6 +63,8 @@ from umim_core.serving.openai_api import (
 from umim_core.serving.prompt_reader import Lanes, PromptReader, most_raw_tokens
 from umim_core.serving.tool_calls import CallForm, Calls
 from umim_core.text.roles import USER, Role
+
+_OPTIONS: Final = {option.name for option in fields(PlainOptions)}
 
 
 class AnswerEngine(Protocol):
@@ -296,18 +299,19 @@ class LocalEngine:
 
     def _options(self, body: AnyBody, merge: Merge, new_tokens: int) -> GenerateOptions:
         """Sample as OpenAI's, whatever the model's own generation_config says."""
-        sampling: dict[str, Any] = {"do_sample": False}
-        if body.temperature != 0:
-            temperature = 1.0 if body.temperature is None else body.temperature
-            top_p = 1.0 if body.top_p is None else body.top_p
-            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
-            sampling["seed"] = body.seed  # clients give one to greedy requests, too
+        sampled = body.temperature != 0
+        given: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
+        for name in _OPTIONS & type(body).model_fields.keys():
+            value = getattr(body, name)
+            # Clients give a seed to greedy requests, too.
+            if value is not None and (sampled or name not in SAMPLING):
+                given[name] = value
         return GenerateOptions(
             max_new_tokens=body.new_tokens or new_tokens,
-            n=body.n,
+            do_sample=sampled,
             merge=merge,
             raw_tail=0 if merge == "none" else self._served.raw_tail,
-            **sampling,
+            **given,
         ).of_model(self._served.backbone)
 
     async def _prompt(self, body: AnyBody, merge: Merge, calls: Calls | None) -> PromptIds:
@@ -315,7 +319,7 @@ class LocalEngine:
         most = most_raw_tokens(self.positions, self._served.merged_model.longest if by_units else 1)
         if isinstance(body, ChatBody):
             chat = [message.plain() for message in body.messages]
-            read = await self._reader.read(chat, most, calls)
+            read = await self._reader.read(chat, most, calls, body.roles)
         else:
             read = await self._reader.read(body.prompt, most)
         if merge != "none" and read.left_raw:

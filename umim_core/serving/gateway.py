@@ -48,7 +48,7 @@ from umim_core.serving.openai_api import (
     ApiError,
     Choice,
     Messages,
-    ToolFields,
+    PromptFields,
     bad_field,
     neutral,
     read_json,
@@ -168,10 +168,12 @@ class Gateway:
         if not merging_wanted(request):
             return await self._forward(request, path, document, None)
         prompt, reason = _mergeable(path, document)
-        calls = None
+        calls, roles = None, None
         if path == CHAT and prompt is not None:
+            fields = {name: document[name] for name in PromptFields.model_fields.keys() & document}
             try:
-                calls = _calls(document, self._call_form)
+                asked = PromptFields.model_validate(fields)
+                calls, roles = Calls.of(asked, self._call_form), asked.roles
             except (ValidationError, ApiError):  # the engine may know more of tools, or say why not
                 prompt, reason = None, "tools"
         if prompt is None:
@@ -181,7 +183,7 @@ class Gateway:
         context = await self._context(request, document.get("model"))
         try:
             most = most_raw_tokens(context, self._merger.longest)
-            read = await self._reader.read(prompt, most, calls)
+            read = await self._reader.read(prompt, most, calls, roles)
         except GenerationError as error:  # the engine may have another template, or more room
             self.metrics.stays_raw("template", error.rule)
             return await self._forward(request, path, document, None)
@@ -226,7 +228,7 @@ class Gateway:
     ) -> dict[str, Any]:
         """Return the body of a chat as that of a completion."""
         # The prompt holds what add_generation_prompt asks for, as true is all that came here.
-        left_out = (*_SEEN[CHAT], *ToolFields.model_fields, "messages", "add_generation_prompt")
+        left_out = (*_SEEN[CHAT], *PromptFields.model_fields, "messages", "add_generation_prompt")
         body = {name: value for name, value in chat.items() if name not in left_out}
         most = body.pop("max_completion_tokens", None)
         most = body.get("max_tokens") if most is None else most
@@ -489,12 +491,6 @@ def _mergeable(
     except ValidationError:
         return None, "messages"
     return [message.plain() for message in messages], ""
-
-
-def _calls(document: dict[str, Any], form: CallForm | None) -> Calls | None:
-    """Return what a chat says of calls of tools."""
-    fields = {name: document[name] for name in ToolFields.model_fields if name in document}
-    return Calls.of(ToolFields.model_validate(fields), form)
 
 
 def _chat_logprobs(logprobs: _Logprobs | None) -> dict[str, Any] | None:

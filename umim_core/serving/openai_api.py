@@ -28,6 +28,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, from_json
 
 from umim_core.errors import NumericalError, UmimError
+from umim_core.text.roles import Role
 
 if TYPE_CHECKING:
     from umim_core.serving.tool_calls import CallReader, Calls
@@ -196,7 +197,7 @@ class StreamOptions(_Fields):
 
 
 class Body(_Fields):
-    """Fields that chats and completions share."""
+    """Fields that chats and completions share; some have the names of ``PlainOptions``."""
 
     model: str | None = None
     max_tokens: _Count = None
@@ -204,6 +205,9 @@ class Body(_Fields):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: _Count = None
     seed: int | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     stop: Annotated[
         Annotated[_Stop, Tag("text")] | Annotated[_Stops, Tag("list")], _TEXT_OR_LIST
     ] = []
@@ -247,8 +251,8 @@ class _Named(_Fields):
     function: _Name
 
 
-class ToolFields(_Fields):
-    """Fields of a chat about tools; see ``tool_calls``."""
+class PromptFields(_Fields):
+    """Fields that say how a chat is written: its tools, and whose contents merge."""
 
     tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
     tool_choice: Annotated[
@@ -257,6 +261,14 @@ class ToolFields(_Fields):
         _TEXT_OR_OBJECT,
     ] = "auto"
     parallel_tool_calls: bool = True
+    roles: list[Role] | None = None
+
+    @field_validator("roles")
+    @classmethod
+    def _once(cls, roles: list[Role]) -> list[Role]:
+        if len(set(roles)) < len(roles):
+            raise ValueError("must name each role once")
+        return roles
 
     def offered(self) -> list[dict[str, Any]]:
         """Return the tools as a template reads them, as they came."""
@@ -314,7 +326,7 @@ Messages = Annotated[
 ]  # of a chat
 
 
-class ChatBody(Body, ToolFields):
+class ChatBody(Body, PromptFields):
     messages: Messages
     max_completion_tokens: _Count = None
 

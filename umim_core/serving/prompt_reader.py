@@ -62,20 +62,30 @@ class PromptReader:
                 self._longest = max(len(token.encode()) for token in core.get_vocab())
 
     async def read(
-        self, prompt: str | Chat | list[int], most_tokens: int | None, calls: Calls | None = None
+        self,
+        prompt: str | Chat | list[int],
+        most_tokens: int | None,
+        calls: Calls | None = None,
+        roles: Sequence[Role] | None = None,
     ) -> ReadPrompt:
-        """Return a prompt that may have so many raw tokens, of a chat with the tools it may call.
+        """Return a prompt that may have so many raw tokens.
 
-        A text gets the special tokens that the tokenizer adds. Ids are checked by the engine.
+        A chat has the tools that it may call, and merges what these roles say, by default those of
+        the reader. A text gets the special tokens that the tokenizer adds. Ids are checked by the
+        engine.
         """
         size = len(prompt)
         if not isinstance(prompt, str):
             texts = [one["content"] for one in prompt if not isinstance(one, int)]
             size = sum(len(text) + 64 for text in texts) or size
-        return await self._lanes.run(size, lambda: self._read(prompt, most_tokens, calls))
+        return await self._lanes.run(size, lambda: self._read(prompt, most_tokens, calls, roles))
 
     def _read(
-        self, prompt: str | Chat | list[int], most: int | None, calls: Calls | None
+        self,
+        prompt: str | Chat | list[int],
+        most: int | None,
+        calls: Calls | None,
+        roles: Sequence[Role] | None,
     ) -> ReadPrompt:
         ranges, left_raw = None, ""
         if isinstance(prompt, str):
@@ -86,7 +96,8 @@ class PromptReader:
             ids = np.array(prompt)
         else:
             tools = calls.tools if calls else None
-            written = write_chat(cast("Chat", prompt), self._tokenizer, tools, self._roles)
+            roles = self._roles if roles is None else roles
+            written = write_chat(cast("Chat", prompt), self._tokenizer, tools, roles)
             text = written.text + (calls.begun if calls else "")
             self._check_text(text, most)
             ids, ranges = encode_parts(self._tokenizer, text, written.places)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.errors import GenerationError
-from umim_core.serving.openai_api import ToolFields, bad_field
+from umim_core.serving.openai_api import PromptFields, bad_field
 from umim_core.text.chat_parts import parse_reply
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -74,7 +74,7 @@ class Calls:
     single: bool
 
     @classmethod
-    def of(cls, asked: ToolFields, form: CallForm | None) -> Calls | None:
+    def of(cls, asked: PromptFields, form: CallForm | None) -> Calls | None:
         """Return what a request says of calls; None where there are to be none."""
         choice = asked.tool_choice
         named = None if isinstance(choice, str) else choice.function.name
