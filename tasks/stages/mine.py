@@ -42,10 +42,10 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import BackboneDtype, Cell, Device
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ConfigError
+from umim_core.merging.likelihood import check_positions
 from umim_core.mining.confidence import (
     SpanCounts,
     add_span_counts,
-    check_segment,
     confidence_counts,
 )
 from umim_core.mining.mine import count, excluded_ids, rules_of
@@ -273,7 +273,7 @@ def count_spans(
     most = int(whole[-1]) if options.confidence_tokens is None else options.confidence_tokens
     offsets = UniformOffsets(length, min(whole.count, most // length))
     model = load_backbone(backbone, revision=revision, dtype=dtype, device=device)
-    check_segment(model, length)
+    check_positions(model, length, "Lower segment_length.")
     pieces = _pieces(offsets)
     parts: list[SpanCounts] = []
     for number, (first, last) in enumerate(pieces):

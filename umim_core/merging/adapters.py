@@ -29,7 +29,7 @@ from transformers.pytorch_utils import Conv1D
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import frozen_twin
 from umim_core.backbone.split import layer_list
-from umim_core.errors import BackboneError
+from umim_core.errors import BackboneError, require
 from umim_core.merging.low_rank_rows import add_low_rank
 
 _merged: ContextVar[Tensor | None] = ContextVar("merged", default=None)
@@ -116,12 +116,13 @@ def linear_maps(backbone: Backbone) -> dict[str, tuple[int, int]]:
         {n: _size(m) for n, m in layer.named_modules() if isinstance(m, _LINEAR)}
         for layer in getattr(holder, name)
     ]
-    if not sizes_by_layer[0] or any(sizes != sizes_by_layer[0] for sizes in sizes_by_layer):
-        raise BackboneError(
-            "layers that take adapters must have the same linear maps",
-            type(backbone.model).__name__,
-            "Use this architecture without adapters (adapter_rank 0).",
-        )
+    require(
+        bool(sizes_by_layer[0]) and all(sizes == sizes_by_layer[0] for sizes in sizes_by_layer),
+        BackboneError,
+        "layers that take adapters must have the same linear maps",
+        type(backbone.model).__name__,
+        "Use this architecture without adapters (adapter_rank 0).",
+    )
     return sizes_by_layer[0]
 
 
@@ -138,12 +139,13 @@ def adapted(backbone: Backbone, adapters: SpanAdapters) -> Backbone:
     trained = {
         name: (down.shape[1], adapters.up[name].shape[2]) for name, down in adapters.down.items()
     }
-    if sizes != trained or adapters.layers != backbone.num_layers:
-        raise BackboneError(
-            "adapters must be of the backbone's linear maps",
-            f"{adapters.layers} layers {trained}, the backbone has {backbone.num_layers} {sizes}",
-            "Load the backbone that they were trained for.",
-        )
+    require(
+        sizes == trained and adapters.layers == backbone.num_layers,
+        BackboneError,
+        "adapters must be of the backbone's linear maps",
+        f"{adapters.layers} layers {trained}, the backbone has {backbone.num_layers} {sizes}",
+        "Load the backbone that they were trained for.",
+    )
     model = frozen_twin(backbone.model)
     holder, place = layer_list(model)
     for number, layer in enumerate(getattr(holder, place)):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -31,7 +32,7 @@ from umim_core.backbone.attention_masks import (
     check_attention_window,
 )
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, require
 from umim_core.merging.likelihood import TokenScores, split_scores, target_scores
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits
@@ -122,11 +123,6 @@ def _layout(
     )  # fmt: skip
 
 
-def _alone(endings: Sequence[Sequence[AnyInts]]) -> bool:
-    """Return whether every row has one continuation, which then is the row's own end."""
-    return all(len(row) == 1 for row in endings)
-
-
 def score_continuations(
     contexts: Sequence[AnyInts],
     endings: Sequence[Sequence[AnyInts]],
@@ -143,19 +139,20 @@ def score_continuations(
         Per row, one score per continuation, in order.
     """
     for b, (context, row) in enumerate(zip(contexts, endings, strict=True)):
-        if len(context) == 0 or not row or any(len(ending) == 0 for ending in row):
-            raise EvaluationError(
-                "a context and each of its continuations must hold at least one token",
-                f"row {b}: {len(context)} context tokens, endings {[len(e) for e in row]}",
-                "Put the BOS token into an empty context and drop empty continuations.",
-            )
+        require(
+            len(context) > 0 and min(map(len, row), default=0) > 0,
+            EvaluationError,
+            "a context and each of its continuations must hold at least one token",
+            f"row {b}: {len(context)} context tokens, endings {[len(e) for e in row]}",
+            "Put the BOS token into an empty context and drop empty continuations.",
+        )
     backbone, unit_positions = merged_model.backbone, merged_model.unit_positions
     packed = merged_model.pack_prompts(
         [np.asarray(context, dtype=np.int64) for context in contexts], parts
     )
     table, counts = packed.position_ids(unit_positions).cpu().numpy(), packed.unit_counts.tolist()
     positions = [row[:units] for row, units in zip(table, counts, strict=True)]
-    causal = _alone(endings)
+    causal = all(len(row) == 1 for row in endings)  # each continuation is its row's own end
     _check_length(positions, endings, backbone, causal and unit_positions == "compact")
     if merged_model.merge_depth:  # the layers below it read the same rows raw
         _check_length([np.arange(len(ids)) for ids in contexts], endings, backbone, causal)
@@ -173,11 +170,8 @@ def score_continuations(
     hidden = merged_model.trunk.hidden(inputs, merged, mask, jumps)
     scores = target_scores(hidden[layout.rows, layout.columns], layout.targets, backbone)
     flat = split_scores(scores, layout.sizes)
-    result, start = [], 0
-    for row in endings:
-        result.append(flat[start : start + len(row)])
-        start += len(row)
-    return result
+    scored = iter(flat)
+    return [list(islice(scored, len(row))) for row in endings]
 
 
 def _widened(units: Tensor, width: int) -> Tensor:
@@ -200,7 +194,8 @@ def _states(
     ids = raw.tail_ids.clone()
     for b, context in enumerate(contexts):
         ids[b, : len(context)] = torch.as_tensor(np.asarray(context, dtype=np.int64))
-    mask = None if _alone(endings) else block_mask(raw.groups, merged_model.backbone.dtype)
+    alone = all(len(row) == 1 for row in endings)
+    mask = None if alone else block_mask(raw.groups, merged_model.backbone.dtype)
     states = merged_model.trunk.raw_states(ids, mask, raw.positions)
     columns = torch.arange(layout.groups.shape[1], device=ids.device)
     saved = packed.raw_counts - packed.unit_counts
@@ -222,12 +217,9 @@ def _check_length(
     inputs = [max(map(len, row)) - 1 for row in endings]
     needed = max(int(c[-1]) + 1 + n for c, n in zip(contexts, inputs, strict=True))
     units = max(len(c) + n for c, n in zip(contexts, inputs, strict=True))
-    limit = backbone.max_positions
-    if limit is not None and needed > limit:
-        raise EvaluationError(
-            f"a context and one continuation must fit the backbone's {limit} positions",
-            f"{needed} positions for {units} units",
-            "Cut the context on the left.",
-        )
+    limit, remedy = backbone.max_positions, "Cut the context on the left."
+    rule = f"a context and one continuation must fit the backbone's {limit} positions"
+    found = f"{needed} positions for {units} units"
+    require(limit is None or needed <= limit, EvaluationError, rule, found, remedy)
     if not windowed:
         check_attention_window(backbone.model.config, units)

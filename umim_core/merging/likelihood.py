@@ -33,7 +33,7 @@ from torch import Tensor
 
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import EvaluationError, NumericalError
+from umim_core.errors import EvaluationError, NumericalError, require
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Parts
@@ -110,15 +110,17 @@ def check_rows(rows: Sequence[AnyInts], vocab_size: int) -> None:
             )
 
 
+def check_positions(backbone: Backbone, positions: int, remedy: str) -> None:
+    """Refuse rows of more positions than a backbone has."""
+    limit = backbone.max_positions
+    rule = f"rows must fit the backbone's {limit} positions"
+    fits = limit is None or positions <= limit
+    require(fits, EvaluationError, rule, f"{positions} positions", remedy)
+
+
 def _check_positions(layout: BranchLayout, backbone: Backbone) -> None:
     columns, highest = layout.positions.shape[1], int(layout.positions.max())
-    limit = backbone.max_positions
-    if limit is not None and highest >= limit:
-        raise EvaluationError(
-            f"rows must fit the backbone's {limit} positions",
-            f"{highest + 1} positions",
-            "Cut the text into shorter windows.",
-        )
+    check_positions(backbone, highest + 1, "Cut the text into shorter windows.")
     if not layout.plain:  # a mask of ours takes the place of the backbone's own windows
         check_attention_window(backbone.model.config, columns)
 
@@ -175,10 +177,8 @@ def target_scores(hidden: Tensor, targets: Tensor, backbone: Backbone) -> TokenS
 def finite_sum(log_probs: Tensor) -> float:
     """Return the sum of log-probabilities [n] (nats), added up in float64."""
     total = float(log_probs.cpu().double().sum())
-    if not math.isfinite(total):
-        raise NumericalError(
-            "every log-probability must be finite", total, "Check the weights of module and model."
-        )
+    rule, remedy = "every log-probability must be finite", "Check the weights of module and model."
+    require(math.isfinite(total), NumericalError, rule, total, remedy)
     return total
 
 

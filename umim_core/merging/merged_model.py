@@ -18,7 +18,7 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge, UnitPositions, check_merge, check_raw_tail
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 from umim_core.merging.merged_trunk import MergedTrunk, merge_states, span_places, unit_states
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import (
@@ -68,20 +68,15 @@ class MergedModel:
         ):
             object.__setattr__(self, "parts", MergedTrunk.of(*made_of))
         ruled = isinstance(self.matcher, Matcher) and len(self.matcher.rules)
-        if ruled and self.module is None:
-            raise ConfigError("rules need a merge module", None, "Pass one, or no rules.")
-        if module is not None and self.longest > module.longest:
-            raise ConfigError(
-                f"rules must have at most {module.longest} tokens, as those of the module",
-                self.longest,
-                "Train a checkpoint with these rules.",
-            )
-        if self.unit_positions not in get_args(UnitPositions):
-            raise ConfigError(
-                f"unit_positions must be one of {get_args(UnitPositions)}",
-                self.unit_positions,
-                "Take the checkpoint's.",
-            )
+        rule, remedy = "rules need a merge module", "Pass one, or no rules."
+        require(not ruled or self.module is not None, ConfigError, rule, None, remedy)
+        if module is not None:
+            rule = f"rules must have at most {module.longest} tokens, as those of the module"
+            remedy = "Train a checkpoint with these rules."
+            require(self.longest <= module.longest, ConfigError, rule, self.longest, remedy)
+        known, remedy = get_args(UnitPositions), "Take the checkpoint's."
+        rule = f"unit_positions must be one of {known}"
+        require(self.unit_positions in known, ConfigError, rule, self.unit_positions, remedy)
 
     @property
     def longest(self) -> int:
@@ -125,7 +120,6 @@ class MergedModel:
         return self.base() if merge == "none" else replace(self, raw_tail=raw_tail)
 
     def require_module(self) -> MergeModule:
-        """Return the merge module."""
         if not isinstance(self.module, MergeModule):
             raise ConfigError(
                 "a merge module is needed", type(self.module).__name__, "Pass a MergeModule."
@@ -133,7 +127,6 @@ class MergedModel:
         return self.module
 
     def require_matcher(self) -> Matcher:
-        """Return the matcher."""
         if not isinstance(self.matcher, Matcher):
             raise ConfigError("rules are needed", type(self.matcher).__name__, "Pass a matcher.")
         return self.matcher
@@ -174,12 +167,13 @@ class MergedModel:
 
     def surrogates(self, span_ids: Tensor, span_lengths: Tensor) -> Tensor:
         """Return the surrogates [M, d] of spans [M, N] in the backbone's data type."""
-        if self.merge_depth:
-            raise ConfigError(
-                "a span has one surrogate at merge depth 0 alone",
-                f"merge depth {self.merge_depth}",
-                "There it depends on what stands before it; use a checkpoint of depth 0.",
-            )
+        require(
+            not self.merge_depth,
+            ConfigError,
+            "a span has one surrogate at merge depth 0 alone",
+            f"merge depth {self.merge_depth}",
+            "There it depends on what stands before it; use a checkpoint of depth 0.",
+        )
         if self.module is None:
             raise ConfigError("merged units need a merge module", None, "Pass one, or no rules.")
         spans = self.backbone.embed(span_ids)

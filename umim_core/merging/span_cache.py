@@ -25,7 +25,7 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 
@@ -51,12 +51,9 @@ class TabulatedMerger:
     def of(cls, module: MergeModule, embed: Embed, vocab_size: int, chunk: int = 8192) -> Self:
         """Tabulate ids 0 .. V-1 of a module on the device of the embeddings, ``chunk`` at once."""
         ids = torch.arange(vocab_size, device=module.norm_o.weight.device)
-        if (size := embed(ids[:1]).shape[1]) != module.hidden_size:
-            raise ConfigError(
-                f"the embeddings must have the module's size {module.hidden_size}",
-                size,
-                "Use the backbone that the module was trained for.",
-            )
+        size, rule = embed(ids[:1]).shape[1], f"embeddings must have size {module.hidden_size}"
+        remedy = "Use the backbone that the module was trained for."
+        require(size == module.hidden_size, ConfigError, rule, size, remedy)
         offsets = module.table_offsets
         parts = [
             module.project(embed(part).to(module.dtype)[:, None].expand(-1, offsets, -1))

@@ -23,24 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError
+from umim_core.errors import ConfigError, CorpusError, NumericalError, require
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.grams import ORDERS
 from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, check_offsets, read_ids
 
 SpanCounts = tuple[dict[int, Ids], dict[int, Ints]]
-
-
-def check_segment(backbone: Backbone, length: int) -> None:
-    """Check that segments of ``length`` tokens fit the backbone, before any is tokenised."""
-    limit = backbone.max_positions
-    if limit is not None and length > limit:
-        raise EvaluationError(
-            f"rows must fit the backbone's {limit} positions",
-            f"{length} positions",
-            "Lower segment_length.",
-        )
 
 
 def confidence_counts(
@@ -61,20 +50,19 @@ def confidence_counts(
     Returns:
         Per order n the spans [R_n, n], rows ascending, and how many runs they are [R_n].
     """
-    if batch_size < 1:
-        raise ConfigError("batch_size must be at least 1", batch_size, "Use 8.")
+    require(batch_size >= 1, ConfigError, "batch_size must be at least 1", batch_size, "Use 8.")
     check_offsets(offsets, len(ids))
     dropped = np.array(sorted({*excluded, *backbone.special_ids}), dtype=np.int64)
     rows_by_order: dict[int, list[Ids]] = {n: [np.zeros((0, n), dtype=np.int32)] for n in ORDERS}
     for first in range(0, len(offsets) - 1, batch_size):
         borders = offsets[first : first + batch_size + 1]
         tokens = read_ids(ids, int(borders[0]), int(borders[-1]))
-        if tokens.size and int(tokens.max()) >= backbone.vocab_size:
-            raise CorpusError(
-                f"ids must lie in 0..{backbone.vocab_size - 1}, the backbone's vocabulary",
-                int(tokens.max()),
-                "Tokenize the corpus with the backbone's tokenizer.",
-            )
+        rule = f"ids must lie in 0..{backbone.vocab_size - 1}, the backbone's vocabulary"
+        remedy, most = (
+            "Tokenize the corpus with the backbone's tokenizer.",
+            int(tokens.max(initial=0)),
+        )
+        require(most < backbone.vocab_size, CorpusError, rule, most, remedy)
         sure = _log_probs(backbone, tokens, borders - borders[0]) > math.log(min_probability)
         sure &= ~np.isin(tokens, dropped)
         # The first token of a segment is never sure, so no run crosses a border.
@@ -108,10 +96,8 @@ def _log_probs(backbone: Backbone, tokens: Ids, borders: Ints) -> NDArray[np.flo
     )
     for (a, b), score in zip(pieces, scores, strict=True):
         out[a + 1 : b] = score.numpy()
-    if np.isnan(out).any():
-        raise NumericalError(
-            "every log-probability must be a number", "NaN", "Load the backbone in float32."
-        )
+    rule, remedy = "every log-probability must be a number", "Load the backbone in float32."
+    require(not np.isnan(out).any(), NumericalError, rule, "NaN", remedy)
     return out
 
 

@@ -168,9 +168,10 @@ def mine_rules(
     check_absent(out)
     length = chosen.length
     if backbone is not None:
-        from umim_core.mining.confidence import check_segment, confidence_counts  # it needs torch
+        from umim_core.merging.likelihood import check_positions
+        from umim_core.mining.confidence import confidence_counts  # they need torch
 
-        check_segment(backbone, length)
+        check_positions(backbone, length, "Lower segment_length.")
         known: PreTrainedTokenizerBase | None = backbone.require_tokenizer()
     else:
         known = None if tokenizer is None else load_tokenizer(tokenizer)
