@@ -104,26 +104,23 @@ def encode_questions(
     """
     if max_length < 2:
         raise ConfigError("max_length must be at least 2 tokens", max_length, "Raise it.")
-    return [_encode_question(question, encode, form, max_length) for question in questions]
-
-
-def _encode_question(
-    question: Question, encode: Encode, form: QuestionForm, max_length: int
-) -> EncodedQuestion:
-    text = form.prompt.format(context=question.context)
-    pairs = [encode_pair(encode, text, form.delimiter + choice) for choice in question.choices]
-    endings = tuple(ending for _, ending in pairs)
-    sizes = [len(ending) for ending in endings]
-    if max(sizes) >= max_length or min(sizes) == 0:
-        raise CorpusError(
-            f"every answer must hold 1 to {max_length - 1} tokens",
-            f"{sizes} in question {question.id or question.context!r}",
-            "Give every answer a text that the tokenizer knows."
-            if min(sizes) == 0
-            else "Raise max_tokens or shorten the answers.",
-        )
-    context = pairs[0][0][-(max_length - max(sizes)) :]  # every pair has the same prompt
-    return EncodedQuestion(context, endings, question.gold)
+    encoded = []
+    for question in questions:
+        text = form.prompt.format(context=question.context)
+        pairs = [encode_pair(encode, text, form.delimiter + choice) for choice in question.choices]
+        endings = tuple(ending for _, ending in pairs)
+        sizes = [len(ending) for ending in endings]
+        if max(sizes) >= max_length or min(sizes) == 0:
+            raise CorpusError(
+                f"every answer must hold 1 to {max_length - 1} tokens",
+                f"{sizes} in question {question.id or question.context!r}",
+                "Give every answer a text that the tokenizer knows."
+                if min(sizes) == 0
+                else "Raise max_tokens or shorten the answers.",
+            )
+        context = pairs[0][0][-(max_length - max(sizes)) :]  # every pair has the same prompt
+        encoded.append(EncodedQuestion(context, endings, question.gold))
+    return encoded
 
 
 def split_questions(

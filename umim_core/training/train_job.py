@@ -215,7 +215,13 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     if not is_first:
         return
     load_parameters(objective.module, result.weights)
-    summary = _summary(result.progress)
+    progress = result.progress
+    summary: dict[str, str | int | float | None] = {
+        "steps": progress.step,
+        "best_step": progress.best_step,
+        "best_score": progress.best_score,
+        "skipped": progress.skipped,
+    }
     name = "control" if isinstance(start, Control) else "checkpoint"
     target = Path(job.out) / name
     shutil.rmtree(target, ignore_errors=True)  # half-written by a killed attempt
@@ -225,7 +231,7 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
         write_control(start, origin, target)
     else:
         Checkpoint.of(start, origin).write(target)
-    lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in result.progress.curve)
+    lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in progress.curve)
     (target.parent / CURVE).write_text(lines, encoding="utf-8")
     write_json(target.parent / _SUMMARY, summary | {"backbone_fingerprint": backbone.fingerprint})
 
@@ -302,15 +308,6 @@ def _tell_plan(config: TrainConfig, steps: int, validations: int, seconds: float
             f"{duration(steps * step + validations * seconds)} in all"
         )
     progress_logger.info("%s", line)
-
-
-def _summary(progress: Progress) -> dict[str, str | int | float | None]:
-    return {
-        "steps": progress.step,
-        "best_step": progress.best_step,
-        "best_score": progress.best_score,
-        "skipped": progress.skipped,
-    }
 
 
 def read_curve(out: Path) -> list[dict[str, float]]:

@@ -26,7 +26,7 @@ from umim_core.errors import CorpusError, NumericalError, require
 from umim_core.training.objectives import Objective
 from umim_core.training.optimizer import Strategy, linear_warmup_decay
 from umim_core.training.train_ranks import rank_and_world, sum_over_ranks
-from umim_core.training.train_state import Progress, Row, parameters_of, resume, save
+from umim_core.training.train_state import Progress, parameters_of, resume, save
 
 logger = logging.getLogger("umim.train")
 _LOWER_RATE: Final = "Lower the learning rate, or set bf16: false where the stage has it."
@@ -176,7 +176,7 @@ def _require_merges(objective: Objective, config: TrainConfig, progress: Progres
         )
 
 
-def _finite(row: Row) -> Row:
+def _finite(row: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in row.items() if math.isfinite(value)}
 
 
@@ -194,8 +194,8 @@ def _validate(
         )
     names = objective.metric_names
     metrics = {name: value / weight for name, value in zip(names, sums, strict=True)}
-    row: Row = {"step": progress.step, **{f"valid_{name}": v for name, v in metrics.items()}}
-    progress.curve.append(_finite(row))
+    row = {f"valid_{name}": value for name, value in metrics.items()}
+    progress.curve.append(_finite({"step": progress.step} | row))
     score = objective.score(metrics)
     if math.isfinite(score) and (progress.best_score is None or score < progress.best_score):
         progress.best_score, progress.best_step, progress.stale = score, progress.step, 0

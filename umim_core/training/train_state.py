@@ -47,7 +47,6 @@ logger = logging.getLogger("umim.train")
 STATE_SCHEMA: Final = 2
 _KEEP: Final = 2
 _ENDINGS: Final = ("json", "safetensors")
-Row = dict[str, float]
 
 
 @dataclass
@@ -68,7 +67,7 @@ class Progress:
     stale: int = 0
     skipped: int = 0
     finished: bool = False
-    curve: list[Row] = field(default_factory=list)
+    curve: list[dict[str, float]] = field(default_factory=list)
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:
