@@ -279,8 +279,11 @@ def load_backbone(
         return load_complete(
             AutoModelForCausalLM,
             where,
-            ("backbone", name, "a causal language model"),
-            {"revision": revision, "local_files_only": local_files_only},
+            what="backbone",
+            name=name,
+            complete="a causal language model",
+            revision=revision,
+            local_files_only=local_files_only,
             dtype=DTYPES.get(dtype, "auto"),  # transformers' name of the published one
             device_map=device_map,
             attn_implementation=attn_implementation,

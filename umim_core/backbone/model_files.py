@@ -58,17 +58,27 @@ def check_dtype(dtype: str) -> None:
 
 
 def load_complete(
-    kind: Any, where: str, names: tuple[str, str, str], place: dict[str, Any], **options: Any
+    kind: Any,
+    where: str,
+    *,
+    what: str,
+    name: str,
+    complete: str,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    dtype: torch.dtype | str | None = None,
+    device_map: str | dict[str, int | str] | None = None,
+    attn_implementation: str | None = None,
 ) -> PreTrainedModel:
     """Load a model by a class of transformers from safetensors weights, all of which must be there.
 
-    ``where`` has passed ``check_place``. Messages have ``names``: what is loaded, its name, and
-    what a complete model would be. Its configuration is found with the options of ``place``, too.
+    ``where`` has passed ``check_place``. Messages say ``what`` is loaded, its name, and what a
+    complete model would be.
     """
-    what, name, complete = names
     model: PreTrainedModel
+    source: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
     with typed_errors(what, name):
-        config, _ = PreTrainedConfig.get_config_dict(where, **place)
+        config, _ = PreTrainedConfig.get_config_dict(where, **source)
         refuse_code(what, name, config)
         for field, value in config.items():  # making so many objects takes minutes
             counts = re.search("layer|expert", field) is not None
@@ -81,15 +91,17 @@ def load_complete(
                     output_loading_info=True,
                     use_safetensors=True,
                     trust_remote_code=False,  # None would ask the user, who might agree
-                    **place,
-                    **options,
+                    dtype=dtype,
+                    device_map=device_map,
+                    attn_implementation=attn_implementation,
+                    **source,
                 )
         except RuntimeError as error:
             if "ignore_mismatched_sizes" in str(error):
                 reason = "its weights have other sizes than its config.json says"
                 raise ValueError(reason) from error
             raise
-        _check_types(where, place.get("revision"), model)
+        _check_types(where, revision, model)
     missing = report["missing_keys"]
     require(
         not missing,

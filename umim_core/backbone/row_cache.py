@@ -220,8 +220,8 @@ class RowCache(Cache):
         lengths = self.lengths.tolist()
         for row, gone in enumerate(columns):
             if gone:
-                left = sorted(set(range(gone[0], lengths[row])).difference(gone))
-                source = torch.tensor(left, dtype=torch.int64, device=self.device)
+                kept = sorted(set(range(gone[0], lengths[row])).difference(gone))
+                source = torch.tensor(kept, dtype=torch.int64, device=self.device)
                 for layer in self._rows:
                     layer.close_gap(row, gone[0], source)
         self.restore([length - len(gone) for length, gone in zip(lengths, columns, strict=True)])

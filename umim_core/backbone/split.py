@@ -69,8 +69,8 @@ def layer_range(backbone: Backbone, first: int, end: int) -> Backbone:
     called = _called(replace(backbone, model=model, trunk=model.base_model), holder)
     layers = nn.ModuleList(list(getattr(holder, name))[first:end])
     for module in layers.modules():
-        if "layer_idx" in (own := vars(module)):  # the place of a layer in its cache
-            own["layer_idx"] -= first
+        if "layer_idx" in vars(module):  # the place of a layer in its cache
+            vars(module)["layer_idx"] -= first
     setattr(holder, name, layers)
     config = model.config
     if (types := config.to_dict().get("layer_types")) is not None:

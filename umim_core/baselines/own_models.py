@@ -21,7 +21,8 @@ def load_own_model(
     """
     check_place(what, name, "config.json", None, False)
     commit = hub_commit(name)
-    model = load_complete(kind, name, (what, name, f"a trained {what}"), {"revision": commit})
+    complete = f"a trained {what}"
+    model = load_complete(kind, name, what=what, name=name, complete=complete, revision=commit)
     return freeze(model), load_tokenizer(name, revision=commit)
 
 

@@ -122,8 +122,8 @@ def architecture_of(file: GgufFile) -> Architecture:
     """Return the architecture of a GGUF file."""
     name = file.text("general.architecture")
     rule = f"a GGUF file must hold a model of the architectures {', '.join(ARCHITECTURES)}"
-    held = f"{file.path} holds {name!r}"
-    require(name in ARCHITECTURES, BackboneError, rule, held, DIRECTORY_INSTEAD)
+    found = f"{file.path} holds {name!r}"
+    require(name in ARCHITECTURES, BackboneError, rule, found, DIRECTORY_INSTEAD)
     parts = file.integer("split.count", 1)
     require(
         parts <= 1,
