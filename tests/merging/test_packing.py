@@ -107,9 +107,12 @@ def test_spans_without_a_module_are_refused(tiny_llama: Backbone) -> None:
         MergedModel.without_merging(tiny_llama).embed(pack([[1, 2]], [[2]]))
 
 
-def test_rules_without_a_module_are_refused(tiny_llama: Backbone) -> None:
+def test_rules_that_the_module_is_not_made_for_are_refused(tiny_llama: Backbone) -> None:
     with pytest.raises(ConfigError, match="rules need a merge module"):
         MergedModel(tiny_llama, None, Matcher(RuleSet.from_spans([(1, 2)])), "compact")
+    long = Matcher(RuleSet.from_spans([(1, 2), (1, 2, 3, 4, 5)]))
+    with pytest.raises(ConfigError, match="at most 4 tokens, as those of the module; got 5"):
+        MergedModel(tiny_llama, module_for(tiny_llama), long, "compact")
 
 
 def test_surrogates_have_the_type_of_the_backbone_and_reach_the_module(

@@ -14,7 +14,8 @@ left as the rules leave. Pairs of four tokens, and a budget of 2::
     cosines      .9    .1    .4
     joined     [a b]       [c d]        .9 and .4; each unit has the mean of its embeddings
 
-A pair that would make a unit of more than four tokens is passed over, and the next one is taken.
+A pair that would make a unit longer than rules may be (four tokens) is passed over, and the next
+one is taken.
 
 Shapes: M spans, N tokens of the longest, T tokens, d embedding size.
 """
@@ -35,7 +36,6 @@ from torch.nn.functional import cosine_similarity
 from umim_core.backbone.backbone import Backbone
 from umim_core.merging.forms.span_ops import inside_spans
 from umim_core.merging.packing import Segmentation
-from umim_core.rules.grams import LONGEST
 from umim_core.rules.matcher import Matcher
 from umim_core.text.token_ids import Ints
 
@@ -114,7 +114,8 @@ class SimilarNeighbours(WholeTextSegmenter):
         """Return the lengths of units of ids [T], as many as those [S] of the rules.
 
         More are left where no two neighbours fit into one any more, which cannot happen while there
-        are more than (2 T + 3) / 5. Nothing counts them as a shortfall.
+        are more than (2 T + 3) / 5, of rules of up to four tokens. Nothing counts them as a
+        shortfall.
         """
         first, last = np.arange(len(ids)), np.arange(len(ids))  # of the unit, at its two ends
         joined = np.zeros(len(ids), dtype=bool)  # to the token before
@@ -123,7 +124,7 @@ class SimilarNeighbours(WholeTextSegmenter):
             start, end = first[pair], last[pair + 1]
             if not to_join:
                 break
-            if end - start < LONGEST:
+            if end - start < self.matcher.rules.longest:
                 joined[pair + 1], last[start], first[end] = True, end, start
                 to_join -= 1
         return np.diff(np.flatnonzero(np.append(~joined, True)))
