@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from umim_core.encodable import encoding_error
-from umim_core.errors import CorpusError
+from umim_core.errors import CorpusError, require
 from umim_core.store.disk import write_rows
 
 # fmt: off
@@ -217,13 +217,14 @@ def build_corpus(
                 report.modules += 1
                 documents.extend(_documents(path, module, docstrings, seen))
             progress(next(done), total)
-    if not parts["train"]:
-        raise CorpusError(
-            "the embedded corpus needs docstrings of at least one installed package",
-            f"{len(packages)} packages asked for, {sum((site / n).is_dir() for n in packages)} of "
-            f"them in {site}",
-            "Install the `pipeline` extra, or name installed packages.",
-        )
+    there = sum((site / name).is_dir() for name in packages)
+    require(
+        bool(parts["train"]),
+        CorpusError,
+        "the embedded corpus needs docstrings of at least one installed package",
+        f"{len(packages)} packages asked for, {there} of them in {site}",
+        "Install the `pipeline` extra, or name installed packages.",
+    )
     parts["train"].sort(key=lambda d: (hashlib.blake2b(d.id.encode()).digest(), d.id))
     out.mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
@@ -262,19 +263,11 @@ def installed_versions(packages: Iterable[str]) -> list[list[str]]:
 def held_out_text(site_packages: Path | None = None) -> str:
     """Return docstrings of modules that the corpus keeps for testing, in every installation."""
     site = site_packages or Path(sysconfig.get_path("purelib"))
-    paths = [
-        file
-        for file in sorted((site / _ALWAYS_THERE).rglob("*.py"))
-        if split_of(file.relative_to(site).as_posix()) == "test"
-        and not SKIPPED_FOLDERS.intersection(file.relative_to(site).parts)
-    ]
+    files = sorted(_module_files(site / _ALWAYS_THERE, site))
+    paths = [file for file in files if split_of(file.relative_to(site).as_posix()) == "test"]
     documents = [text for module in read_modules(paths) for _, _, text, _ in module or []]
-    if not documents:
-        raise CorpusError(
-            f"the default text needs the docstrings of {_ALWAYS_THERE}",
-            f"none in {site}",
-            "Give a text file.",
-        )
+    rule = f"the default text needs the docstrings of {_ALWAYS_THERE}"
+    require(bool(documents), CorpusError, rule, f"none in {site}", "Give a text file.")
     return "\n\n".join(documents)
 
 
