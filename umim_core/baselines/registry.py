@@ -56,114 +56,95 @@ class Baseline:
     own_model: Callable[[], str] | None = None
 
 
+_of_prompt = partial(Baseline, "prompt")
+_of_cache = partial(Baseline, "cache")
 BASELINES: Final[dict[str, Baseline]] = {
-    "cpc": Baseline(
-        "prompt",
+    "cpc": _of_prompt(
         "Delete the sentences least like the question by the encoder UMIM_CPC_ENCODER names.",
         lambda backbone, matcher: ReducedTokens(cpc(backbone)),
         trained_encoder,
     ),
-    "ehpc": Baseline(
-        "prompt",
+    "ehpc": _of_prompt(
         "Delete the tokens that a few probed heads of an early layer look at the least.",
         lambda backbone, matcher: ReducedTokens(EHPC(backbone, known_evaluator_heads(backbone))),
     ),
-    "last-embedding": Baseline(
-        "prompt",
+    "last-embedding": _of_prompt(
         "Replace each span that the rules match by its last token embedding.",
         lambda backbone, matcher: MergedSpans(matcher, last_embedding),
     ),
-    "llmlingua": Baseline(
-        "prompt",
+    "llmlingua": _of_prompt(
         "Delete passages, then tokens, that the backbone finds unsurprising after what was kept.",
         lambda backbone, matcher: ReducedTokens(LLMLingua(backbone)),
     ),
-    "llmlingua-published": Baseline(
-        "prompt",
+    "llmlingua-published": _of_prompt(
         "Delete tokens as package llmlingua does, about as many as the budget asks for.",
         lambda backbone, matcher: ReducedTokens(LLMLingua(backbone, form="published")),
     ),
-    "llmlingua2": Baseline(
-        "prompt",
+    "llmlingua2": _of_prompt(
         "Delete the words that the published token classifier would not preserve.",
         lambda backbone, matcher: ReducedTokens(llmlingua2(backbone)),
         published_classifier,
     ),
-    "mean-embedding": Baseline(
-        "prompt",
+    "mean-embedding": _of_prompt(
         "Replace each span that the rules match by the mean of its token embeddings.",
         lambda backbone, matcher: MergedSpans(matcher, mean_embedding),
     ),
-    "random-spans": Baseline(
-        "prompt",
+    "random-spans": _of_prompt(
         "Merge random spans, as many and as long as the rules' own, by the checkpoint's module.",
         lambda backbone, matcher: MergedSpans(RandomSpans(backbone, matcher), None),
     ),
-    "selective-context": Baseline(
-        "prompt",
+    "selective-context": _of_prompt(
         "Delete the tokens with the least self-information under the backbone.",
         lambda backbone, matcher: ReducedTokens(SelectiveContext(backbone)),
     ),
-    "selective-context-phrase": Baseline(
-        "prompt",
+    "selective-context-phrase": _of_prompt(
         "Delete the phrases with the least self-information under the backbone.",
         lambda backbone, matcher: ReducedTokens(SelectiveContext(backbone, phrases)),
     ),
-    "selective-context-sentence": Baseline(
-        "prompt",
+    "selective-context-sentence": _of_prompt(
         "Delete the sentences with the least self-information under the backbone.",
         lambda backbone, matcher: ReducedTokens(SelectiveContext(backbone, sentences)),
     ),
-    "sentence-cosine": Baseline(
-        "prompt",
+    "sentence-cosine": _of_prompt(
         "Delete the sentences whose embeddings by the backbone are the least like the question's.",
         lambda backbone, matcher: ReducedTokens(sentence_cosine(backbone)),
     ),
-    "similar-neighbours": Baseline(
-        "prompt",
+    "similar-neighbours": _of_prompt(
         "Replace neighbouring tokens of the most similar embeddings by their mean.",
         lambda backbone, matcher: MergedSpans(SimilarNeighbours(backbone, matcher), mean_embedding),
     ),
-    "sum-embedding": Baseline(
-        "prompt",
+    "sum-embedding": _of_prompt(
         "Replace each span that the rules match by the sum of its token embeddings.",
         lambda backbone, matcher: MergedSpans(matcher, sum_embedding),
     ),
-    "truncation": Baseline(
-        "prompt",
+    "truncation": _of_prompt(
         "Keep the end of the text and what is protected; asks neither backbone nor rules.",
         lambda backbone, matcher: ReducedTokens(Truncation()),
     ),
-    "full-cache": Baseline(
-        "cache",
+    "full-cache": _of_cache(
         "Keep every column of the KV cache: the base model itself.",
         lambda backbone, matcher: EvictedColumns(lambda ids: FullCache()),
     ),
-    "h2o": Baseline(
-        "cache",
+    "h2o": _of_cache(
         "Drop the columns that queries attended to the least, but for the newest ones.",
         lambda backbone, matcher: EvictedColumns(lambda ids: HeavyHitters()),
     ),
-    "h2o-masked-prompt": Baseline(
-        "cache",
+    "h2o-masked-prompt": _of_cache(
         "Drop columns as h2o, in likelihoods while the prompt is read, as its code for lm-eval.",
         lambda backbone, matcher: EvictedColumns(lambda ids: HeavyHitters(), score=score_masked),
     ),
     **{
-        f"span-eviction-{age}": Baseline(
-            "cache",
+        f"span-eviction-{age}": _of_cache(
             "Drop the columns of spans that are old enough, but for their last ones.",
             partial(evicted_spans, age=age),
         )
         for age in (0, 16, 64)
     },
-    "streaming-llm": Baseline(
-        "cache",
+    "streaming-llm": _of_cache(
         "Keep four attention sinks and the newest columns, turned to positions inside the cache.",
         partial(streaming_llm, restart=True),
     ),
-    "streaming-llm-kept-positions": Baseline(
-        "cache",
+    "streaming-llm-kept-positions": _of_cache(
         "Keep four attention sinks and the newest columns at the positions of their tokens.",
         partial(streaming_llm, restart=False),
     ),
