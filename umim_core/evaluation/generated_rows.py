@@ -73,10 +73,8 @@ class GenKwargs:
     def limits(self, prompt_lengths: Sequence[int]) -> list[int]:
         if self.max_length is None:
             return [self.new_tokens] * len(prompt_lengths)
-        longest, rule = (
-            max(prompt_lengths),
-            f"max_length ({self.max_length}) must exceed the prompt's tokens",
-        )
+        longest = max(prompt_lengths)
+        rule = f"max_length ({self.max_length}) must exceed the prompt's tokens"
         remedy = "Use max_gen_toks instead, which counts generated tokens."
         require(longest < self.max_length, GenerationError, rule, longest, remedy)
         return [self.max_length - length for length in prompt_lengths]
