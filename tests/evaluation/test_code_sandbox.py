@@ -23,15 +23,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_right_program_passes_with_the_standard_library() -> None:
+def test_a_right_program_passes_with_the_standard_library_and_nothing_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "1")
     program = """
-import collections, functools, hashlib, heapq, itertools, math, random, re, statistics, string
+import collections, functools, hashlib, heapq, itertools, math, os, random, re, statistics, string
 from typing import List
 def add(numbers: List[int]) -> int:
     print("shown to nobody")
     return sum(numbers)
 assert add([1, 2]) == 3 and math.isclose(random.Random(1).random(), random.Random(1).random())
 assert hashlib.md5(b"x").hexdigest().startswith("9dd4") and open(__file__).read()
+assert "SECRET_TOKEN" not in os.environ and os.listdir(".") == []
 """
     verdict = run_confined(program)
     assert (verdict.passed, verdict.reason) == (True, "passed")
@@ -247,12 +251,6 @@ for fd in range(3, 16):
         with pytest.raises(subprocess.TimeoutExpired):
             other.wait(0.2)
         other.kill()
-
-
-def test_environment_and_folder_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET_TOKEN", "1")
-    program = "import os\nassert 'SECRET_TOKEN' not in os.environ and os.listdir('.') == []"
-    assert run_confined(program).passed
 
 
 def test_bounds_and_machines_without_confinement_are_refused(

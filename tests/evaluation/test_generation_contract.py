@@ -182,38 +182,28 @@ SAMPLED = {
 }
 
 
-def distributions_of_hf(
-    models: Models, batch_size: int, monkeypatch: pytest.MonkeyPatch
+def distributions(
+    models: Models, merge: str | None, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> torch.Tensor:
-    """What transformers draws the first tokens of the prompts from [prompts, V]."""
+    """What the first tokens of the prompts are drawn from [prompts, V], by hf for no ``merge``."""
     found: list[torch.Tensor] = []
-    draw = torch.multinomial
+    multinomial, draw = torch.multinomial, TokenChooser._draw
 
-    def watched(probabilities: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    def of_hf(probabilities: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         found.append(probabilities)
-        return draw(probabilities, *args, **options)
+        return multinomial(probabilities, *args, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "multinomial", watched)
-        models.hf(batch_size).generate_until(models.requests(max_gen_toks=1, do_sample=True))
-    return torch.cat(found)
-
-
-def distributions_of_ours(
-    models: Models, merge: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
-) -> torch.Tensor:
-    """What ours are drawn from [prompts, V]."""
-    found: list[torch.Tensor] = []
-    draw = TokenChooser._draw
-
-    def watched(chooser: TokenChooser, scores: torch.Tensor) -> torch.Tensor:
+    def of_ours(chooser: TokenChooser, scores: torch.Tensor) -> torch.Tensor:
         found.append(scores.softmax(dim=-1))
         return draw(chooser, scores)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TokenChooser, "_draw", watched)
-        requests = models.requests(max_gen_toks=1, do_sample=True)
-        models.ours(merge, batch_size).generate_until(requests)
+        if merge is None:
+            patch.setattr(torch, "multinomial", of_hf)
+        else:
+            patch.setattr(TokenChooser, "_draw", of_ours)
+        model = models.hf(batch_size) if merge is None else models.ours(merge, batch_size)
+        model.generate_until(models.requests(max_gen_toks=1, do_sample=True))
     return torch.cat(found)
 
 
@@ -223,8 +213,8 @@ def test_without_rules_tokens_are_drawn_from_the_distribution_of_hf(
     name: str, merge: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = Models(SAMPLED[name])
-    theirs = distributions_of_hf(models, batch_size, monkeypatch)
-    ours = distributions_of_ours(models, merge, batch_size, monkeypatch)
+    theirs = distributions(models, None, batch_size, monkeypatch)
+    ours = distributions(models, merge, batch_size, monkeypatch)
     assert torch.equal(ours > 0, theirs > 0)
     assert torch.allclose(ours.double(), theirs.double(), rtol=1e-5, atol=1e-8)
     some = {"task, transformers' top-k": DEFAULT_TOP_K}.get(name)

@@ -45,15 +45,11 @@ def test_interpreter_start_loads_the_hook_and_nothing_heavy(tmp_path: Path) -> N
     assert answer(code, tmp_path) == ["_umim_lm_eval"]
 
 
-@pytest.fixture(scope="module")
-def switched_off(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
-    """What ``REGISTERED`` gives without the hook."""
-    return answer(REGISTERED, tmp_path_factory.mktemp("off"), UMIM_NO_LM_EVAL="1")
-
-
-def test_model_is_registered_lazily_beside_every_built_in(
-    tmp_path: Path, switched_off: list[int]
+def test_model_is_registered_lazily_beside_every_built_in_unless_switched_off(
+    tmp_path: Path,
 ) -> None:
+    count, *registered = answer(REGISTERED, tmp_path, UMIM_NO_LM_EVAL="1")
+    assert registered == [False, True] and count > 20
     code = """
 import sys
 from lm_eval.models import MODEL_MAPPING
@@ -62,12 +58,7 @@ out = [model_registry._objs["umim"], MODEL_MAPPING["umim"], "umim_core" in sys.m
        sorted(set(MODEL_MAPPING) - set(model_registry)), len(model_registry),
        "hf" in model_registry]
 """
-    assert answer(code, tmp_path) == [TARGET, TARGET, False, [], switched_off[0] + 1, True]
-
-
-def test_opt_out_switches_the_hook_off(switched_off: list[int]) -> None:
-    count, *registered = switched_off
-    assert registered == [False, True] and count > 20
+    assert answer(code, tmp_path) == [TARGET, TARGET, False, [], count + 1, True]
 
 
 @pytest.mark.full
