@@ -104,7 +104,13 @@ def chat(rng: random.Random) -> dict[str, Any]:
         }
         for _ in range(rng.randrange(1, 7))
     ]
-    return {"messages": messages, "max_tokens": rng.randrange(1, 4), "temperature": 0}
+    body = {"messages": messages, "max_tokens": rng.randrange(1, 4), "temperature": 0}
+    if rng.random() < 0.3:
+        name, text = rng.choice(PIECES) or "f", rng.choice(PIECES)
+        function = {"name": name[:256], "parameters": {text: text}}
+        body["tools"] = [{"type": "function", "function": function}]
+        body["tool_choice"] = rng.choice(("auto", "none", "required"))
+    return body
 
 
 async def statuses(url: str, bodies: list[dict[str, Any]], at_once: int) -> list[int]:

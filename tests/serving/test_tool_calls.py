@@ -269,6 +269,8 @@ def test_a_response_template_says_how_a_reply_is_read() -> None:
     )  # fmt: skip
     for text in ("Fine.", "a <tool_call>{", call("delete")):
         assert read([text], form) == (text, [])
+    shown = CallForm(QWEN, frozenset({"<tool_call>"}))  # special tokens, which others never see
+    assert read(["a <tool_call>{"], shown) == ("a {", [])
     endless = deepcopy(QWEN)
     endless["fields"]["tool_calls"]["open_pattern"] = "(a|a)+b"
     assert read(["a" * 60], CallForm(endless, frozenset())) == ("a" * 60, [])  # ended in seconds

@@ -175,16 +175,12 @@ def _branch(value: object) -> str | None:
     return kinds.get(type(value))
 
 
-_TEXT_OR_LIST: Final = Discriminator(
-    _branch,
-    custom_error_type="text_or_list",
-    custom_error_message="must be a text or a list",
-)
-_TEXT_OR_OBJECT: Final = Discriminator(
-    _branch,
-    custom_error_type="text_or_object",
-    custom_error_message="must be a text or an object",
-)
+def _union(kinds: str) -> Discriminator:
+    return Discriminator(_branch, custom_error_type="kind", custom_error_message=f"must be {kinds}")
+
+
+_TEXT_OR_LIST: Final = _union("a text or a list")
+_TEXT_OR_OBJECT: Final = _union("a text or an object")
 _Count = Annotated[int, Field(ge=1)] | None
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Stops = Annotated[list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
@@ -242,22 +238,13 @@ class _Tool(_Fields):
     function: _Function
 
 
-class _Name(_Fields):
-    name: str
-
-
-class _Named(_Fields):
-    type: Literal["function"]
-    function: _Name
-
-
 class PromptFields(_Fields):
     """Fields that say how a chat is written: its tools, and whose contents merge."""
 
     tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
     tool_choice: Annotated[
         Annotated[Literal["none", "auto", "required"], Tag("text")]
-        | Annotated[_Named, Tag("object")],
+        | Annotated[_Tool, Tag("object")],
         _TEXT_OR_OBJECT,
     ] = "auto"
     parallel_tool_calls: bool = True

@@ -114,11 +114,6 @@ class CallReader:
         self._searched = 0  # characters of the text held that have no closing mark
         self._names = {tool["function"]["name"] for tool in calls.tools}
 
-    @property
-    def known(self) -> bool:
-        """Whether there was a call."""
-        return bool(self._known)
-
     def push(self, text: str, end: bool) -> tuple[str, list[dict[str, Any]]]:
         """Add text; return what is certain to be content, and calls that are whole now."""
         self._held += text
@@ -159,17 +154,20 @@ class CallReader:
     def _parsed(self, template: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
         """Return content and calls of a whole reply, read by a response template."""
         text, self._held = self._held, ""
+        plain = text
+        for mark in self._calls.form.shown:
+            plain = plain.replace(mark, "")
         try:
             message = parse_reply(text, template, self._calls.tools)
         except GenerationError:
-            return text, []
+            return plain, []
         found = message.get("tool_calls")
         calls = [
             self._checked(one.get("function") if isinstance(one, dict) else None)
             for one in (found if isinstance(found, list) else [])
         ]
         if not calls or None in calls:
-            return text, []
+            return plain, []
         content = message.get("content")
         known = self._new([one for one in calls if one])
         return content if isinstance(content, str) else "", known

@@ -447,7 +447,7 @@ def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | N
             "names": tokenizer.special_tokens_map,
         }
     )
-    return str(_asked(line)["text"])
+    return str(_asked(line, "chats")["text"])
 
 
 def parse_reply(
@@ -455,11 +455,12 @@ def parse_reply(
 ) -> dict[str, Any]:
     """Return a reply as a message, read by transformers by a tokenizer's response template."""
     line = _as_json({"template": template, "reply": text, "tools": tools})
-    return dict(_asked(line)["message"])
+    return dict(_asked(line, "replies")["message"])
 
 
-def _asked(line: str) -> dict[str, Any]:
-    answer = _writers.setdefault(os.getpid(), _Writer()).ask(line)
+def _asked(line: str, what: str) -> dict[str, Any]:
+    """Ask a process for chats or for replies: a server reads these where no long chat may wait."""
+    answer = _writers.setdefault((os.getpid(), what), _Writer()).ask(line)
     if "error" in answer:
         raise _unwritable(answer["error"])
     return answer
@@ -530,4 +531,5 @@ class _Writer:
             process.communicate()
 
 
-_writers: Final[dict[int, _Writer]] = {}  # by process: one that was forked has no pipes of its own
+# By process, as one that was forked has no pipes of its own, and by what it is asked for.
+_writers: Final[dict[tuple[int, str], _Writer]] = {}
