@@ -18,7 +18,8 @@ ROOMS = {
         "store", "embedded", "text", "model_sources", "backbone", "config", "rules", "merging",
         "mining", "traffic",
         "inference", "checkpoint", "model", "serving", "synthetic_corpora", "task_sets",
-        "adaptation", "training", "baselines", "evaluation", "throughput", "cli",
+        "adaptation", "training", "baselines", "evaluation", "throughput", "tuning",
+        "cli",
     ),
     "tasks": (
         "storage", "cluster", "tracking", "data", "training", "run", "report", "paper", "stages",

@@ -161,7 +161,7 @@ def test_wrong_usage_is_told(umim: Umim, line: str, message: str) -> None:
 def test_every_command_helps_and_no_word_is_taken_for_markup(umim: Umim) -> None:
     """Rich leaves out what stands in brackets, a default say."""
     commands = get_command(app).commands
-    assert len(commands) == 18
+    assert len(commands) == 19
     for name, command in commands.items():
         assert umim(name, "--help").code == 0
         texts = [command.help, *(getattr(option, "help", None) for option in command.params)]

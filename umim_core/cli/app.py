@@ -32,6 +32,7 @@ from umim_core.cli.report_command import report
 from umim_core.cli.rules_command import rules
 from umim_core.cli.serve_command import serve
 from umim_core.cli.train_command import train
+from umim_core.cli.tune_command import tune
 from umim_core.errors import UmimError
 
 app = typer.Typer(
@@ -39,7 +40,22 @@ app = typer.Typer(
 )
 
 _COMMANDS: Final[tuple[Callable[..., None], ...]] = (
-    *(demo, generate, report, bench, mine, rules, init, prune, train, export, ppl, path, task_text),
+    *(
+        demo,
+        generate,
+        report,
+        tune,
+        bench,
+        mine,
+        rules,
+        init,
+        prune,
+        train,
+        export,
+        ppl,
+        path,
+        task_text,
+    ),
     *(serve, fetch, baselines),
 )
 for _command in _COMMANDS:

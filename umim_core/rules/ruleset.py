@@ -93,7 +93,9 @@ class RuleSet:
         )
 
     def __repr__(self) -> str:
-        orders = ", ".join(f"{count:,} of {n}" for n, count in self.counts_by_order.items())
+        orders = ", ".join(
+            f"{count:,} of {n}" for n, count in self.counts_by_order.items() if count
+        )
         made = self.options
         how = f"{made.source}, tau {made.tau}, {made.overlap}+{made.containment}"
         return f"RuleSet({len(self):,} rules: {orders} tokens; {how})"

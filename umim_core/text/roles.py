@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, get_args
+from typing import Final, Literal, cast, get_args
 
 from umim_core.errors import ConfigError, require
 
@@ -11,8 +11,8 @@ Role = Literal["user", "system", "tools", "tool"]
 USER: Final[tuple[Role, ...]] = ("user",)
 
 
-def check_roles(roles: Sequence[str]) -> None:
-    """Refuse what is no collection of roles."""
+def check_roles(roles: Sequence[str]) -> tuple[Role, ...]:
+    """Return some roles; what is no collection of them is refused."""
     known = get_args(Role)
     listed: object = roles
     fits = isinstance(listed, Sequence) and not isinstance(listed, str)
@@ -23,3 +23,4 @@ def check_roles(roles: Sequence[str]) -> None:
         roles,
         'Give ["user"], or ["user", "tools"].',
     )
+    return cast("tuple[Role, ...]", tuple(roles))

@@ -44,7 +44,7 @@ NAMES: Final = {
     "text": "texts without roles",
 }
 BLOCK: Final = 16  # tokens that a prefix cache shares at a time, as vLLM's does
-_HELD_OUT: Final = 5  # one conversation in so many
+HELD_OUT: Final = 5  # one conversation in so many
 _LONG: Final = 4096  # tokens of a text that is cut: one file is many texts
 _CHOICE_TOKENS: Final = 1 << 19  # tokens that spans are counted and chosen on at most
 _OPTIONS: Final = RuleOptions(
@@ -167,7 +167,7 @@ def traffic_report(
             numbers += int(has_digit[ids].sum())
     total = sum(sum(kinds.values()) for kinds in tokens.values())
     order = list(dict.fromkeys(request.conversation for request in read))
-    held = set(order[1::_HELD_OUT])
+    held = set(order[1::HELD_OUT])
     unseen = [request for request in read if request.conversation in held]
     savings = tuple(_savings(read, unseen, held, digits)) if len(order) > 1 else ()
     cached = sum(request.cached for request in read) / total

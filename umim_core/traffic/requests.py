@@ -54,14 +54,21 @@ class Request:
     """One request.
 
     Attributes:
+        place: File and row.
         conversation: Equal for the turns of one conversation: what it begins with.
         prompt: What the model reads.
         reply: What it wrote, where the log holds it.
+        messages: The prompt as templates take it, and ``tools``; None of a text.
+        answer: The reply, likewise.
     """
 
+    place: str
     conversation: str
     prompt: tuple[Piece, ...]
     reply: tuple[Piece, ...] = ()
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    answer: dict[str, Any] | None = None
 
 
 @dataclass
@@ -110,7 +117,7 @@ def _text_file(file: CorpusFile, left: Left) -> Iterator[Request]:
     ending = file.location.lower().rpartition(".")[2]
     content: Content = "code" if f".{ending}" in _CODE else _content_of(text)
     if text:
-        yield Request(str(file), (Piece("text", content, text),))
+        yield Request(str(file), str(file), (Piece("text", content, text),))
     else:
         left.add("file without text", str(file))
 
@@ -124,7 +131,7 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     if messages is None:
         text, role = _lone_text(row)
         pieces = _pieces(role, text, place, left)
-        return Request(place, pieces) if pieces else None
+        return Request(place, place, pieces) if pieces else None
     if not isinstance(messages, list):
         left.add("row whose messages are no list", place)
         return None
@@ -134,13 +141,22 @@ def _request(row: object, place: str, left: Left) -> Request | None:
         prompt += _pieces("tools", _dumped(tool), place, left)
     for message in messages:
         prompt += _message(message, place, left)
-    reply = _message(_reply_of(row), place, left) if _reply_of(row) else ()
+    answer = _reply_of(row)
+    reply = () if answer is None else _message(answer, place, left)
     if not prompt:
         left.add("request without text", place)
         return None
     said = next((p.text for p in prompt if p.role == "user"), "")
     begin = "".join(piece.text for piece in prompt if piece.role in ("system", "tools"))
-    return Request(f"{hash(begin)} {hash(said)}", tuple(prompt), reply)
+    return Request(
+        place,
+        f"{hash(begin)} {hash(said)}",
+        tuple(prompt),
+        reply,
+        messages,
+        tools if isinstance(tools, list) and tools else None,
+        answer,
+    )
 
 
 def _lone_text(row: Mapping[str, Any]) -> tuple[object, Role]:
@@ -151,14 +167,15 @@ def _lone_text(row: Mapping[str, Any]) -> tuple[object, Role]:
     return _dumped(row), "tools" if is_schema else "tool"
 
 
-def _reply_of(row: Mapping[str, Any]) -> object:
+def _reply_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the message that answers a request, where the log holds it as the interface does."""
     response = row.get("response")
     if isinstance(response, dict) and isinstance(response.get("body"), dict):
         response = response["body"]
     choices = response.get("choices") if isinstance(response, dict) else None
     first = choices[0] if isinstance(choices, list) and choices else None
-    return first.get("message") if isinstance(first, dict) else None
+    message = first.get("message") if isinstance(first, dict) else None
+    return message if isinstance(message, dict) else None
 
 
 def _message(message: object, place: str, left: Left) -> tuple[Piece, ...]:

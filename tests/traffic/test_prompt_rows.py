@@ -1,0 +1,97 @@
+"""Logged requests in ids: as the template writes them, with what may merge and the reply."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.text.roles import Role
+from umim_core.traffic.prompt_rows import PromptRow, prompt_rows
+from umim_core.traffic.requests import Left, read_requests
+
+MESSAGES = "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
+CALLS = "{% for c in m.tool_calls or [] %}[{{ c.function | tojson }}]{% endfor %}"
+END = "</s>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TOOLED = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}" + MESSAGES + CALLS + END
+PLAIN = MESSAGES + END
+TOOL = {"name": "find", "parameters": {"x": {"type": "string"}}}
+ASK: dict[str, Any] = {"role": "user", "content": "Find the array."}
+CALL = {"function": {"name": "find", "arguments": '{"x": "array"}'}}
+SHOWN_CALL = '{"name": "find", "arguments": {"x": "array"}}'
+CALLED: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerBase:
+    return load_tokenizer("umim-docs-llama")
+
+
+def rows_of(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, *logged: object, roles: tuple[Role, ...]
+) -> tuple[list[PromptRow], Left]:
+    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, logged)))
+    left = Left()
+    requests = read_requests((str(folder),), None, left)
+    return list(prompt_rows(requests, tokenizer, roles, left)), left
+
+
+REPLIES = {
+    "a call": (CALLED, f"[{SHOWN_CALL}]"),
+    "a text": ({"role": "assistant", "content": "The array. "}, "The array. "),
+    "a text that ends as the question does": (
+        {"role": "assistant", "content": "Find the array."},
+        "Find the array.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_request_is_read_as_the_template_writes_it(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, name: str, inside: bool
+) -> None:
+    """The reply stands in the response, or is the last message."""
+    tokenizer.chat_template = TOOLED
+    answer, said = REPLIES[name]
+    body: dict[str, Any] = {"messages": [ASK], "tools": [TOOL]}
+    if inside:
+        body["messages"] = [ASK, answer]
+    else:
+        body["response"] = {"choices": [{"message": answer}]}
+    ([row], left) = rows_of(tmp_path, tokenizer, body, roles=("user", "tools"))
+    prompt = f"{json.dumps(TOOL)}\n<user>{ASK['content']}</s>\n<assistant>"
+    assert tokenizer.decode(row.prompt) == prompt and tokenizer.decode(row.reply) == said
+    parts = [tokenizer.decode(row.prompt[first:end]) for first, end in row.parts]
+    assert parts[1] in ASK["content"] and parts[0] in json.dumps(TOOL) and len(parts) == 2
+    assert not left.reasons
+
+
+def test_schemas_and_calls_are_texts_where_a_template_knows_no_tools(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tokenizer.chat_template = PLAIN
+    system = {"role": "system", "content": "Be brief."}
+    turns = [system, ASK, CALLED, {"role": "tool", "content": "found"}]
+    logged = {"messages": turns, "tools": [TOOL], "response": {"choices": [{"message": CALLED}]}}
+    ([row], left) = rows_of(tmp_path, tokenizer, logged, roles=("system",))
+    assert tokenizer.decode(row.prompt) == (
+        f"<system>Be brief.\n{json.dumps(TOOL)}</s>\n<user>Find the array.</s>\n"
+        f"<assistant>{SHOWN_CALL}</s>\n<tool>found</s>\n<assistant>"
+    )
+    assert tokenizer.decode(row.reply) == SHOWN_CALL
+    assert list(left.reasons.values()) == [1] and "knows none" in next(iter(left.reasons))
+
+
+def test_texts_merge_whole_and_what_no_template_writes_is_counted(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    logged = ({"text": "The sum."}, {"messages": [ASK, ASK]})
+    ([row], left) = rows_of(tmp_path, tokenizer, *logged, roles=("user",))
+    assert row.parts == ((0, len(row.prompt)),) and not len(row.reply)
+    assert left.reasons == {"chat that the model's template cannot write": 1}

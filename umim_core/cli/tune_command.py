@@ -1,0 +1,167 @@
+"""``umim tune``: a checkpoint for the requests that somebody logs, in one command."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+
+from umim_core.cli import shared_options as shared
+from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.errors import CorpusError, require
+
+if TYPE_CHECKING:
+    from umim_core.tuning.tune import Comparison
+
+_ROLES: Final = ["user", "system", "tools", "tool"]
+_VALIDATIONS: Final = 4  # of a training, of so many rows each:
+_VALIDATION_ROWS: Final = 8
+
+
+def tune(
+    model: shared.ModelArgument,
+    logs: Annotated[
+        list[str],
+        typer.Argument(help="Request logs (JSON Lines with messages and tools), as umim report's."),
+    ],
+    out: shared.OutOption = None,
+    roles: Annotated[
+        list[str],
+        typer.Option("--role", help="Whose contents merge; may be repeated."),
+    ] = _ROLES,
+    spans: Annotated[int, typer.Option(min=1, help="Most spans.")] = 8192,
+    longest: Annotated[int, typer.Option(min=4, max=16, help="Most tokens of one.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 120,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per step.")] = 2,
+    max_tokens: Annotated[
+        int, typer.Option(min=16, help="Tokens of a prompt that are trained on at most.")
+    ] = 1024,
+    merge_depth: Annotated[
+        int, typer.Option(min=0, help="Layers that read every token before spans merge.")
+    ] = 4,
+    learning_rate: Annotated[float, typer.Option(help="Of the schedule's top.")] = 2e-3,
+    kind: Annotated[
+        Literal["text", "jsonl"] | None, typer.Option(help="What files hold whose ending is other.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and data order.")] = 0,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None,
+        typer.Option(help="Where the model runs; without it, a GPU where there is one."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Choose spans of your requests, train for them, price them, and compare raw and merged.
+
+    Every fifth conversation is held out for the comparison. Killed or stopped, the same command
+    goes on where it was.
+    """
+    from umim_core.backbone.devices import default_device, usable_device
+    from umim_core.backbone.tokenizer_files import load_tokenizer
+    from umim_core.checkpoint.checkpoint_index import own_place
+    from umim_core.config.form import ModuleForm
+    from umim_core.config.recipe import DistillConfig
+    from umim_core.config.recipe_files import validated
+    from umim_core.store.locking import computing
+    from umim_core.text.roles import check_roles
+    from umim_core.traffic.prompt_rows import prompt_rows
+    from umim_core.traffic.requests import Left, read_requests
+    from umim_core.tuning.tune import TuneOptions
+    from umim_core.tuning.tune import tune as tune_checkpoint
+
+    merging = check_roles(roles)
+    target = own_place("tuned", out, Path(logs[0]).stem)
+    every = max(1, steps // _VALIDATIONS)
+    training = validated(
+        DistillConfig,
+        {
+            "max_steps": steps,
+            "max_epochs": 1000,
+            "batch_size": batch_size,
+            "learning_rate": learning_rate,
+            "validate_every": every,
+            "validation_rows": _VALIDATION_ROWS,
+            "patience": _VALIDATIONS,
+            "checkpoint_every": min(every, 10),
+        },
+        "the options",
+    )
+    form = validated(
+        ModuleForm,
+        {
+            "module_positions": "learned",
+            "residual": "last",
+            "rule_rows": spans,
+            "unit_positions": "preserved",
+            "merge_depth": merge_depth,
+            "adapter_rank": 8,
+        },
+        "the options",
+    )
+    where = default_device() if device is None else usable_device(device)
+    left = Left()
+    requests = list(read_requests(tuple(logs), kind, left))
+    rows = list(prompt_rows(requests, load_tokenizer(model), merging, left))
+    require(
+        bool(rows),
+        CorpusError,
+        "logs must hold requests that the model's template writes",
+        "; ".join(f"{n:,} x {why}" for why, n in left.reasons.items()),
+        "Log other requests, or name a model with a chat template.",
+    )
+    options = TuneOptions(
+        model=shared.from_anywhere(model),
+        roles=merging,
+        spans=spans,
+        longest=longest,
+        form=form,
+        training=training,
+        max_tokens=max_tokens,
+        seed=seed,
+        use_gpu=where == "cuda",
+    )
+    log_lines("umim.progress")
+    began = time.monotonic()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    try:
+        with computing():
+            compared = tune_checkpoint(rows, options, target.directory)
+    except KeyboardInterrupt:
+        typer.echo("\nStopped; the same command goes on from the last state.", err=True)
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    place = target.directory / "checkpoint"
+    name = target.record(place)
+    document = {"checkpoint": str(place), "name": name, **asdict(compared)}
+    not_counted = [f"{n:,} x {why}" for why, n in left.reasons.items()]
+    lines = [*not_counted, *_lines(compared, time.monotonic() - began)]
+    from umim_core.checkpoint.next_steps import after_making
+
+    emit(document, [*lines, *after_making(place, name, target.directory)], as_json)
+
+
+def _lines(compared: Comparison, seconds: float) -> list[str]:
+    from umim_core.progress import duration
+
+    lines = [
+        f"tuned in {duration(seconds)}; held-out conversations: {compared.requests:,} with a reply",
+        f"prompt tokens saved     {compared.saved:>8.1%}   of {compared.tokens:,}",
+    ]
+    if compared.base_nats is not None and compared.merged_nats is not None:
+        error = compared.nats_error
+        shown = "" if error is None else f" (difference +- {error:.3f})"
+        lines += [
+            f"nats a reply token      {compared.base_nats:>8.3f} -> {compared.merged_nats:.3f}"
+            f"{shown}",
+            f"tokens they agree on    {compared.agreement:>8.1%}",
+        ]
+    return [
+        *lines,
+        f"equal greedy answers    {compared.equal:>5} of {compared.answers}",
+        f"first token after       {compared.base_seconds:>8.2f} -> {compared.merged_seconds:.2f} s",
+        "",
+    ]

@@ -1,0 +1,1 @@
+"""Tuning a merge checkpoint to the requests that somebody logs."""

@@ -1,0 +1,304 @@
+"""A checkpoint for the requests that somebody logs: rules, training, prices, before and after.
+
+::
+
+    requests -> rows (ids, parts) -> spans of four fifths -> training -> prices -> checkpoint
+                                  -> the last fifth: replies behind raw and merged prompts
+
+Of every conversation the last request is read, which holds the others. The directory::
+
+    out/checkpoint/     the merge checkpoint, its rules with prices
+    out/rules/          the spans that were chosen
+    out/comparison.json held-out requests, raw and merged
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import Merge, ModuleForm
+from umim_core.config.recipe import DistillConfig
+from umim_core.config.rule_options import RuleOptions
+from umim_core.errors import CorpusError, require
+from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.evaluation.rule_damage import measure_damage
+from umim_core.inference.options import GenerateOptions
+from umim_core.inference.prompts import PromptIds
+from umim_core.merging.likelihood import score_rows
+from umim_core.merging.merged_model import MergedModel
+from umim_core.mining.counting import count_ngrams
+from umim_core.mining.mine import excluded_ids
+from umim_core.mining.span_choice import choose_spans
+from umim_core.model.umim import UMIM
+from umim_core.progress import followed, log_progress, logger
+from umim_core.rules.origin import RuleOrigin
+from umim_core.rules.pruning import priced, recording_reductions
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.publication import STATE, build_once, publish_directory
+from umim_core.text.roles import Role
+from umim_core.text.token_ids import ids_digest
+from umim_core.traffic.prompt_rows import PromptRow
+from umim_core.traffic.report import HELD_OUT
+from umim_core.training.objectives import spread_rows
+from umim_core.training.optimizer import AdamWStrategy
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_job import TrainJob, run_job
+
+_VALID: Final = 10  # one training conversation in so many chooses the best step
+_PRICED: Final = 20_000  # tokens that rules are priced on, at most
+_COMPARED: Final = 100  # held-out conversations that are compared, at most
+_GREEDY: Final = 8  # held-out requests that are answered, raw and merged
+_MERGES: Final[tuple[Merge, Merge]] = ("none", "prompt")
+_REPLY: Final = 48  # tokens of such an answer at most
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """Options of a tuning.
+
+    Attributes:
+        roles: Whose contents merge.
+        spans: Most spans; they have at most ``longest`` tokens.
+        form: Of the merge module.
+        training: Its optimisation.
+        max_tokens: Tokens of a training row at most; the rest of a longer prompt is not trained on.
+    """
+
+    model: str
+    roles: tuple[Role, ...]
+    spans: int
+    longest: int
+    form: ModuleForm
+    training: DistillConfig
+    max_tokens: int
+    seed: int
+    use_gpu: bool
+
+
+class Answers(NamedTuple):
+    """Held-out replies behind raw or merged prompts: nats a token [Q] and greedy tokens [Q][n]."""
+
+    nats: list[float]
+    greedy: list[NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Held-out requests, raw and merged.
+
+    Attributes:
+        requests: Those with a reply; ``tokens`` of all held-out prompts.
+        saved: Share of the prompts' tokens that merging saves.
+        base_nats: Mean nats a token of the logged replies behind raw prompts.
+        merged_nats: Likewise behind merged ones; ``nats_error`` is the paired standard error of
+            the difference of both.
+        agreement: Share of the replies' tokens at which both models, or neither, would say it.
+        answers: Greedy answers that were compared; so many are ``equal``.
+        base_seconds: Mean seconds to the first token, raw; ``merged_seconds`` merged.
+    """
+
+    requests: int
+    tokens: int
+    saved: float
+    base_nats: float | None
+    merged_nats: float | None
+    nats_error: float | None
+    agreement: float | None
+    answers: int
+    equal: int
+    base_seconds: float
+    merged_seconds: float
+
+
+def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparison:
+    """Tune a checkpoint and write its directory; a killed call goes on, a finished one is found."""
+    rows = list({row.conversation: row for row in rows}.values())  # the last request of each
+    held = rows[1::HELD_OUT]
+    held = [held[n] for n in spread_rows(len(held), _COMPARED)]
+    trained = [row for n, row in enumerate(rows) if n % HELD_OUT != 1]
+    require(
+        len(trained) >= _VALID and bool(held),
+        CorpusError,
+        f"tuning needs at least {_VALID + 3} conversations",
+        len(rows),
+        "Log more requests.",
+    )
+    decisive = {
+        **asdict(options),
+        "form": options.form.model_dump(mode="json"),
+        "training": options.training.model_dump(mode="json"),
+        "backbone": backbone_identity(options.model, None),
+        "rows": [sha256_bytes(np.append(row.prompt, row.reply).tobytes()) for row in rows],
+        "parts": [row.parts for row in rows],
+    }
+    compared: list[Comparison] = []
+
+    def build(folder: Path) -> None:
+        compared.append(_tuned(trained, held, options, folder))
+
+    key = sha256_bytes(canonical_json(decisive).encode())
+    build_once(out, key, build, kind="tuned", schema=1, resumable=True, wait_seconds=0.0)
+    if compared:
+        return compared[0]
+    found: Any = read_json(out / "comparison.json")
+    return Comparison(**found)
+
+
+def _tuned(
+    trained: Sequence[PromptRow], held: Sequence[PromptRow], options: TuneOptions, folder: Path
+) -> Comparison:
+    """Do what is not done yet in a folder, whose ``state`` is no part of the result."""
+    work = folder / STATE / "tuning"
+    rows = {name: work / "rows" / name for name in ("train", "valid")}
+    if not (folder / "rules").exists():
+        logger.info("choosing spans of %d conversations", len(trained))
+        chosen_spans(trained, options).save(folder / "rules")
+    for name, place in rows.items():
+        if not place.exists():
+            part = [row for n, row in enumerate(trained) if (n % _VALID == 0) == (name == "valid")]
+            place.parent.mkdir(parents=True, exist_ok=True)
+            publish_directory(place, token_rows(part, options.max_tokens).save)
+    if not (work / "checkpoint").exists():
+        job = TrainJob(
+            backbone=options.model,
+            rules=str(folder / "rules"),
+            config=options.training,
+            max_tokens=options.max_tokens,
+            train=str(rows["train"]),
+            valid=str(rows["valid"]),
+            form=options.form.form(),
+            seed=options.seed,
+            use_gpu=options.use_gpu,
+            out=str(work),
+        )
+        with followed(job.state):
+            run_job(job, AdamWStrategy)
+    device = "cuda" if options.use_gpu else "cpu"
+    backbone = load_backbone(options.model, dtype="float32", device=device)
+    if not (folder / "checkpoint").exists():
+        trained_checkpoint = Checkpoint.load(work / "checkpoint")
+        _priced(trained_checkpoint, backbone, trained, options).save(folder / "checkpoint")
+    logger.info("comparing %d held-out requests", len(held))
+    compared = compare(UMIM(backbone, Checkpoint.load(folder / "checkpoint")), held)
+    write_json(folder / "comparison.json", asdict(compared))
+    return compared
+
+
+def chosen_spans(rows: Sequence[PromptRow], options: TuneOptions) -> RuleSet:
+    """Choose the spans that together save most of the parts of prompts; digits stay raw."""
+    tokenizer = load_tokenizer(options.model)
+    texts = [row.prompt[first:end] for row in rows for first, end in row.parts]
+    require(
+        bool(texts),
+        CorpusError,
+        "requests must hold something that may merge",
+        f"nothing of {', '.join(options.roles) or 'no role'}",
+        "Name other roles.",
+    )
+    ids = np.concatenate(texts).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
+    found = RuleOptions(
+        tau=3,
+        longest=options.longest,
+        overlap="none",
+        containment="keep",
+        segment_length=None,
+        protect=("digits",),
+    )
+    excluded = excluded_ids(tokenizer, found.protect)
+    counts = count_ngrams(ids, offsets, found.tau, excluded, longest=options.longest)
+    origin = RuleOrigin(
+        options=found,
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        corpus_digest=ids_digest(ids, offsets),
+    )
+    return choose_spans(RuleSet.from_counts(counts, origin), ids, offsets, options.spans)
+
+
+def token_rows(rows: Sequence[PromptRow], most: int) -> TokenRows:
+    """Return prompts with their replies as training rows, cut to so many tokens."""
+    whole = [np.concatenate([row.prompt, row.reply])[:most].tolist() for row in rows]
+    parts = [tuple((a, min(b, most)) for a, b in row.parts if a < most) for row in rows]
+    return TokenRows.of_parts(whole, parts)
+
+
+def _priced(
+    checkpoint: Checkpoint, backbone: Backbone, rows: Sequence[PromptRow], options: TuneOptions
+) -> Checkpoint:
+    """Return a checkpoint whose rules have prices, measured on the parts that they merge."""
+    texts, size = list[NDArray[np.int64]](), 0
+    for row in rows:
+        ids = row.prompt[: options.max_tokens]
+        if size < _PRICED:
+            texts.append(ids)
+            size += len(ids)
+    model = UMIM(backbone, checkpoint).merged_model
+    see = log_progress("tokens measured")
+    table = measure_damage(texts, model, batch_size=1, progress=lambda n: see(n, size))
+    ids = np.concatenate(texts).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
+    rules = recording_reductions(priced(table), (ids, offsets))
+    made = checkpoint.with_contents(checkpoint.module, rules)
+    return made.recommending("prompt", 0, options.roles)
+
+
+@torch.no_grad()
+def compare(umim: UMIM, rows: Sequence[PromptRow]) -> Comparison:
+    """Measure prompts with their logged replies, and some greedy answers, raw and merged."""
+    models = umim.merged_model.base(), umim.merged_model
+    replied = [row for row in rows if len(row.reply)]
+    base, merged = (_answers(model, replied) for model in models)
+    same = [np.mean(a == b) for a, b in zip(base.greedy, merged.greedy, strict=True)]
+    sizes = [len(row.reply) for row in replied]
+    units = [len(umim.merged_model.segment_prompt(row.prompt, row.parts)[0]) for row in rows]
+    tokens = sum(len(row.prompt) for row in rows)
+    equal, seconds = 0, [0.0, 0.0]
+    asked = rows[:_GREEDY]
+    for row in asked:
+        texts = []
+        for n, merge in enumerate(_MERGES):
+            options = GenerateOptions(
+                merge=merge, raw_tail=0, max_new_tokens=_REPLY, do_sample=False
+            )
+            made = umim.engine.generate(
+                [PromptIds(row.prompt, row.parts)], options.of_model(umim.backbone)
+            )
+            texts.append(made.rows[0].ids)
+            seconds[n] += made.timings.first_token / len(asked)
+        equal += texts[0] == texts[1]
+    return Comparison(
+        requests=len(replied),
+        tokens=tokens,
+        saved=1 - sum(units) / tokens,
+        base_nats=float(np.average(base.nats, weights=sizes)) if sizes else None,
+        merged_nats=float(np.average(merged.nats, weights=sizes)) if sizes else None,
+        nats_error=mean_difference_error(merged.nats, base.nats) if sizes else None,
+        agreement=float(np.average(same, weights=sizes)) if sizes else None,
+        answers=len(asked),
+        equal=equal,
+        base_seconds=seconds[0],
+        merged_seconds=seconds[1],
+    )
+
+
+def _answers(model: MergedModel, rows: Sequence[PromptRow]) -> Answers:
+    nats, greedy = list[float](), list[NDArray[np.bool_]]()
+    for row in rows:
+        (scores,) = score_rows(
+            [np.concatenate([row.prompt, row.reply])], model, [len(row.prompt)], [row.parts]
+        )
+        nats.append(-float(scores.log_probs.mean()))
+        greedy.append(scores.greedy.cpu().numpy())
+    return Answers(nats, greedy)
