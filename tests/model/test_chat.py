@@ -1,4 +1,4 @@
-"""Chats that go on: templates that trim what they write, and those that change it."""
+"""Chats: what of them merges, and how they go on under templates that trim or change them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
 from umim_core.model.generation_output import GenerationOutput
+from umim_core.text.chat_parts import write_chat
 from umim_core.text.roles import Role
 
 # As published models write chats; the special tokens are plain text here, but for the end.
@@ -226,3 +227,104 @@ def test_tools_of_a_text_are_refused(umim: UMIM) -> None:
     for call in (umim.generate, umim.prefix):
         with pytest.raises(GenerationError, match="tools are of chats"):
             call("Return the sum.", tools=TOOLS)
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture
+def talker(umim: UMIM, monkeypatch: pytest.MonkeyPatch) -> UMIM:
+    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", TEMPLATE)
+    return umim
+
+
+def test_a_chat_is_rendered_by_its_template(talker: UMIM) -> None:
+    chat = [{"role": "user", "content": "Return the array."}]
+    rendered = "user: Return the array.\nassistant: "
+    output = talker.generate(chat, max_new_tokens=6)
+    assert output.prompt_ids[0] == tuple(talker.backbone.encode(rendered))
+    base = talker.generate(rendered, max_new_tokens=6, merge="none")
+    assert talker.generate(chat, max_new_tokens=6, merge="none") == base
+    assert talker.generate([chat, chat], max_new_tokens=6).text == output.text * 2
+
+
+def test_only_what_users_say_merges_in_a_chat(talker: UMIM) -> None:
+    said = "Return the sum of the array elements over a given axis, and the shape of the array."
+    chat = [
+        {"role": "system", "content": said},
+        {"role": "user", "content": said},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": said},
+    ]
+    output = talker.generate(chat, max_new_tokens=2, raw_tail=4)
+    ids, decode = output.prompt_ids[0], talker.backbone.decode
+    size = len(talker.backbone.encode(f" {said}"))
+    contents = [k for k in range(len(ids)) if decode(list(ids[k : k + size])) == f" {said}"]
+    assert len(contents) == 4
+    spans = output.prompt_spans[0]
+    inside = [
+        [(a - start, n) for a, n in spans if start <= a and a + n <= start + size - 4]
+        for start in contents
+    ]
+    assert inside[0] == inside[2] == []  # system prompt and reply
+    assert inside[1] and inside[1] == inside[3]  # each message is cut on its own
+    assert len(spans) == len(inside[1]) + len(inside[3])  # none touches the template or a raw tail
+
+
+def test_a_growing_chat_only_appends_units(talker: UMIM) -> None:
+    """Units of turn t and the reply's ids are a prefix of turn t + 1's, so a prefix cache hits."""
+    chat: list[dict[str, str]] = []
+    before: list[tuple[int, ...]] = []
+    for turn in range(4):
+        said = f"Return the sum of the array elements over a given axis {'and shape ' * turn}."
+        chat.append({"role": "user", "content": said})
+        output = talker.generate(chat, max_new_tokens=5, merge="prompt", raw_tail=3)
+        units = unit_ids(output.prompt_ids[0], output.prompt_spans[0])
+        assert units[: len(before)] == before
+        chat.append({"role": "assistant", "content": output.text[0]})
+        reply = talker.backbone.encode(output.text[0])
+        before = units + [(token,) for token in reply]
+    assert sum(len(unit) > 1 for unit in before) > 4
+
+
+def unit_ids(ids: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -> list[tuple[int, ...]]:
+    """Raw ids as units, given the merged ones."""
+    sizes, units, at = dict(spans), [], 0
+    while at < len(ids):
+        size = sizes.get(at, 1)
+        units.append(tuple(ids[at : at + size]))
+        at += size
+    return units
+
+
+def test_a_template_that_rewrites_contents_merges_nothing(
+    umim: UMIM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shouting = TEMPLATE.replace("m['content']", "m['content'] | upper")
+    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", shouting)
+    chat = [{"role": "user", "content": "return the sum of the array elements"}]
+    out = umim.generate([chat, [{"role": "user", "content": "RETURN THE SUM"}]], max_new_tokens=2)
+    assert out.prompt_spans[0] == ()
+    assert out.unmerged == ("its template changes what users say", "")
+
+
+def test_a_content_that_looks_like_the_template_is_found_where_it_stands(talker: UMIM) -> None:
+    chat = [{"role": "user", "content": "user"}, {"role": "user", "content": " user: \n"}]
+    text = "user: user\nuser:  user: \n\nassistant: "
+    written = write_chat(chat, talker.backbone.require_tokenizer())
+    assert (written.text, written.places) == (text, [(6, 10), (18, 23)])  # blanks at edges stay raw
+
+
+def test_a_continued_chat_reads_only_what_is_new(talker: UMIM) -> None:
+    chat = [{"role": "user", "content": "Return the array."}]
+    first = talker.generate(chat, max_new_tokens=6)
+    chat += [
+        {"role": "assistant", "content": first.text[0]},
+        {"role": "user", "content": "Return the sum."},
+    ]
+    second = talker.generate(chat, max_new_tokens=6, past=first.state)
+    added = "\nuser: Return the sum.\nassistant: "
+    assert second.prompt_ids[0] == (first.ids[0][-1], *talker.backbone.encode(added))

@@ -1,23 +1,27 @@
-"""The public model: files, compression, scores and perplexity, tokens that a tokenizer adds."""
+"""The public model: files, compression, streams, scores, perplexity, tokens that are added."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
+from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import CheckpointError, ConfigError
+from umim_core.errors import CheckpointError, ConfigError, EvaluationError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.merged_model import MergedModel
+from umim_core.model.generation_output import TextPieces
 from umim_core.text.token_ids import leading_ids
 
 WORDS = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
@@ -162,3 +166,104 @@ def test_leading_ids_are_what_a_tokenizer_puts_first(
     leading: list[int],
 ) -> None:
     assert leading_ids(with_template(word_tokenizer(VOCABULARY), template)) == leading
+
+
+PROMPT = "Return the sum of the array elements over a given axis. The default is to"
+
+
+@pytest.fixture(scope="module")
+def umim() -> UMIM:
+    return UMIM.from_pretrained("umim-docs-gpt2", dtype="float32")
+
+
+def drain(umim: UMIM, prompt: object, **options: object) -> tuple[list[str], object]:
+    pieces, stream = [], umim.stream(prompt, **options)
+    while True:
+        try:
+            pieces.append(next(stream))
+        except StopIteration as end:
+            return pieces, end.value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"do_sample": True, "seed": 3},
+        {"merge": "none"},
+        {"raw_tail": 2},
+    ],
+)
+def test_streamed_pieces_are_the_generated_text(umim: UMIM, options: dict[str, object]) -> None:
+    pieces, output = drain(umim, PROMPT, max_new_tokens=24, **options)
+    expected = umim.generate(PROMPT, max_new_tokens=24, **options)
+    assert output == expected
+    assert "".join(pieces) == expected.text[0]
+    assert len(pieces) > 5
+
+
+def test_streamed_lines_keep_the_spaces_they_begin_with() -> None:
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "</s>", "▁a", "b", "\n", "▁"])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    steps = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    core.decoder = decoders.Sequence(steps)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
+    backbone = random_backbone(tokenizer=tokenizer)
+    pieces, ids = TextPieces(backbone), [2, 3, 4, 2, 4, 4, 5, 2, 4, 1, 2, 3, 4]
+    for value in ([[2]], *([token] for token in ids)):
+        pieces.put(torch.tensor(value))
+    pieces.end()
+    found = pieces.drain()
+    assert "".join(found) == backbone.decode(ids) == "ab\n a\n\n  a\n ab\n"
+    assert found[0] == "ab\n"
+
+
+def test_a_stream_yields_before_the_text_is_complete(umim: UMIM) -> None:
+    steps: list[int] = []
+    stream = umim.stream(PROMPT, max_new_tokens=24, observer=lambda _: steps.append(1))
+    next(stream)
+    assert len(steps) < 6
+
+
+@pytest.mark.parametrize("merge", ["all", "none"])
+def test_scores_are_those_of_each_continuation_alone(umim: UMIM, merge: str) -> None:
+    contexts, endings = [PROMPT, "Return the"], [[" return", " use the sum of"], [" array"]]
+    together = umim.score(contexts, endings, merge=merge)
+    for context, row, scores in zip(contexts, endings, together, strict=True):
+        for ending, score in zip(row, scores, strict=True):
+            assert umim.score([context], [[ending]], merge=merge)[0][0] == pytest.approx(
+                score, abs=1e-4
+            )
+
+
+def test_a_base_score_is_the_sum_of_the_models_log_probabilities(umim: UMIM) -> None:
+    context, ending = umim.backbone.encode(PROMPT), umim.backbone.encode(" use the sum of")
+    table = umim.backbone.model(torch.tensor([context + ending])).logits[0].log_softmax(dim=-1)
+    rows = np.arange(len(context) - 1, len(context) + len(ending) - 1)
+    expected = float(table[torch.from_numpy(rows), torch.tensor(ending)].sum())
+    [[score]] = umim.score([PROMPT], [[" use the sum of"]], merge="none")
+    assert score == pytest.approx(expected, abs=1e-4) and math.isfinite(score)
+    assert umim.score([PROMPT], [[" use the sum of"]])[0][0] != pytest.approx(score, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "endings"), [(["a"], []), ([""], [["b"]]), (["a"], [[""]]), (["a"], [[]])]
+)
+def test_scores_without_tokens_are_refused(
+    umim: UMIM, contexts: list[str], endings: list[list[str]]
+) -> None:
+    with pytest.raises(EvaluationError):
+        umim.score(contexts, endings)
+
+
+def test_models_of_one_checkpoint_share_no_module(umim: UMIM) -> None:
+    expected = umim.generate(PROMPT, max_new_tokens=6)
+    wide = UMIM.from_pretrained("umim-docs-gpt2", dtype="float64")
+    UMIM(wide.backbone, umim.checkpoint)
+    assert umim.generate(PROMPT, max_new_tokens=6) == expected
+
+
+def test_a_bfloat16_backbone_generates() -> None:
+    umim = UMIM.from_pretrained("umim-docs-llama", dtype="bfloat16")
+    output = umim.generate([PROMPT, "Return"], max_new_tokens=6, logprobs=1, merge="all")
+    assert output.prompt_spans[0] and all(len(ids) == 6 for ids in output.ids)
