@@ -182,17 +182,19 @@ def test_a_run_waits_for_one_that_it_would_disturb_and_says_so(
     theirs: str, ours: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with another(theirs) as process:
-        stdin = process.stdin
+        stdin, over = process.stdin, threading.Event()
         assert stdin is not None
 
         def let_go() -> None:
             deadline = time.monotonic() + 60
             while "waiting for the machine" not in caplog.text and time.monotonic() < deadline:
                 time.sleep(0.02)
+            over.set()
             stdin.close()
 
         threading.Thread(target=let_go, daemon=True).start()
         with KINDS[ours]():
+            assert over.is_set(), "it did not wait"
             assert process.wait(timeout=120) == 0
     assert "waiting for the machine" in caplog.text
 

@@ -164,6 +164,20 @@ def test_unfinished_work_of_another_call_is_kept(tmp_path: Path) -> None:
     assert before.items() <= tree(tmp_path).items()
 
 
+def test_unfinished_work_of_another_call_without_finished_parts_is_begun_again(
+    tmp_path: Path,
+) -> None:
+    def torn(out: Path) -> None:
+        (out / "half").write_text("1")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_once(tmp_path / "x", "other", torn, kind="t", schema=1, resumable=True)
+    assert (tmp_path / "x.partial" / "whole" / "half").exists()
+    resumable(tmp_path / "x")
+    assert sorted(tree(tmp_path)) == ["x", "x/f", "x/manifest.json"]
+
+
 def test_scratch_folders_are_private_and_what_they_hold_is_not(tmp_path: Path) -> None:
     with scratch_folder(tmp_path, "x") as whole:
         assert stat.S_IMODE(whole.parent.stat().st_mode) == 0o700
