@@ -251,7 +251,8 @@ NEUTRAL = [
     {"messages": [{"role": "assistant", "content": None, "tool_calls": []}, USER]},
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "a private text",
                                                 "cache_control": None}], "name": None}]},
-    *({name: value} for value in NOTHING for name in ("tools", "audio", "logit_bias", "later")),
+    *({name: value} for value in NOTHING for name in (
+        "tools", "audio", "logit_bias", "later", "tool_choice", "parallel_tool_calls")),
     {"tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]},
     {"stream_options": {"include_usage": None, "other": None}, "stop": None, "n": None},
     {"stream_options": None, "stop": [], "logprobs": False, "top_logprobs": 0},

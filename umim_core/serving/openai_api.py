@@ -45,7 +45,7 @@ DONE: Final = b"data: [DONE]\n\n"
 _COLDEST: Final = 1e-6  # logits over it are still numbers
 _NOTHING: Final[tuple[object, ...]] = (None, "", [], {})
 # Of these a value that asks for nothing counts as none, though they are read.
-_READ: Final = ("tool_call_id", "tool_calls", "tool_choice", "tools")
+_READ: Final = ("parallel_tool_calls", "tool_call_id", "tool_calls", "tool_choice", "tools")
 # Fields that ask for what our own engine does not do, and what else asks for nothing.
 _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
