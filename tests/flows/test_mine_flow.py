@@ -10,6 +10,7 @@ import yaml
 
 from flows import parts
 from flows.pipeline_flows import mine
+from support.ngram_oracle import grams_of
 from support.shared_services import PrefectServer
 from support.tiny_pipeline import Walk, counting_in_process
 from tasks.run.recipes import find_recipe
@@ -17,6 +18,7 @@ from umim_core import RuleSet
 from umim_core.backbone.tokenizer_files import load_tokenizer
 
 BACKBONE = "umim-docs-llama"
+LONGER = {"tau": 40, "longest": 6, "overlap": "none", "containment": "keep"}
 TEXT = "Return a new array. Return a new view of the array. Return the sum of the array. " * 40
 
 
@@ -31,7 +33,7 @@ def place(tmp_path: Path) -> Path:
         "name": "files",
         "corpus": {"kind": "files", **source},
         "segment_length": 16,
-        "cells": [{"backbone": BACKBONE, "tau": 5}, {"backbone": BACKBONE, "tau": 50}],
+        "cells": [{"backbone": BACKBONE, "tau": 5}, {"backbone": BACKBONE, **LONGER}],
         "distill": {"max_steps": 1},
         "task": None,
     }
@@ -51,12 +53,16 @@ def check_rules(directories: list[str]) -> None:
     """Hold rules against a counter."""
     ids = load_tokenizer(BACKBONE)(TEXT, add_special_tokens=False)["input_ids"]
     segments = [ids[i : i + 16] for i in range(0, len(ids) // 16 * 16, 16)]
-    counts = Counter(tuple(s[i : i + 4]) for s in segments for i in range(13))
-    for directory, tau in zip(directories, (5, 50), strict=True):
+    counts = Counter(
+        tuple(s[i : i + n]) for s in segments for n in range(2, 7) for i in range(17 - n)
+    )
+    for directory, tau, longest in zip(directories, (5, 40), (4, 6), strict=True):
         rules = RuleSet.load(directory)
-        assert rules.options.tau == tau
-        for row, support in zip(rules.ids_by_order[4], rules.support_by_order[4], strict=True):
-            assert counts[tuple(int(i) for i in row)] == support >= tau
+        assert (rules.options.tau, rules.longest) == (tau, longest)
+        found = grams_of(rules)
+        assert len(found) > 3 and max(map(len, found)) == longest
+        for row, support in found.items():
+            assert counts[row] == support >= tau
 
 
 def test_rules_of_the_flow_equal_a_counter(place: Path) -> None:

@@ -17,6 +17,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.rule_options import EXPLICIT, RuleOptions
+from umim_core.embedded.assets import embedded_path
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.origin import RuleOrigin
@@ -70,6 +71,15 @@ def test_the_source_and_the_least_documents_are_recorded(tmp_path: Path) -> None
         back = RuleSet.load(tmp_path / name)
         assert back.origin == rules.origin
         assert back.digest == rules.digest != RuleSet.from_counts(counts).digest
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [("umim-docs-gpt2-adapted", "24c4f07f4109"), ("umim-smollm2-135m-adapters", "c30b26f0b40b")],
+)
+def test_shipped_rules_keep_their_digest(name: str, digest: str) -> None:
+    place = embedded_path(name, "checkpoint")
+    assert place is not None and RuleSet.load(place / "rules").digest.startswith(digest)
 
 
 def test_an_empty_rule_set_survives_the_round_trip(tmp_path: Path) -> None:

@@ -148,9 +148,9 @@ class InProcess(ClusterCounter):
 
     def count(self, tau: int) -> NgramCounts:
         """Count what no earlier run has finished."""
-        opened = self.corpus.open()
-        counts = count_ngrams(opened, self.corpus.offsets, tau, self.corpus.excluded, threads=1)
-        for order in ORDERS:
+        opened, how = self.corpus.open(), {"longest": self.longest, "threads": 1}
+        counts = count_ngrams(opened, self.corpus.offsets, tau, self.corpus.excluded, **how)
+        for order in counts.orders:
             found = self.known(order)
             if found is None:
                 self.finished(order, counts.keys[order], counts.support[order])
