@@ -178,7 +178,7 @@ def _tuned(
             max_tokens=options.max_tokens,
             train=str(rows["train"]),
             valid=str(rows["valid"]),
-            form=options.form.form(),
+            form=options.form,
             seed=options.seed,
             use_gpu=options.use_gpu,
             out=str(work),
