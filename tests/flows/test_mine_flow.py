@@ -18,7 +18,7 @@ from umim_core import RuleSet
 from umim_core.backbone.tokenizer_files import load_tokenizer
 
 BACKBONE = "umim-docs-llama"
-LONGER = {"tau": 40, "longest": 6, "overlap": "none", "containment": "keep"}
+LONGER = {"tau": 40, "longest": 5, "overlap": "none", "containment": "keep"}
 TEXT = "Return a new array. Return a new view of the array. Return the sum of the array. " * 40
 
 
@@ -54,9 +54,9 @@ def check_rules(directories: list[str]) -> None:
     ids = load_tokenizer(BACKBONE)(TEXT, add_special_tokens=False)["input_ids"]
     segments = [ids[i : i + 16] for i in range(0, len(ids) // 16 * 16, 16)]
     counts = Counter(
-        tuple(s[i : i + n]) for s in segments for n in range(2, 7) for i in range(17 - n)
+        tuple(s[i : i + n]) for s in segments for n in range(2, 6) for i in range(17 - n)
     )
-    for directory, tau, longest in zip(directories, (5, 40), (4, 6), strict=True):
+    for directory, tau, longest in zip(directories, (5, 40), (4, 5), strict=True):
         rules = RuleSet.load(directory)
         assert (rules.options.tau, rules.longest) == (tau, longest)
         found = grams_of(rules)
