@@ -20,17 +20,19 @@ def test_a_table_recipe_is_valid_and_of_a_table_of_the_paper(name: str) -> None:
     assert name == f"tables/{recipe.name}" and recipe.table in LABELS
     steps = [step["stage"] for step in plan(recipe)]
     cells = len(recipe.tasks) * len(recipe.settings)
-    wanted = ["questions"] * len(recipe.tasks) + ["shards"] * cells + ["text"] * len(recipe.texts)
-    assert [step for step in steps if step != "mined"] == [*wanted, "table"]
+    expected = ["questions"] * len(recipe.tasks) + ["shards"] * cells + ["text"] * len(recipe.texts)
+    assert [step for step in steps if step != "mined"] == [*expected, "table"]
     mined = sum(setting.mine_tau is not None for setting in recipe.settings)
     assert steps.count("mined") == len(recipe.tasks) * mined
 
 
 def test_the_papers_own_backbones_take_the_checkpoint_of_their_recipe() -> None:
     ours = ("-smollm2", "-qwen")
-    own = [find_recipe(name) for name in recipe_names("tables/") if not name.endswith(ours)]
-    assert len(own) == 11
-    for recipe in own:
+    paper_recipes = [
+        find_recipe(name) for name in recipe_names("tables/") if not name.endswith(ours)
+    ]
+    assert len(paper_recipes) == 11
+    for recipe in paper_recipes:
         assert isinstance(recipe, TableRecipe) and recipe.cluster.use_gpu
         assert recipe.checkpoint.partition("/")[0] in recipe_names()
 

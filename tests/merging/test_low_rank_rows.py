@@ -14,12 +14,12 @@ def test_given_rows_gain_their_products_and_no_other_row_changes(rank: int, size
     x, out = (torch.randn(9, width, generator=draw).bfloat16() for width in (n, o))
     down, up = torch.randn(n, rank, generator=draw), torch.randn(rank, o, generator=draw)
     rows = torch.randperm(9, generator=draw)[:size]
-    wanted = out.double()
-    wanted[rows] += x[rows].double() @ down.double() @ up.double()
+    expected = out.double()
+    expected[rows] += x[rows].double() @ down.double() @ up.double()
     add_low_rank(out, x, rows, down, up)
-    assert torch.allclose(out.double(), wanted, rtol=2**-8, atol=1e-5)
+    assert torch.allclose(out.double(), expected, rtol=2**-8, atol=1e-5)
     untouched = [row for row in range(9) if row not in rows]
-    assert torch.equal(out[untouched].double(), wanted[untouched])
+    assert torch.equal(out[untouched].double(), expected[untouched])
     with pytest.raises(ValueError, match="sizes or types do not fit"):
         add_low_rank(out, x.float(), rows, down, up)
     with pytest.raises(IndexError):

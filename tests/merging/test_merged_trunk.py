@@ -109,8 +109,8 @@ def test_continuations_together_equal_each_alone_behind_its_context(depth: int, 
     contexts = random_prompts(4, 3)
     endings = [[np.array([1, 2, 3]), np.array([4, 5])], [np.array([6, 7, 1, 2])], [np.array([3])]]
     together = score_continuations(contexts, endings, model)
-    for context, own, scored in zip(contexts, endings, together, strict=True):
-        for ending, scores in zip(own, scored, strict=True):
+    for context, row_endings, scored in zip(contexts, endings, together, strict=True):
+        for ending, scores in zip(row_endings, scored, strict=True):
             alone = score_continuations([context], [[ending]], model)[0][0]
             assert torch.allclose(scores.log_probs, alone.log_probs, rtol=0, atol=1e-10)
             if depth:
@@ -118,8 +118,8 @@ def test_continuations_together_equal_each_alone_behind_its_context(depth: int, 
                 units = units_of(model.require_matcher(), context.tolist(), len(context))
                 units += [(len(context) + k, 1) for k in range(len(ending) - 1)]
                 states = oracle_states(model, ids, units)[len(units) - len(ending) :]
-                wanted = model.backbone.head(states).log_softmax(-1)
-                exact = wanted[torch.arange(len(ending)), torch.from_numpy(ending)]
+                expected = model.backbone.head(states).log_softmax(-1)
+                exact = expected[torch.arange(len(ending)), torch.from_numpy(ending)]
                 assert torch.allclose(scores.log_probs, exact, rtol=0, atol=1e-10)
 
 

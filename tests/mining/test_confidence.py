@@ -87,8 +87,8 @@ def test_runs_are_those_found_token_by_token(
 def mine(backbone: Backbone, ids: np.ndarray, offsets: Offsets, **how: object) -> RuleSet:
     """Count and filter; options of the origin are told by their names."""
     names = {"tau", "overlap", "containment"} & set(how)
-    asked = {"tau": 1, **AS_FOUND, **{name: how.pop(name) for name in names}}
-    options = RuleOptions(source="confidence", min_probability=THRESHOLD, **asked)
+    changes = {"tau": 1, **AS_FOUND, **{name: how.pop(name) for name in names}}
+    options = RuleOptions(source="confidence", min_probability=THRESHOLD, **changes)
     how = {"min_probability": THRESHOLD, **how}
     counted = confidence_counts(backbone, ids, offsets, **how)
     return RuleSet.filtered(*counted, RuleOrigin(options=options))

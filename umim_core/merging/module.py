@@ -133,11 +133,11 @@ class MergeModule(nn.Module):
     @property
     def form(self) -> ModuleForm:
         """The form, with as many rule rows and adapters of the rank as there are."""
-        held = {
+        attached = {
             "rule_rows": 0 if self.rows is None else len(self.rows),
             "adapter_rank": 0 if self.adapters is None else self.adapters.rank,
         }
-        return self._form.model_copy(update=held)
+        return self._form.model_copy(update=attached)
 
     @property
     def dtype(self) -> torch.dtype:

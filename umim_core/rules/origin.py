@@ -49,12 +49,12 @@ class RuleOrigin(BaseModel):
     def record(self) -> dict[str, object]:
         """Return what a manifest holds: null for an option that nobody asked for."""
         options = self.options
-        asked = {
+        null_unless_asked = {
             "tau": None if options.source == "explicit" else options.tau,
             "min_documents": options.min_documents if options.count_documents else None,
             "min_probability": options.min_probability if options.source == "confidence" else None,
         }
-        described = options.model_dump(mode="json", include=set(_OPTIONS)) | asked
+        described = options.model_dump(mode="json", include=set(_OPTIONS)) | null_unless_asked
         return described | self.model_dump(mode="json", exclude={"options"})
 
     def made(self) -> dict[str, object]:
