@@ -87,7 +87,7 @@ class TuneOptions:
     use_gpu: bool
 
 
-class Answers(NamedTuple):
+class Replies(NamedTuple):
     """Held-out replies behind raw or merged prompts: nats a token [Q] and greedy tokens [Q][n]."""
 
     nats: list[float]
@@ -259,7 +259,7 @@ def compare(umim: UMIM, rows: Sequence[PromptRow]) -> Comparison:
     """Measure prompts with their logged replies, and some greedy answers, raw and merged."""
     models = umim.merged_model.base(), umim.merged_model
     replied = [row for row in rows if len(row.reply)]
-    base, merged = (_answers(model, replied) for model in models)
+    base, merged = (replies(model, replied) for model in models)
     same = [np.mean(a == b) for a, b in zip(base.greedy, merged.greedy, strict=True)]
     sizes = [len(row.reply) for row in replied]
     units = [len(umim.merged_model.segment_prompt(row.prompt, row.parts)[0]) for row in rows]
@@ -293,7 +293,9 @@ def compare(umim: UMIM, rows: Sequence[PromptRow]) -> Comparison:
     )
 
 
-def _answers(model: MergedModel, rows: Sequence[PromptRow]) -> Answers:
+@torch.no_grad()
+def replies(model: MergedModel, rows: Sequence[PromptRow]) -> Replies:
+    """Score the replies of some rows behind their prompts, raw or merged as the model is."""
     nats, greedy = list[float](), list[NDArray[np.bool_]]()
     for row in rows:
         (scores,) = score_rows(
@@ -301,4 +303,4 @@ def _answers(model: MergedModel, rows: Sequence[PromptRow]) -> Answers:
         )
         nats.append(-float(scores.log_probs.mean()))
         greedy.append(scores.greedy.cpu().numpy())
-    return Answers(nats, greedy)
+    return Replies(nats, greedy)

@@ -1,0 +1,99 @@
+"""Function calls: which questions are asked, when a call is right, every side on a small model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.calls import (
+    SETS,
+    ask,
+    calls_of,
+    figures,
+    held_out,
+    is_right,
+    read_questions,
+    without_descriptions,
+)
+from umim_core import UMIM
+
+ACCEPTED = [{"find": {"place": ["Paris, FR", "Paris"], "days": [3], "units": ["C", ""]}}]
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{% for m in messages %}{{ m.role }}:"
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "right"),
+    [
+        ({"place": "paris fr", "days": 3, "units": "C"}, True),
+        ({"place": "Paris", "days": 3.0}, True),
+        ({"place": "Paris", "days": "3"}, False),
+        ({"place": "Paris", "days": True}, False),
+        ({"place": "Paris"}, False),
+        ({"place": "Paris", "days": 3, "more": 1}, False),
+        ({"place": ["Paris"], "days": 3}, False),
+    ],
+)
+def test_a_call_is_right_by_its_accepted_values(arguments: dict[str, Any], right: bool) -> None:
+    call = {"name": "find", "arguments": arguments}
+    assert is_right([call], ACCEPTED) is right
+    assert not is_right([call, call], ACCEPTED) and not is_right([], ACCEPTED)
+    assert is_right([call, call], [*ACCEPTED, *ACCEPTED]) is right
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', ["f"]),
+        ('<tool_call>{"name": "f"}</tool_call> <tool_call>{"name": "g"}', ["f", "g"]),
+        ('```json\n{"name": "f"}\n```', ["f"]),
+        ('<tool_call>{"name": "f"</tool_call>', []),
+        ("Paris.", []),
+    ],
+)
+def test_calls_are_read_with_and_without_marks(text: str, names: list[str]) -> None:
+    assert [call["name"] for call in calls_of(text)] == names
+
+
+def test_descriptions_of_parameters_go_and_those_of_functions_stay() -> None:
+    inner = {"properties": {"x": {"type": "string", "description": "An x."}}}
+    found = without_descriptions([{"name": "f", "description": "Do f.", "parameters": inner}])
+    bare = {"properties": {"x": {"type": "string"}}}
+    assert found == [{"name": "f", "description": "Do f.", "parameters": bare}]
+
+
+def test_every_side_is_asked_the_questions_that_are_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unseen = next(f"find{n}" for n in range(99) if held_out(f"find{n}"))
+    seen = next(f"find{n}" for n in range(99) if not held_out(f"find{n}"))
+    (tmp_path / "possible_answer").mkdir()
+    for name in SETS:
+        tools = [{"name": n, "description": "Return the sum of the array."} for n in (unseen, seen)]
+        rows = [
+            {
+                "id": t["name"],
+                "question": [[{"role": "user", "content": "The sum?"}]],
+                "function": [t],
+            }
+            for t in tools
+        ]
+        answers = [{"id": t["name"], "ground_truth": [{t["name"]: {"x": ["a"]}}]} for t in tools]
+        for place, lines in ((tmp_path, rows), (tmp_path / "possible_answer", answers)):
+            (place / f"BFCL_v4_{name}.json").write_text("\n".join(map(json.dumps, lines)))
+    questions = list(read_questions(tmp_path, 5))
+    assert [q.tools[0]["function"]["name"] for q in questions] == [unseen] * len(SETS)
+    umim = UMIM.from_pretrained("umim-docs-llama", dtype="float32")
+    umim = UMIM(umim.backbone, umim.checkpoint.recommending("prompt", 0, ["tools"]))
+    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", TEMPLATE)
+    base, merged = (ask(umim, questions[:2], merged=m, bare=False) for m in (False, True))
+    found = figures(merged, base)
+    assert found["saved"] > 0 and figures(base, base)["saved"] == 0
+    assert found["nats_error"] is not None and 0 <= found["agreement"] <= 1
+    assert found["right"] == 0 and found["kept"] == [0, 0]
