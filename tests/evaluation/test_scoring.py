@@ -59,6 +59,15 @@ def test_answers_to_one_context_share_a_forward_and_keep_their_order() -> None:
     assert [s.log_prob for s in together] == pytest.approx(alone, abs=1e-5)
 
 
+def test_contexts_of_which_other_parts_may_merge_are_read_apart() -> None:
+    ids, parts = np.array([1, 2, 11, 1, 2]), (None, (), ((3, 5),))
+    requests = [Request(ids, np.array([4]), parts=part) for part in parts]
+    together = scorer("prompt").score(requests, 8)
+    assert [score.sizes.context_units for score in together] == [3, 5, 4]
+    alone = [scorer("prompt").score([each], 1)[0].log_prob for each in requests]
+    assert [score.log_prob for score in together] == pytest.approx(alone, abs=1e-5)
+
+
 def test_continuations_share_a_row_where_that_costs_less(rng: np.random.Generator) -> None:
     def cost(columns: int) -> float:  # products of a block, and attention
         return 24 * width**2 * columns + 4 * width * columns**2

@@ -18,10 +18,17 @@ from lm_eval.tasks import TaskManager
 from support.harness_files import write_data_set
 from tests.evaluation.conftest import byte_tokenizer, oracle_context, task_config
 from umim_core.config.form import Merge
+from umim_core.errors import EvaluationError
 from umim_core.evaluation import tasks
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.questions import described, evaluate_task, score_range, shard_seed
+from umim_core.evaluation.questions import (
+    _hit_per_token,
+    described,
+    evaluate_task,
+    score_range,
+    shard_seed,
+)
 from umim_core.evaluation.tasks.lm_eval_tasks import (
     NOT_RUN,
     GenerationTask,
@@ -413,6 +420,14 @@ def test_the_embedded_task_runs_through_lm_eval(
         means = [oracle_context(model.scorer.merged_model, *pair) / len(pair[1]) for pair in pairs]
         hits.append(int(np.argmax(means)) == row["gold"])
     assert evaluate_task(checkpoint_path, **options)["acc_tok"] == pytest.approx(np.mean(hits))
+
+
+def test_an_answer_of_acc_tok_may_be_given_as_an_index_or_a_text(model: UmimLM) -> None:
+    sample = {"arguments": [("w1", " w2"), ("w1", " w3")], "filtered_resps": [(-2.0, 0), (-1.0, 0)]}
+    for target, hit in ((1, 1.0), ("1", 1.0), (" w3", 1.0), ("w2", 0.0), (0, 0.0)):
+        assert _hit_per_token(sample | {"target": target}, model) == hit
+    with pytest.raises(EvaluationError, match="one gold answer per question; got w9"):
+        _hit_per_token(sample | {"target": "w9"}, model)
 
 
 PROGRAM = {
