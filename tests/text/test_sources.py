@@ -240,7 +240,11 @@ REFUSED: list[tuple[str, str, str]] = [  # files, names, what is said
     ("d/a.txt d/b.jsonl d/c.json", "d", r"of one kind; got 1 text, 2 jsonl\. Name"),
     ("d/a.log", "d/*.log", r"must give .*; got d/\*\.log, with 1 \.log\. .*--kind text"),
     ("d/a.log", "d/*.none", "a folder or pattern must give"),
-    ("d/a.txt", "none/*", "a folder or pattern must give"),
+    *(
+        ("d/a.txt", f"{base}/{shape}", f"a corpus file must exist; got .*, with no folder {base}")
+        for base in ("none", "none/sub", "d/none", "d/a.txt", "/none/sub")
+        for shape in ("*", "*.txt", "**/*.txt", "*/a.txt")
+    ),
     *(
         ("@tree", name, "must be a regular file; got")
         for name in ("d/pipe.txt", "d/socket.txt", "d/broken.txt", "/dev/null")

@@ -218,6 +218,8 @@ def _local(name: str, kind: SourceKind | None) -> list[str]:
         first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
         base = "/".join(parts[:first]) or ("/" if first else "")
         shapes = [part for part in parts[first:] if part]
+        if not os.path.isdir(base or "."):
+            raise _missing(f"{name}, with no folder {base}")
     depth = None if "**" in shapes else len(shapes)
     hidden = any(shape.startswith(".") for shape in shapes)
     files: list[str] = []
