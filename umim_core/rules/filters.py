@@ -21,7 +21,6 @@ from umim_core.text.token_ids import TOKEN_BITS, Ids, Ints
 
 Masks = dict[int, NDArray[np.bool_]]  # of rules [R_n] per order
 _PACKED: Final = 63 // TOKEN_BITS  # ids of a key
-_LEAST_PROGRESS: Final = 16  # a round pays when it decides this fraction of what is undecided
 
 
 def pack_spans(ids: NDArray[np.integer]) -> NDArray[Any]:
@@ -39,50 +38,19 @@ def pack_spans(ids: NDArray[np.integer]) -> NDArray[Any]:
 
 
 @numba.njit(cache=True, nogil=True)
-def _greedy_rounds(
+def _greedy(
     prefix: NDArray[np.int32], suffix: NDArray[np.int32], num_parts: int
-) -> tuple[NDArray[np.bool_], int]:
-    """Keep the best rules in rounds; rules [R] come by rank, the best one first."""
-    size = prefix.size
-    stays = np.zeros(size, dtype=np.bool_)
+) -> NDArray[np.bool_]:
+    """Keep each rule that competes with no kept one; rules [R] come by rank, the best one first."""
+    stays = np.zeros(prefix.size, dtype=np.bool_)
     has_prefix = np.zeros(num_parts, dtype=np.bool_)  # some kept rule starts with this part
     has_suffix = np.zeros(num_parts, dtype=np.bool_)
-    best_by_prefix = np.empty(num_parts, dtype=np.int32)  # least rank of its undecided rules
-    best_by_suffix = np.empty(num_parts, dtype=np.int32)
-    undecided = np.arange(size, dtype=np.int32)
-    open_rules, rounds, paying = size, 0, True
-    while open_rules and paying:
-        rounds += 1
-        for k in range(open_rules):
-            rule = undecided[k]
-            best_by_prefix[suffix[rule]] = size
-            best_by_suffix[prefix[rule]] = size
-        for k in range(open_rules - 1, -1, -1):
-            rule = undecided[k]
-            best_by_prefix[prefix[rule]] = rule
-            best_by_suffix[suffix[rule]] = rule
-        for k in range(open_rules):
-            rule = undecided[k]  # one like (a, a) is its own best, hence >= and not >
-            if best_by_suffix[prefix[rule]] >= rule and best_by_prefix[suffix[rule]] >= rule:
-                stays[rule] = True
-                has_prefix[prefix[rule]] = True
-                has_suffix[suffix[rule]] = True
-        before, open_rules = open_rules, 0
-        for k in range(before):
-            rule = undecided[k]
-            if not (stays[rule] or has_prefix[suffix[rule]] or has_suffix[prefix[rule]]):
-                undecided[open_rules] = rule
-                open_rules += 1
-        paying = before - open_rules >= before // _LEAST_PROGRESS
-    # In a chain each rule waits for the one before, a round per rule. What is left when rounds stop
-    # paying is decided from the best to the worst: the same rules, in linear time.
-    for k in range(open_rules):
-        rule = undecided[k]
+    for rule in range(prefix.size):
         if not (has_prefix[suffix[rule]] or has_suffix[prefix[rule]]):
             stays[rule] = True
             has_prefix[prefix[rule]] = True
             has_suffix[suffix[rule]] = True
-    return stays, rounds + (1 if open_rules else 0)
+    return stays
 
 
 def _by_rank(support: Ints) -> NDArray[np.int64]:
@@ -96,26 +64,19 @@ def _by_rank(support: Ints) -> NDArray[np.int64]:
     return ranked & ((1 << bits) - 1)
 
 
-def greedy_overlap(ids: Ids, support: Ints) -> tuple[NDArray[np.bool_], int]:
-    """Apply the greedy overlap filter in rounds to different rules [R, n] with counts [R].
+def overlap_mask(ids: Ids, support: Ints, policy: Overlap) -> NDArray[np.bool_]:
+    """Return which rules [R, n] of one order survive the overlap filter: a mask [R].
 
-    A round keeps every undecided rule that is better (larger count, ties: smaller ids) than all
-    undecided rules it competes with, then drops the competitors of those. The result is the one of
-    a walk through the rules from the best to the worst, whatever the order of the input.
-
-    Returns:
-        Mask [R], and the number of rounds.
+    Rules are different, rows ascending. Two compete when the (n-1)-suffix of one is the
+    (n-1)-prefix of the other; a rule never competes with itself. ``greedy``, the paper's filter
+    made precise, goes by descending count, ties by ascending ids, and keeps a rule unless it
+    competes with a kept one; ``none`` keeps all.
     """
-    if not len(ids):
-        return np.ones(0, dtype=np.bool_), 0
-    prefix, last = pack_spans(ids[:, :-1]), ids[:, -1]
-    new_prefix = prefix[1:] != prefix[:-1]
-    if not np.where(new_prefix, prefix[1:] > prefix[:-1], last[1:] >= last[:-1]).all():
-        order = np.lexsort(ids.T[::-1])
-        mask = np.empty(len(ids), dtype=np.bool_)
-        mask[order], rounds = greedy_overlap(ids[order], support[order])
-        return mask, rounds
-    first, suffix = np.concatenate([[True], new_prefix]), pack_spans(ids[:, 1:])
+    if policy == "none" or not len(ids):
+        return np.ones(len(ids), dtype=np.bool_)
+    prefix, suffix = pack_spans(ids[:, :-1]), pack_spans(ids[:, 1:])
+    first = np.ones(len(ids), dtype=np.bool_)
+    first[1:] = prefix[1:] != prefix[:-1]
     parts = prefix[first]
     # A suffix that no rule starts with competes with nothing: all such share the last index.
     places = np.searchsorted(parts, suffix)
@@ -123,23 +84,9 @@ def greedy_overlap(ids: Ids, support: Ints) -> tuple[NDArray[np.bool_], int]:
     suffix_part = np.where(known, places, parts.size).astype(np.int32)
     prefix_part = (np.cumsum(first) - 1).astype(np.int32)
     ranking = _by_rank(support)
-    stays, rounds = _greedy_rounds(prefix_part[ranking], suffix_part[ranking], parts.size + 1)
     mask = np.empty(len(ids), dtype=np.bool_)
-    mask[ranking] = stays
-    return mask, int(rounds)
-
-
-def overlap_mask(ids: Ids, support: Ints, policy: Overlap) -> NDArray[np.bool_]:
-    """Return which of different rules [R, n] of one order survive the overlap filter: a mask [R].
-
-    Two rules compete when the (n-1)-suffix of one is the (n-1)-prefix of the other; a rule never
-    competes with itself. ``greedy``, the paper's filter made precise, goes by descending count,
-    ties by ascending ids, and keeps a rule unless it competes with a kept one (see
-    :func:`greedy_overlap`); ``none`` keeps all.
-    """
-    if policy == "none":
-        return np.ones(len(ids), dtype=np.bool_)
-    return greedy_overlap(ids, support)[0]
+    mask[ranking] = _greedy(prefix_part[ranking], suffix_part[ranking], parts.size + 1)
+    return mask
 
 
 def _around(
@@ -183,7 +130,7 @@ def filter_rules(
     """Apply both filters: overlap within each order, then containment from the longest order down.
 
     Containment ``drop`` removes rules that lie inside a longer one that passed the overlap filter.
-    Rules are [R_n, n] per order, counts [R_n].
+    Rules are [R_n, n] per order, rows ascending, counts [R_n].
 
     Returns:
         Masks [R_n] per order: after the overlap filter, and after both.
