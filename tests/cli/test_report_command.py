@@ -76,6 +76,9 @@ def test_a_row_without_messages_is_one_text(name: str, tmp_path: Path) -> None:
 UNUSABLE: dict[str, tuple[Any, str]] = {
     "no object": ([1], "row that is no JSON object"),
     "messages": ({"messages": SECRET}, "row whose messages are no list"),
+    "tool": ({"messages": [], "tools": [SECRET]}, "tool that is no JSON object"),
+    "call": ({"messages": [message("user", "", tool_calls=[5])]}, "call without a function's name"),
+    "response": ({"messages": [], "response": SECRET}, "response without a message"),
     "role": ({"messages": [message(SECRET, SECRET)]}, "message of an unknown role"),
     "message": ({"messages": [SECRET]}, "message of an unknown role"),
     "image": ({"messages": [message("user", [{"image_url": SECRET}])]}, "request without text"),
@@ -143,6 +146,7 @@ ERRORS = {
     "shape": (("--shape", "gpt-9"), ".", "a shape must be one of"),
     "memory": (("--gpu-gib", "4"), ".", "must fit a GPU"),
     "array": ((), "broken.json", "must be one whole JSON array"),
+    "nothing": ((), "empty.jsonl", "at least one request; got 1 x file without rows"),
 }
 
 
@@ -156,6 +160,7 @@ def test_what_cannot_be_reported_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").write_text("\n".join(map(json.dumps, conversations(4))))
+    Path("empty.jsonl").write_text("\n")
     options, place, message = ERRORS[name]
     if place == "broken.json":
         Path(place).write_text(f'[{{"text": "{SECRET}"')

@@ -47,6 +47,7 @@ def log(folder: Path, count: int) -> Path:
         }
         for n in range(count)
     ]
+    rows += [{"messages": [{"role": "user", "content": "a " * 60}]}] * bool(count)
     lone = [{"messages": [{"role": "nobody", "content": "a"}]}]
     (folder / "log.jsonl").write_text("\n".join(map(json.dumps, rows or lone)))
     return folder / "log.jsonl"
@@ -57,6 +58,7 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again(
 ) -> None:
     made = umim("tune", backbone, log(tmp_path, 20), "--out", tmp_path / "out", *OPTIONS, "--json")
     found = document(made)
+    assert found["left_out"] == {"request that does not fit the model's context": 1}
     assert found["requests"] == 4 and found["tokens"] == 4 * 16
     assert found["saved"] == pytest.approx(9 / 16)  # ten words are one unit
     assert found["base_nats"] > 0 and found["merged_nats"] > 0 and found["nats_error"] >= 0

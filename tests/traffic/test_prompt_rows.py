@@ -87,6 +87,66 @@ def test_schemas_and_calls_are_texts_where_a_template_knows_no_tools(
     assert list(left.reasons.values()) == [1] and "knows none" in next(iter(left.reasons))
 
 
+DEEP: Any = json.loads("[" * 900 + "]" * 900)
+WIDE = "\u6f22\u202e" * 50
+ODD: list[Any] = [None, True, 5, 1e308, 10**40, "", "SECRET", "\ud800", " ", [], {}, [None], [5]]
+ODD += [["SECRET"], [[]], [{}], {"a": 5}, [{"text": "SECRET"}], [{"image_url": "SECRET"}], DEEP]
+ODD += ["[" * 900 + "]" * 900, WIDE]
+FIELDS: tuple[tuple[str | int, ...], ...] = (
+    *(("messages", *rest) for rest in ((), (0,), (0, "role"), (0, "content"), (1, "content"))),
+    *(("messages", 1, *rest) for rest in (("function_call",), ("tool_calls",), ("tool_calls", 0))),
+    *(
+        ("messages", 1, "tool_calls", 0, "function", *rest)
+        for rest in ((), ("name",), ("arguments",))
+    ),
+    *(("tools", *rest) for rest in ((), (0,), (0, "name"), (0, "parameters"))),
+    *(
+        ("response", *rest)
+        for rest in ((), ("choices",), ("choices", 0), ("choices", 0, "message"))
+    ),
+    *(("response", "choices", 0, "message", name) for name in ("role", "content", "tool_calls")),
+    *((name,) for name in ("request", "body", "functions", "text")),
+)
+
+
+@pytest.mark.parametrize("template", [TOOLED, PLAIN])
+def test_odd_fields_are_read_or_counted_and_never_told(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, template: str
+) -> None:
+    tokenizer.chat_template = template
+    rows: list[Any] = []
+    for path in FIELDS:
+        for value in ODD:
+            turns = [ASK, {**CALLED}, {"role": "tool", "content": "found"}]
+            answer = {"choices": [{"message": CALLED}]}
+            row: Any = {"messages": turns, "tools": [TOOL], "response": answer}
+            row = at = json.loads(json.dumps(row))
+            for name in path[:-1]:
+                at = at[name]
+            at[path[-1]] = value
+            rows.append(row)
+    (found, left) = rows_of(tmp_path, tokenizer, *rows, roles=("user", "system", "tools", "tool"))
+    assert all(len(row.prompt) for row in found)
+    places = {row.place for row in found}
+    # What gives no row is counted, maybe of several rows by one reason.
+    assert len(places) == len(found) and len(rows) - len(found) <= left.reasons.total()
+    assert "SECRET" not in " ".join(left.lines())
+
+
+def test_parts_of_a_content_are_one_text_and_tell_conversations_apart(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tokenizer.chat_template = PLAIN
+    parts = [[{"type": "text", "text": "Find "}, {"type": "text", "text": last}] for last in "ab"]
+    asked = [{"messages": [{"role": "user", "content": one}, CALLED]} for one in parts]
+    asked.append({"messages": [ASK], "body": {"id": 1}, "tools": TOOL})  # a lone schema
+    (rows, _) = rows_of(tmp_path, tokenizer, *asked, roles=("user",))
+    assert tokenizer.decode(rows[0].prompt) == "<user>Find a</s>\n<assistant>"
+    assert tokenizer.decode(rows[0].reply) == SHOWN_CALL
+    assert len({row.conversation for row in rows}) == 3
+    assert json.dumps(TOOL) in tokenizer.decode(rows[2].prompt)
+
+
 def test_texts_merge_whole_and_what_no_template_writes_is_counted(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:

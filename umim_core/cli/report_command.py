@@ -11,7 +11,7 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, CorpusError, require
 
 if TYPE_CHECKING:
     from umim_core.traffic.report import TrafficReport
@@ -32,7 +32,9 @@ def report(
     shape: Annotated[
         str, typer.Option(help="Model whose cache is counted: a known shape, or a local model.")
     ] = _SHAPE,
-    gpu_gib: Annotated[float, typer.Option(min=1, help="Memory of its GPU or GPUs, GiB.")] = 80.0,
+    gpu_gib: Annotated[
+        float, typer.Option(min=1, max=1e6, help="Memory of its GPU or GPUs, GiB.")
+    ] = 80.0,
     kind: Annotated[
         Literal["text", "jsonl"] | None, typer.Option(help="What files hold whose ending is other.")
     ] = None,
@@ -55,6 +57,13 @@ def report(
         )
     left = Left()
     requests = list(read_requests(tuple(names), kind, left))
+    require(
+        bool(requests),
+        CorpusError,
+        "a log must hold at least one request",
+        "; ".join(left.lines()) or "none",
+        "Log requests as JSON Lines with messages and tools, or name texts.",
+    )
     measured = traffic_report(requests, load_tokenizer(tokenizer), (shape, known), gpu_gib)
     lines = _lines(measured, left)
     if html is not None:
@@ -69,10 +78,7 @@ def _lines(measured: TrafficReport, left: Left) -> list[str]:
     lines = [
         f"{measured.requests:,} requests of {measured.conversations:,} conversations, "
         f"{total:,} prompt tokens, {measured.reply_tokens:,} tokens of replies",
-        *(
-            f"not counted: {count:,} x {reason} (first: {left.first[reason]})"
-            for reason, count in left.reasons.items()
-        ),
+        *(f"not counted: {line}" for line in left.lines()),
         "",
         f"{'prompt tokens':<22}{'tokens':>12}{'share':>8}{'json':>8}{'code':>8}{'prose':>8}",
     ]
@@ -98,7 +104,7 @@ def _lines(measured: TrafficReport, left: Left) -> list[str]:
             lines.append(f"{f'{longest} tokens':<16}" + "".join(f"{cell:>18}" for cell in cells))
         best = max(measured.savings, key=lambda s: s.all)
         roles = ", ".join(f"{NAMES[role]} {share:.0%}" for role, share in best.roles.items())
-        lines.append(f"by the best of them: {roles}")
+        lines += [f"by the best of them: {roles}"] if roles else []
     if (memory := measured.memory) is not None:
         lines += [
             "",

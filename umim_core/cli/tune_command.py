@@ -15,6 +15,7 @@ from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import CorpusError, require
 
 if TYPE_CHECKING:
+    from umim_core.traffic.prompt_rows import PromptRow
     from umim_core.tuning.tune import Comparison
 
 _ROLES: Final = ["user", "system", "tools", "tool"]
@@ -60,6 +61,7 @@ def tune(
     goes on where it was.
     """
     from umim_core.backbone.devices import default_device, usable_device
+    from umim_core.backbone.shape import trained_context
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.config.form import ModuleForm
@@ -69,7 +71,7 @@ def tune(
     from umim_core.text.roles import check_roles
     from umim_core.traffic.prompt_rows import prompt_rows
     from umim_core.traffic.requests import Left, read_requests
-    from umim_core.tuning.tune import TuneOptions
+    from umim_core.tuning.tune import REPLY, TuneOptions
     from umim_core.tuning.tune import tune as tune_checkpoint
 
     merging = check_roles(roles)
@@ -104,12 +106,19 @@ def tune(
     where = default_device() if device is None else usable_device(device)
     left = Left()
     requests = list(read_requests(tuple(logs), kind, left))
-    rows = list(prompt_rows(requests, load_tokenizer(model), merging, left))
+    rows: list[PromptRow] = []
+    context = trained_context(model)
+    for row in prompt_rows(requests, load_tokenizer(model), merging, left):
+        # A prompt is answered with REPLY tokens, too.
+        if context is None or len(row.prompt) + max(len(row.reply), REPLY) <= context:
+            rows.append(row)
+        else:
+            left.add("request that does not fit the model's context", row.place)
     require(
         bool(rows),
         CorpusError,
         "logs must hold requests that the model's template writes",
-        "; ".join(f"{n:,} x {why}" for why, n in left.reasons.items()),
+        "; ".join(left.lines()) or "none",
         "Log other requests, or name a model with a chat template.",
     )
     options = TuneOptions(
@@ -137,7 +146,8 @@ def tune(
     place = target.directory / "checkpoint"
     name = target.record(place)
     document = {"checkpoint": str(place), "name": name, **asdict(compared)}
-    not_counted = [f"{n:,} x {why}" for why, n in left.reasons.items()]
+    document["left_out"] = dict(left.reasons)
+    not_counted = [f"not counted: {line}" for line in left.lines()]
     lines = [*not_counted, *_lines(compared, time.monotonic() - began)]
     from umim_core.checkpoint.next_steps import after_making
 

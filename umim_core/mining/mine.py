@@ -13,6 +13,7 @@ rules are spans that it is confident about. The stages of the pipeline call ``co
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -23,7 +24,13 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ConfigError, CorpusError, RuleSetError, require
-from umim_core.mining.counting import Counter, LocalCounter, find_ngrams, thread_count
+from umim_core.mining.counting import (
+    Counter,
+    LocalCounter,
+    count_ngrams,
+    find_ngrams,
+    thread_count,
+)
 from umim_core.mining.mining_memory import check_memory
 from umim_core.mining.span_choice import choose_spans
 from umim_core.rules.filters import step_counts, tau_for_budget
@@ -34,7 +41,7 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.publication import check_absent
 from umim_core.text.sources import Source
 from umim_core.text.token_files import TokenFiles
-from umim_core.text.token_ids import UniformOffsets, ids_digest
+from umim_core.text.token_ids import AnyInts, Ids, Ints, UniformOffsets, flat, ids_digest
 from umim_core.text.tokens import tokenized_corpus, whole_segments
 
 if TYPE_CHECKING:
@@ -74,6 +81,33 @@ class MiningReport:
     rules: dict[int, int]
     digest: str
     seconds: dict[str, float]
+
+
+def candidate_spans(
+    texts: Sequence[AnyInts], tokenizer: PreTrainedTokenizerBase, longest: int
+) -> tuple[RuleSet, Ids, Ints]:
+    """Count the spans of texts of raw ids that may be chosen: those without digits, seen thrice.
+
+    Returns:
+        The spans, and the texts that they were counted in: flat ids [T] and borders.
+    """
+    ids, offsets = flat(texts)
+    options = RuleOptions(
+        tau=3,
+        longest=longest,
+        overlap="none",
+        containment="keep",
+        segment_length=None,
+        protect=("digits",),
+    )
+    excluded = excluded_ids(tokenizer, options.protect)
+    counts = count_ngrams(ids, offsets, options.tau, excluded, longest=longest)
+    origin = RuleOrigin(
+        options=options,
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        corpus_digest=ids_digest(ids, offsets),
+    )
+    return RuleSet.from_counts(counts, origin), ids, offsets
 
 
 def excluded_ids(

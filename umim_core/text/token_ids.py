@@ -7,6 +7,7 @@ document 1   document 2    length 4
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, overload
 
@@ -35,6 +36,14 @@ class Tokens(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, where: slice, /) -> NDArray[np.integer]: ...
+
+
+def flat(rows: Sequence[Sequence[int] | AnyInts]) -> tuple[Ids, Ints]:
+    """Return rows one after the other [T], and their borders [rows + 1]."""
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    parts = [np.asarray(row, dtype=np.int32) for row in rows]
+    return np.concatenate([np.zeros(0, np.int32), *parts]), offsets
 
 
 @dataclass(frozen=True)

@@ -14,24 +14,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from umim_core.backbone.shape import BackboneShape, local_shape
-from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import CorpusError, require
-from umim_core.mining.counting import count_ngrams
-from umim_core.mining.mine import excluded_ids
+from umim_core.mining.mine import candidate_spans, excluded_ids
 from umim_core.mining.span_choice import choose_spans
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import MAX_TOKEN_ID, Ids, flat
 from umim_core.text.tokens import tokenize_parts
 from umim_core.traffic.requests import Piece, Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Ids = NDArray[np.int32]
 LONGEST: Final = (4, 8, 16)  # tokens of a span
 ROWS: Final = (1024, 4096, 8192)  # spans
 RAW: Final = "assistant"  # the role whose texts stay raw
@@ -47,9 +42,6 @@ BLOCK: Final = 16  # tokens that a prefix cache shares at a time, as vLLM's does
 HELD_OUT: Final = 5  # one conversation in so many
 _LONG: Final = 4096  # tokens of a text that is cut: one file is many texts
 _CHOICE_TOKENS: Final = 1 << 19  # tokens that spans are counted and chosen on at most
-_OPTIONS: Final = RuleOptions(
-    tau=3, longest=LONGEST[-1], overlap="none", containment="keep", segment_length=None
-)
 _PAYS: Final = 0.15  # of the prompt tokens that no prefix cache serves
 _FREE: Final = 0.9  # of a GPU's memory, for weights and cache: vLLM's default
 SHAPES: Final = {
@@ -152,12 +144,11 @@ def traffic_report(
     shape: tuple[str, BackboneShape] | None,
     gpu_gib: float,
 ) -> TrafficReport:
-    """Measure a log; ``shape`` is the model that serves it, by name, on a GPU of so many GiB."""
-    require(bool(requests), CorpusError, "a log must hold at least one request", "none")
+    """Measure some requests; ``shape``, by name, is the model that serves them on such a GPU."""
     read = _read(requests, tokenizer)
     tokens: dict[str, dict[str, int]] = {}
     digits = excluded_ids(tokenizer, ("digits",))
-    has_digit = np.zeros(max(*digits, *(int(i.max()) for r in read for _, i in r.prompt)) + 1, bool)
+    has_digit = np.zeros(MAX_TOKEN_ID + 1, dtype=np.bool_)
     has_digit[list(digits)] = True
     numbers = 0
     for request in read:
@@ -166,10 +157,11 @@ def traffic_report(
             kinds[piece.content] = kinds.get(piece.content, 0) + len(ids)
             numbers += int(has_digit[ids].sum())
     total = sum(sum(kinds.values()) for kinds in tokens.values())
+    require(total > 0, CorpusError, "requests must hold tokens", "none", "Check the tokenizer.")
     order = list(dict.fromkeys(request.conversation for request in read))
     held = set(order[1::HELD_OUT])
     unseen = [request for request in read if request.conversation in held]
-    savings = tuple(_savings(read, unseen, held, digits)) if len(order) > 1 else ()
+    savings = tuple(_savings(read, unseen, held, tokenizer)) if len(order) > 1 else ()
     cached = sum(request.cached for request in read) / total
     best = max(savings, key=lambda s: s.all, default=None)
     reply = sum(request.reply for request in read)
@@ -250,7 +242,10 @@ def _cached(ids: Ids, known: set[int]) -> int:
 
 
 def _savings(
-    read: Sequence[_Read], unseen: Sequence[_Read], held: set[str], excluded: tuple[int, ...]
+    read: Sequence[_Read],
+    unseen: Sequence[_Read],
+    held: set[str],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> Iterable[Saving]:
     """Choose spans in the conversations that are not held out; measure them in those that are."""
     seen: dict[tuple[str, bytes], Ids] = {}  # every text of a conversation once
@@ -260,15 +255,13 @@ def _savings(
                 seen.setdefault((request.conversation, ids.tobytes()), ids)
     texts = list(seen.values())
     step = -(-sum(map(len, texts)) // _CHOICE_TOKENS)  # of a large log evenly spread texts
-    ids, offsets = _flat(texts[:: max(1, step)])
-    if not len(ids):
+    rules, ids, offsets = candidate_spans(texts[:: max(1, step)], tokenizer, LONGEST[-1])
+    total = sum(len(i) for request in unseen for _, i in request.prompt)
+    if not total:
         return
     prompts = [pair for request in unseen for pair in request.segments()]
     new = [pair for request in unseen for pair in request.segments(request.cached)]
-    total = sum(len(i) for request in unseen for _, i in request.prompt)
     rest = total - sum(request.cached for request in unseen)
-    counts = count_ngrams(ids, offsets, _OPTIONS.tau, excluded, longest=LONGEST[-1])
-    rules = RuleSet.from_counts(counts, RuleOrigin(options=_OPTIONS))
     for longest in LONGEST:
         chosen = rules.take(rules.sizes <= longest)
         for rows in sorted(ROWS, reverse=True):
@@ -290,15 +283,10 @@ def _saved(matcher: Matcher, segments: Sequence[tuple[str, Ids]]) -> dict[str, i
     """Return by role how many tokens the matched spans save."""
     saved: dict[str, int] = {}
     for role in dict.fromkeys(role for role, _ in segments):
-        ids, offsets = _flat([ids for of, ids in segments if of == role])
+        ids, offsets = flat([ids for of, ids in segments if of == role])
         starts, _, _ = matcher.segment_many(ids, offsets)
         saved[role] = len(ids) - len(starts)
     return saved
-
-
-def _flat(texts: Sequence[Ids]) -> tuple[Ids, NDArray[np.int64]]:
-    ids = np.concatenate(texts) if texts else np.zeros(0, np.int32)
-    return ids, np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
 
 
 def _memory(
@@ -334,8 +322,8 @@ def _verdict(
         f"spans of up to {best.longest} tokens save {best.all:.0%} of the prompt tokens of unseen "
         f"requests, {best.uncached:.0%} of those that a warm prefix cache does not serve"
     )
-    share = {role: sum(tokens[role].values()) / total * s for role, s in best.roles.items()}
-    role = max(share, key=share.__getitem__)
+    share = {role: sum(tokens[role].values()) * s for role, s in best.roles.items()}
+    role = max(share, key=share.__getitem__, default=RAW)
     if best.uncached >= _PAYS:
         return True, f"It pays: {saved}; most of it in {NAMES[role]}."
     if cached >= 1 - _PAYS:

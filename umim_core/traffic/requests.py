@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -25,6 +25,7 @@ from umim_core.text.sources import decoded, json_rows
 
 Role = Literal["tools", "system", "user", "tool", "assistant", "text"]
 Content = Literal["json", "code", "prose"]
+Message = dict[str, Any]
 ROLES: Final[dict[str, Role]] = {
     "system": "system",
     "developer": "system",
@@ -57,7 +58,7 @@ class Request:
         place: File and row.
         conversation: Equal for the turns of one conversation: what it begins with.
         prompt: What the model reads.
-        reply: What it wrote, where the log holds it.
+        reply: What it wrote, where the log holds it: in a response, or as the last message.
         messages: The prompt as templates take it, and ``tools``; None of a text.
         answer: The reply, likewise.
     """
@@ -66,9 +67,9 @@ class Request:
     conversation: str
     prompt: tuple[Piece, ...]
     reply: tuple[Piece, ...] = ()
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    answer: dict[str, Any] | None = None
+    messages: list[Message] | None = None
+    tools: list[Message] | None = None
+    answer: Message | None = None
 
 
 @dataclass
@@ -81,6 +82,13 @@ class Left:
     def add(self, reason: str, place: str) -> None:
         self.reasons[reason] += 1
         self.first.setdefault(reason, place)
+
+    def lines(self) -> list[str]:
+        """Return what is told of it, without any of the text."""
+        return [
+            f"{count:,} x {reason} (first: {self.first[reason]})"
+            for reason, count in self.reasons.items()
+        ]
 
 
 def read_requests(names: tuple[str, ...], kind: SourceKind | None, left: Left) -> Iterator[Request]:
@@ -102,13 +110,17 @@ def read_requests(names: tuple[str, ...], kind: SourceKind | None, left: Left) -
         if found == "text":
             yield from _text_file(file, left)
             continue
+        empty = True
         try:
             for place, row in json_rows(file):
+                empty = False
                 request = _request(row, place, left)
                 if request is not None:
                     yield request
         except CorpusError as error:  # its value may be text
             raise CorpusError(error.rule, "text that is not shown", error.remedy) from None
+        if empty:
+            left.add("file without rows", str(file))
 
 
 def _text_file(file: CorpusFile, left: Left) -> Iterator[Request]:
@@ -126,99 +138,143 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     if not isinstance(row, dict):
         left.add("row that is no JSON object", place)
         return None
-    body = next((row[n] for n in _WRAPPED if isinstance(row.get(n), dict)), row)
-    messages = body.get("messages")
-    if messages is None:
-        text, role = _lone_text(row)
+    bodies = [row, *(row[name] for name in _WRAPPED if isinstance(row.get(name), dict))]
+    body = next((body for body in bodies if body.get("messages") is not None), None)
+    if body is None:
+        text, role = _lone_text(bodies)
         pieces = _pieces(role, text, place, left)
-        return Request(place, place, pieces) if pieces else None
-    if not isinstance(messages, list):
-        left.add("row whose messages are no list", place)
-        return None
+        return Request(place, place, tuple(pieces)) if pieces else None
     prompt: list[Piece] = []
-    tools = body.get("tools") or body.get("functions") or []
-    for tool in tools if isinstance(tools, list) else [tools]:
-        prompt += _pieces("tools", _dumped(tool), place, left)
-    for message in messages:
-        prompt += _message(message, place, left)
-    answer = _reply_of(row)
-    reply = () if answer is None else _message(answer, place, left)
-    if not prompt:
+    tools: list[Message] = []
+    for tool in _listed(body, "tools" if body.get("tools") else "functions", place, left):
+        pieces = _pieces("tools", _dumped(tool), place, left) if isinstance(tool, dict) else []
+        if pieces:
+            prompt += pieces
+            tools.append(tool)
+        elif not isinstance(tool, dict):
+            left.add("tool that is no JSON object", place)
+    read = [_message(message, place, left) for message in _listed(body, "messages", place, left)]
+    answers = [_message(answer, place, left) for answer in _answers(row, place, left)]
+    chat = [one for one in read if one is not None]
+    if not answers and chat and chat[-1][0]["role"] == "assistant":
+        answers.append(chat.pop())
+    prompt += [piece for _, pieces in chat for piece in pieces]
+    if not any(pieces for _, pieces in chat):
         left.add("request without text", place)
         return None
-    said = next((p.text for p in prompt if p.role == "user"), "")
+    answer, reply = next((one for one in answers if one is not None), (None, []))
     begin = "".join(piece.text for piece in prompt if piece.role in ("system", "tools"))
+    messages = [message for message, _ in chat]
+    said = next((one["content"] for one in messages if one["role"] == "user"), "")
+    conversation = f"{hash(begin)} {hash(said)}"
     return Request(
-        place,
-        f"{hash(begin)} {hash(said)}",
-        tuple(prompt),
-        reply,
-        messages,
-        tools if isinstance(tools, list) and tools else None,
-        answer,
+        place, conversation, tuple(prompt), tuple(reply), messages, tools or None, answer
     )
 
 
-def _lone_text(row: Mapping[str, Any]) -> tuple[object, Role]:
-    for name in ("text", "prompt", "content"):
-        if isinstance(row.get(name), str):
-            return row[name], "text"
+def _lone_text(bodies: Sequence[Mapping[str, Any]]) -> tuple[object, Role]:
+    for body in bodies:
+        for name in ("text", "prompt", "content"):
+            if isinstance(body.get(name), str):
+                return body[name], "text"
+    row = bodies[0]
     is_schema = "parameters" in row or isinstance(row.get("function"), dict)
     return _dumped(row), "tools" if is_schema else "tool"
 
 
-def _reply_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
+def _listed(body: Mapping[str, Any], name: str, place: str, left: Left) -> list[Any]:
+    """Return a field that holds a list, or one object; what else it holds is left out."""
+    value = body.get(name)
+    if isinstance(value, list) or value is None:
+        return value or []
+    if isinstance(value, dict):
+        return [value]
+    left.add(f"row whose {name} are no list", place)
+    return []
+
+
+def _answers(row: Mapping[str, Any], place: str, left: Left) -> list[Message]:
     """Return the message that answers a request, where the log holds it as the interface does."""
     response = row.get("response")
+    if response is None:
+        return []
     if isinstance(response, dict) and isinstance(response.get("body"), dict):
         response = response["body"]
     choices = response.get("choices") if isinstance(response, dict) else None
-    first = choices[0] if isinstance(choices, list) and choices else None
+    first, *others = choices if isinstance(choices, list) and choices else [None]
     message = first.get("message") if isinstance(first, dict) else None
-    return message if isinstance(message, dict) else None
+    if not isinstance(message, dict):
+        left.add("response without a message", place)
+        return []
+    for _ in others:
+        left.add("reply beside the first one", place)
+    return [{**message, "role": "assistant"}]
 
 
-def _message(message: object, place: str, left: Left) -> tuple[Piece, ...]:
+def _message(message: object, place: str, left: Left) -> tuple[Message, list[Piece]] | None:
+    """Return a message as templates take it, a text and calls with objects, and its pieces."""
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(message, dict) or not isinstance(role, str) or role not in ROLES:
         left.add("message of an unknown role", place)
-        return ()
+        return None
     content = message.get("content")
-    parts = content if isinstance(content, list) else [content]
     pieces: list[Piece] = []
-    for part in parts:
+    for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, dict) else part
         if text is not None or isinstance(part, dict):
             pieces += _pieces(ROLES[role], text, place, left)
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else []:
-        function = call.get("function") if isinstance(call, dict) else None
-        pieces += _pieces("assistant", _dumped(function or call), place, left)
-    return tuple(pieces)
+    read: Message = {name: x for name, x in message.items() if isinstance(x, str)}
+    read.pop("tool_calls", None)
+    read["content"] = "".join(piece.text for piece in pieces)
+    calls = _listed(message, "tool_calls", place, left)
+    if message.get("function_call") is not None:
+        calls = [*calls, message["function_call"]]
+    known: list[Message] = []
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            left.add("call without a function's name", place)
+        elif written := _pieces("assistant", _dumped(function), place, left):
+            pieces += written
+            known.append({"type": "function", "function": _with_object(function)})
+    if known:
+        read["tool_calls"] = known
+    return read, pieces
 
 
-def _pieces(role: Role, text: object, place: str, left: Left) -> tuple[Piece, ...]:
+def _with_object(function: Message) -> Message:
+    """Return a call whose arguments are an object: templates write them as JSON."""
+    arguments = function.get("arguments")
+    value = _parsed(arguments) if isinstance(arguments, str) else None
+    return {**function, "arguments": value} if isinstance(value, dict) else function
+
+
+def _pieces(role: Role, text: object, place: str, left: Left) -> list[Piece]:
     if not isinstance(text, str):
         left.add("part that is no text", place)
     elif encoding_error(text) is not None:
         left.add("text with lone surrogates", place)
     elif text:
-        return (Piece(role, _content_of(text), text),)
-    return ()
+        return [Piece(role, _content_of(text), text)]
+    return []
 
 
-def _dumped(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _dumped(value: object) -> str | None:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:  # nested as deep as can be read, but not written
+        return None
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _content_of(text: str) -> Content:
-    begin = text.lstrip()[:1]
-    if begin and begin in "{[":
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            return "json"
+    if text.lstrip().startswith(("{", "[")) and _parsed(text) is not None:
+        return "json"
     fenced = text.split("```")[1::2]
     return "code" if 2 * sum(map(len, fenced)) > len(text) else "prose"

@@ -13,7 +13,7 @@ from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher, Parts, segment_parts
 from umim_core.store.arrays import open_array, save_array
 from umim_core.text.token_files import INDEX, TokenFiles
-from umim_core.text.token_ids import Tokens
+from umim_core.text.token_ids import Tokens, flat
 
 _ARRAYS = ("ids", "offsets", "parts")
 
@@ -45,13 +45,13 @@ class TokenRows:
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[int]], merge_until: Sequence[int]) -> TokenRows:
         """Make rows of which rules may be applied to so many leading tokens."""
-        return cls(*_flat(rows), _beginnings(np.array(merge_until, dtype=np.int64)))
+        return cls(*flat(rows), _beginnings(np.array(merge_until, dtype=np.int64)))
 
     @classmethod
     def of_parts(cls, rows: Sequence[Sequence[int]], parts: Sequence[Parts]) -> TokenRows:
         """Make rows of which rules may be applied to some parts, (first token, end)."""
         listed = [(row, *part) for row, own in enumerate(parts) for part in own]
-        return cls(*_flat(rows), np.array(listed, dtype=np.int64).reshape(-1, 3))
+        return cls(*flat(rows), np.array(listed, dtype=np.int64).reshape(-1, 3))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -85,11 +85,6 @@ class TokenRows:
         if (place / INDEX).is_file():
             return cls.of_segments(TokenFiles.open(place), length)
         return cls(*(open_array(place / f"{name}.npy") for name in _ARRAYS))
-
-
-def _flat(rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return np.array([token for row in rows for token in row], dtype=np.int32), offsets
 
 
 def _beginnings(merge_until: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -24,12 +24,11 @@ import torch
 from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
+from umim_core.backbone.fingerprint import backbone_identity
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge, ModuleForm
 from umim_core.config.recipe import DistillConfig
-from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.rule_damage import measure_damage
@@ -37,18 +36,16 @@ from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prompts import PromptIds
 from umim_core.merging.likelihood import score_rows
 from umim_core.merging.merged_model import MergedModel
-from umim_core.mining.counting import count_ngrams
-from umim_core.mining.mine import excluded_ids
+from umim_core.mining.mine import candidate_spans
 from umim_core.mining.span_choice import choose_spans
 from umim_core.model.umim import UMIM
 from umim_core.progress import followed, log_progress, logger
-from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.pruning import priced, recording_reductions
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE, build_once, publish_directory
 from umim_core.text.roles import Role
-from umim_core.text.token_ids import ids_digest
+from umim_core.text.token_ids import flat
 from umim_core.traffic.prompt_rows import PromptRow
 from umim_core.traffic.report import HELD_OUT
 from umim_core.training.objectives import spread_rows
@@ -61,7 +58,7 @@ _PRICED: Final = 20_000  # tokens that rules are priced on, at most
 _COMPARED: Final = 100  # held-out conversations that are compared, at most
 _GREEDY: Final = 8  # held-out requests that are answered, raw and merged
 _MERGES: Final[tuple[Merge, Merge]] = ("none", "prompt")
-_REPLY: Final = 48  # tokens of such an answer at most
+REPLY: Final = 48  # tokens of such an answer at most
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparis
         "form": options.form.model_dump(mode="json"),
         "training": options.training.model_dump(mode="json"),
         "backbone": backbone_identity(options.model, None),
-        "rows": [sha256_bytes(np.append(row.prompt, row.reply).tobytes()) for row in rows],
+        "rows": [[sha256_bytes(i.tobytes()) for i in (row.prompt, row.reply)] for row in rows],
         "parts": [row.parts for row in rows],
     }
     compared: list[Comparison] = []
@@ -198,7 +195,6 @@ def _tuned(
 
 def chosen_spans(rows: Sequence[PromptRow], options: TuneOptions) -> RuleSet:
     """Choose the spans that together save most of the parts of prompts; digits stay raw."""
-    tokenizer = load_tokenizer(options.model)
     texts = [row.prompt[first:end] for row in rows for first, end in row.parts]
     require(
         bool(texts),
@@ -207,24 +203,15 @@ def chosen_spans(rows: Sequence[PromptRow], options: TuneOptions) -> RuleSet:
         f"nothing of {', '.join(options.roles) or 'no role'}",
         "Name other roles.",
     )
-    ids = np.concatenate(texts).astype(np.int32)
-    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
-    found = RuleOptions(
-        tau=3,
-        longest=options.longest,
-        overlap="none",
-        containment="keep",
-        segment_length=None,
-        protect=("digits",),
+    spans, ids, offsets = candidate_spans(texts, load_tokenizer(options.model), options.longest)
+    require(
+        len(spans) > 0,
+        CorpusError,
+        "requests must hold spans that they repeat: without digits, three times",
+        f"none in {len(ids):,} tokens",
+        "Log more requests, or name other roles.",
     )
-    excluded = excluded_ids(tokenizer, found.protect)
-    counts = count_ngrams(ids, offsets, found.tau, excluded, longest=options.longest)
-    origin = RuleOrigin(
-        options=found,
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        corpus_digest=ids_digest(ids, offsets),
-    )
-    return choose_spans(RuleSet.from_counts(counts, origin), ids, offsets, options.spans)
+    return choose_spans(spans, ids, offsets, options.spans)
 
 
 def token_rows(rows: Sequence[PromptRow], most: int) -> TokenRows:
@@ -247,9 +234,7 @@ def _priced(
     model = UMIM(backbone, checkpoint).merged_model
     see = log_progress("tokens measured")
     table = measure_damage(texts, model, batch_size=1, progress=lambda n: see(n, size))
-    ids = np.concatenate(texts).astype(np.int32)
-    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
-    rules = recording_reductions(priced(table), (ids, offsets))
+    rules = recording_reductions(priced(table), flat(texts))
     made = checkpoint.with_contents(checkpoint.module, rules)
     return made.recommending("prompt", 0, options.roles)
 
@@ -270,7 +255,7 @@ def compare(umim: UMIM, rows: Sequence[PromptRow]) -> Comparison:
         texts = []
         for n, merge in enumerate(_MERGES):
             options = GenerateOptions(
-                merge=merge, raw_tail=0, max_new_tokens=_REPLY, do_sample=False
+                merge=merge, raw_tail=0, max_new_tokens=REPLY, do_sample=False
             )
             made = umim.engine.generate(
                 [PromptIds(row.prompt, row.parts)], options.of_model(umim.backbone)
