@@ -25,7 +25,7 @@ from support.tiny_models import random_model, tiny_config, written_by_transforme
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
-from umim_core.inference.engine import Engine
+from umim_core.inference.engine import Engine, exhaust
 from umim_core.inference.outputs import Forward
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
@@ -289,3 +289,17 @@ def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
         next(steps)
     steps.close()
     assert engine.generate([[4, 5]], config, past=first.state).rows == expected.rows
+
+
+def test_a_refused_turn_leaves_the_turn_that_runs_on_the_state_alone() -> None:
+    engine = merging_engine(build("llama"), random_rules(2, infix_free=False))
+    first, other = (engine.generate([[1, 2, 3]], settings(4)).state for _ in range(2))
+    expected = engine.generate([[4, 5]], settings(8), past=other)
+    steps = engine.steps([[4, 5]], settings(8), first)
+    for prompts in ([[4, 5]], [[4], [5]]):
+        next(steps)
+        with pytest.raises(GenerationError, match="continued once"):
+            engine.generate(prompts, settings(8), past=first)
+    assert exhaust(steps).rows == expected.rows
+    with pytest.raises(GenerationError, match="continued once"):
+        engine.generate([[4, 5]], settings(8), past=first)

@@ -148,6 +148,8 @@ class Engine:
             After every token.
         """
         state = past.fork(len(prompts)) if isinstance(past, Prefix) else past
+        if state is not None:  # a turn that is refused here took nothing that it could give back
+            state.check(len(prompts), self.merged_model)
         complete = False
         try:
             rows, columns, timings = yield from Batch(self).run(prompts, options, state)
@@ -376,11 +378,9 @@ class Batch:
         """Read prompts and add their rows, the samples of a prompt side by side.
 
         Fewer new tokens will do with ``shorten`` where the backbone has no room for all; it is not
-        for what continues a past.
+        for what continues a past, which ``Engine.steps`` has checked.
         """
         model = self._engine.merged_model
-        if past is not None:
-            past.check(len(prompts), model)
         config, samples = options.check(model, len(prompts)), options.samples
         new = config.max_new_tokens or 0
         unfed = None if past is None else past.unfed
