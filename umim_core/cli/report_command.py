@@ -67,7 +67,11 @@ def report(
     measured = traffic_report(requests, load_tokenizer(tokenizer), (shape, known), gpu_gib)
     lines = _lines(measured, left)
     if html is not None:
-        shared.write_page(html, "umim report", f"<pre>{escape(chr(10).join(lines))}</pre>")
+        shared.write_page(
+            html,
+            "umim report",
+            f"<pre style='white-space:pre-wrap'>{escape(chr(10).join(lines))}</pre>",
+        )
     emit({**asdict(measured), "left_out": dict(left.reasons)}, lines, as_json)
 
 
@@ -94,8 +98,8 @@ def _lines(measured: TrafficReport, left: Left) -> list[str]:
     if measured.savings:
         lines += [
             "",
-            f"Saved of {measured.held_out:,} requests that no span was counted in "
-            "(in brackets: of what a warm prefix cache leaves)",
+            f"Saved of {measured.held_out:,} unseen requests (in brackets: of what a warm prefix "
+            "cache leaves)",
             f"{'spans of up to':<16}" + "".join(f"{f'{rows:,} spans':>18}" for rows in ROWS),
         ]
         for longest in dict.fromkeys(s.longest for s in measured.savings):
