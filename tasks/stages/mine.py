@@ -327,7 +327,7 @@ def confidence_rules_stage(
             tokenizer_fingerprint=fingerprint,
             corpus_digest=corpus_digest(counted.path),
         )
-        return write_rules(out, RuleSet.filtered(*_read_spans(counted.path), origin))
+        return write_rules(out, RuleSet.filtered(*_read_spans(counted.path), origin)[0])
 
     return run_stage(root, spec, build)
 

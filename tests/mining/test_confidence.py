@@ -91,7 +91,7 @@ def mine(backbone: Backbone, ids: np.ndarray, offsets: Offsets, **how: object) -
     options = RuleOptions(source="confidence", min_probability=THRESHOLD, **changes)
     how = {"min_probability": THRESHOLD, **how}
     counted = confidence_counts(backbone, ids, offsets, **how)
-    return RuleSet.filtered(*counted, RuleOrigin(options=options))
+    return RuleSet.filtered(*counted, RuleOrigin(options=options))[0]
 
 
 def test_special_ids_are_in_no_rule_unasked(tiny_llama: Backbone) -> None:

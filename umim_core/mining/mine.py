@@ -33,7 +33,7 @@ from umim_core.mining.counting import (
 )
 from umim_core.mining.mining_memory import check_memory
 from umim_core.mining.span_choice import choose_spans
-from umim_core.rules.filters import step_counts, tau_for_budget
+from umim_core.rules.filters import tau_for_budget
 from umim_core.rules.grams import NgramCounts, select
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import protected_ids
@@ -157,13 +157,16 @@ def rules_of(
     if options.rule_budget is not None:
         tau = tau_for_budget(frequent, options.rule_budget, options.overlap, options.containment)
         frequent = select(frequent, tau)
-    rules = RuleSet.from_counts(frequent, origin.with_options({"tau": frequent.tau}))
+    ids = {n: frequent.ids(n) for n in frequent.orders}
+    raw = {n: len(ids[n]) for n in ids}
+    recorded = origin.with_options({"tau": frequent.tau})
+    rules, passed = RuleSet.filtered(ids, frequent.support, recorded)
     if options.spans is not None:  # on evenly spread segments of a large corpus
         segments = min(offsets.count, max(1, _CHOICE_TOKENS // offsets.length))
         spread = [number * offsets.count // segments for number in range(segments)]
         ids = np.concatenate([tokens[offsets[i] : offsets[i + 1]] for i in spread])
         rules = choose_spans(rules, ids, np.arange(segments + 1) * offsets.length, options.spans)
-    return Mined(rules, *step_counts(frequent, frequent.tau, options.overlap))
+    return Mined(rules, raw, passed)
 
 
 def _check_documents(tokens: TokenFiles, options: RuleOptions) -> None:
@@ -228,7 +231,7 @@ def mine_rules(
                 excluded=excluded,
             )
             counted = time.perf_counter()
-            mined = Mined(RuleSet.filtered(*spans, origin))
+            mined = Mined(RuleSet.filtered(*spans, origin)[0])
         else:
             counter = LocalCounter(tokens, offsets, excluded, chosen.threads, chosen.longest)
             threads = thread_count(chosen.threads)

@@ -146,18 +146,6 @@ def filter_rules(
     return after_overlap, {n: after_overlap[n] & (around[n] == 0) for n in ids_by_order}
 
 
-def step_counts(
-    counts: NgramCounts, tau: int, overlap: Overlap
-) -> tuple[dict[int, int], dict[int, int]]:
-    """Return how many n-grams of each order reach ``tau``, and how many pass the overlap filter."""
-    raw, passed = {}, {}
-    for n in counts.orders:
-        enough = counts.support[n] >= tau
-        ids, support = counts.ids(n)[enough], counts.support[n][enough]
-        raw[n], passed[n] = len(ids), int(overlap_mask(ids, support, overlap).sum())
-    return raw, passed
-
-
 def tau_for_budget(
     counts: NgramCounts, budget: int, overlap: Overlap, containment: Containment
 ) -> int:

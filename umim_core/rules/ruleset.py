@@ -110,21 +110,28 @@ class RuleSet:
         usual = RuleOptions(tau=counts.tau, longest=counts.orders[-1], segment_length=None)
         recorded = origin or RuleOrigin(options=usual)
         counts.check_reached(recorded.options.tau)
-        return cls.filtered({n: counts.ids(n) for n in counts.orders}, counts.support, recorded)
+        ids = {n: counts.ids(n) for n in counts.orders}
+        return cls.filtered(ids, counts.support, recorded)[0]
 
     @classmethod
-    def filtered(cls, ids: dict[int, Ids], support: dict[int, Ints], origin: RuleOrigin) -> RuleSet:
+    def filtered(
+        cls, ids: dict[int, Ids], support: dict[int, Ints], origin: RuleOrigin
+    ) -> tuple[RuleSet, dict[int, int]]:
         """Make rules of the spans that reach the threshold of ``origin`` and pass its filters.
 
         Spans [R_n, n] per order come with rows ascending, and their counts [R_n].
+
+        Returns:
+            The rules, and how many spans of each order pass the overlap filter.
         """
         options = origin.options
         enough = {n: support[n] >= options.tau for n in ids}
         ids = {n: ids[n][enough[n]] for n in ids}
         support = {n: support[n][enough[n]] for n in ids}
-        _, keep = filter_rules(ids, support, options.overlap, options.containment)
+        passed, keep = filter_rules(ids, support, options.overlap, options.containment)
         remaining = {n: ids[n][keep[n]] for n in ids}
-        return cls(remaining, {n: support[n][keep[n]] for n in ids}, origin)
+        rules = cls(remaining, {n: support[n][keep[n]] for n in ids}, origin)
+        return rules, {n: int(passed[n].sum()) for n in ids}
 
     @classmethod
     def from_spans(
