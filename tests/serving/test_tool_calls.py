@@ -259,6 +259,16 @@ def test_a_call_that_does_not_end_is_content() -> None:
     assert time.monotonic() - began < 5
 
 
+def test_of_several_templates_the_one_for_tools_says_how_calls_look() -> None:
+    tokenizer = load_tokenizer("umim-docs-llama")
+    with_calls = "<tool_call>{{ messages }}</tool_call>"
+    for templates in ({"default": "x", "tool_use": with_calls}, {"default": with_calls}):
+        tokenizer.chat_template = templates
+        assert CallForm.of(tokenizer) is not None
+    tokenizer.chat_template = {"default": with_calls, "tool_use": "x"}
+    assert CallForm.of(tokenizer) is None
+
+
 def test_a_response_template_says_how_a_reply_is_read() -> None:
     tokenizer = load_tokenizer("umim-docs-llama")
     tokenizer.response_template = QWEN

@@ -238,6 +238,30 @@ def test_a_template_that_drops_tools_or_calls_is_refused(
         write_chat(chat, tokenizer, TOOLS)
 
 
+@pytest.mark.parametrize("names", [("default", "tool_use"), ("default",), ("tool_use", "rag"), ()])
+def test_of_several_templates_the_one_is_taken_that_transformers_takes(
+    tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...]
+) -> None:
+    tooled = "{% if tools %}{{ tools | tojson }}{% endif %}" + _LOOP % _CALLS
+    tokenizer.chat_template = {name: f"{name}: {tooled}" for name in names}
+    for tools in (None, TOOLS):
+        try:
+            expected = tokenizer.apply_chat_template(
+                [dict(message) for message in TOOL_CHAT[:2]], tools,
+                tokenize=False, add_generation_prompt=True,
+            )  # fmt: skip
+        except ValueError:
+            said = f"the only one or one named default; got .*{', '.join(sorted(names))}"
+            with pytest.raises(GenerationError, match=said):
+                write_chat(TOOL_CHAT[:2], tokenizer, tools)
+        else:
+            assert write_chat(TOOL_CHAT[:2], tokenizer, tools).text == expected
+    if "tool_use" in names:  # one that writes no tools is found out, whatever the others write
+        tokenizer.chat_template["tool_use"] = "other " + FAITHFUL["plain"]
+        with pytest.raises(GenerationError, match="must write its tools"):
+            write_chat(TOOL_CHAT[:2], tokenizer, TOOLS)
+
+
 def test_schemas_in_a_form_of_their_own_stay_raw_and_this_is_said(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.errors import GenerationError
 from umim_core.serving.openai_api import PromptFields, bad_field
-from umim_core.text.chat_parts import parse_reply
+from umim_core.text.chat_parts import parse_reply, template_for
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FENCE: Final = "```json"
@@ -44,8 +44,7 @@ class CallForm:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> CallForm | None:
         """Return the form of a tokenizer's chat template; None where it is not known."""
-        template, chat = tokenizer.response_template, tokenizer.chat_template
-        chat = chat.get("default") if isinstance(chat, dict) else chat
+        template, chat = tokenizer.response_template, template_for(tokenizer, with_tools=True)
         marks = json.dumps(template, ensure_ascii=False)
         if not isinstance(template, dict):
             template, marks = None, _OPEN + _CLOSE

@@ -14,6 +14,7 @@ from umim_core.config.corpus import QUESTION_FIELD, SPLITS, GeneratedCorpus, Spl
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.store.artifacts import described, read_json, write_json
 from umim_core.store.disk import write_rows
+from umim_core.text.chat_parts import template_for
 from umim_core.text.sources import BadRows, iter_documents
 from umim_core.text.token_ids import encode
 
@@ -26,7 +27,7 @@ class Prompter:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, corpus: GeneratedCorpus) -> None:
         require(
-            corpus.chat == "none" or tokenizer.chat_template is not None,
+            corpus.chat == "none" or template_for(tokenizer) is not None,
             ConfigError,
             "chat 'template' needs a tokenizer with a chat template",
             corpus.model,

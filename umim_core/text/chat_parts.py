@@ -107,13 +107,14 @@ def write_chat(
             'Pass [{"role": "user", "content": "..."}].',
         )
     _check_tools(tools)
+    template = _template(tokenizer, tools)
     texts, parts = _with_texts(chat), _with_parts(chat)
     forms = [texts, parts] if texts == list(chat) else [list(chat), texts, parts]
     refused: list[GenerationError] = []
     for form in forms:
         marks = _Marks(form, tools, roles)
         try:
-            marked = render_chat(marks.chat, tokenizer, marks.tools)
+            marked = _rendered(template, marks.chat, tokenizer, marks.tools)
             marks.check(marked)
         except GenerationError as error:
             refused.append(error)
@@ -121,8 +122,8 @@ def write_chat(
                 break
             continue
         plain = marks.chat == form and marks.tools == tools
-        text = marked if plain else render_chat(form, tokenizer, tools)
-        _check_read(form, tokenizer, tools, text, marks.show_tools(marked))
+        text = marked if plain else _rendered(template, form, tokenizer, tools)
+        _check_read(template, form, tokenizer, tools, text, marks.show_tools(marked))
         return marks.find(marked, text)
     raise refused[-1 if refused[-1].value == _NO_END else 0]
 
@@ -143,7 +144,12 @@ def _check_tools(tools: Tools | None) -> None:
 
 
 def _check_read(
-    chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | None, text: str, shown: bool
+    template: str,
+    chat: Chat,
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Tools | None,
+    text: str,
+    shown: bool,
 ) -> None:
     """Refuse a template that writes the same text without tools, which it may show, or calls."""
     without: dict[str, tuple[Chat, Tools | None]] = {}
@@ -154,7 +160,7 @@ def _check_read(
         without["calls of tools"] = kept, tools
     for what, (less, fewer) in without.items():
         try:
-            same = render_chat(less, tokenizer, fewer) == text
+            same = _rendered(template, less, tokenizer, fewer) == text
         except GenerationError:  # a reply of calls alone has no content
             same = False
         require(
@@ -427,15 +433,35 @@ def encode_parts(
 
 def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | None = None) -> str:
     """Write a conversation by a tokenizer's template, the beginning of a reply behind it."""
-    template = tokenizer.chat_template
-    template = template.get("default") if isinstance(template, dict) else template
-    require(
-        template is not None,
-        GenerationError,
-        "a chat needs a tokenizer with a chat template",
-        "one without",
-        "Pass a text, or set tokenizer.chat_template.",
-    )
+    return _rendered(_template(tokenizer, tools), chat, tokenizer, tools)
+
+
+def template_for(tokenizer: PreTrainedTokenizerBase, *, with_tools: bool = False) -> str | None:
+    """Return the template that transformers writes a chat by; None for a tokenizer without.
+
+    Of several, ``tool_use`` is for chats with tools, where there is one, ``default`` for others.
+    """
+    template: str | dict[str, str] | None = tokenizer.chat_template
+    if not isinstance(template, dict):
+        return template
+    names = ("tool_use", "default") if with_tools else ("default",)
+    return next((template[name] for name in names if name in template), None)
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, tools: Tools | None) -> str:
+    template, named = template_for(tokenizer, with_tools=tools is not None), tokenizer.chat_template
+    if template is None:
+        raise GenerationError(
+            "a chat needs a tokenizer with a chat template, the only one or one named default",
+            f"templates named {', '.join(sorted(named))}" if named else "one without",
+            "Pass a text, or set tokenizer.chat_template.",
+        )
+    return template
+
+
+def _rendered(
+    template: str, chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | None
+) -> str:
     line = _as_json(
         {
             "template": template,
