@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -212,7 +211,17 @@ PRICES = np.array([0.5, 0.0, 1.25, 0.1], np.float32)
 
 @pytest.fixture
 def rules() -> RuleSet:
-    return replace(RuleSet.from_spans(SPANS), prices=PRICES)
+    return RuleSet.from_spans(SPANS).with_prices(PRICES)
+
+
+def test_the_same_rules_share_their_tables(rules: RuleSet) -> None:
+    tables = rules.tables
+    everything = rules.take(np.ones(len(rules), dtype=np.bool_))
+    other = rules.with_origin(RuleOrigin(tokenizer_fingerprint="other"))
+    assert all(same.tables is tables for same in (everything, other, other.with_prices(None)))
+    assert other.digest != rules.digest
+    fewer = rules.take(np.array([True, True, True, False]))
+    assert fewer.tables is not tables
 
 
 def test_prices_come_back_with_their_rules_and_leave_the_digest(
@@ -235,7 +244,7 @@ def test_prices_come_back_with_their_rules_and_leave_the_digest(
 )
 def test_what_is_no_price_of_every_rule_is_refused(prices: np.ndarray, found: str) -> None:
     with pytest.raises(RuleSetError, match=f"must be 4 finite float32 numbers.*{found}"):
-        replace(RuleSet.from_spans(SPANS), prices=prices)
+        RuleSet.from_spans(SPANS).with_prices(prices)
 
 
 def test_rules_without_prices_name_the_remedy() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -26,7 +25,7 @@ def choose_spans(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints, count:
         K rules, or all that save anything where there are fewer; of the same origin.
     """
     require(count >= 1, ConfigError, "the number of spans must be at least 1", count, "Use 8192.")
-    rules = replace(rules, prices=None)
+    rules = rules.with_prices(None)
     sizes = rules.sizes
     chosen = _highest(rules.support * (sizes - 1), count)
     best, most = chosen, -1

@@ -85,7 +85,7 @@ def prices(table: DamageTable) -> Floats:
 
 
 def priced(table: DamageTable) -> RuleSet:
-    return replace(table.rules, prices=prices(table).astype(np.float32))
+    return table.rules.with_prices(prices(table).astype(np.float32))
 
 
 def cut_to_budget(
@@ -140,7 +140,7 @@ def recording_reductions(rules: RuleSet, text: Text) -> RuleSet:
     steps = np.unique(np.quantile(rules.require_prices(), shares, method="higher"))
     reductions = [token_reduction(*text, Matcher(rules_under(rules, step))) for step in steps]
     record = {"price_steps": tuple(map(float, steps)), "price_reductions": tuple(reductions)}
-    return replace(rules, origin=rules.origin.model_copy(update=record))
+    return rules.with_origin(rules.origin.model_copy(update=record))
 
 
 def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:
@@ -199,7 +199,7 @@ def prune_by_damage(
     rules = priced(table)
     cut = cut_to_budget(rules, rules.require_prices(), text, target, free)
     origin = _protecting(cut.rules, protect).model_copy(update={"max_damage": cut.most})
-    return replace(cut, rules=recording_reductions(replace(cut.rules, origin=origin), text))
+    return replace(cut, rules=recording_reductions(cut.rules.with_origin(origin), text))
 
 
 def keep_all(table: DamageTable, text: Text) -> Cut:
@@ -262,7 +262,7 @@ def without_tokens(
             f"none of {len(rules):,} without {list(protect)}",
             "Protect fewer tokens.",
         )
-    return replace(remaining, origin=_protecting(remaining, protect))
+    return remaining.with_origin(_protecting(remaining, protect))
 
 
 def _protecting(rules: RuleSet, protect: Sequence[str]) -> RuleOrigin:

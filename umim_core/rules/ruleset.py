@@ -212,17 +212,31 @@ class RuleSet:
     def _counted(self) -> dict[str, int]:
         return {str(n): count for n, count in self.counts_by_order.items()}
 
+    def with_prices(self, prices: Prices | None) -> RuleSet:
+        return self._with_tables(replace(self, prices=prices))
+
+    def with_origin(self, origin: RuleOrigin) -> RuleSet:
+        return self._with_tables(replace(self, origin=origin))
+
+    def _with_tables(self, same: RuleSet) -> RuleSet:
+        """Let a set of the same rules share the tables, built or not."""
+        object.__setattr__(same, "_tables", self._tables)
+        return same
+
     def take(self, kept: NDArray[np.bool_]) -> RuleSet:
         """Return those rules that are kept [R], with their prices, of the same origin.
 
         What the cheapest of all rules save is no longer recorded: fewer rules save another share.
         """
+        unrecorded = {"price_steps": (), "price_reductions": ()}
+        origin = self.origin.model_copy(update=unrecorded)
+        if kept.all():
+            return self.with_origin(origin)
         borders = np.cumsum(list(self.counts_by_order.values()))[:-1]
         parts = dict(zip(self.orders, np.split(kept, borders), strict=True))
-        unrecorded = {"price_steps": (), "price_reductions": ()}
         return replace(
             self,
-            origin=self.origin.model_copy(update=unrecorded),
+            origin=origin,
             ids_by_order={n: self.ids_by_order[n][parts[n]] for n in self.orders},
             support_by_order={n: self.support_by_order[n][parts[n]] for n in self.orders},
             prices=None if self.prices is None else self.prices[kept],
