@@ -72,6 +72,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1, "streams": [3], "do_sample": False}, r"got \['seed', 'streams'\]"),
     ({"temperature": -1.0, "do_sample": True}, "out of range"),
     ({"min_p": "0.9", "do_sample": True}, "sampling setting min_p is out of range: .* got .0.9."),
+    ({"temperature": "model", "do_sample": True}, "out of range"),
+    ({"do_sample": "model", "config": config()}, r"not both; got \['do_sample'\]"),
     ({"stop_strings": 5}, r"texts of at least one character; got \[5\]"),
     ({"stop_strings": [""]}, "at least one character"),
     ({"eos_token_id": 1.5}, "one id or several; got 1.5"),
@@ -164,6 +166,11 @@ def test_what_is_given_overrides_the_models_own(umim: UMIM) -> None:
     umim.backbone.model.generation_config = GenerationConfig(repetition_penalty=1.9, eos_token_id=0)
     output = umim.generate(PROMPT, max_new_tokens=12, repetition_penalty=1.2)
     assert list(output.ids[0]) == theirs(umim, repetition_penalty=1.2) != theirs(umim)
+
+
+def test_a_word_stands_for_the_models_own_only_where_it_is_the_default() -> None:
+    given = GenerateOptions(stop_strings="model", top_k="model", eos_token_id="model").settings
+    assert (given.stop_strings, given.top_k, given.eos_token_id) == (["model"], None, None)
 
 
 OWN = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 9, "eos_token_id": 0}

@@ -182,7 +182,8 @@ class GenerateOptions(PlainOptions):
         return {
             name: value
             for name, value in values.items()
-            if value is not _SETTINGS[name] and not (isinstance(value, str) and value == "model")
+            if value is not _SETTINGS[name]
+            and not (isinstance(value, str) and value == _SETTINGS[name])
         }
 
     def _check_sampling(self, sampled: bool) -> None:
