@@ -70,6 +70,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_k": 3, "min_p": 0.1, "do_sample": False}, r"got \['top_k', 'min_p'\]"),
     ({"seed": 1}, r"need do_sample; got \['seed'\]"),
     ({"seed": 1, "streams": [3], "do_sample": False}, r"got \['seed', 'streams'\]"),
+    *(
+        ({"do_sample": True, "n": 2, "max_new_tokens": 2, "streams": streams}, "one per row; got")
+        for streams in ([], [1], [1, 2, 3], [1, -1], [1, 2.0], [0, True], "12", 5, {1, 2}, [None])
+    ),
     ({"temperature": -1.0, "do_sample": True}, "out of range"),
     ({"min_p": "0.9", "do_sample": True}, "sampling setting min_p is out of range: .* got .0.9."),
     ({"temperature": "model", "do_sample": True}, "out of range"),

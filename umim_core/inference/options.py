@@ -10,7 +10,7 @@ table of settings against transformers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, get_args
@@ -79,6 +79,10 @@ def _count(value: Any) -> bool:
     return _whole(value) and value >= 0
 
 
+def _counts(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(map(_count, value))
+
+
 def _price(value: Any) -> bool:
     return (_whole(value) or isinstance(value, float)) and not math.isnan(value)
 
@@ -94,6 +98,7 @@ _KINDS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "no_repeat_ngram_size": ("an integer", _whole),
     "n": ("an integer", _whole),
     "seed": ("an integer of at least 0", _count),
+    "streams": ("integers of at least 0, one per row", _counts),
     "logprobs": ("an integer of at least 0", _count),
     "decode_max_damage": ("a number of nats per saved token, inf for all rules", _price),
     "overlong": (f"one of {get_args(Overlong)}", lambda value: value in get_args(Overlong)),
@@ -282,6 +287,12 @@ class GenerateOptions(PlainOptions):
             "a streamer takes one row",
             f"{rows} rows",
             "Stream one prompt and one sample.",
+        )
+        _need(
+            self.streams is None or len(self.streams) == rows,
+            "streams must be integers of at least 0, one per row",
+            f"{len(self.streams or ())} for {rows} rows",
+            "Give as many as prompts times samples.",
         )
         ids = merged_model.backbone.vocab_size
         _need(
