@@ -25,7 +25,7 @@ from support.tiny_models import random_model, tiny_config, written_by_transforme
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
-from umim_core.inference.engine import Engine, exhaust
+from umim_core.inference.engine import Batch, Engine, exhaust
 from umim_core.inference.outputs import Forward
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
@@ -107,7 +107,10 @@ def test_what_merges_and_when_is_as_written_by_hand(
 
 
 def test_reductions_are_the_realised_ones(chain: Backbone) -> None:
-    rows = chained(chain, [(0, 1), (3, 4)]).generate([[0, 1], [9, 0, 1, 2]], settings(4)).rows
+    engine, prompts = chained(chain, [(0, 1), (3, 4)]), [[0, 1], [9, 0, 1, 2]]
+    for row in Batch(engine).join(prompts, settings(4)):  # before its first token
+        assert (row.gen_kv_reduction, row.cumulative_kv_reduction) == (0, 0)
+    rows = engine.generate(prompts, settings(4)).rows
     assert [row.token_reduction for row in rows] == [1 / 2, 1 / 4]
     # row 0 feeds 2 3 4 and keeps 2 (3 4); row 1 feeds 3 4 5 and keeps (3 4) 5
     assert [row.gen_kv_reduction for row in rows] == pytest.approx([1 / 3, 1 / 3])

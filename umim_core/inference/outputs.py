@@ -181,7 +181,7 @@ class Row:
         Source: paper, "Generation Quality" (Gen-KV TR).
         """
         fed = self.generated - 1
-        return (fed - self._lengths[-1] + self._lengths[0]) / fed if fed else 0.0
+        return (fed - self._lengths[-1] + self._lengths[0]) / fed if fed > 0 else 0.0
 
     @property
     def cumulative_kv_reduction(self) -> float:
@@ -191,7 +191,7 @@ class Row:
         """
         fed = self.generated - 1
         held = sum(self._lengths[1:]) - fed * self._lengths[0]
-        return 1.0 - held / (fed * (fed + 1) / 2) if fed else 0.0
+        return 1.0 - held / (fed * (fed + 1) / 2) if fed > 0 else 0.0
 
     def held(self) -> tuple[Ints, Ints]:
         """Return the raw ids in the cache [T], and where their units start [S], of a first turn."""
