@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, GenerationError
+from umim_core.text import chat_parts
 from umim_core.text.chat_parts import Chat, encode_parts, write_chat
 from umim_core.text.roles import Role, check_roles
 
@@ -329,6 +334,55 @@ def test_a_hostile_template_ends_in_one_error(
     assert time.monotonic() - began < 10
     tokenizer.chat_template = FAITHFUL["plain"]
     assert write_chat(CHAT, tokenizer).places  # the next one is served
+
+
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ("kill -ALRM $$", "in bounded memory.*; got .*does not end in seconds"),
+        ("kill -KILL $$", "in bounded memory.*; got .*more memory"),
+        ("kill -SEGV $$", "in bounded memory.*; got .*more memory"),
+        ("kill -TERM $$", "must start and live; got exit status -15"),
+        ("exit 1", "must start and live; got exit status 1"),
+        ("""printf '{"text": "half'""", "must start and live; got exit status 0"),
+        (None, "must start and live; got .*No such file"),
+    ],
+)
+def test_the_end_of_the_process_that_writes_chats_is_told_by_its_kind(
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: str | None,
+    message: str,
+) -> None:
+    program = tmp_path / "python"
+    if ends is not None:
+        program.write_text(f"#!/bin/sh\nread request\n{ends}\n")
+        program.chmod(0o700)
+    tokenizer.chat_template = FAITHFUL["plain"]
+    with monkeypatch.context() as patched:
+        patched.setattr(chat_parts, "_writers", {})
+        patched.setattr(sys, "executable", str(program))
+        with pytest.raises(GenerationError, match=message):
+            write_chat(CHAT, tokenizer)
+
+
+def test_a_hard_bound_of_memory_below_the_worker_s_own_is_no_fault() -> None:
+    request = {"template": "{{ messages }}", "messages": [], "tools": None, "names": {}}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-P", "-c"),
+            "import resource, runpy, sys\n"
+            "resource.setrlimit(resource.RLIMIT_AS, (1000 << 20, 1000 << 20))\n"
+            "runpy.run_path(sys.argv[1], run_name='__main__')",
+            str(Path(chat_parts.__file__).with_name("template_worker.py")),
+        ],
+        input=json.dumps(request) + "\n",
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == '{"text": "[]"}\n', done.stderr
 
 
 @pytest.mark.parametrize(

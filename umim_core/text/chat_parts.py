@@ -28,6 +28,7 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from bisect import bisect_left, bisect_right
@@ -60,7 +61,10 @@ _ROLES: Final = {
 }
 _log: Final = logging.getLogger("umim")
 _logged: Final[set[str]] = set()
-_NO_END: Final = "a template that ends neither in seconds nor in bounded memory"
+# What ends a process that has no memory: by the kernel, and by libraries that cannot go on.
+_MEMORY_SIGNALS: Final = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
+_ALIVE: Final = "the process that writes chats must start and live"
+_TRY_ALONE: Final = "See what `python -m umim_core.text.template_worker </dev/null` says."
 _REWRITTEN: Final = "its template changes what users say"
 _SCHEMAS: Final = "its template does not write tools as tojson does"
 
@@ -116,16 +120,16 @@ def write_chat(
         try:
             marked = _rendered(template, marks.chat, tokenizer, marks.tools)
             marks.check(marked)
+        except _WriterEndedError:
+            raise
         except GenerationError as error:
             refused.append(error)
-            if error.value == _NO_END:
-                break
             continue
         plain = marks.chat == form and marks.tools == tools
         text = marked if plain else _rendered(template, form, tokenizer, tools)
         _check_read(template, form, tokenizer, tools, text, marks.show_tools(marked))
         return marks.find(marked, text)
-    raise refused[-1 if refused[-1].value == _NO_END else 0]
+    raise refused[0]
 
 
 def _check_tools(tools: Tools | None) -> None:
@@ -499,13 +503,26 @@ def _as_json(value: object) -> str:
         raise _unwritable(f"{type(error).__name__}: {str(error)[:200]}") from error
 
 
-def _unwritable(value: str) -> GenerationError:
-    return GenerationError(
+def _unwritable(value: str, error: type[GenerationError] = GenerationError) -> GenerationError:
+    return error(
         "a chat needs a template that writes it in seconds and in bounded memory, and messages of "
         "role and content",
         value,
         "Pass a text, or messages as the template expects them.",
     )
+
+
+class _WriterEndedError(GenerationError):
+    """The process ended before it answered: no other form of a chat will do better."""
+
+    @classmethod
+    def of(cls, status: int) -> GenerationError:
+        """Return the error of an exit status, which is below zero for a signal."""
+        if -status == signal.SIGALRM:
+            return _unwritable("a template that does not end in seconds", cls)
+        if -status in _MEMORY_SIGNALS:
+            return _unwritable("a template that needs more memory", cls)
+        return cls(_ALIVE, f"exit status {status}", _TRY_ALONE)
 
 
 class _Writer:
@@ -516,11 +533,11 @@ class _Writer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Return what it answers; its end, by an alarm or for lack of memory, is an error."""
+        """Return what it answers; its end is an error."""
         with self._lock:
             if self._process is None:
                 self._process = self._started()
-            process, answer = self._process, b""
+            process, answer, status = self._process, b"", 0
             assert process.stdin and process.stdout  # noqa: S101  pipes
             try:
                 process.stdin.write(line.encode() + b"\n")
@@ -530,9 +547,9 @@ class _Writer:
                 pass
             finally:
                 if not answer.endswith(b"\n"):  # also where a signal broke the reading off
-                    self.close()
-        if not answer:
-            return {"error": _NO_END}
+                    status = self.close()
+        if not answer.endswith(b"\n"):
+            raise _WriterEndedError.of(status)
         answered: dict[str, Any] = json.loads(answer)
         return answered
 
@@ -540,21 +557,26 @@ class _Writer:
         atexit.register(self.close)
         script = Path(__file__).with_name("template_worker.py")
         # A session of its own: Ctrl-C is for us, and the end of stdin ends it.
-        return subprocess.Popen(  # noqa: S603  our own file
-            [sys.executable, "-P", str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
+        try:
+            return subprocess.Popen(  # noqa: S603  our own file
+                [sys.executable, "-P", str(script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise _WriterEndedError(_ALIVE, str(error), _TRY_ALONE) from error
 
-    def close(self) -> None:
-        """End the process, if there is one."""
+    def close(self) -> int:
+        """End the process, if there is one; return its exit status."""
         process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+        if process is None:
+            return 0
+        process.kill()  # without effect on the status of one that ended
+        process.communicate()
+        return process.returncode
 
 
 # By process, as one that was forked has no pipes of its own, and by what it is asked for.

@@ -31,7 +31,10 @@ _FAULTS: Final = (
 def _answer(line: bytes) -> dict[str, Any]:
     signal.alarm(_SECONDS + len(line) // 1_000_000)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (_BYTES + 64 * len(line), hard))
+    bound = _BYTES + 64 * len(line)
+    if hard != resource.RLIM_INFINITY:
+        bound = min(bound, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
     try:
         request = json.loads(line)
         if "reply" in request:
