@@ -33,7 +33,7 @@ from umim_core.mining.counting import (
 )
 from umim_core.mining.mining_memory import check_memory
 from umim_core.mining.span_choice import choose_spans
-from umim_core.rules.filters import tau_for_budget
+from umim_core.rules.filters import tau_for_size
 from umim_core.rules.grams import NgramCounts, select
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import protected_ids
@@ -155,12 +155,12 @@ def rules_of(
     counts = counts.up_to(options.longest)
     frequent = select(counts, max(options.tau, counts.tau), options.min_documents)
     if options.rule_budget is not None:
-        tau = tau_for_budget(frequent, options.rule_budget, options.overlap, options.containment)
+        tau = tau_for_size(frequent, options.rule_budget, options.overlap, options.containment)
         frequent = select(frequent, tau)
-    ids = {n: frequent.ids(n) for n in frequent.orders}
-    raw = {n: len(ids[n]) for n in ids}
+    grams = {n: frequent.ids(n) for n in frequent.orders}
+    raw = {n: len(grams[n]) for n in grams}
     recorded = origin.with_options({"tau": frequent.tau})
-    rules, passed = RuleSet.filtered(ids, frequent.support, recorded)
+    rules, passed = RuleSet.filtered(grams, frequent.support, recorded)
     if options.spans is not None:  # on evenly spread segments of a large corpus
         segments = min(offsets.count, max(1, _CHOICE_TOKENS // offsets.length))
         spread = [number * offsets.count // segments for number in range(segments)]
