@@ -11,7 +11,7 @@ from support.ngram_oracle import filtered
 from umim_core.config.rule_options import Containment, Overlap
 from umim_core.errors import RuleSetError
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.filters import filter_rules, overlap_mask, tau_for_budget
+from umim_core.rules.filters import filter_rules, overlap_mask, tau_for_size
 from umim_core.rules.grams import ORDERS, NgramCounts, orders_to
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID
@@ -157,7 +157,7 @@ def test_the_tau_for_a_budget_is_the_smallest_that_fits(
         counts = zipf_counts(seed, 2, 4 if seed else 6)
         most = max(int(x.max()) for x in counts.support.values() if len(x)) + 1
         fits = (t for t in range(2, most + 1) if size(counts, t, overlap, containment) <= budget)
-        assert tau_for_budget(counts, budget, overlap, containment) == next(fits)
+        assert tau_for_size(counts, budget, overlap, containment) == next(fits)
 
 
 def test_a_larger_tau_may_give_more_rules_and_the_budget_knows() -> None:
@@ -166,10 +166,10 @@ def test_a_larger_tau_may_give_more_rules_and_the_budget_knows() -> None:
     offsets = np.cumsum([0, *[3] * 5, *[2] * 6, 1], dtype=np.int64)
     counts = count_ngrams(stream, offsets, 1)
     assert {tau: size(counts, tau, "none", "drop") for tau in (5, 6)} == {5: 1, 6: 2}
-    assert tau_for_budget(counts, 1, "none", "drop") == 1
-    assert tau_for_budget(counts, 1, "none", "keep") == 9
+    assert tau_for_size(counts, 1, "none", "drop") == 1
+    assert tau_for_size(counts, 1, "none", "keep") == 9
 
 
 def test_a_budget_below_one_is_refused() -> None:
     with pytest.raises(RuleSetError, match="budget must be at least 1"):
-        tau_for_budget(zipf_counts(0, 2), 0, "greedy", "drop")
+        tau_for_size(zipf_counts(0, 2), 0, "greedy", "drop")

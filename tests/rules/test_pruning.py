@@ -12,7 +12,7 @@ from support.damage_tables import table_of
 from umim_core.errors import ConfigError, RuleSetError
 from umim_core.rules.inspection import token_reduction
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.pruning import cut_to_budget, prices, prune_by_damage
+from umim_core.rules.pruning import cut_to_reduction, prices, prune_by_damage
 from umim_core.rules.ruleset import RuleSet
 
 
@@ -44,19 +44,19 @@ def test_a_rule_pays_for_what_it_adds_to_the_rules_inside_it() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("target", [0.05, 0.15, 0.25])
-def test_the_budget_is_met_within_one_rule(seed: int, target: float) -> None:
+def test_the_reduction_is_met_within_one_rule(seed: int, target: float) -> None:
     rng = np.random.default_rng(seed)
     spans = {tuple(rng.integers(0, 8, rng.integers(2, 5)).tolist()) for _ in range(80)}
     rules = RuleSet.from_spans(spans)
     text = text_of(*(rng.integers(0, 8, 64) for _ in range(6)))
     price = rng.random(len(rules))
-    cut = cut_to_budget(rules, price, text, target)
-    assert cut.most == price[cut.kept].max() < price[~cut.kept].min()
+    cut = cut_to_reduction(rules, price, text, target)
+    assert cut.dearest == price[cut.kept].max() < price[~cut.kept].min()
     assert spans_of(cut.rules) == [
         s for s, kept in zip(spans_of(rules), cut.kept, strict=True) if kept
     ]
     assert cut.token_reduction == token_reduction(*text, Matcher(cut.rules)) >= target
-    less = cut.kept & (price < cut.most)
+    less = cut.kept & (price < cut.dearest)
     assert token_reduction(*text, Matcher(rules.take(less))) < target
 
 
@@ -65,7 +65,7 @@ def test_tokens_that_a_dropped_rule_frees_count_for_the_others() -> None:
     rules = RuleSet.from_spans([(3, 4), (5, 6), (1, 2, 3)])
     text = text_of([1, 2, 3, 4, 0, 5, 6, 0, 0, 0])
     assert token_reduction(*text, Matcher(rules)) == 0.3
-    cut = cut_to_budget(rules, np.array([1.0, 2.0, 3.0]), text, 0.2)
+    cut = cut_to_reduction(rules, np.array([1.0, 2.0, 3.0]), text, 0.2)
     assert (spans_of(cut.rules), cut.token_reduction) == ([(3, 4), (5, 6)], 0.2)
 
 
@@ -84,7 +84,7 @@ def test_rules_with_protected_tokens_go_first(numbered: PreTrainedTokenizerFast)
     assert spans_of(cut.rules) == [(3, 4)]
     assert cut.rules.options.protect == ("digits",)
     price = prices(table).astype(np.float32)
-    assert cut.rules.origin.max_damage == cut.most == price[1]
+    assert cut.rules.origin.max_damage == cut.dearest == price[1]
     assert cut.rules.require_prices().tolist() == price[cut.kept].tolist()
 
 
@@ -98,10 +98,10 @@ def test_protected_tokens_need_a_tokenizer() -> None:
 def test_a_target_that_no_rules_can_have_is_refused(target: float) -> None:
     rules = RuleSet.from_spans([(1, 2)])
     with pytest.raises(ConfigError, match="must lie above 0 and below"):
-        cut_to_budget(rules, np.zeros(1), text_of([1, 2]), target)
+        cut_to_reduction(rules, np.zeros(1), text_of([1, 2]), target)
 
 
 def test_a_target_that_these_rules_do_not_reach_is_refused() -> None:
     rules = RuleSet.from_spans([(1, 2), (3, 4)])
     with pytest.raises(RuleSetError, match=r"reduction of 0.5 .*; got 0.25 with all 2 "):
-        cut_to_budget(rules, np.zeros(2), text_of([1, 2, 0, 0]), 0.5)
+        cut_to_reduction(rules, np.zeros(2), text_of([1, 2, 0, 0]), 0.5)

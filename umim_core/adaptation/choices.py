@@ -27,7 +27,7 @@ import numpy as np
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.filters import tau_for_budget
+from umim_core.rules.filters import tau_for_size
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes
@@ -188,7 +188,7 @@ def mine_task_rules(
     counts = count_ngrams(ids, offsets, options.tau, excluded, longest=TASK_ORDER)
     if options.rule_budget is not None:
         filters = (options.overlap, options.containment)
-        tau = tau_for_budget(counts, options.rule_budget, *filters)
+        tau = tau_for_size(counts, options.rule_budget, *filters)
         options = options.model_copy(update={"tau": tau})
     origin = RuleOrigin(
         options=options,

@@ -94,7 +94,7 @@ def prune(
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.rules.pruning import (
         check_target,
-        cut_to_budget,
+        cut_to_reduction,
         keep_all,
         prune_by_damage,
         rules_under,
@@ -189,7 +189,7 @@ def prune(
         cut = prune_by_damage(table, text, target_tr, tokenizer, patterns)
     if decode_tr is not None:
         price = cut.rules.require_prices()
-        decode_max_damage = cut_to_budget(cut.rules, price, text, decode_tr).most
+        decode_max_damage = cut_to_reduction(cut.rules, price, text, decode_tr).dearest
     pruned = umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules)
     pruned.decoding_under(decode_max_damage).save(place / "checkpoint")  # no bound on other prices
     decoding = cut.rules if decode_max_damage is None else rules_under(cut.rules, decode_max_damage)
@@ -210,7 +210,7 @@ def prune(
         "heldout_tokens": heldout_rows.size,
         "token_reduction_before": reductions[0],
         "token_reduction": cut.token_reduction,
-        "max_damage": cut.most,
+        "max_damage": cut.dearest,
         "damage_dropped": damage_dropped,
         "savings_dropped": savings_dropped,
         "protect": cut.rules.options.protect,
@@ -231,8 +231,8 @@ def prune(
             f"{savings_dropped:.1%} of the saved tokens"
         )
     lines.append(
-        f"the dearest rule that stays costs an estimated {cut.most:.3g} nats per occurrence, over "
-        "the tokens that one saves"
+        f"the dearest rule that stays costs an estimated {cut.dearest:.3g} nats per occurrence, "
+        "over the tokens that one saves"
     )
     if patterns and target_tr is not None:
         lines.append(f"no rule holds: {', '.join(cut.rules.options.protect)}")

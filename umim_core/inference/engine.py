@@ -533,7 +533,7 @@ class Batch:
         if any(one.eviction is not None for one in requests):
             gone: list[list[int]] = []
             for one in requests:
-                old = [()] * len(one.rows) if one.eviction is None else one.eviction.old()
+                old = [()] * len(one.rows) if one.eviction is None else one.eviction.take_old()
                 gone += [list(old[number]) for number in one.present]
                 for number in one.present:
                     one.rows[number].dropped += len(old[number])

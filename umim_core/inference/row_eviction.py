@@ -87,7 +87,7 @@ class RowEviction:
                 (max(end + self._age, start + certain), range(max(start, SINKS), end))
             )
 
-    def old(self) -> list[list[int]]:
+    def take_old(self) -> list[list[int]]:
         """Return the columns of each row that are old once a forward is done, and forget them."""
         gone: list[list[int]] = []
         for held, waiting, read in zip(self._held, self._waiting, self._read, strict=True):

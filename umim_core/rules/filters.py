@@ -146,20 +146,17 @@ def filter_rules(
     return after_overlap, {n: after_overlap[n] & (around[n] == 0) for n in ids_by_order}
 
 
-def tau_for_budget(
-    counts: NgramCounts, budget: int, overlap: Overlap, containment: Containment
-) -> int:
-    """Return the smallest threshold, at least ``counts.tau``, whose filtered rules fit a budget.
+def tau_for_size(counts: NgramCounts, most: int, overlap: Overlap, containment: Containment) -> int:
+    """Return the smallest threshold, at least ``counts.tau``, that leaves at most so many rules.
 
     Dropping longer rules lets contained ones back in, so the number of rules may rise with tau
     under ``containment = drop``. Yet every rule lives in one interval of thresholds: up to its own
     count, and above the largest count of a longer rule around it. The sizes of all thresholds
     follow from the ends of these intervals, so the answer is exact: every smaller tau from
-    ``counts.tau`` on gives more rules than the budget. It gives none at all where too many rules
-    share one count.
+    ``counts.tau`` on gives more rules. It gives none at all where too many rules share one count.
     """
-    if budget < 1:
-        raise RuleSetError("a rule budget must be at least 1", budget, "Raise it, or give a tau.")
+    if most < 1:
+        raise RuleSetError("a rule budget must be at least 1", most, "Raise it, or give a tau.")
     firsts, lasts = [], []
     # Raising tau cuts off the worst rules, and greedy decides the better ones without them.
     ids = {n: counts.ids(n) for n in counts.orders}
@@ -175,4 +172,4 @@ def tau_for_budget(
     first, last = np.sort(np.concatenate(firsts)), np.sort(np.concatenate(lasts))
     taus = np.unique(np.append(last + 1, counts.tau))
     sizes = np.searchsorted(first, taus, "right") - np.searchsorted(last, taus, "left")
-    return int(taus[np.argmax(sizes <= budget)])
+    return int(taus[np.argmax(sizes <= most)])

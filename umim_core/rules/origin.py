@@ -57,7 +57,7 @@ class RuleOrigin(BaseModel):
         described = options.model_dump(mode="json", include=set(_OPTIONS)) | null_unless_asked
         return described | self.model_dump(mode="json", exclude={"options"})
 
-    def made(self) -> dict[str, object]:
+    def digest_record(self) -> dict[str, object]:
         """Return the part of the record that tells rules apart; the rest may be found out later."""
         return {name: x for name, x in self.record().items() if name not in _NOT_OF_THE_DIGEST}
 

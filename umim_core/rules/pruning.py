@@ -3,7 +3,7 @@
 The price of a rule is the divergence of one occurrence, estimated (``DamageTable.mean_kl``), over
 the tokens that one saves. Removing a rule frees its tokens for others, so neither its savings nor
 the reduction of what stays follow from counts: the rules inside it take its place (``prices``), and
-the reduction is that of the matcher with the rules that stay (``cut_to_budget``).
+the reduction is that of the matcher with the rules that stay (``cut_to_reduction``).
 
 Example: (a, b, c) costs 1.4 nats, 0.7 per saved token; (a, b) inside it costs 0.2. Without
 (a, b, c) its text becomes (a, b) c, so (a, b, c) saves one token more and costs 1.2 more: its price
@@ -41,18 +41,18 @@ _MOST_REDUCTION: Final = (MAX_LONGEST - 1) / MAX_LONGEST
 
 @dataclass(frozen=True)
 class Cut:
-    """Rules that meet a budget.
+    """Rules that reach a token reduction.
 
     Attributes:
         rules: Those that stay; ``kept`` says it of each rule of the set [R] (bool).
         token_reduction: (raw tokens - units) / raw tokens with these rules alone.
-        most: Price of the dearest rule that stays.
+        dearest: Price of the dearest rule that stays.
     """
 
     rules: RuleSet
     kept: NDArray[np.bool_]
     token_reduction: float
-    most: float
+    dearest: float
 
 
 def prices(table: DamageTable) -> Floats:
@@ -88,7 +88,7 @@ def priced(table: DamageTable) -> RuleSet:
     return table.rules.with_prices(prices(table).astype(np.float32))
 
 
-def cut_to_budget(
+def cut_to_reduction(
     rules: RuleSet,
     price: NDArray[np.floating],
     text: Text,
@@ -98,7 +98,7 @@ def cut_to_budget(
     """Keep the rules of the least price [R] until they reach a token reduction on a text.
 
     Rules are taken by rising price, of equal ones the most frequent first. Were the last one that
-    is taken left out, the reduction would be below the target: the budget is met within one rule.
+    is taken left out, the reduction would be below the target: it is met within one rule.
     Each trial matches the text anew with the rules of the trial; bisection finds their number. The
     text is flat ids [T] and segment borders [num_segments + 1]. The target, (raw tokens - units) /
     raw tokens, lies above 0 and below 15/16; only ``free`` rules [R] (bool) may stay, None for all.
@@ -197,8 +197,8 @@ def prune_by_damage(
     if tokenizer is not None and protect:
         free = free_of(table.rules, protected_ids(tokenizer, protect))
     rules = priced(table)
-    cut = cut_to_budget(rules, rules.require_prices(), text, target, free)
-    origin = _protecting(cut.rules, protect).model_copy(update={"max_damage": cut.most})
+    cut = cut_to_reduction(rules, rules.require_prices(), text, target, free)
+    origin = _protecting(cut.rules, protect).model_copy(update={"max_damage": cut.dearest})
     return replace(cut, rules=recording_reductions(cut.rules.with_origin(origin), text))
 
 
@@ -206,9 +206,9 @@ def keep_all(table: DamageTable, text: Text) -> Cut:
     """Keep every rule of a damage table, with its price and the record of ``at_reduction``."""
     rules = priced(table)
     stays = np.ones(len(rules), dtype=np.bool_)
-    most = float(rules.require_prices().max())
+    dearest = float(rules.require_prices().max())
     reduction = token_reduction(*text, Matcher(rules))
-    return Cut(recording_reductions(rules, text), stays, reduction, most)
+    return Cut(recording_reductions(rules, text), stays, reduction, dearest)
 
 
 def rules_under(rules: RuleSet, bound: float) -> RuleSet:

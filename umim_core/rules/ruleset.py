@@ -202,7 +202,7 @@ class RuleSet:
     @property
     def digest(self) -> str:
         """SHA-256 of the rules and of how they were made."""
-        parts = [canonical_json(self.origin.made())]
+        parts = [canonical_json(self.origin.digest_record())]
         for n in self.orders:
             parts.append(sha256_bytes(np.ascontiguousarray(self.ids_by_order[n]).tobytes()))
             parts.append(sha256_bytes(np.ascontiguousarray(self.support_by_order[n]).tobytes()))
