@@ -27,8 +27,9 @@ from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Batch, Engine, exhaust
 from umim_core.inference.outputs import Forward
+from umim_core.inference.prompts import PromptIds
 from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.matcher import Matcher
+from umim_core.rules.matcher import Matcher, Parts
 from umim_core.rules.ruleset import RuleSet
 
 
@@ -134,6 +135,15 @@ def test_reductions_are_the_realised_ones(chain: Backbone) -> None:
 def test_bad_prompts_are_refused(chain: Backbone, prompts: list[object], message: str) -> None:
     with pytest.raises(GenerationError, match=message):
         Engine(MergedModel.without_merging(chain)).generate(prompts, settings(2))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [((2, 3), (0, 1)), ((0, 2), (1, 3)), ((3, 2),), ((-1, 2),), ((0, 4),), ((0, 1), (4, 4))],
+)
+def test_parts_of_a_prompt_that_are_not_apart_are_refused(parts: Parts) -> None:
+    with pytest.raises(GenerationError, match="in the 3 tokens, in order and apart; got"):
+        PromptIds(np.array([1, 2, 3]), parts)
 
 
 @pairwise(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,16 @@ class PromptIds:
     ids: Ints
     parts: Parts
     unmerged: str = ""
+
+    def __post_init__(self) -> None:
+        borders = [0, *chain.from_iterable(self.parts), len(self.ids)]
+        require(
+            all(first <= end for first, end in pairwise(borders)),
+            GenerationError,
+            f"parts that may merge must lie in the {len(self.ids)} tokens, in order and apart",
+            self.parts,
+            "Give the first token and the end of each.",
+        )
 
 
 TokenPrompt = NDArray[np.integer] | Sequence[int] | PromptIds
