@@ -328,7 +328,8 @@ class _Request:
                     row.stop_reason = self.stopper.reason(row.raw, row.generated, number)
         except (GenerationError, NumericalError) as error:
             for row in self.rows:
-                row.error = error
+                if row.running:
+                    row.error = error
 
     def _record(
         self, logits: Tensor, tokens: Sequence[int], running: Sequence[bool], top: int
@@ -467,8 +468,9 @@ class Batch:
                 streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
             while self._requests:
                 self.step()
-                if rows[0].error is not None:
-                    raise rows[0].error
+                for row in rows:
+                    if row.error is not None:
+                        raise row.error
                 if streamer is not None:
                     streamer.put(torch.tensor([rows[0].raw[-1]]))  # type: ignore[no-untyped-call]
                 seconds.append(time.perf_counter() - began)
