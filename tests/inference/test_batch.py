@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import typeof
 
 from support.engine_matrix import (
     SAMPLED,
@@ -257,6 +258,26 @@ def test_a_row_that_cannot_be_or_go_on_fails_alone() -> None:
     assert good.ids == engine.generate([ids[1]], settings(3)).rows[0].ids
 
 
+def test_an_error_is_of_the_rows_that_run_and_ends_the_request() -> None:
+    engine, ids = Engine(model("compact")), prompts(8, VOCAB)[:2]
+
+    def fail(raw_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if raw_ids.shape[1] == len(ids[1]) + 2:
+            raise ValueError("a processor's own")
+        return scores
+
+    first = engine.generate(ids, settings(1)).rows[0].ids[0]
+    options = settings(4, eos_token_id=first, logits_processor=[fail])
+    batch = Batch(engine)
+    well, bad = batch.join(ids, options)
+    while batch.rows:
+        batch.step()
+    assert (well.ids, well.stop_reason, well.error) == ((first,), "eos", None)
+    assert len(bad.ids) == 2 and "a processor's own" in str(bad.error)
+    with pytest.raises(GenerationError, match="a processor's own"):
+        engine.generate(ids, options)
+
+
 @pytest.mark.parametrize("kind", ["compact", "preserved"])
 @pytest.mark.parametrize("tokens", [3, 90, 96])
 def test_a_row_that_may_be_shorter_gets_the_tokens_that_there_is_room_for(
@@ -289,6 +310,12 @@ def test_a_row_outgrows_its_first_buffer() -> None:
         push(units, 0, 1 + step % 2)
     assert units.spans(0) == ()
     assert units.spans(1) == tuple((start, 2) for start in range(0, 300, 2))
+
+
+def test_the_loop_over_rules_is_compiled_once_with_rules_and_without() -> None:
+    rules = Matcher(RuleSet.from_spans([(1, 2)]))
+    of_rules, of_none = (GeneratedUnits(of, 1)._suffixes._slots for of in (rules, None))
+    assert typeof(of_none) == typeof(of_rules)
 
 
 @given(rules=RULES, rows=st.lists(st.lists(TOKEN, max_size=24), min_size=1, max_size=4))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FIRST_CAPACITY: Final = 64
 _NO_RULES: Final = np.zeros(1, dtype=np.uint64)
+_NO_RULES.setflags(write=False)  # as tables of rules: another type would be compiled again
 Spans = tuple[tuple[int, int], ...]
 TopTokens = tuple[tuple[int, float], ...]
 
