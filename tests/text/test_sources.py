@@ -555,7 +555,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def test_a_data_set_is_known_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that does not answer is not needed for a revision, and not asked for a commit."""
+    """A commit is not asked for; without an answer nothing else says which data there are."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with socket.create_server(("127.0.0.1", 0)) as hub:
         address = f"http://127.0.0.1:{hub.getsockname()[1]}"
@@ -564,10 +564,12 @@ def test_a_data_set_is_known_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> N
         assert HubDataset(name="owner/name", revision=COMMIT).digests() == [COMMIT]
         with pytest.raises(BlockingIOError):
             hub.accept()
-    assert HubDataset(name="owner/name", revision="v1.0").digests() == ["v1.0"]
-    with pytest.raises(CorpusError, match="or pinned by its revision; got owner/name") as told:
-        HubDataset(name="owner/name").digests()
-    assert isinstance(told.value.__cause__, HTTPError), "a connection was tried"
+    for revision in (None, "v1.0", "main", COMMIT[:7], COMMIT + "0"):
+        pinned = f" at revision {revision}" if revision else ""
+        message = f"pinned by a commit of 40 hex digits; got owner/name{pinned}\\. Name"
+        with pytest.raises(CorpusError, match=message) as told:
+            HubDataset(name="owner/name", revision=revision).digests()
+        assert isinstance(told.value.__cause__, HTTPError), "a connection was tried"
 
 
 # Remote files

@@ -188,12 +188,12 @@ class HubDataset(_SourceModel):
         try:
             return [str(HfApi().dataset_info(self.name, revision=self.revision).sha)]
         except (OSError, HTTPError) as error:
-            if self.revision is not None:
-                return [self.revision]
+            # A tag or a branch may move: a key made of its name would fit other data later.
+            pinned = "" if self.revision is None else f" at revision {self.revision}"
             raise CorpusError(
-                "a data set must be reachable, or pinned by its revision",
-                self.name,
-                "Name a revision (a commit), or a local folder.",
+                "a data set must be reachable, or pinned by a commit of 40 hex digits",
+                f"{self.name}{pinned}",
+                "Name the commit as its revision, or a local folder.",
             ) from error
 
 
