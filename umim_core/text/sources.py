@@ -86,7 +86,7 @@ MaxBad = Annotated[int, Field(ge=0, description="Unusable rows to skip before gi
 
 @dataclass
 class BadRows:
-    """PlacedRows that were skipped, and the messages of the first ones, each with file and row."""
+    """Rows that were skipped, and the messages of the first ones, each with file and row."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -204,11 +204,9 @@ class TokenIds(_SourceModel):
     path: Annotated[str, Field(min_length=1, description="Path of the .npy file")]
 
     def files(self) -> list[CorpusFile]:
-        """Return its file."""
         return expand((self.path,), self.kind)
 
     def digests(self) -> list[str]:
-        """Return the SHA-256 of its file."""
         return [file.sha256() for file in self.files()]
 
 
@@ -425,7 +423,7 @@ def _utf8_remedy(head: bytes) -> str:
     return f"The file looks {looks}." if looks else "Convert the file to UTF-8, or leave it out."
 
 
-# PlacedRows
+# Rows
 
 
 @dataclass(frozen=True)

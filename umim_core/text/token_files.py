@@ -172,7 +172,6 @@ class TokenFiles:
 
     @property
     def num_documents(self) -> int:
-        """Number of documents."""
         return sum(part.documents for part in self._parts)
 
     @property
