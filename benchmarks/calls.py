@@ -31,6 +31,7 @@ from umim_core import UMIM
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.model.umim import UMIM as Model
+from umim_core.serving.tool_calls import json_values
 from umim_core.text.sources import read_objects
 from umim_core.traffic.prompt_rows import PromptRow, prompt_rows
 from umim_core.traffic.requests import Left, Request
@@ -99,11 +100,10 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def calls_of(text: str) -> list[dict[str, Any]]:
-    """Return the calls that a reply holds; none where one of them is no JSON."""
-    marked = _CALL.findall(text) or [text.strip().removeprefix("```json").removesuffix("```")]
+    """Return the calls that a reply holds, in marks or alone; none where one is no JSON."""
     try:
-        found = [json.loads(one) for one in marked]
-    except ValueError:
+        found = [json.loads(one) for one in _CALL.findall(text)] or json_values(text)
+    except (ValueError, RecursionError):
         return []
     return [one for one in found if isinstance(one, dict) and "name" in one]
 

@@ -53,6 +53,8 @@ def test_a_call_is_right_by_its_accepted_values(arguments: dict[str, Any], right
         ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', ["f"]),
         ('<tool_call>{"name": "f"}</tool_call> <tool_call>{"name": "g"}', ["f", "g"]),
         ('```json\n{"name": "f"}\n```', ["f"]),
+        ('{"name": "f"}\n{"name": "g"}', ["f", "g"]),
+        ("[" * 9999, []),
         ('<tool_call>{"name": "f"</tool_call>', []),
         ("Paris.", []),
     ],

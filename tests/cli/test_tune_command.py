@@ -59,6 +59,7 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again(
     made = umim("tune", backbone, log(tmp_path, 20), "--out", tmp_path / "out", *OPTIONS, "--json")
     found = document(made)
     assert found["left_out"] == {"request that does not fit the model's context": 1}
+    assert " in all: training " in made.err.splitlines()[0]  # its time comes first
     assert found["requests"] == 4 and found["tokens"] == 4 * 16
     assert found["saved"] == pytest.approx(9 / 16)  # ten words are one unit
     assert found["base_nats"] > 0 and found["merged_nats"] > 0 and found["nats_error"] >= 0

@@ -27,7 +27,7 @@ def tune(
     model: shared.ModelArgument,
     logs: Annotated[
         list[str],
-        typer.Argument(help="Request logs (JSON Lines with messages and tools), as umim report's."),
+        typer.Argument(help="Request logs (JSON Lines with messages and tools): files, folders."),
     ],
     out: shared.OutOption = None,
     roles: Annotated[
@@ -44,7 +44,7 @@ def tune(
     merge_depth: Annotated[
         int, typer.Option(min=0, help="Layers that read every token before spans merge.")
     ] = 4,
-    learning_rate: Annotated[float, typer.Option(help="Of the schedule's top.")] = 2e-3,
+    learning_rate: Annotated[float, typer.Option(help="At the top of its schedule.")] = 2e-3,
     kind: Annotated[
         Literal["text", "jsonl"] | None, typer.Option(help="What files hold whose ending is other.")
     ] = None,
@@ -57,8 +57,9 @@ def tune(
 ) -> None:
     """Choose spans of your requests, train for them, price them, and compare raw and merged.
 
-    Every fifth conversation is held out for the comparison. Killed or stopped, the same command
-    goes on where it was.
+    Of every conversation the last request is read. Every fifth conversation is held out; at most
+    100 of these are compared. The time that all of it takes is told first. Killed or stopped, the
+    same command goes on where it was.
     """
     from umim_core.backbone.devices import default_device, usable_device
     from umim_core.backbone.shape import trained_context

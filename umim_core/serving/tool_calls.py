@@ -182,18 +182,15 @@ class CallReader:
 
     def _bare_calls(self, text: str) -> list[dict[str, Any]]:
         """Return the calls of a whole reply of nothing else; none where it has anything else."""
-        text, calls = text.rstrip().removeprefix(_FENCE).removesuffix("```").strip(), []
         try:
-            while text:
-                value, end = json.JSONDecoder().raw_decode(text)
-                call = self._checked(value) if "arguments" in value else None
-                if call is None:
-                    return []
-                calls.append(call)
-                text = text[end:].lstrip()
-        except (ValueError, TypeError, RecursionError):
+            values = json_values(text)
+        except (ValueError, RecursionError):
             return []
-        return calls
+        calls = [
+            self._checked(one) for one in values if isinstance(one, dict) and "arguments" in one
+        ]
+        known = [call for call in calls if call is not None]
+        return known if len(known) == len(values) else []
 
     def _call(self, text: str) -> dict[str, Any] | None:
         try:
@@ -212,6 +209,16 @@ class CallReader:
             return {"name": name, "arguments": json.dumps(arguments, allow_nan=False)}
         except ValueError:
             return None
+
+
+def json_values(text: str) -> list[Any]:
+    """Return the JSON values that a text is, one after the other, fenced or not."""
+    text, values = text.strip().removeprefix(_FENCE).removesuffix("```").strip(), []
+    while text:
+        value, end = json.JSONDecoder().raw_decode(text)
+        values.append(value)
+        text = text[end:].lstrip()
+    return values
 
 
 def _settled(text: str) -> str:

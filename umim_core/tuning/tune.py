@@ -14,6 +14,7 @@ Of every conversation the last request is read, which holds the others. The dire
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.mining.mine import candidate_spans
 from umim_core.mining.span_choice import choose_spans
 from umim_core.model.umim import UMIM
-from umim_core.progress import followed, log_progress, logger
+from umim_core.progress import duration, followed, log_progress, logger
 from umim_core.rules.pruning import priced, recording_reductions
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
@@ -158,6 +159,7 @@ def _tuned(
 ) -> Comparison:
     """Do what is not done yet in a folder, whose ``state`` is no part of the result."""
     work = folder / STATE / "tuning"
+    _tell_time(trained, held, options, (work / "checkpoint", folder / "checkpoint"))
     rows = {name: work / "rows" / name for name in ("train", "valid")}
     if not (folder / "rules").exists():
         logger.info("choosing spans of %d conversations", len(trained))
@@ -191,6 +193,49 @@ def _tuned(
     compared = compare(UMIM(backbone, Checkpoint.load(folder / "checkpoint")), held)
     write_json(folder / "comparison.json", asdict(compared))
     return compared
+
+
+@torch.no_grad()
+def _tell_time(
+    trained: Sequence[PromptRow],
+    held: Sequence[PromptRow],
+    options: TuneOptions,
+    done: tuple[Path, Path],
+) -> None:
+    """Say how long everything will take; what is ``done``, training or prices, takes nothing.
+
+    It follows from a forward of the base model. As merged rows are short, one that training reads
+    takes about as much, and half as much again where it goes back, or where all states are priced.
+    """
+    device = "cuda" if options.use_gpu else "cpu"
+    backbone = load_backbone(options.model, dtype="float32", device=device)
+    sizes = [min(len(row.prompt) + len(row.reply), options.max_tokens) for row in trained]
+    longest = trained[int(np.argmax(sizes))].prompt[: options.max_tokens]
+
+    def seconds(ids: NDArray[np.int64]) -> float:
+        tokens = torch.from_numpy(ids[None]).to(backbone.device)
+        for _ in range(2):  # the first one warms up
+            began = time.monotonic()
+            backbone.model(tokens).logits[0, -1, 0].item()
+        return time.monotonic() - began
+
+    token, alone = seconds(longest) / len(longest), seconds(longest[:1])
+    plan = options.training
+    validations = plan.max_steps // plan.validate_every + 1  # one before the first step
+    read = 1.5 * plan.max_steps * plan.batch_size
+    read += validations * min(plan.validation_rows, -(-len(trained) // _VALID))
+    answered = sum(len(row.prompt) for row in held[:_GREEDY])
+    compared = sum(len(row.prompt) + len(row.reply) for row in held) + answered
+    times = {
+        "training": token * read * float(np.mean(sizes)),
+        "prices": 1.5 * token * min(sum(sizes), _PRICED),
+        "comparison": 2 * (token * compared + alone * REPLY * len(held[:_GREEDY])),
+    }
+    for name, place in zip(("training", "prices"), done, strict=True):
+        if place.exists():
+            times[name] = 0.0
+    parts = ", ".join(f"{name} {duration(x)}" for name, x in times.items())
+    logger.info("about %s in all: %s", duration(sum(times.values())), parts)
 
 
 def chosen_spans(rows: Sequence[PromptRow], options: TuneOptions) -> RuleSet:
