@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
 import pytest
 
-from umim_core.progress import Points, ProgressLines, duration, followed, leave_note, listening
+from umim_core.progress import (
+    Points,
+    ProgressLines,
+    duration,
+    followed,
+    leave_note,
+    listening,
+    warn_once,
+)
 
 
 def wait_for(heard: list[Points], count: int) -> None:
@@ -37,6 +46,13 @@ def test_a_log_file_hears_of_the_first_step_while_the_run_goes_on(
         leave_note(tmp_path, 1, 3, "training, loss 2.000", {"loss": (1, 2.0)})
         wait_for(heard, 1)
         assert caplog.messages == ["training, loss 2.000: 1 of 3"]
+
+
+def test_a_warning_is_logged_once_whoever_comes_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    for line in ("50 % of a", "b", "50 % of a"):
+        for name in ("umim.one", "umim.two"):
+            warn_once(logging.getLogger(name), line)
+    assert caplog.messages == ["50 % of a"] * 2 + ["b"] * 2
 
 
 def test_a_point_is_heard_once(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -48,6 +49,12 @@ class _Listening(NamedTuple):
 
 _NOBODY: Final = _Listening()
 _listening: ContextVar[_Listening] = ContextVar("listening", default=_NOBODY)
+
+
+@lru_cache(1024)
+def warn_once(log: logging.Logger, line: str) -> None:
+    """Log a warning that a process comes to several times."""
+    log.warning("%s", line)
 
 
 def leave_note(state: Path, step: int, total: int, text: str, points: Points | None = None) -> None:

@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 
 from umim_core.encodable import encoding_error
 from umim_core.errors import GenerationError, require
+from umim_core.progress import warn_once
 from umim_core.text.roles import USER, Role
 from umim_core.text.token_ids import encode, typed_panics
 
@@ -60,7 +61,6 @@ _ROLES: Final = {
     _SCHEMA: "tools",
 }
 _log: Final = logging.getLogger("umim")
-_logged: Final[set[str]] = set()
 # What ends a process that has no memory: by the kernel, and by libraries that cannot go on.
 _MEMORY_SIGNALS: Final = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 _ALIVE: Final = "the process that writes chats must start and live"
@@ -387,9 +387,7 @@ class _Same:
 
 def log_unmerged(reason: str) -> None:
     """Say once why something stays raw; what users say is never logged."""
-    if reason not in _logged:
-        _logged.add(reason)
-        _log.warning("umim: part of a chat stays raw: %s", reason)
+    warn_once(_log, f"umim: part of a chat stays raw: {reason}")
 
 
 def token_ranges(

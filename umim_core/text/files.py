@@ -16,7 +16,6 @@ import glob
 import gzip
 import hashlib
 import io
-import logging
 import lzma
 import os
 import zlib
@@ -25,7 +24,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal, cast
 from urllib.parse import quote, unquote
@@ -35,6 +33,7 @@ from pyarrow import fs
 
 from umim_core.addresses import is_address, redacted, scrubbed, without_options
 from umim_core.errors import CorpusError, require
+from umim_core.progress import logger, warn_once
 
 SourceKind = Literal["text", "jsonl", "parquet", "dataset", "ids"]
 ENDINGS: Final[dict[SourceKind, tuple[str, ...]]] = {
@@ -51,7 +50,6 @@ _OTHER_PACKERS: Final = (
 )
 _SHOWN: Final = 12  # reasons at most in one line
 _READ_AHEAD: Final = 1 << 22  # bytes of one request to a remote file
-_log: Final = logging.getLogger("umim.progress")
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,8 @@ def _local(name: str, kind: SourceKind | None) -> list[str]:
     if not files:
         raise _no_file(name, left_out)
     if left_out:
-        _say_once(f"{name}: {left_out.total()} left out: {_listed(left_out)}")
+        # The files of a corpus are looked for several times.
+        warn_once(logger, f"{name}: {left_out.total()} left out: {_listed(left_out)}")
     return files
 
 
@@ -301,12 +300,6 @@ def _listed(left_out: Counter[str]) -> str:
     shown = [f"{count} {reason}" for reason, count in left_out.most_common(_SHOWN)]
     others = left_out.total() - sum(count for _, count in left_out.most_common(_SHOWN))
     return ", ".join([*shown, *([f"{others} others"] if others else [])])
-
-
-@lru_cache
-def _say_once(line: str) -> None:
-    """Log what was found: the files of a corpus are looked for several times."""
-    _log.warning("%s", line)
 
 
 def _remote(name: str) -> list[str]:
