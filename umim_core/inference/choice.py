@@ -321,12 +321,20 @@ def stop_texts(option: object) -> list[str]:
     """Return one stop string or several as a list."""
     several = isinstance(option, Iterable) and not isinstance(option, str)
     texts: list[Any] = list(cast("Iterable[object]", option)) if several else [option]
-    for ok, rule in (
-        (lambda text: isinstance(text, str) and text != "", "be texts of at least one character"),
-        (lambda text: encoding_error(text) is None, "hold no lone surrogates"),
-    ):
-        fits = all(map(ok, texts))
-        require(fits, GenerationError, f"stop_strings must {rule}", texts, "Leave others out.")
+    require(
+        all(isinstance(text, str) and text != "" for text in texts),
+        GenerationError,
+        "stop_strings must be texts of at least one character",
+        texts,
+        "Leave others out.",
+    )
+    require(
+        all(encoding_error(text) is None for text in texts),
+        GenerationError,
+        "stop_strings must hold no lone surrogates",
+        texts,
+        "Leave others out.",
+    )
     return texts
 
 
