@@ -41,7 +41,7 @@ from umim_core.inference.engine import Batch, Engine, exhaust
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import GenerationState, Row
 from umim_core.inference.prefix_store import SharedPrefix
-from umim_core.inference.prompts import Prompts, check_room
+from umim_core.inference.prompts import Prompts, check_room, positions_taken
 from umim_core.merging.likelihood import TokenScores, target_scores
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Advance
@@ -277,7 +277,7 @@ def generate_evicted(
 
 
 def _positions(ids: Ints, new: int, policy: CachePolicy, budget: Budget) -> int:
-    tokens = len(ids) + new - 1
+    tokens = positions_taken(len(ids), new)
     if policy.rotation is None or new < 2:
         return tokens
     allowed = budget(ids, new - 2)  # before the last token that is read

@@ -71,6 +71,7 @@ from umim_core.inference.prompts import (
     TokenPrompt,
     check_room,
     cut_left,
+    positions_taken,
     read_prompts,
 )
 from umim_core.inference.row_eviction import RowEviction
@@ -109,7 +110,7 @@ class Engine:
 
         The latest one of a bound on prices is kept.
         """
-        if options.merge not in (None, "all") or self.merged_model.matcher is None:
+        if not options.merges_generated(self.merged_model):
             return None
         whole = self.merged_model.require_matcher()
         bound = options.decode_bound(self.merged_model)
@@ -168,7 +169,7 @@ class Engine:
     def prefix(self, prompt: TokenPrompt, options: GenerateOptions) -> Prefix:
         """Read a text like a prompt of ``steps``, into a cache that many requests continue."""
         read = read_prompts([prompt], None, options.reading(self.merged_model))
-        cache = self._room(read, options, 1, None, several=False)
+        cache = self._cache_for(read, options, 1, None, several=False)
         self._prefill(read, cache, [0])
         ids, spans = tuple(read.ids[0].tolist()), merged_spans(read.cuts[0])
         return Prefix(ids, spans, cache, self.merged_model)
@@ -187,7 +188,7 @@ class Engine:
         There is room for so many new tokens. ``shared`` has columns of the only prompt; several
         rows may run together.
         """
-        cache = self._room(prompts, options, new, past, several)
+        cache = self._cache_for(prompts, options, new, past, several)
         before = [0] * len(prompts.ids) if past is None else [len(ids) for ids in past.fed_ids]
         if shared is not None:
             shared.cache.allow(cache.units.max_length, cache.evictable.max_length)
@@ -196,7 +197,7 @@ class Engine:
         logits = self._prefill(prompts, cache, before)
         return cache.repeated(options.samples), logits.repeat_interleave(options.samples, 0)
 
-    def _room(
+    def _cache_for(
         self,
         prompts: Prompts,
         options: GenerateOptions,
@@ -210,8 +211,8 @@ class Engine:
         if past is not None:
             units = units + torch.tensor(past.cache_lengths)
             raw = raw + torch.tensor([len(ids) for ids in past.fed_ids])
-        # The last token chosen is never fed.
-        limit, most_raw = int(units.max()) + new - 1, int(raw.max()) + new - 1
+        limit = positions_taken(int(units.max()), new)
+        most_raw = positions_taken(int(raw.max()), new)
         preserved = self.merged_model.unit_positions == "preserved"
         highest = most_raw if preserved else limit
         check_room(self.backbone, highest, new)
@@ -358,14 +359,14 @@ class Batch:
     def rows(self) -> list[Row]:
         return [one.rows[number] for one in self._requests for number in one.present]
 
-    def _room(self, prompts: Prompts) -> int:
+    def _most_new_tokens(self, prompts: Prompts) -> int:
         """Return how many tokens the backbone has room for behind prompts; below 1 for none."""
         model, packed = self._engine.merged_model, prompts.packed
         preserved = model.unit_positions == "preserved"
         held = packed.raw_counts if preserved else packed.unit_counts
         limits = (model.backbone.max_positions, attention_window(model.backbone.model.config))
         most = min((limit for limit in limits if limit is not None), default=sys.maxsize)
-        return most - int(held.max()) + 1  # the last token is never fed
+        return most - positions_taken(int(held.max()), 0)
 
     @torch.no_grad()
     def join(
@@ -387,7 +388,7 @@ class Batch:
         unfed = None if past is None else past.unfed
         read = read_prompts(prompts, unfed, options.reading(model))
         if shorten:
-            new = max(1, min(new, self._room(read)))
+            new = max(1, min(new, self._most_new_tokens(read)))
             options = options.setting(max_new_tokens=new)
             config = options.settings
         if options.overlong == "truncate" and past is None:

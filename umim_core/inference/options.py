@@ -313,17 +313,18 @@ class GenerateOptions(PlainOptions):
         """Return the model that reads prompts as the options say."""
         return merged_model.reading(self.merge or "all", self.raw_tail or 0)
 
+    def merges_generated(self, merged_model: MergedModel) -> bool:
+        return self.merge in (None, "all") and merged_model.matcher is not None
+
     def decode_bound(self, merged_model: MergedModel) -> float | None:
         """Return the most price of the rules that generated tokens merge by.
 
         The options' bound counts; without one, the model's own. None where all rules count, or
         generated tokens stay raw.
         """
-        if self.merge not in (None, "all") or merged_model.matcher is None:
-            return None
         own = merged_model.decode_max_damage
         bound = own if self.decode_max_damage is None else self.decode_max_damage
-        return None if bound == math.inf else bound
+        return bound if bound != math.inf and self.merges_generated(merged_model) else None
 
 
 def _checked(settings: Mapping[str, Any]) -> GenerationConfig:

@@ -120,7 +120,7 @@ def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Pr
     backbone = merged_model.backbone
     if backbone.max_positions is None:
         return prompts
-    room = backbone.max_positions - new_tokens + 1  # the last token chosen is never fed
+    room = backbone.max_positions - positions_taken(0, new_tokens)
     bos = None if backbone.tokenizer is None else backbone.tokenizer.bos_token_id
     rows, cuts = [], []
     for ids, (starts, lengths) in zip(prompts.ids, prompts.cuts, strict=True):
@@ -142,6 +142,14 @@ def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Pr
     return Prompts(rows, cuts, pack_rows(rows, cuts, device=backbone.device))
 
 
+def positions_taken(held: int, new_tokens: int) -> int:
+    """Return the positions of a prompt that holds some, and of its new tokens.
+
+    The last token chosen is never fed.
+    """
+    return held + new_tokens - 1
+
+
 def check_room(backbone: Backbone, positions: int, new_tokens: int) -> None:
     """Refuse what the backbone has no room for."""
     most = backbone.max_positions
@@ -149,6 +157,6 @@ def check_room(backbone: Backbone, positions: int, new_tokens: int) -> None:
         most is None or positions <= most,
         GenerationError,
         f"prompt and new tokens must fit the backbone's {most} positions",
-        f"{positions - new_tokens + 1} prompt positions + {new_tokens} new tokens",
+        f"{positions - positions_taken(0, new_tokens)} prompt positions + {new_tokens} new tokens",
         "Shorten the prompt, lower max_new_tokens, or use overlong='truncate'.",
     )
