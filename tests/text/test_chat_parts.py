@@ -17,9 +17,10 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, GenerationError
-from umim_core.text import chat_parts
-from umim_core.text.chat_parts import Chat, encode_parts, write_chat
+from umim_core.text import template_process
+from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import Role, check_roles
+from umim_core.text.template_process import Chat
 
 _LOOP = (
     "{%% for m in messages %%}<{{ m['role'] }}>%s\n{%% endfor %%}"
@@ -361,7 +362,7 @@ def test_the_end_of_the_process_that_writes_chats_is_told_by_its_kind(
         program.chmod(0o700)
     tokenizer.chat_template = FAITHFUL["plain"]
     with monkeypatch.context() as patched:
-        patched.setattr(chat_parts, "_writers", {})
+        patched.setattr(template_process, "_writers", {})
         patched.setattr(sys, "executable", str(program))
         with pytest.raises(GenerationError, match=message):
             write_chat(CHAT, tokenizer)
@@ -375,7 +376,7 @@ def test_a_hard_bound_of_memory_below_the_worker_s_own_is_no_fault() -> None:
             "import resource, runpy, sys\n"
             "resource.setrlimit(resource.RLIMIT_AS, (1000 << 20, 1000 << 20))\n"
             "runpy.run_path(sys.argv[1], run_name='__main__')",
-            str(Path(chat_parts.__file__).with_name("template_worker.py")),
+            str(Path(template_process.__file__).with_name("template_worker.py")),
         ],
         input=json.dumps(request) + "\n",
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},

@@ -42,8 +42,8 @@ from umim_core.rules.leaks import LeakPolicy, check_export
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.scratch import scratch_folder
-from umim_core.text.chat_parts import Tools
 from umim_core.text.roles import Role
+from umim_core.text.template_process import Tools
 
 _CONTEXTS_AT_ONCE: Final = 16  # their mask grows with the square of the longest
 

@@ -18,8 +18,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.errors import GenerationError, require
 from umim_core.serving.tool_calls import Calls
-from umim_core.text.chat_parts import Chat, encode_parts, write_chat
+from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import USER, Role
+from umim_core.text.template_process import Chat
 from umim_core.text.token_ids import encode
 
 _LONG: Final = 1 << 16  # characters

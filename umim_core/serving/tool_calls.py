@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.errors import GenerationError
 from umim_core.serving.openai_api import PromptFields, bad_field
-from umim_core.text.chat_parts import parse_reply, template_for
+from umim_core.text.template_process import parse_reply, template_for
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FENCE: Final = "```json"

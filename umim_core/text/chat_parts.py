@@ -23,19 +23,12 @@ Schemas get a key that nothing else has instead, and are found where the templat
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
-import os
 import re
-import signal
-import subprocess
-import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -45,13 +38,19 @@ from umim_core.encodable import encoding_error
 from umim_core.errors import GenerationError, require
 from umim_core.progress import warn_once
 from umim_core.text.roles import USER, Role
+from umim_core.text.template_process import (
+    Chat,
+    Tools,
+    WriterEndedError,
+    as_json,
+    rendered,
+    template_of,
+)
 from umim_core.text.token_ids import encode, typed_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Chat = Sequence[Mapping[str, Any]]
-Tools = Sequence[Mapping[str, Any]]
 Place = tuple[int, int]
 _SCHEMA: Final = "{}"  # stands where messages have a role
 # Other names of the roles in templates; what no name is known of counts as a user's.
@@ -61,10 +60,6 @@ _ROLES: Final = {
     _SCHEMA: "tools",
 }
 _log: Final = logging.getLogger("umim")
-# What ends a process that has no memory: by the kernel, and by libraries that cannot go on.
-_MEMORY_SIGNALS: Final = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
-_ALIVE: Final = "the process that writes chats must start and live"
-_TRY_ALONE: Final = "See what `python -m umim_core.text.template_worker </dev/null` says."
 _REWRITTEN: Final = "its template changes what users say"
 _SCHEMAS: Final = "its template does not write tools as tojson does"
 
@@ -111,22 +106,22 @@ def write_chat(
             'Pass [{"role": "user", "content": "..."}].',
         )
     _check_tools(tools)
-    template = _template(tokenizer, tools)
+    template = template_of(tokenizer, tools)
     texts, parts = _with_texts(chat), _with_parts(chat)
     forms = [texts, parts] if texts == list(chat) else [list(chat), texts, parts]
     refused: list[GenerationError] = []
     for form in forms:
         marks = _Marks(form, tools, roles)
         try:
-            marked = _rendered(template, marks.chat, tokenizer, marks.tools)
+            marked = rendered(template, marks.chat, tokenizer, marks.tools)
             marks.check(marked)
-        except _WriterEndedError:
+        except WriterEndedError:
             raise
         except GenerationError as error:
             refused.append(error)
             continue
         plain = marks.chat == form and marks.tools == tools
-        text = marked if plain else _rendered(template, form, tokenizer, tools)
+        text = marked if plain else rendered(template, form, tokenizer, tools)
         _check_read(template, form, tokenizer, tools, text, marks.show_tools(marked))
         return marks.find(marked, text)
     raise refused[0]
@@ -164,7 +159,7 @@ def _check_read(
         without["calls of tools"] = kept, tools
     for what, (less, fewer) in without.items():
         try:
-            same = _rendered(template, less, tokenizer, fewer) == text
+            same = rendered(template, less, tokenizer, fewer) == text
         except GenerationError:  # a reply of calls alone has no content
             same = False
         require(
@@ -229,7 +224,7 @@ class _Marks:
         self, chat: list[Mapping[str, Any]], tools: Tools | None, roles: Sequence[Role]
     ) -> None:
         # No text of the chat holds it, and no filter changes it: digits are their own upper case.
-        spoken, self._key = _as_json([chat, tools]), "7310"
+        spoken, self._key = as_json([chat, tools]), "7310"
         self._tools, self._roles = tools or (), frozenset[str](roles)
         while self._key in spoken:
             self._key += "7"
@@ -431,151 +426,3 @@ def encode_parts(
         )
     ranges = token_ranges(encoded["offset_mapping"], places)
     return np.array(encoded["input_ids"], dtype=np.int64), ranges
-
-
-def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | None = None) -> str:
-    """Write a conversation by a tokenizer's template, the beginning of a reply behind it."""
-    return _rendered(_template(tokenizer, tools), chat, tokenizer, tools)
-
-
-def template_for(tokenizer: PreTrainedTokenizerBase, *, with_tools: bool = False) -> str | None:
-    """Return the template that transformers writes a chat by; None for a tokenizer without.
-
-    Of several, ``tool_use`` is for chats with tools, where there is one, ``default`` for others.
-    """
-    template: str | dict[str, str] | None = tokenizer.chat_template
-    if not isinstance(template, dict):
-        return template
-    names = ("tool_use", "default") if with_tools else ("default",)
-    return next((template[name] for name in names if name in template), None)
-
-
-def _template(tokenizer: PreTrainedTokenizerBase, tools: Tools | None) -> str:
-    template, named = template_for(tokenizer, with_tools=tools is not None), tokenizer.chat_template
-    if template is None:
-        raise GenerationError(
-            "a chat needs a tokenizer with a chat template, the only one or one named default",
-            f"templates named {', '.join(sorted(named))}" if named else "one without",
-            "Pass a text, or set tokenizer.chat_template.",
-        )
-    return template
-
-
-def _rendered(
-    template: str, chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | None
-) -> str:
-    line = _as_json(
-        {
-            "template": template,
-            "messages": [
-                {key: value for key, value in message.items() if value is not None}
-                for message in chat
-            ],
-            "tools": tools,
-            "names": tokenizer.special_tokens_map,
-        }
-    )
-    return str(_asked(line, "chats")["text"])
-
-
-def parse_reply(
-    text: str, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return a reply as a message, read by transformers by a tokenizer's response template."""
-    line = _as_json({"template": template, "reply": text, "tools": tools})
-    return dict(_asked(line, "replies")["message"])
-
-
-def _asked(line: str, what: str) -> dict[str, Any]:
-    """Ask a process for chats or for replies: a server reads these where no long chat may wait."""
-    answer = _writers.setdefault((os.getpid(), what), _Writer()).ask(line)
-    if "error" in answer:
-        raise _unwritable(answer["error"])
-    return answer
-
-
-def _as_json(value: object) -> str:
-    try:
-        return json.dumps(value, default=lambda other: f"<{type(other).__name__}>")
-    except (ValueError, TypeError, RecursionError) as error:
-        raise _unwritable(f"{type(error).__name__}: {str(error)[:200]}") from error
-
-
-def _unwritable(value: str, error: type[GenerationError] = GenerationError) -> GenerationError:
-    return error(
-        "a chat needs a template that writes it in seconds and in bounded memory, and messages of "
-        "role and content",
-        value,
-        "Pass a text, or messages as the template expects them.",
-    )
-
-
-class _WriterEndedError(GenerationError):
-    """The process ended before it answered: no other form of a chat will do better."""
-
-    @classmethod
-    def of(cls, status: int) -> GenerationError:
-        """Return the error of an exit status, which is below zero for a signal."""
-        if -status == signal.SIGALRM:
-            return _unwritable("a template that does not end in seconds", cls)
-        if -status in _MEMORY_SIGNALS:
-            return _unwritable("a template that needs more memory", cls)
-        return cls(_ALIVE, f"exit status {status}", _TRY_ALONE)
-
-
-class _Writer:
-    """The process that renders templates (``template_worker``), started when it is first needed."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def ask(self, line: str) -> dict[str, Any]:
-        """Return what it answers; its end is an error."""
-        with self._lock:
-            if self._process is None:
-                self._process = self._started()
-            process, answer, status = self._process, b"", 0
-            assert process.stdin and process.stdout  # noqa: S101  pipes
-            try:
-                process.stdin.write(line.encode() + b"\n")
-                process.stdin.flush()
-                answer = process.stdout.readline()
-            except BrokenPipeError:
-                pass
-            finally:
-                if not answer.endswith(b"\n"):  # also where a signal broke the reading off
-                    status = self.close()
-        if not answer.endswith(b"\n"):
-            raise _WriterEndedError.of(status)
-        answered: dict[str, Any] = json.loads(answer)
-        return answered
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        atexit.register(self.close)
-        script = Path(__file__).with_name("template_worker.py")
-        # A session of its own: Ctrl-C is for us, and the end of stdin ends it.
-        try:
-            return subprocess.Popen(  # noqa: S603  our own file
-                [sys.executable, "-P", str(script)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise _WriterEndedError(_ALIVE, str(error), _TRY_ALONE) from error
-
-    def close(self) -> int:
-        """End the process, if there is one; return its exit status."""
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        process.kill()  # without effect on the status of one that ended
-        process.communicate()
-        return process.returncode
-
-
-# By process, as one that was forked has no pipes of its own, and by what it is asked for.
-_writers: Final[dict[tuple[int, str], _Writer]] = {}

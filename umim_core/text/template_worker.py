@@ -1,4 +1,4 @@
-"""A process that runs templates of chats and replies for ``chat_parts``, apart from this package.
+"""The process that runs templates for ``template_process``, apart from this package.
 
 A template is code of whoever made the model: it may loop for ever, or double a text until memory is
 gone, in ways that no check of its text finds. Here the kernel ends it: an alarm and a bound on the

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from umim_core.errors import GenerationError
 from umim_core.rules.matcher import Parts
-from umim_core.text.chat_parts import encode_parts, render_chat, write_chat
+from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import Role
+from umim_core.text.template_process import render_chat
 from umim_core.text.token_ids import encode
 from umim_core.traffic.requests import Left, Message, Request
 
