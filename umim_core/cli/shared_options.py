@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -213,6 +215,19 @@ def load_umim(
     return UMIM.from_pretrained(
         name, dtype=dtype, device=device, budget=budget, target_tr=target_tr
     )
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """End a command that keeps states with 130 at Ctrl-C and TERM, and say how it goes on."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("\nStopped; the same command goes on from the last state.", err=True)
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def write_page(path: Path, title: str, body: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -140,15 +139,8 @@ def train(
     )
     log_lines("umim.progress")
     began = time.perf_counter()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
-    try:
-        with computing():
-            summary = train_checkpoint(job, source, place)
-    except KeyboardInterrupt:
-        typer.echo("\nStopped; the same command goes on from the last state.", err=True)
-        raise SystemExit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with shared.resumable(), computing():
+        summary = train_checkpoint(job, source, place)
     name = target.record(place / "checkpoint")
     document: dict[str, object] = {"checkpoint": str(place / "checkpoint"), "name": name, **summary}
     lines = _lines(place, name, summary, time.perf_counter() - began)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -135,15 +134,8 @@ def tune(
     )
     log_lines("umim.progress")
     began = time.monotonic()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
-    try:
-        with computing():
-            compared = tune_checkpoint(rows, options, target.directory)
-    except KeyboardInterrupt:
-        typer.echo("\nStopped; the same command goes on from the last state.", err=True)
-        raise SystemExit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with shared.resumable(), computing():
+        compared = tune_checkpoint(rows, options, target.directory)
     place = target.directory / "checkpoint"
     name = target.record(place)
     document = {"checkpoint": str(place), "name": name, **asdict(compared)}
