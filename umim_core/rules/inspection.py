@@ -158,8 +158,7 @@ def _rules_at(rules: RuleSet, places: Ints) -> list[Rule]:
     listed = []
     for place in places.tolist():
         n = int(rules.sizes[place])
-        shorter = sum(count for order, count in rules.counts_by_order.items() if order < n)
-        ids = tuple(rules.ids_by_order[n][place - shorter].tolist())
+        ids = tuple(rules.ids_by_order[n][place - rules.first_place(n)].tolist())
         listed.append(Rule(ids, int(rules.support[place])))
     return listed
 

@@ -146,9 +146,7 @@ class RuleSet:
             if not 2 <= len(span) <= MAX_LONGEST:
                 rule = f"a rule must have 2 to {MAX_LONGEST} tokens"
                 raise RuleSetError(rule, span, "Drop this span.")
-            if min(span) < 0 or max(span) > MAX_TOKEN_ID:
-                rule = f"rule ids must lie in 0..{MAX_TOKEN_ID}"
-                raise RuleSetError(rule, span, "Drop this span.")
+            _check_range(min(span), max(span), span, "Drop this span.")
         ids = {
             n: np.array([s for s in unique if len(s) == n], dtype=np.int32).reshape(-1, n)
             for n in orders_to(max(map(len, unique), default=0))
@@ -183,6 +181,10 @@ class RuleSet:
     def sizes(self) -> Ints:
         """Tokens of each rule [R]."""
         return np.repeat(np.array(self.orders), list(self.counts_by_order.values()))
+
+    def first_place(self, order: int) -> int:
+        """Return the place of the first rule of an order: how many shorter ones there are."""
+        return sum(count for n, count in self.counts_by_order.items() if n < order)
 
     def __len__(self) -> int:
         return sum(self.counts_by_order.values())
@@ -259,8 +261,7 @@ class RuleSet:
         known[known] = (ids[indices[known]] == spans[known]).all(axis=1)
         if not known.all():
             raise RuleSetError("spans must be rules of the set", spans[~known][0].tolist())
-        shorter = sum(count for n, count in self.counts_by_order.items() if n < spans.shape[1])
-        return np.asarray(shorter + indices, dtype=np.int64)
+        return np.asarray(self.first_place(spans.shape[1]) + indices, dtype=np.int64)
 
     def check_tokenizer(self, fingerprint: str, named: str | None = None) -> None:
         """Refuse a tokenizer other than the one the rules were mined with.
@@ -431,6 +432,11 @@ def _numbers(array: pa.Array) -> NDArray[Any]:
     return np.frombuffer(data, kind, count=array.offset + len(array))[array.offset :]
 
 
+def _check_range(low: int, high: int, found: object, remedy: str) -> None:
+    rule = f"rule ids must lie in 0..{MAX_TOKEN_ID}"
+    require(low >= 0 and high <= MAX_TOKEN_ID, RuleSetError, rule, found, remedy)
+
+
 def _check_order(n: int, ids: Ids | None, support: Ints | None, tau: int) -> None:
     if ids is None or support is None or ids.ndim != 2 or ids.shape != (len(support), n):
         shape = None if ids is None else ids.shape
@@ -440,8 +446,7 @@ def _check_order(n: int, ids: Ids | None, support: Ints | None, tau: int) -> Non
     if not len(ids):
         return
     low, high, least = int(ids.min()), int(ids.max()), int(support.min())
-    rule = f"rule ids must lie in 0..{MAX_TOKEN_ID}"
-    require(low >= 0 and high <= MAX_TOKEN_ID, RuleSetError, rule, f"{low}..{high}", "Mine again.")
+    _check_range(low, high, f"{low}..{high}", "Mine again.")
     require(least >= tau, RuleSetError, "every count must reach tau", least, "Mine again.")
     unequal = ids[1:] != ids[:-1]
     first = unequal.argmax(axis=1)
