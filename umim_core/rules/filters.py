@@ -8,33 +8,16 @@ Example (2-grams)::
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.config.rule_options import Containment, Overlap
 from umim_core.errors import RuleSetError
-from umim_core.rules.grams import NgramCounts
-from umim_core.text.token_ids import TOKEN_BITS, Ids, Ints
+from umim_core.rules.grams import NgramCounts, pack_spans
+from umim_core.text.token_ids import Ids, Ints
 
 Masks = dict[int, NDArray[np.bool_]]  # of rules [R_n] per order
-_PACKED: Final = 63 // TOKEN_BITS  # ids of a key
-
-
-def pack_spans(ids: NDArray[np.integer]) -> NDArray[Any]:
-    """Pack rows of token ids [R, n] into keys [R] that sort like the rows.
-
-    Keys are int64 for up to three ids; beyond, the bytes of the ids, the highest first.
-    """
-    width = ids.shape[1]
-    if width > _PACKED:
-        return np.ascontiguousarray(ids, dtype=">i4").reshape(-1).view(f"S{4 * width}")
-    keys = np.zeros(ids.shape[0], dtype=np.int64)
-    for column in range(width):
-        keys = (keys << TOKEN_BITS) | ids[:, column].astype(np.int64)
-    return keys
 
 
 @numba.njit(cache=True, nogil=True)

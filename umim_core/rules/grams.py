@@ -11,7 +11,7 @@ Example (one segment, tau 2)::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ ORDERS: Final = (2, 3, 4)  # of rules in the paper, and of a set that is for no 
 LONGEST: Final = ORDERS[-1]
 MAX_LONGEST: Final = 16
 _TOKEN_MASK: Final = np.int64(MAX_TOKEN_ID)
+_PACKED: Final = 63 // TOKEN_BITS  # ids of a key
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,20 @@ def select(counts: NgramCounts, tau: int, min_documents: int = 1) -> NgramCounts
         keys[n], support[n] = chosen, counts.support[n][keep]
         ranks = np.cumsum(keep, dtype=np.int64) - 1
     return NgramCounts(keys, support, tau, documents or None)
+
+
+def pack_spans(ids: NDArray[np.integer]) -> NDArray[Any]:
+    """Pack rows of token ids [R, n] into keys [R] that sort like the rows.
+
+    Keys are int64 for up to three ids; beyond, the bytes of the ids, the highest first.
+    """
+    width = ids.shape[1]
+    if width > _PACKED:
+        return np.ascontiguousarray(ids, dtype=">i4").reshape(-1).view(f"S{4 * width}")
+    keys = np.zeros(ids.shape[0], dtype=np.int64)
+    for column in range(width):
+        keys = (keys << TOKEN_BITS) | ids[:, column].astype(np.int64)
+    return keys
 
 
 def orders_to(longest: int) -> tuple[int, ...]:

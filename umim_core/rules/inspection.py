@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import CorpusError, require
-from umim_core.rules.filters import pack_spans
+from umim_core.rules.grams import pack_spans
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import Ints

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.errors import LeakError
-from umim_core.rules.filters import pack_spans
+from umim_core.rules.grams import pack_spans
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import Ints
 

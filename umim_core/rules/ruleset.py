@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
-from umim_core.rules.filters import filter_rules, pack_spans
-from umim_core.rules.grams import MAX_LONGEST, NgramCounts, check_longest, orders_to
+from umim_core.rules.filters import filter_rules
+from umim_core.rules.grams import MAX_LONGEST, NgramCounts, check_longest, orders_to, pack_spans
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.trie import MatcherTables
 from umim_core.store.arrays import open_array, save_array

@@ -42,8 +42,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError
-from umim_core.rules.filters import pack_spans
-from umim_core.rules.grams import MAX_LONGEST
+from umim_core.rules.grams import MAX_LONGEST, pack_spans
 from umim_core.store.arrays import open_array, save_array
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, Ids, Ints
 
