@@ -65,7 +65,7 @@ class Question:
             for one in self.accepted
             for name, given in one.items()
         ]
-        answer = {"role": "assistant", "content": None, "tool_calls": calls}
+        answer = {"role": "assistant", "content": "", "tool_calls": calls}
         return Request("", str(id(self)), (), (), self.messages, self.tools, answer)
 
 

@@ -19,11 +19,13 @@ from benchmarks.calls import (
     without_descriptions,
 )
 from umim_core import UMIM
+from umim_core.traffic.prompt_rows import prompt_rows
+from umim_core.traffic.requests import Left
 
 ACCEPTED = [{"find": {"place": ["Paris, FR", "Paris"], "days": [3], "units": ["C", ""]}}]
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{% for m in messages %}{{ m.role }}:"
-    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}\n"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}\n"
     "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
@@ -93,8 +95,12 @@ def test_every_side_is_asked_the_questions_that_are_held_out(
     assert [q.tools[0]["function"]["name"] for q in questions] == [unseen] * len(SETS)
     umim = UMIM.from_pretrained("umim-docs-llama", dtype="float32")
     umim = UMIM(umim.backbone, umim.checkpoint.recommending("prompt", 0, ["tools"]))
-    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", TEMPLATE)
+    tokenizer = umim.backbone.require_tokenizer()
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
     base, merged = (ask(umim, questions[:2], merged=m, bare=False) for m in (False, True))
+    left = Left()
+    rows = list(prompt_rows([q.request() for q in questions], tokenizer, ("tools",), left))
+    assert not left.reasons and all(len(row.reply) and len(row.parts) == 1 for row in rows)
     found = figures(merged, base)
     assert found["saved"] > 0 and figures(base, base)["saved"] == 0
     assert found["nats_error"] is not None and 0 <= found["agreement"] <= 1
