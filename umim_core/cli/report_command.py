@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -35,9 +35,7 @@ def report(
     gpu_gib: Annotated[
         float, typer.Option(min=1, max=1e6, help="Memory of its GPU or GPUs, GiB.")
     ] = 80.0,
-    kind: Annotated[
-        Literal["text", "jsonl"] | None, typer.Option(help="What files hold whose ending is other.")
-    ] = None,
+    kind: shared.LogKindOption = None,
     html: Annotated[Path | None, typer.Option(help="Also write the report as a page here.")] = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -38,6 +38,14 @@ DeviceOption = Annotated[
 PlaceOption = Annotated[
     str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
 ]
+TrainDeviceOption = Annotated[
+    Literal["cpu", "cuda"] | None,
+    typer.Option(help="Where the model runs; without it, a GPU where there is one."),
+]
+TrainSeedOption = Annotated[int, typer.Option(min=0, help="Of weights and data order.")]
+LogKindOption = Annotated[
+    Literal["text", "jsonl"] | None, typer.Option(help="What files hold whose ending is other.")
+]
 KindOption = Annotated[
     Literal["text", "jsonl", "parquet", "dataset", "ids"] | None,
     typer.Option("--kind", help="What the names hold; by default as their endings say."),

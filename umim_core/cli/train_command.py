@@ -64,11 +64,8 @@ def train(
             "the learning rate are those of this command."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and data order.")] = 0,
-    device: Annotated[
-        Literal["cpu", "cuda"] | None,
-        typer.Option(help="Where the model runs; without it, a GPU where there is one."),
-    ] = None,
+    seed: shared.TrainSeedOption = 0,
+    device: shared.TrainDeviceOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a merge module; killed or stopped, the same command goes on where it was.

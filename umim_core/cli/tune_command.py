@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -44,14 +44,9 @@ def tune(
         int, typer.Option(min=0, help="Layers that read every token before spans merge.")
     ] = 4,
     learning_rate: Annotated[float, typer.Option(help="At the top of its schedule.")] = 2e-3,
-    kind: Annotated[
-        Literal["text", "jsonl"] | None, typer.Option(help="What files hold whose ending is other.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and data order.")] = 0,
-    device: Annotated[
-        Literal["cpu", "cuda"] | None,
-        typer.Option(help="Where the model runs; without it, a GPU where there is one."),
-    ] = None,
+    kind: shared.LogKindOption = None,
+    seed: shared.TrainSeedOption = 0,
+    device: shared.TrainDeviceOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Choose spans of your requests, train for them, price them, and compare raw and merged.

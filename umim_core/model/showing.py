@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -118,12 +119,12 @@ class View:
         return list(zip(self.pieces, merged, strict=False))
 
 
-class Shown:
+class Shown(ABC):
     """What has views: of a text, or of each row of several."""
 
     @property
-    def views(self) -> tuple[View, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def views(self) -> tuple[View, ...]: ...
 
     def show(self, console: Console | None = None) -> None:
         """Print text with merged spans coloured, and lines of figures; see ``View``."""

@@ -1,4 +1,4 @@
-"""Whose contents of a chat may merge: users', system prompts, schemas of tools, their results."""
+"""Roles whose contents of a chat may merge: users, system prompts, tools' schemas and results."""
 
 from __future__ import annotations
 
