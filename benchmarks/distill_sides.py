@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.common import Report, fix_threads, parse
 from benchmarks.corpus import EMBEDDED, open_ids
+from benchmarks.engine_sides import llama_config, random_backbone
 from benchmarks.timing import alternate, forget_peak, peak_bytes, ratio, spread
-from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
@@ -179,20 +179,8 @@ def batch_of(umim: UMIM, ids: NDArray[np.int64]) -> Batch:
 
 def random_batch(shape: BackboneShape, device: torch.device, rows: int, length: int) -> Batch:
     """Return random ids and merges for a bfloat16 backbone of random weights."""
-    config = LlamaConfig(
-        **shape.model_dump(include={"hidden_size", "intermediate_size", "head_dim", "vocab_size"}),
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        tie_word_embeddings=shape.tied,
-        max_position_embeddings=length,
-    )
-    config.bos_token_id = config.eos_token_id = None
-    with device:
-        raw = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, trust_remote_code=False
-        )
-    backbone = wrap_backbone(raw, None)
+    config = llama_config(shape, length)
+    backbone = random_backbone(config, dtype="bfloat16", device=str(device))
     rng = np.random.default_rng(0)
     ids = [rng.integers(0, shape.vocab_size, length) for _ in range(rows)]
     return Batch(backbone, fresh_module(backbone), ids, random_cuts(rows, length, 0.4))

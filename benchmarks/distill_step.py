@@ -140,7 +140,7 @@ def measure_precisions(batch: Batch, rounds: int) -> Report:
     shape = BackboneShape.of_config(batch.backbone.model.config)
     flops = step_flops(shape, sizes["tokens"], sizes["units"])
     single, half = (
-        flops / measure_peak(torch.device("cpu"), dtype).peak_flops
+        flops / measure_peak(torch.device("cpu"), dtype).peak
         for dtype in (torch.float32, torch.bfloat16)
     )
     for name, figures in timed.items():
@@ -259,7 +259,7 @@ def run(head: Shape, shape: BackboneShape, options: argparse.Namespace, report: 
         if device.type == "cuda" and not torch.cuda.is_available():
             raise SystemExit("--on gpu needs a GPU, and torch sees none here")
         report["facts"]["device"] = device_name(device)
-        peak = measure_peak(device, torch.bfloat16).peak_flops
+        peak = measure_peak(device, torch.bfloat16).peak
         loss = measure_bounded_loss(head, device, peak, rounds)
         report["losses"] = {"Llama-3.1-8B": loss}
         report["step"] = measure_random_step(shape, device, peak, rows, options.length, rounds)

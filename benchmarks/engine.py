@@ -34,12 +34,12 @@ from benchmarks.engine_sides import (
     Subject,
     generation_sides,
     logits_error,
-    merging_seconds,
+    merging_shares,
     subject,
 )
 from benchmarks.timing import alternate, ratio, spread
 from umim_core.config.evaluate import BenchmarkConfig
-from umim_core.throughput.break_even import ThroughputRow, break_even_markdown
+from umim_core.throughput.break_even import break_even_markdown
 from umim_core.throughput.roofline import Roofline
 from umim_core.throughput.throughput import measure_throughput, tokens_needed
 
@@ -62,30 +62,14 @@ def measure(subject: Subject, config: BenchmarkConfig, roofline: Roofline | None
     rows = measure_throughput(
         subject.merged_model, subject.ids, config, continuation="text", roofline=roofline
     )
-    merging = [
-        {
-            "prompt_tokens": row.prompt_tokens,
-            "batch_size": row.batch_size,
-            "seconds": spread(seconds),
-            "share": float(np.median(seconds)) / row.umim_seconds,
-        }
-        for row in rows
-        if row.phase == "prefill" and row.rules == "natural"
-        for seconds in [merging_seconds(subject, first_prompts(subject.ids, row), config.pairs)]
-    ]
     return {
         "engine_prompt_tokens": length,
         "engines": engines,
         "logits_error": errors,
         "rows": [asdict(row) for row in rows],
         "break_even": break_even_markdown(rows),
-        "merging": merging,
+        "merging": merging_shares(subject, rows, config.pairs),
     }
-
-
-def first_prompts(ids: Ids, row: ThroughputRow) -> Ids:
-    """Return the first prompts [B, L] of a measurement."""
-    return ids[: row.batch_size * row.prompt_tokens].reshape(row.batch_size, -1)
 
 
 def compare_engines(subject: Subject, prompts: Ids, config: BenchmarkConfig) -> Report:

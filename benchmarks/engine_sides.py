@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -10,11 +10,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.timing import timed
+from benchmarks.timing import spread, timed
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_files import DTYPES
+from umim_core.backbone.shape import BackboneShape
 from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.inference.engine import Engine
@@ -32,6 +33,7 @@ from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import JsonLines
 from umim_core.text.tokens import first_ids
+from umim_core.throughput.break_even import ThroughputRow
 from umim_core.throughput.roofline import synchronize
 
 OURS, DYNAMIC, STATIC = "ours", "transformers, dynamic cache", "transformers, static cache"
@@ -114,13 +116,36 @@ def random_config() -> LlamaConfig:
     )
 
 
+def llama_config(shape: BackboneShape, positions: int) -> LlamaConfig:
+    """Return the configuration of a Llama of a shape, without special tokens."""
+    sizes = {"hidden_size", "intermediate_size", "head_dim", "vocab_size"}
+    return LlamaConfig(
+        **shape.model_dump(include=sizes),
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=positions,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def random_backbone(config: LlamaConfig, *, dtype: str, device: str) -> Backbone:
+    """Return a backbone of random weights, made on its device."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=DTYPES[dtype], trust_remote_code=False
+        )
+    return wrap_backbone(model, None)
+
+
 def random_subject(
     config: LlamaConfig, tokens: int, *, dtype: str, device: str, mined: int = _MINED
 ) -> Subject:
     """Return a backbone of random weights, a fresh module, and rules mined on random phrases."""
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config).to(device=device, dtype=DTYPES[dtype])
-    backbone = wrap_backbone(model, None)
+    backbone = random_backbone(config, dtype=dtype, device=device)
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
     module = module.to(backbone.device).requires_grad_(False)
@@ -182,6 +207,21 @@ def _generate(backbone: Backbone, prompts: Ids, new_tokens: int, cache: str) -> 
             return_dict_in_generate=True,
             output_logits=True,
         )
+
+
+def merging_shares(
+    subject: Subject, rows: Sequence[ThroughputRow], rounds: int
+) -> list[dict[str, Any]]:
+    """Return what matching and merging take of the prefills by natural rules."""
+    shares = []
+    for row in rows:
+        if (row.phase, row.rules) == ("prefill", "natural"):
+            prompts = subject.ids[: row.batch_size * row.prompt_tokens]
+            seconds = merging_seconds(subject, prompts.reshape(row.batch_size, -1), rounds)
+            share = float(np.median(seconds)) / row.umim_seconds
+            sizes = {"prompt_tokens": row.prompt_tokens, "batch_size": row.batch_size}
+            shares.append(sizes | {"seconds": spread(seconds), "share": share})
+    return shares
 
 
 def merging_seconds(subject: Subject, prompts: Ids, rounds: int) -> list[float]:

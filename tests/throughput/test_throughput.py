@@ -31,7 +31,7 @@ from umim_core.throughput.break_even import (
 )
 from umim_core.throughput.roofline import ModelShape, Roofline
 from umim_core.throughput.throughput import (
-    FixedPairs,
+    FixedSpans,
     Prompts,
     cut_prompts,
     measure_throughput,
@@ -118,7 +118,7 @@ def test_costs_and_bounds_are_the_printed_formulas() -> None:
 
 
 def test_fixed_pairs_close_on_every_second_generated_token() -> None:
-    engine = Engine(MergedModel(tiny(), MergeModule(16), FixedPairs(), "compact"))
+    engine = Engine(MergedModel(tiny(), MergeModule(16), FixedSpans(), "compact"))
     run = time_run(engine, Prompts(IDS[None, :8]), 6)
     assert run.cache_lengths.tolist() == [[4, 5, 5, 6, 6, 7]]
     assert run.prefill > 0 and run.decode > 0
@@ -170,26 +170,28 @@ def test_a_given_text_is_generated_by_every_row_and_merged_by_all_rules(
         assert (run.cache_lengths[row, 1:] - run.cache_lengths[row, 0]).tolist() == starts
 
 
-@pytest.mark.parametrize("reduction", [0.05, 0.1, 0.25, 0.4, 0.5])
-def test_pairs_realise_the_reduction_while_reading_and_while_decoding(reduction: float) -> None:
-    pairs, text = FixedPairs(reduction), np.arange(400)
-    starts, lengths = pairs.segment(text)
+@pytest.mark.parametrize("reduction", [0.05, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75])
+def test_spans_realise_the_reduction_while_reading_and_while_decoding(reduction: float) -> None:
+    rules, text = FixedSpans(reduction), np.arange(400)
+    starts, lengths = rules.segment(text)
     assert 1 - len(starts) / 400 == pytest.approx(reduction)
     assert np.array_equal(starts, np.cumsum(lengths) - lengths)
     if reduction == 0.25:  # every second pair
         assert starts[:7].tolist() == [0, 1, 2, 4, 5, 6, 8]
-    units = GeneratedUnits(pairs, rows=1)
+    units = GeneratedUnits(rules, rows=1)
     for token in text[:41]:
-        units.push(np.array([token]), np.array([True]))
-    starts, lengths = pairs.segment(text[:41])
-    merged = [(s, n) for s, n in zip(starts.tolist(), lengths.tolist(), strict=True) if n == 2]
+        step = units.push(np.array([token]), np.array([True]))
+        span = step.spans[0, : step.lengths[0]].tolist()
+        assert span == list(range(token + 1 - len(span), token + 1))
+    starts, lengths = rules.segment(text[:41])
+    merged = [(s, n) for s, n in zip(starts.tolist(), lengths.tolist(), strict=True) if n > 1]
     assert list(units.spans(0)) == merged
 
 
-@pytest.mark.parametrize("reduction", [0.0, 0.51, -0.1])
-def test_a_reduction_that_pairs_cannot_give_is_refused(reduction: float) -> None:
-    with pytest.raises(ConfigError, match=r"above 0 and at most 0\.5"):
-        FixedPairs(reduction)
+@pytest.mark.parametrize("reduction", [0.0, 0.76, -0.1])
+def test_a_reduction_that_spans_cannot_give_is_refused(reduction: float) -> None:
+    with pytest.raises(ConfigError, match=r"above 0 and at most 0\.75"):
+        FixedSpans(reduction)
 
 
 LENGTHS = (256, 512, 1024)

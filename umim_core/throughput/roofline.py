@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -24,8 +26,10 @@ from transformers import PreTrainedModel
 
 from umim_core.errors import EvaluationError
 
-# Where a device reaches its peak: a GPU needs large products to fill it.
+# Where a device reaches its peak: a GPU needs large products to fill it, and caches must be too
+# small for what is copied.
 _SIZES: Final = {"cpu": (512, 1024), "cuda": (2048, 4096, 8192)}
+_COPIED: Final = {"cpu": 256 << 20, "cuda": 4 << 30}  # bytes
 _REPEATS: Final = 4
 
 
@@ -83,26 +87,30 @@ class ModelShape:
     def kv_bytes(self, units: float) -> float:
         return 2.0 * self.layers * self.kv_width * self.weight_bytes * units
 
-    def decode_bound(self, raw: float, units: float, batch_size: int) -> float:
+    def step_bytes(self, columns: float, batch_size: int) -> float:
+        """Return the bytes that a token of every row reads: all weights, and the rows' columns."""
         weights = (self.matrix_weights + self.head_weights) * self.weight_bytes
-        mixed = self.columns(raw, units)
-        cache = batch_size * self.kv_bytes(raw), batch_size * self.kv_bytes(mixed)
-        return (weights + cache[0]) / (weights + cache[1])
+        return weights + batch_size * self.kv_bytes(columns)
+
+    def decode_bound(self, raw: float, units: float, batch_size: int) -> float:
+        merged = self.step_bytes(self.columns(raw, units), batch_size)
+        return self.step_bytes(raw, batch_size) / merged
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """The device's ceiling: FLOP/s of its best matrix product."""
+    """A ceiling of the device: FLOP/s of its best matrix product, or bytes it moves a second."""
 
-    peak_flops: float
+    peak: float
+    unit: str = "FLOP/s"
 
-    def check(self, label: str, flops: float, seconds: float) -> float:
-        """Return the FLOP/s of a measurement, or refuse it."""
-        achieved = flops / seconds if seconds > 0 else math.inf
-        if achieved > self.peak_flops:
+    def check(self, label: str, amount: float, seconds: float) -> float:
+        """Return the rate of a measurement, or refuse it."""
+        achieved = amount / seconds if seconds > 0 else math.inf
+        if achieved > self.peak:
             raise EvaluationError(
-                f"{label} must stay below the device's {self.peak_flops:.3g} FLOP/s",
-                f"{achieved:.3g} FLOP/s",
+                f"{label} must stay below the device's {self.peak:.3g} {self.unit}",
+                f"{achieved:.3g} {self.unit}",
                 "The timing or the amount of work is wrong; this row cannot be reported.",
             )
         return achieved
@@ -119,10 +127,24 @@ def measure_peak(device: torch.device, dtype: torch.dtype) -> Roofline:
     best = 0.0
     for size in _SIZES[device.type]:
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        for _ in range(_REPEATS):
-            synchronize(device)
-            start = time.perf_counter()
-            torch.mm(left, right)
-            synchronize(device)
-            best = max(best, 2.0 * size**3 / (time.perf_counter() - start))
+        best = max(best, 2.0 * size**3 / _least_seconds(partial(torch.mm, left, right), device))
     return Roofline(best)
+
+
+def measure_bandwidth(device: torch.device) -> Roofline:
+    """Measure the bytes that a copy reads and writes a second."""
+    source = torch.ones(_COPIED[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = _least_seconds(partial(target.copy_, source), device)
+    return Roofline(2.0 * source.nbytes / seconds, "bytes/s")
+
+
+def _least_seconds(run: Callable[[], object], device: torch.device) -> float:
+    seconds = []
+    for _ in range(_REPEATS):
+        synchronize(device)
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

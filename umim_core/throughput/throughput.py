@@ -5,7 +5,8 @@ median of the pairs' ratios. Throughput counts original tokens. Matching, mergin
 to UMIM's time. Every pair has prompts of its own, cut from the text a little further on: the engine
 keeps the spans it merged while decoding, and a repeated prompt would find all of them.
 
-    rules         fixed-pairs: a controlled token reduction; 50 %: two raw tokens are one unit
+    rules         fixed-pairs: a controlled token reduction; 50 %: two raw tokens are one unit;
+                  above that by spans of four
                   natural: all rules of the checkpoint, those above its bound of decoding, too;
                   token reduction as realised
     phases        prefill: up to the first token; decode: after it; request: both
@@ -28,7 +29,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.evaluate import BenchmarkConfig
-from umim_core.errors import ConfigError, EvaluationError
+from umim_core.errors import ConfigError, EvaluationError, require
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.merging.merged_model import MergedModel
@@ -157,61 +158,61 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 _ROUNDING: Final = 1e-9  # so that ten tenths are one
 
 
-def _merged(pairs: Ints, share: float) -> NDArray[np.bool_]:
-    before, after = (np.floor(n * share + _ROUNDING) for n in (pairs, pairs + 1))
+def _merged(spans: Ints, share: float) -> NDArray[np.bool_]:
+    before, after = (np.floor(n * share + _ROUNDING) for n in (spans, spans + 1))
     return np.asarray(after > before)
 
 
-class PairSuffixes(SuffixMatcher):
-    """Follow rows whose pairs of tokens become units."""
+class _FixedSuffixes(SuffixMatcher):
+    """Follow rows whose spans of some size, side by side, become units."""
 
-    def __init__(self, rows: int, share: float) -> None:
+    def __init__(self, rows: int, size: int, share: float) -> None:
         super().__init__(np.zeros(1, dtype=np.uint64), rows)
         self._share = share
-        self._single = np.full(rows, -1, dtype=np.int64)  # an id that waits for its partner
-        self._pairs = np.zeros(rows, dtype=np.int64)  # complete ones so far
+        self._span = np.zeros((rows, size), dtype=np.int64)  # the one under way
+        self._tokens = np.zeros(rows, dtype=np.int64)  # so far
 
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
-        """Pair each running row's token with the one before, unless that is in a pair already."""
-        complete = running & (self._single >= 0)
-        unit_mean = complete & _merged(self._pairs, self._share)
+        """Make a unit of each span that a running row's token completes, of their share."""
+        size = self._span.shape[1]
+        self._span[np.arange(len(tokens)), self._tokens % size] = tokens
+        complete = running & (self._tokens % size == size - 1)
+        unit = complete & _merged(self._tokens // size, self._share)
         spans = np.zeros((len(tokens), LONGEST), dtype=np.int64)
         spans[running, 0] = tokens[running]
-        spans[unit_mean, 0], spans[unit_mean, 1] = self._single[unit_mean], tokens[unit_mean]
-        self._single = np.where(complete, -1, np.where(running, tokens, self._single))
-        self._pairs += complete
-        return Advance(unit_mean.astype(np.int64), spans, running.astype(np.int64) + unit_mean)
+        spans[unit, :size] = self._span[unit]
+        self._tokens += running
+        return Advance(unit * (size - 1), spans, running + unit * (size - 1))
 
 
-class FixedPairs(Matcher):
-    """Cut a text into pairs of raw tokens, for a controlled token reduction, at most 0.5.
+class FixedSpans(Matcher):
+    """Cut a text into spans of equal size, for a controlled token reduction, at most 0.75.
 
-    Twice that share of the pairs becomes one unit each. The ids 7 8 9 become the units (7,8) (9):
-    starts 0 2, lengths 2 1.
+    Pairs give up to 0.5, spans of four more: a share of them becomes one unit each. At 0.5 the ids
+    7 8 9 become the units (7,8) (9): starts 0 2, lengths 2 1.
     """
 
     def __init__(self, token_reduction: float = 0.5) -> None:
-        if not 0.0 < token_reduction <= 0.5:
-            raise ConfigError(
-                "pairs give a token reduction above 0 and at most 0.5",
-                token_reduction,
-                "Choose one between.",
-            )
+        rule = "spans of four give a token reduction above 0 and at most 0.75"
+        fits = 0.0 < token_reduction <= 0.75
+        require(fits, ConfigError, rule, token_reduction, "Choose one between.")
         super().__init__(RuleSet.from_spans([]))
-        self._share = 2.0 * token_reduction
+        self._size = 2 if token_reduction <= 0.5 else LONGEST
+        self._share = token_reduction * self._size / (self._size - 1)
 
     def segment(self, ids: NDArray[np.integer]) -> tuple[Ints, Ints]:
-        """Return starts [S] and lengths [S] of the units; an odd last token stays raw."""
-        second = np.zeros(len(ids), dtype=bool)  # tokens behind the first of a unit
-        count = len(ids) // 2
-        second[1 : 2 * count : 2] = _merged(np.arange(count), self._share)
-        starts = np.flatnonzero(~second).astype(np.int64)
+        """Return starts [S] and lengths [S] of the units; what is no whole span stays raw."""
+        inside = np.zeros(len(ids), dtype=bool)  # tokens behind the first of a unit
+        count = len(ids) // self._size
+        spans = inside[: count * self._size].reshape(count, self._size)
+        spans[:, 1:] = _merged(np.arange(count), self._share)[:, None]
+        starts = np.flatnonzero(~inside).astype(np.int64)
         return starts, np.diff(starts, append=len(ids))
 
     def segment_many(
         self, ids: NDArray[np.integer], offsets: Ints, *, threads: int = 1
     ) -> tuple[Ints, Ints, Ints]:
-        """Cut many sequences in this thread; no pair crosses a border."""
+        """Cut many sequences in this thread; no span crosses a border."""
         parts = [self.segment(ids[a:b]) for a, b in pairwise(offsets.tolist())]
         empty = np.zeros(0, dtype=np.int64)
         starts = [part + first for (part, _), first in zip(parts, offsets[:-1], strict=True)]
@@ -220,10 +221,10 @@ class FixedPairs(Matcher):
         return np.concatenate([empty, *starts]), np.concatenate([empty, *lengths]), borders
 
     def contains(self, span: Sequence[int]) -> bool:
-        return len(span) == 2
+        return len(span) == self._size
 
-    def suffixes(self, rows: int) -> PairSuffixes:
-        return PairSuffixes(rows, self._share)
+    def suffixes(self, rows: int) -> SuffixMatcher:
+        return _FixedSuffixes(rows, self._size, self._share)
 
 
 def measure_throughput(
@@ -239,7 +240,7 @@ def measure_throughput(
     """Measure every batch size, prompt length and kind of rules: a row for each of the phases.
 
     Args:
-        merged_model: The model with its natural rules.
+        merged_model: The model with its natural rules; without any, fixed spans are timed alone.
         ids: Text to cut prompts from [T], at least the tokens of the largest batch of prompts.
         config: The protocol.
         continuation: What the rows generate: what the model chooses, or the text that follows each
@@ -252,10 +253,11 @@ def measure_throughput(
     _check(backbone, ids, config)
     ceiling = roofline or measure_peak(backbone.device, backbone.dtype)
     base = Engine(merged_model.base())
-    matchers: dict[float | None, Matcher] = {  # by the token reduction that pairs are made for
-        asked: FixedPairs(asked) for asked in config.token_reductions
+    matchers: dict[float | None, Matcher] = {  # by the token reduction that spans are made for
+        asked: FixedSpans(asked) for asked in config.token_reductions
     }
-    matchers[None] = merged_model.require_matcher()
+    if merged_model.matcher is not None:
+        matchers[None] = merged_model.require_matcher()
     rules = {asked: Engine(merged_model.merging_by(m)) for asked, m in matchers.items()}
     shapes = product(config.batch_sizes, config.prompt_lengths, [config.new_tokens])
     settings = list(product(shapes, rules.items()))
@@ -267,7 +269,7 @@ def measure_throughput(
         measured.append((sizes, asked, *pairs))
     if roofline is None:  # a busy moment may have hidden the peak the first time
         again = measure_peak(backbone.device, backbone.dtype)
-        ceiling = Roofline(max(ceiling.peak_flops, again.peak_flops))
+        ceiling = Roofline(max(ceiling.peak, again.peak))
     shape = ModelShape.of(backbone.model, merged_model.merge_depth)
     return [row for setting in measured for row in _rows(shape, ceiling, *setting)]
 
