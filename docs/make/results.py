@@ -17,7 +17,7 @@ from docs.make.document import RESULTS, ROOT, Document
 from tasks.paper.adaptation_page import adaptation_page, adaptation_rows, adaptation_svg
 from tasks.report.ablation_page import FIGURES, AblationData, ablation_page, figure_svg
 from tasks.report.charts import svg_file
-from tasks.report.render import Report, page, walk
+from tasks.report.render import Report, environment, page, walk
 from tasks.report.report_data import AttentionExample
 from tasks.report.report_page import ATTENTION, attention_figure
 from umim_core.adaptation.settings import ADAPTED, WT
@@ -31,6 +31,7 @@ PART_LABELS: Final = {
     "_part_docstrings": "docstrings",
 }
 _MOST_CHARACTERS: Final = 80  # of an answer
+_SHOWN_KINDS: Final = ("tool schemas", "tool results", "code", "prose")  # of README's figure
 _SETTINGS: Final = (WT, "WT + Rules", ADAPTED, "input-adapter", "lora")
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
@@ -118,6 +119,8 @@ def documents_of(results: Path) -> list[Document]:
         write_page = partial(benchmark_page, report)
         if example := report.get("attention"):
             figures = {f"{results.stem}-attention": partial(_attention_svg, example)}
+        elif report["benchmark"] == "positions":
+            figures = {results.stem: partial(_positions_svg, report)}
     else:
         return []
     return [
@@ -129,6 +132,11 @@ def documents_of(results: Path) -> list[Document]:
 def _attention_svg(example: Report) -> str:
     drawn = attention_figure(AttentionExample.model_validate(example))
     return svg_file(drawn, "attention", ATTENTION)
+
+
+def _positions_svg(report: Report) -> str:
+    drawing = environment(TEMPLATES).get_template("positions.svg")
+    return drawing.render(report, shown=_SHOWN_KINDS)
 
 
 def benchmark_page(report: Report) -> str:
