@@ -29,7 +29,8 @@ from umim_core import UMIM
 from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
 from umim_core.inference import prefix_store
-from umim_core.inference.engine import Batch, Engine
+from umim_core.inference.batch import Batch
+from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward, GeneratedUnits, Row
 from umim_core.inference.prefix_store import PrefixStore
@@ -65,8 +66,8 @@ Units = list[bytes]
 def model_columns(columns: int) -> tuple[UnitCache, int]:
     """A row of so many columns."""
     batch = Batch(Engine(model("compact")), PrefixStore(0))
-    (live,) = batch.join([np.ones(columns, dtype=np.int64)], settings(1, merge="none"))
-    return live._place
+    batch.join([np.ones(columns, dtype=np.int64)], settings(1, merge="none"))
+    return batch._requests[0].places[0]
 
 
 def stored_units(stored: prefix_store._StoredPrefix) -> Units:

@@ -25,7 +25,8 @@ from support.tiny_models import random_model, tiny_config, written_by_transforme
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
-from umim_core.inference.engine import Batch, Engine, exhaust
+from umim_core.inference.batch import Batch, exhaust
+from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.prompts import PromptIds
 from umim_core.merging.merged_model import MergedModel

@@ -52,8 +52,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": True}, "max_new_tokens must be an integer; got True"),
     ({"config": config(max_new_tokens="2")}, "out of range"),
     ({"config": {"max_new_tokens": 3}}, "a GenerationConfig of transformers; got {.max_new_tokens"),
-    ({"config": config(), "n": 2}, r"in config or as options, not both; got \['n'\]"),
-    ({"config": config(), "top_k": None}, r"in config or as options, not both; got \['top_k'\]"),
     ({"config": config(), "generation_config": config()}, "once; got .*generation_config.*config"),
     ({"config": config(num_beams=4)}, "num_beams"),
     ({"config": config(num_beams=2, diversity_penalty=1.0)}, "diversity_penalty"),
@@ -77,7 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -1.0, "do_sample": True}, "out of range"),
     ({"min_p": "0.9", "do_sample": True}, "sampling setting min_p is out of range: .* got .0.9."),
     ({"temperature": "model", "do_sample": True}, "out of range"),
-    ({"do_sample": "model", "config": config()}, r"not both; got \['do_sample'\]"),
+    ({"do_sample": "model"}, "do_sample must be true or false; got model"),
     ({"stop_strings": 5}, r"texts of at least one character; got \[5\]"),
     ({"stop_strings": [""]}, "at least one character"),
     ({"eos_token_id": 1.5}, "one id or several; got 1.5"),
@@ -126,6 +124,8 @@ def test_options_are_one_value_that_names_change(tiny_umim: UMIM) -> None:
     out = tiny_umim.generate(TEXT, options)
     assert out == tiny_umim.generate(TEXT, max_new_tokens=5, merge="none", eos_token_id=[1, 2])
     assert tiny_umim.generate(TEXT, options, merge="all").merge == "all"
+    longer = tiny_umim.generate(TEXT, config=config(max_new_tokens=9), max_new_tokens=5, top_k=None)
+    assert len(longer.ids[0]) == 5 and longer.options.settings.top_k == 0
 
 
 PROMPT = "w1 w2 w3 w4 w5"

@@ -36,8 +36,8 @@ from umim_core.backbone.attention_masks import check_attention_window, eager_att
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns, read_behind
 from umim_core.errors import EvaluationError, GenerationError, require
+from umim_core.inference.batch import Batch, exhaust
 from umim_core.inference.choice import fresh_seed
-from umim_core.inference.engine import Batch, Engine, exhaust
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import GenerationState, Row
 from umim_core.inference.prefix_store import SharedPrefix
@@ -69,6 +69,9 @@ class PolicyCache:
     def lengths(self) -> Tensor:
         """Columns of the only row [1] (int64, CPU)."""
         return torch.tensor([self.columns])
+
+    def drop(self, columns: Sequence[Sequence[int]]) -> None:
+        """Drop nothing: the policy does, and ``generate_evicted`` refuses span eviction."""
 
     def read(self, ids: Tensor, budget: int) -> Tensor:
         """Read raw ids [W], at least one, then drop columns beyond the budget, at least 1.
@@ -198,13 +201,20 @@ Budget = Callable[[Ints, int], int]
 """Columns that may stay, at least 1, of a prompt [T] and so many generated tokens G behind it."""
 
 
-class PolicyEngine(Engine):
+class PolicyReader:
     """Reads one prompt, and tokens behind it, into columns that a policy chooses."""
 
     def __init__(self, backbone: Backbone, policy: CachePolicy, budget: Budget) -> None:
-        super().__init__(MergedModel.without_merging(backbone))
+        self.merged_model = MergedModel.without_merging(backbone)
         self._policy, self._budget = policy, budget
         self._prompt: Ints = np.zeros(0, dtype=np.int64)
+
+    def matcher(self, options: GenerateOptions) -> None:
+        """Generated tokens stay raw."""
+
+    def gathered(self, places: Sequence[tuple[PolicyCache, int]]) -> PolicyCache:
+        """Return the columns of the only row."""
+        return places[0][0]
 
     def begin(
         self,
@@ -212,12 +222,12 @@ class PolicyEngine(Engine):
         options: GenerateOptions,
         new: int,
         past: GenerationState | None,
-        shared: SharedPrefix | None,
+        shared: SharedPrefix[PolicyCache] | None,
         several: bool,
     ) -> tuple[PolicyCache, Tensor]:
         """Read the prompt."""
         [self._prompt] = prompts.ids
-        cache = PolicyCache(self.backbone, self._policy)
+        cache = PolicyCache(self.merged_model.backbone, self._policy)
         return cache, self._read(self._prompt, cache)
 
     def feed(
@@ -229,8 +239,8 @@ class PolicyEngine(Engine):
     def _read(self, ids: Ints, cache: PolicyCache) -> Tensor:
         generated = cache.tokens + len(ids) - len(self._prompt)
         allowed = self._budget(self._prompt, generated)
-        hidden = cache.read(torch.from_numpy(ids).to(self.backbone.device), allowed)
-        return self.backbone.head(hidden[-1:])
+        backbone = self.merged_model.backbone
+        return backbone.head(cache.read(torch.from_numpy(ids).to(backbone.device), allowed)[-1:])
 
 
 @torch.no_grad()
@@ -269,9 +279,9 @@ def generate_evicted(
     if config.do_sample and options.seed is None:
         options = replace(options, seed=fresh_seed())  # one for all rows, as in a batch
     streams = range(len(policies)) if options.streams is None else options.streams
-    alone, rows = options.setting(num_return_sequences=None), list[Row]()
+    alone, rows = replace(options, n=1), list[Row]()
     for (ids, policy), stream in zip(policies, streams, strict=True):
-        batch = Batch(PolicyEngine(backbone, policy, budget))
+        batch = Batch(PolicyReader(backbone, policy, budget))
         rows += exhaust(batch.run([ids], replace(alone, streams=[stream])))[0]
     return rows
 

@@ -9,7 +9,6 @@ have the meaning that they have to its ``hf`` model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Self
@@ -60,8 +59,7 @@ class GenKwargs:
 
     @property
     def config(self) -> GenerationConfig:
-        assert self.options.config is not None  # noqa: S101  read_gen_kwargs
-        return self.options.config
+        return self.options.settings
 
     def room(self, max_units: int) -> int:
         """Return how many units a prompt may have, as many as hf leaves it tokens."""
@@ -117,9 +115,8 @@ def read_gen_kwargs(
             str(error),
             "Correct it in the task's generation_kwargs or in --gen_kwargs.",
         ) from error
-    kwargs = GenKwargs(options, until, new_tokens, max_length)
-    kwargs.config.eos_token_id = sorted({*eos_ids(kwargs.config.eos_token_id), end[0]})
-    return kwargs
+    ends = sorted({*eos_ids(options.settings.eos_token_id), end[0]})
+    return GenKwargs(replace(options, eos_token_id=ends), until, new_tokens, max_length)
 
 
 REDUCTIONS: Final = ("prompt_tr", "gen_kv_tr", "cumulative_kv_tr")
@@ -193,11 +190,9 @@ class RowWriter:
                 behind.append(parts_behind(may_merge, len(ids) - len(fitted)))
         limits = kwargs.limits([size.context_tokens for size in sizes])
         merge = self.merge if isinstance(scorer, Scorer) else "none"
-        config = copy(kwargs.config)
-        config.max_new_tokens = max(limits)
         options = replace(
             options,
-            config=config,
+            max_new_tokens=max(limits),
             merge=merge,
             raw_tail=0 if merge == "none" else scorer.merged_model.raw_tail,
             span_eviction=scorer.age if isinstance(scorer, EvictedScorer) else None,

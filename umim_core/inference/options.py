@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Final, get_args
 
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -93,6 +93,7 @@ _KINDS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
         "a GenerationConfig of transformers",
         lambda value: isinstance(value, GenerationConfig),
     ),
+    "do_sample": ("true or false", lambda value: isinstance(value, bool)),
     "max_new_tokens": ("an integer", _whole),
     "min_new_tokens": ("an integer", _whole),
     "no_repeat_ngram_size": ("an integer", _whole),
@@ -112,7 +113,7 @@ class GenerateOptions(PlainOptions):
     """Options of a generation; all of them may be left out.
 
     Attributes: those of ``PlainOptions``, and
-        config: transformers' own settings, in place of those down to ``n``.
+        config: transformers' own settings; those down to ``n`` that are given override its own.
         logits_processor: Further processors, called per row with its raw ids [1, T].
         stopping_criteria: Further criteria, called per row with its raw ids [1, T].
         streamer: transformers' streamer; one row only.
@@ -157,15 +158,8 @@ class GenerateOptions(PlainOptions):
         for name, (kind, fits) in _KINDS.items():
             value = getattr(self, name)
             _need(value is None or fits(value), f"{name} must be {kind}", value, "Correct it.")
-        if self.config is None:
-            _ = self.settings
-            self._check_sampling(self.do_sample is not False)
-        _need(
-            self.config is None or not self._given,
-            "settings must be given in config or as options, not both",
-            list(self._given),
-            "Put them into config.",
-        )
+        _ = self.settings
+        self._check_sampling(self.do_sample is not False)
         if self.merge is not None:
             check_merge(self.merge)
         if self.raw_tail is not None:
@@ -202,12 +196,12 @@ class GenerateOptions(PlainOptions):
             "Sample, or leave them out.",
         )
 
-    @property
+    @cached_property
     def settings(self) -> GenerationConfig:
-        """Transformers' settings that were given, all others None."""
-        if self.config is not None:
-            return self.config
+        """Transformers' settings: those given by name, over those of ``config``; others None."""
         settings = self._given
+        if not settings and self.config is not None:
+            return self.config
         if "n" in settings:
             settings["num_return_sequences"] = settings.pop("n")
         if "stop_strings" in settings:
@@ -216,7 +210,7 @@ class GenerateOptions(PlainOptions):
             settings["top_k"] = settings["top_k"] or 0
         if "eos_token_id" in settings:
             settings["eos_token_id"] = eos_ids(settings["eos_token_id"])
-        return _checked(settings)
+        return _checked((self.config.to_dict() if self.config else {}) | settings)
 
     def of_model(self, backbone: Backbone) -> GenerateOptions:
         """Return options in which settings not given are filled as transformers fills them.
@@ -238,17 +232,12 @@ class GenerateOptions(PlainOptions):
         if config.max_new_tokens is None:
             config.max_new_tokens = NEW_TOKENS
         self._check_sampling(bool(config.do_sample))
-        return replace(self, config=config, **_SETTINGS)
-
-    def setting(self, **changes: object) -> GenerateOptions:
-        config = copy(self.settings)
-        vars(config).update(changes)
-        return replace(self, config=config, **_SETTINGS)
+        return replace(self, config=config)
 
     @property
     def samples(self) -> int:
         """Rows that each prompt gets."""
-        number = self.n if self.config is None else self.config.num_return_sequences
+        number = self.settings.num_return_sequences
         return 1 if number is None else int(number)
 
     def check(self, merged_model: MergedModel, prompts: int) -> GenerationConfig:

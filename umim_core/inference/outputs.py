@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +102,6 @@ class Row:
     error: GenerationError | NumericalError | None = None
     _units: GeneratedUnits | None = field(default=None, repr=False)
     _number: int = field(default=0, repr=False)  # in its request, and in _units
-    _place: tuple[Any, int] | None = field(default=None, repr=False)  # its cache and row there
     _lengths: list[int] = field(default_factory=list, repr=False)
     _logprobs: list[float] | None = field(default=None, repr=False)
     _top_logprobs: list[TopTokens] = field(default_factory=list, repr=False)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 
@@ -33,9 +33,14 @@ from umim_core.text.token_ids import Ints
 MOST_ROWS: Final = 4096  # their keys take 100 bytes a unit, beside columns of 500 and more
 
 
+C = TypeVar("C")
+
+
 @dataclass(frozen=True)
-class SharedPrefix:
-    cache: UnitCache
+class SharedPrefix(Generic[C]):
+    """Columns of the first units of a prompt."""
+
+    cache: C
     units: int
     tokens: int
 
@@ -68,7 +73,7 @@ class PrefixStore:
         self._number = 0
         self.bytes = 0
 
-    def find(self, ids: Ints, starts: Ints) -> SharedPrefix | None:
+    def find(self, ids: Ints, starts: Ints) -> SharedPrefix[UnitCache] | None:
         """Return the longest beginning of a prompt, ids [T] and unit starts [S], that is kept."""
         number, shared = self._like(ids, starts, _keys(ids, starts))
         units = min(shared, len(starts) - 1)

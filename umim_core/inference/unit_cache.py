@@ -75,6 +75,10 @@ class UnitCache:
         """Columns of raw tokens, which span eviction drops: below the depth, or all at depth 0."""
         return self.units if self.raw is None else self.raw
 
+    def drop(self, columns: Sequence[Sequence[int]]) -> None:
+        """Drop columns of raw tokens of each row, by place; rising."""
+        self.evictable.drop(columns)
+
     def repeated(self, times: int) -> UnitCache:
         """Return a cache with ``times`` equal rows, side by side, for each row of this one."""
         if times == 1:

@@ -18,7 +18,8 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge, check_merge
 from umim_core.errors import EvaluationError, GenerationError, require
-from umim_core.inference.engine import Engine, exhaust
+from umim_core.inference.batch import exhaust
+from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import GenerationState, Prefix
 from umim_core.inference.prompts import PromptIds

@@ -24,7 +24,8 @@ import torch
 from tokenizers import Tokenizer
 
 from umim_core.errors import UmimError
-from umim_core.inference.engine import Batch, Engine
+from umim_core.inference.batch import Batch
+from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Row
 from umim_core.inference.prefix_store import PrefixStore

@@ -1,0 +1,410 @@
+"""Rows that run together: they join and leave between two forwards, and each ends on its own.
+
+    step      1     2     3     4     5
+    row a     p a1  a2    a3    -           p: prefill, on its own
+    row b           p b1  b2    b3    b4
+    row c                       p c1  c2    takes the memory that a has left
+
+A row's tokens do not depend on the others: it has its own rules, choice of tokens and stopping, and
+in the forward the batch has only one unit of it. A change of rows copies their columns once. Of
+rows that joined together those that ended are fed, too, and gain nothing, until all have or they
+are taken out. The forwards are those of a reader, the engine's or a cache policy's.
+
+Shapes: B rows, P rows of a request that are present, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from umim_core.backbone.attention_masks import attention_window
+from umim_core.errors import GenerationError, NumericalError
+from umim_core.inference.choice import Stopper, TokenChooser, log_probs
+from umim_core.inference.options import GenerateOptions
+from umim_core.inference.outputs import Forward, GeneratedUnits, GenerationState, Row, Timings
+from umim_core.inference.prefix_store import SharedPrefix
+from umim_core.inference.prompts import (
+    Prompts,
+    TokenPrompt,
+    cut_left,
+    positions_taken,
+    read_prompts,
+)
+from umim_core.inference.row_eviction import RowEviction
+from umim_core.merging.merged_model import MergedModel
+from umim_core.rules.matcher import Advance, Matcher
+from umim_core.text.token_ids import Ints
+
+T = TypeVar("T")
+
+
+class Columns(Protocol):
+    """What forwards wrote for rows that lie side by side."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """Columns of each row [B] (int64, CPU)."""
+
+    def drop(self, columns: Sequence[Sequence[int]]) -> None:
+        """Drop columns of raw tokens of each row, by place; rising."""
+
+
+C = TypeVar("C", bound=Columns)
+
+
+class Reader(Protocol[C]):
+    """The forwards that a batch runs on."""
+
+    merged_model: MergedModel
+
+    def matcher(self, options: GenerateOptions) -> Matcher | None:
+        """Return the matcher of generated tokens; None where they stay raw."""
+
+    def begin(
+        self,
+        prompts: Prompts,
+        options: GenerateOptions,
+        new: int,
+        past: GenerationState | None,
+        shared: SharedPrefix[C] | None,
+        several: bool,
+    ) -> tuple[C, Tensor]:
+        """Read prompts: columns, in rows side by side for each sample, and logits [B, V].
+
+        There is room for so many new tokens. ``shared`` has columns of the only prompt; several
+        rows may run together.
+        """
+
+    def feed(self, step: Advance, tokens: Ints, columns: C, positions: Tensor | None) -> Tensor:
+        """Roll back, feed one unit per row, return the next logits [B, V].
+
+        The newest tokens [B] of ended rows mean nothing. Positions [B, 1] are those of the newest
+        tokens; None where they are columns.
+        """
+
+    def gathered(self, places: Sequence[tuple[C, int]]) -> C:
+        """Return columns with copies of rows of others."""
+
+
+class Store(Protocol[C]):
+    """Keeps the columns of rows that leave, for prompts that begin alike (``PrefixStore``)."""
+
+    def find(self, ids: Ints, starts: Ints) -> SharedPrefix[C] | None: ...
+
+    def put(self, ids: Ints, starts: Ints, place: tuple[C, int]) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Request(Generic[C]):
+    """Rows that joined together, and what chooses their tokens.
+
+    ``places`` are the columns of the rows that are present, by number, and their row there; logits
+    [P, V] are of those, too.
+    """
+
+    options: GenerateOptions
+    rows: list[Row]
+    places: dict[int, tuple[C, int]]
+    units: GeneratedUnits
+    chooser: TokenChooser
+    stopper: Stopper
+    eviction: RowEviction | None
+    logits: Tensor
+
+    @property
+    def present(self) -> list[Row]:
+        return [self.rows[number] for number in self.places]
+
+    @property
+    def _running(self) -> list[bool]:
+        return [row.running and number in self.places for number, row in enumerate(self.rows)]
+
+    def advance(self) -> Advance:
+        """Cut the tokens chosen last into units."""
+        tokens = np.array([row.raw[-1] for row in self.rows], dtype=np.int64)
+        running = np.array(self._running)
+        if self.eviction is not None:
+            self.eviction.push(tokens, running)
+        step, present = self.units.push(tokens, running), list(self.places)
+        return Advance(step.rollback[present], step.spans[present], step.lengths[present])
+
+    def take_old(self) -> list[list[int]]:
+        """Return the columns that span eviction drops of each row that is present."""
+        if self.eviction is None:
+            return [[] for _ in self.places]
+        old = self.eviction.take_old()
+        for number, row in zip(self.places, self.present, strict=True):
+            row.dropped += len(old[number])
+        return [old[number] for number in self.places]
+
+    def note(self, logits: Tensor, lengths: Tensor) -> None:
+        """Note what a forward gave the rows that are present: logits [P, V], columns [P]."""
+        self.logits, rows = logits, self.present
+        for row, length in zip(rows, lengths.tolist(), strict=True):
+            if row.running:
+                row._lengths.append(length)
+        if self.options.observer is not None:
+            generated = tuple(row.ids for row in rows)
+            running = tuple(row.running for row in rows)
+            self.options.observer(Forward(logits, lengths.clone(), generated, running))
+
+    def choose(self) -> None:
+        """Give every row that runs its next token, and end rows."""
+        logits, running = self.logits, self._running
+        if len(self.places) < len(self.rows):
+            logits = logits.new_zeros(len(self.rows), logits.shape[1])
+            logits[list(self.places)] = self.logits
+        try:
+            tokens = self.chooser.choose(logits, [row.raw for row in self.rows], running)
+            if self.options.logprobs is not None:
+                self._record(logits, tokens, running, self.options.logprobs)
+            for number, (row, token) in enumerate(zip(self.rows, tokens, strict=True)):
+                if running[number]:
+                    row.raw.append(token)
+                    row.stop_reason = self.stopper.reason(row.raw, row.generated, number)
+        except (GenerationError, NumericalError) as error:
+            for row in self.rows:
+                if row.running:
+                    row.error = error
+
+    def _record(
+        self, logits: Tensor, tokens: Sequence[int], running: Sequence[bool], top: int
+    ) -> None:
+        scores, chosen = log_probs(logits, np.array(tokens, dtype=np.int64))
+        best = scores.topk(top, dim=-1)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        for row, value, (ids, values), runs in zip(self.rows, chosen, pairs, running, strict=True):
+            if runs and row._logprobs is not None:
+                row._logprobs.append(value)
+                row._top_logprobs.append(tuple(zip(ids, values, strict=True)))
+
+
+class Batch(Generic[C]):
+    """Rows that run together; for one thread.
+
+    With a store others may join, and the columns of rows that leave are kept for prompts that begin
+    alike.
+    """
+
+    def __init__(self, reader: Reader[C], store: Store[C] | None = None) -> None:
+        self._reader, self._store = reader, store
+        self._requests: list[_Request[C]] = []
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for request in self._requests for row in request.present]
+
+    def _most_new_tokens(self, prompts: Prompts) -> int:
+        """Return how many tokens the backbone has room for behind prompts; below 1 for none."""
+        model, packed = self._reader.merged_model, prompts.packed
+        preserved = model.unit_positions == "preserved"
+        held = packed.raw_counts if preserved else packed.unit_counts
+        limits = (model.backbone.max_positions, attention_window(model.backbone.model.config))
+        most = min((limit for limit in limits if limit is not None), default=sys.maxsize)
+        return most - positions_taken(int(held.max()), 0)
+
+    @torch.no_grad()
+    def join(
+        self,
+        prompts: Sequence[TokenPrompt],
+        options: GenerateOptions,
+        past: GenerationState | None = None,
+        *,
+        shorten: bool = False,
+    ) -> list[Row]:
+        """Read prompts and add their rows, the samples of a prompt side by side.
+
+        Fewer new tokens will do with ``shorten`` where the backbone has no room for all; it is not
+        for what continues a past, which ``Engine.steps`` has checked.
+        """
+        model = self._reader.merged_model
+        config, samples = options.check(model, len(prompts)), options.samples
+        new = config.max_new_tokens or 0
+        unfed = None if past is None else past.unfed
+        read = read_prompts(prompts, unfed, options.reading(model))
+        if shorten:
+            new = max(1, min(new, self._most_new_tokens(read)))
+            options = replace(options, max_new_tokens=new)
+            config = options.settings
+        if options.overlong == "truncate" and past is None:
+            read = cut_left(read, new, model)
+        before = [()] * len(prompts) if past is None else past.fed_ids
+        units = GeneratedUnits(self._reader.matcher(options), len(prompts) * samples)
+        rows = [
+            Row(
+                [*fed, *ids.tolist()],
+                len(fed),
+                len(ids),
+                cut,
+                _units=units,
+                _number=b * samples + n,
+                _logprobs=None if options.logprobs is None else [],
+            )
+            for b, (fed, ids, cut) in enumerate(zip(before, read.ids, read.cuts, strict=True))
+            for n in range(samples)
+        ]
+        chooser = TokenChooser(
+            config,
+            [len(row.raw) for row in rows],
+            options.seed,
+            options.logits_processor,
+            past_lengths=[row.past for row in rows],
+            streams=options.streams,
+            device=model.backbone.device,
+        )
+        stopper = Stopper(config, model.backbone.tokenizer, options.stopping_criteria)
+        eviction = RowEviction.of(options.span_eviction, model, rows, past is not None)
+        shared, several = None, self._store is not None or len(rows) > 1
+        if self._store is not None and len(prompts) == 1 and past is None:
+            shared = self._store.find(read.ids[0], read.cuts[0][0])
+        columns, logits = self._reader.begin(read, options, new, past, shared, several)
+        for row in rows:
+            row.reused = 0 if shared is None else shared.units
+        places = {number: (columns, number) for number in range(len(rows))}
+        request = _Request(options, rows, places, units, chooser, stopper, eviction, logits)
+        self._note([request], columns, logits)
+        self._requests.append(request)
+        return rows
+
+    @torch.no_grad()
+    def step(self) -> list[Row]:
+        """Feed the tokens chosen last, then choose one for every row that runs.
+
+        Those that ended or failed are returned, too; once all of a request have, they leave.
+        """
+        begun = [
+            request for request in self._requests if any(row.generated for row in request.rows)
+        ]
+        if begun:
+            self._feed(begun)
+        stepped = self.rows
+        for request in list(self._requests):
+            request.choose()
+            if not any(row.running for row in request.present):
+                self.leave(request.present)
+        return stepped
+
+    def run(
+        self,
+        prompts: Sequence[TokenPrompt],
+        options: GenerateOptions,
+        past: GenerationState | None = None,
+    ) -> Generator[None, None, tuple[list[Row], C, Timings]]:
+        """Let rows join and step until they have ended; yield after every step.
+
+        Returns:
+            The rows, their columns and the time it took.
+        """
+        seconds, began, streamer = list[float](), time.perf_counter(), options.streamer
+        rows = self.join(prompts, options, past)
+        columns = self._together(self._requests)
+        try:
+            if streamer is not None:
+                streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
+            while self._requests:
+                self.step()
+                for row in rows:
+                    if row.error is not None:
+                        raise row.error
+                if streamer is not None:
+                    streamer.put(torch.tensor([rows[0].raw[-1]]))  # type: ignore[no-untyped-call]
+                seconds.append(time.perf_counter() - began)
+                yield
+                began = time.perf_counter()
+        finally:
+            if streamer is not None:
+                streamer.end()  # type: ignore[no-untyped-call]
+        return rows, columns, Timings(seconds[0], sum(seconds[1:]))
+
+    def leave(self, rows: Sequence[Row]) -> None:
+        """Take rows out, whether they have ended or not; their columns go to the store."""
+        for request in list(self._requests):
+            present = list(request.places)
+            gone = [n for n in present if any(request.rows[n] is row for row in rows)]
+            if not gone:
+                continue
+            for number in gone:
+                row, place = request.rows[number], request.places.pop(number)
+                is_whole = request.eviction is None and row.error is None and not row.past
+                if self._store is not None and is_whole:
+                    self._store.put(*row.held(), place)
+            stay = [at for at, number in enumerate(present) if number in request.places]
+            request.logits = request.logits[stay]
+            if not stay:
+                self._requests.remove(request)
+
+    def forget(self) -> None:
+        """Free the columns that are kept for later prompts."""
+        if self._store is not None:
+            self._store.clear()
+
+    def drop(self) -> None:
+        """Take all rows out and keep no columns, those of earlier rows neither."""
+        self._requests.clear()
+        self.forget()
+
+    def _feed(self, requests: Sequence[_Request[C]]) -> None:
+        """Read the tokens that some requests chose last."""
+        rows = [(request, row) for request in requests for row in request.present]
+        columns = self._together(requests)
+        steps = [request.advance() for request in requests]
+        step = Advance(
+            np.concatenate([part.rollback for part in steps]),
+            np.concatenate([part.spans for part in steps]),
+            np.concatenate([part.lengths for part in steps]),
+        )
+        tokens = np.array([row.raw[-1] for _, row in rows], dtype=np.int64)
+        positions, model = None, self._reader.merged_model
+        preserved = model.unit_positions == "preserved"
+        if preserved or any(request.eviction is not None for request in requests):
+            held = (columns.lengths.numpy() - step.rollback).tolist()
+            newest = [
+                len(row.raw) - 1 if preserved or request.eviction is not None else length
+                for (request, row), length in zip(rows, held, strict=True)
+            ]
+            positions = torch.tensor(newest, device=model.backbone.device)[:, None]
+        self._note(requests, columns, self._reader.feed(step, tokens, columns, positions))
+
+    def _note(self, requests: Sequence[_Request[C]], columns: C, logits: Tensor) -> None:
+        """Drop the columns of old spans after a forward; hand logits [B, V] to their requests."""
+        if any(request.eviction is not None for request in requests):
+            columns.drop([old for request in requests for old in request.take_old()])
+        lengths, first = columns.lengths, 0
+        for request in requests:
+            part = slice(first, first + len(request.places))
+            request.note(logits[part], lengths[part])
+            first = part.stop
+
+    def _together(self, requests: Sequence[_Request[C]]) -> C:
+        """Return columns of exactly the rows of some requests, in order."""
+        places = [place for request in requests for place in request.places.values()]
+        columns = places[0][0]
+        if [(id(held), row) for held, row in places] != [
+            (id(columns), row) for row in range(len(columns.lengths))
+        ]:
+            columns, at = self._reader.gathered(places), 0
+            for request in requests:
+                for number in request.places:
+                    request.places[number] = columns, at
+                    at += 1
+        return columns
+
+
+def exhaust(steps: Generator[None, None, T]) -> T:
+    """Take all steps and return what they end with."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            output: T = end.value
+            return output
