@@ -18,7 +18,8 @@ the marks, whatever the template does with replies::
     text    <user>Hi there<end><assistant>        marked  <user>[0[Hi there]0]<end><assistant>
 
 Schemas get a key that nothing else has instead, and are found where the template language's
-``tojson`` wrote them with it.
+``tojson`` wrote them with it. Names of functions and parameters and values to choose from stay raw:
+a call must spell them.
 """
 
 from __future__ import annotations
@@ -62,6 +63,12 @@ _ROLES: Final = {
 _log: Final = logging.getLogger("umim")
 _REWRITTEN: Final = "its template changes what users say"
 _SCHEMAS: Final = "its template does not write tools as tojson does"
+# What calls spell, in a schema as JSON: values of "name", keys of objects, values of "enum".
+_SPELLED: Final = re.compile(
+    r'"name": "((?:[^"\\]|\\.)*)"'
+    r'|"((?!(?:function|parameters|properties|items)")(?:[^"\\]|\\.)*)": \{'
+    r'|"enum": \[([^\]]*)\]'
+)
 
 
 @dataclass(frozen=True)
@@ -343,7 +350,7 @@ class _Marks:
             ):
                 place = same.place(at, at + len(core))
                 if place is not None:
-                    places.append(place)
+                    places += _unspelled(core, place[0]) if role == _SCHEMA else [place]
                     raw.discard(number)
         unmerged = _SCHEMAS if raw or (keyed and len(written) < len(self._tools)) else ""
         if any(self._cores[number][0] != _SCHEMA for number in raw):
@@ -378,6 +385,14 @@ class _Same:
         if start >= self._size - self._end:
             return start + self._more, end + self._more
         return None
+
+
+def _unspelled(schema: str, start: int) -> list[Place]:
+    """Return the places of a schema, which begins at ``start``, between what calls must spell."""
+    spelled = [found.span(found.lastindex or 0) for found in _SPELLED.finditer(schema)]
+    borders = [0, *(border for place in spelled for border in place), len(schema)]
+    pairs = zip(borders[::2], borders[1::2], strict=True)
+    return [(start + first, start + end) for first, end in pairs if first < end]
 
 
 def log_unmerged(reason: str) -> None:

@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -45,17 +47,22 @@ class AlignedRows(NamedTuple):
     student: Tensor
 
 
-def aligned_rows(packed: PackedUnits, first: Tensor | None = None) -> AlignedRows:
+def aligned_rows(
+    packed: PackedUnits, states: Sequence[NDArray[np.bool_]] | None = None
+) -> AlignedRows:
     """Return the aligned (teacher, student) positions of a batch.
 
-    Left out are a row's units before its first merge, and those before its raw position ``first``
-    [B] (int64), if it is given.
+    Left out are a row's units before its first merge, and those whose last token is none of the raw
+    positions ``states`` [T_b], if they are given.
     """
     student = packed.attention_mask & ((packed.lengths > 1).cumsum(dim=1) > 0)
-    if first is not None:
-        student &= packed.starts + packed.lengths > first[:, None]
     batch, unit = student.nonzero(as_tuple=True)
     last = packed.starts[batch, unit] + packed.lengths[batch, unit] - 1
+    if states is not None:
+        sizes = [0, *map(len, states)]
+        counted = torch.from_numpy(np.concatenate(states))
+        kept = counted[torch.tensor(sizes).cumsum(0)[batch] + last]
+        batch, last, unit = batch[kept], last[kept], unit[kept]
     return AlignedRows(batch, last, unit)
 
 

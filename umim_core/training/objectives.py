@@ -40,19 +40,27 @@ class TrainingRow(NamedTuple):
     Attributes:
         ids: Raw ids [T].
         cut: Their units.
-        loss_from: Raw position before which units have no loss, besides those before the first
-            merge.
+        states: Raw positions [T] at which units that end there have loss, from the first merge on.
     """
 
     ids: NDArray[np.integer]
     cut: Segmentation
-    loss_from: int
+    states: NDArray[np.bool_]
 
 
 def training_row(
-    rows: TokenRows, index: int, matcher: Matcher, *, prompt: float = 0.0, copy: float = 0.0
+    rows: TokenRows,
+    index: int,
+    matcher: Matcher,
+    *,
+    prompt: float = 0.0,
+    copy: float = 0.0,
+    prompt_states: int | None = None,
 ) -> TrainingRow:
-    """Return a row of the kind that its index draws."""
+    """Return a row of the kind that its index draws.
+
+    Of the units before a row's reply, ``prompt_states`` that its index draws have loss.
+    """
     ids = rows.row(index)
     if prompt + copy > 0.0 and rows.parts_of(index) == ((0, len(ids)),) and len(ids) >= _LEAST:
         draw = np.random.default_rng([_STREAM, index])
@@ -60,11 +68,21 @@ def training_row(
         if share < copy:
             half = ids[: size // 2]
             twice = np.concatenate([half, half])
-            return TrainingRow(twice, segment_prefix(matcher.segment, twice, len(half)), len(half))
+            cut = segment_prefix(matcher.segment, twice, len(half))
+            return TrainingRow(twice, cut, np.arange(len(twice)) >= len(half))
         if share < copy + prompt:
             start = int(draw.integers(size // 4, size - size // 4))
-            return TrainingRow(ids, segment_prefix(matcher.segment, ids, start), start)
-    return TrainingRow(ids, rows.segment(index, matcher), 0)
+            cut = segment_prefix(matcher.segment, ids, start)
+            return TrainingRow(ids, cut, np.arange(size) >= start)
+    cut, states = rows.segment(index, matcher), np.ones(len(ids), dtype=np.bool_)
+    if prompt_states is not None:
+        starts, lengths = cut
+        first = int(np.argmax(lengths > 1)) if len(lengths) else 0
+        ends = (starts + lengths - 1)[first:]
+        before = ends[ends < rows.reply_of(index) - 1]  # the state there predicts the reply
+        draw = np.random.default_rng([_STREAM, index])
+        states[draw.permutation(before)[prompt_states:]] = False
+    return TrainingRow(ids, cut, states)
 
 
 def spread_rows(rows: int, limit: int) -> list[int]:
@@ -132,9 +150,11 @@ class DistillObjective(Objective):
         micro_batch: int | None = None,
         prompt_rows: float = 0.0,
         copy_rows: float = 0.0,
+        prompt_states: int | None = None,
     ) -> None:
         super().__init__()
         self._kinds = {"prompt": prompt_rows, "copy": copy_rows}
+        self._prompt_states = prompt_states
         self._model = DistillModel(merged_model, autocast=bf16, micro_batch=micro_batch)
         self._matcher = merged_model.require_matcher()
         self._train, self._valid = train, valid
@@ -150,9 +170,13 @@ class DistillObjective(Objective):
     def _loss(
         self, rows: TokenRows, indices: Sequence[int], kinds: Mapping[str, float] = _AS_MERGED
     ) -> BatchLoss:
-        batch = [training_row(rows, index, self._matcher, **kinds) for index in indices]
+        most = self._prompt_states
+        batch = [
+            training_row(rows, index, self._matcher, **kinds, prompt_states=most)
+            for index in indices
+        ]
         loss: BatchLoss = self._model(
-            [row.ids for row in batch], [row.cut for row in batch], [row.loss_from for row in batch]
+            [row.ids for row in batch], [row.cut for row in batch], [row.states for row in batch]
         )
         return loss
 

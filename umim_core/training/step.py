@@ -141,11 +141,11 @@ class DistillModel(nn.Module):
         self,
         rows: Sequence[NDArray[np.integer]],
         segmentations: Sequence[Segmentation],
-        loss_from: Sequence[int] | None = None,
+        states: Sequence[NDArray[np.bool_]] | None = None,
     ) -> BatchLoss:
         """Return the loss sums of a batch of raw ids [T_b], cut into units (starts, lengths).
 
-        Units before a row's raw position ``loss_from`` have no loss; None for the first merge. The
+        Only units that end at one of the raw positions ``states`` [T_b] have loss; None for all. The
         sums depend on every parameter even without any merge, so that every rank of a distributed
         run takes part in the gradient exchange.
         """
@@ -157,7 +157,6 @@ class DistillModel(nn.Module):
                 "Use shorter segments.",
             )
         packed = pack_rows(rows, segmentations)  # on the host, which then need not wait for a GPU
-        first = None if loss_from is None else torch.tensor(loss_from)
         leaf, leaves, sources = None, self._trained(), self._trained()
         if self._lower is None:
             pooled = self.surrogates(packed)
@@ -170,9 +169,9 @@ class DistillModel(nn.Module):
         sums: list[BatchLoss] = []
         for index in self._micro_batches(packed):
             part = packed.take(index)
-            start = None if first is None else first[index]
             chosen = [rows[i] for i in index.tolist()]
-            teacher, student = self.aligned_states(chosen, part, leaf, start)
+            counted = None if states is None else [states[i] for i in index.tolist()]
+            teacher, student = self.aligned_states(chosen, part, leaf, counted)
             loss = distill_loss(student, teacher, self.backbone)
             del teacher, student  # before the next micro-batch's are made
             if loss.total.requires_grad:
@@ -204,15 +203,15 @@ class DistillModel(nn.Module):
         rows: Sequence[NDArray[np.integer]],
         packed: PackedUnits,
         pooled: Tensor | None,
-        loss_from: Tensor | None = None,
+        states: Sequence[NDArray[np.bool_]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return hidden states of teacher and student at the aligned rows, [R, d] each.
 
         Raw ids [T_b] are also ``packed`` in units, on the CPU. ``pooled`` are the surrogates of
-        their spans [M, d], None above depth 0. Units before the raw position ``loss_from`` [B] are
-        left out.
+        their spans [M, d], None above depth 0. Units that end at none of the raw positions
+        ``states`` [T_b] are left out.
         """
-        aligned, device = aligned_rows(packed, loss_from), self.backbone.device
+        aligned, device = aligned_rows(packed, states), self.backbone.device
         compact = self._unit_positions == "compact"  # what a trunk takes by itself
         positions = None if compact else packed.position_ids(self._unit_positions)
         if positions is not None:

@@ -15,7 +15,7 @@ from umim_core.store.arrays import open_array, save_array
 from umim_core.text.token_files import INDEX, TokenFiles
 from umim_core.text.token_ids import Tokens, flat
 
-_ARRAYS = ("ids", "offsets", "parts")
+_ARRAYS = ("ids", "offsets", "parts", "replies")
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,13 @@ class TokenRows:
         offsets: Row borders [B + 1] (int64).
         parts: What rules may be applied to [P, 3] (int64): row, first token in it, end; in order.
             Each part is cut on its own; everything else stays raw.
+        replies: Where in each row a reply begins [B] (int64); empty where rows have none.
     """
 
     ids: Tokens
     offsets: NDArray[np.int64]
     parts: NDArray[np.int64]
+    replies: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # noqa: RUF009  never written to
 
     @classmethod
     def of_segments(cls, stream: Tokens, length: int) -> TokenRows:
@@ -48,10 +50,13 @@ class TokenRows:
         return cls(*flat(rows), _beginnings(np.array(merge_until, dtype=np.int64)))
 
     @classmethod
-    def of_parts(cls, rows: Sequence[Sequence[int]], parts: Sequence[Parts]) -> TokenRows:
+    def of_parts(
+        cls, rows: Sequence[Sequence[int]], parts: Sequence[Parts], replies: Sequence[int] = ()
+    ) -> TokenRows:
         """Make rows of which rules may be applied to some parts, (first token, end)."""
         listed = [(row, *part) for row, own in enumerate(parts) for part in own]
-        return cls(*flat(rows), np.array(listed, dtype=np.int64).reshape(-1, 3))
+        at = np.array(replies, dtype=np.int64)
+        return cls(*flat(rows), np.array(listed, dtype=np.int64).reshape(-1, 3), at)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -63,6 +68,10 @@ class TokenRows:
         """Return the parts of a row, as (first token, end)."""
         low, high = np.searchsorted(self.parts[:, 0], [index, index + 1])
         return tuple((int(first), int(end)) for _, first, end in self.parts[low:high])
+
+    def reply_of(self, index: int) -> int:
+        """Return where a row's reply begins; 0 where rows have none."""
+        return int(self.replies[index]) if len(self.replies) else 0
 
     def segment(self, index: int, matcher: Matcher) -> Segmentation:
         """Cut one row into units."""

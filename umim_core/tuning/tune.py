@@ -263,7 +263,7 @@ def token_rows(rows: Sequence[PromptRow], most: int) -> TokenRows:
     """Return prompts with their replies as training rows, cut to so many tokens."""
     whole = [np.concatenate([row.prompt, row.reply])[:most].tolist() for row in rows]
     parts = [tuple((a, min(b, most)) for a, b in row.parts if a < most) for row in rows]
-    return TokenRows.of_parts(whole, parts)
+    return TokenRows.of_parts(whole, parts, [len(row.prompt) for row in rows])
 
 
 def _priced(
