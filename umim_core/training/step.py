@@ -145,9 +145,9 @@ class DistillModel(nn.Module):
     ) -> BatchLoss:
         """Return the loss sums of a batch of raw ids [T_b], cut into units (starts, lengths).
 
-        Only units that end at one of the raw positions ``states`` [T_b] have loss; None for all. The
-        sums depend on every parameter even without any merge, so that every rank of a distributed
-        run takes part in the gradient exchange.
+        Only units that end at one of the raw positions ``states`` [T_b] have loss; None for all.
+        The sums depend on every parameter even without any merge, so that every rank of a
+        distributed run takes part in the gradient exchange.
         """
         limit, longest = self.backbone.max_positions, max(map(len, rows), default=0)
         if limit is not None and longest > limit:

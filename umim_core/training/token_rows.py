@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ class TokenRows:
     ids: Tokens
     offsets: NDArray[np.int64]
     parts: NDArray[np.int64]
-    replies: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # noqa: RUF009  never written to
+    replies: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @classmethod
     def of_segments(cls, stream: Tokens, length: int) -> TokenRows:
