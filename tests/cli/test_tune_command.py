@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Umim, document
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.tuning.tune import BudgetTrial, chosen_budget
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] + ' ' + m.content + ' ' }}{% endfor %}"
@@ -67,6 +68,9 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again(
     checkpoint = Checkpoint.load(tmp_path / "out")
     assert checkpoint.rules.counts_by_order[10] == 1 and checkpoint.rules.prices is not None
     assert checkpoint.config.roles == ("user", "system", "tools", "tool")
+    budgets = [trial[0] for trial in found["trials"]]
+    assert found["budget"] == checkpoint.config.budget and found["budget"] in budgets
+    assert budgets[0] == checkpoint.rules.prices.max() and budgets == sorted(budgets, reverse=True)
     assert not (tmp_path / "out" / "state").exists()
     again = umim("tune", backbone, log(tmp_path, 20), "--out", tmp_path / "out", *OPTIONS, "--json")
     assert document(again) == found
@@ -95,3 +99,19 @@ def test_what_cannot_be_tuned_is_refused(
     assert result.code == 1 and message in result.err, result.err
     assert result.err.splitlines()[-1].startswith("umim: error: ")
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("trials", "chosen"),
+    [
+        ([], None),
+        ([(0.9, 0.6, 1.0, 1.05, 0.98), (0.5, 0.4, 1.0, 1.0, 1.0)], 0.9),
+        ([(0.9, 0.6, 1.0, 1.06, 0.99), (0.5, 0.4, 1.0, 1.0, 0.99)], 0.5),
+        ([(0.9, 0.6, 1.0, 1.0, 0.97), (0.5, 0.4, 1.0, 1.01, 0.99)], 0.5),
+        ([(0.9, 0.6, 1.0, 2.0, 0.5), (0.5, 0.4, 1.0, 1.5, 0.7)], 0.5),  # none: the least
+    ],
+)
+def test_the_budget_saves_most_of_those_that_keep_the_replies(
+    trials: list[tuple[float, float, float, float, float]], chosen: float | None
+) -> None:
+    assert chosen_budget([BudgetTrial(*trial) for trial in trials]) == chosen

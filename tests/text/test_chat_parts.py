@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -127,6 +128,13 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return load_tokenizer("umim-docs-llama")
 
 
+def unspelled(schema: str, *more: str) -> list[str]:
+    """Return what stands in a schema between its function's name, é and other words in quotes."""
+    for name in ("find", "book", "find_all", "é", *more):
+        schema = schema.replace(f'"{name}"', '"\0"')
+    return schema.split("\0")
+
+
 def said(chat: list[dict[str, Any]]) -> list[str]:
     contents = [message["content"].strip() for message in chat if message["role"] == "user"]
     return [content for content in contents if content]
@@ -180,10 +188,13 @@ def test_the_parts_of_these_roles_may_merge_and_nothing_else(
     tokenizer.chat_template = TOOLED[name]
     indent = 4 if name == "indented" else None
     dumped = [
-        json.dumps(
-            tool["function"] if name == "function" else tool, ensure_ascii=False, indent=indent
-        )
+        part
         for tool in TOOLS
+        for part in unspelled(
+            json.dumps(
+                tool["function"] if name == "function" else tool, ensure_ascii=False, indent=indent
+            )
+        )
     ]
     expected = [m["content"] for m in TOOL_CHAT if m["role"] in roles]
     schemas = dumped if "tools" in roles else []
@@ -222,7 +233,7 @@ def test_a_schema_in_a_reply_stays_raw(tokenizer: PreTrainedTokenizerBase, name:
     chat = [TOOL_CHAT[1], reply, {"role": "user", "content": "b"}]
     written = write_chat(chat, tokenizer, TOOLS, ("tools",))
     start = written.text.index("<assistant>" + reply["content"])
-    assert len(written.places) == len(TOOLS) and not written.unmerged
+    assert len(written.places) == 3 * len(TOOLS) and not written.unmerged
     assert all(
         (at < start) == (name != "behind") and not start < at < start + len(reply["content"])
         for at, _ in written.places
@@ -441,4 +452,24 @@ def test_finding_tools_is_linear_in_their_number(
     began = time.process_time()
     written = write_chat(TOOL_CHAT[:2], tokenizer, tools, ("tools",))
     assert time.process_time() - began < 15
-    assert len(written.places) == (0 if name == "other" else len(tools))
+    assert len(written.places) == (0 if name == "other" else 2 * len(tools))
+
+
+@pytest.mark.parametrize("indent", [None, 4])
+def test_what_calls_spell_stays_raw_in_schemas(
+    tokenizer: PreTrainedTokenizerBase, indent: int | None
+) -> None:
+    """Names of functions and parameters, of objects in them, too, and values to choose from."""
+    tokenizer.chat_template = TOOLED["indented" if indent else "each"]
+    nested = {"type": "object", "properties": {'lon\\g"': {"type": "number"}}}
+    properties = {
+        "é": {"type": "string", "description": 'The "é" or "name": "x", "é": {}.'},
+        "type": {"type": "string", "enum": ["a b", "c"], "default": "a b"},
+        "where": {"type": "array", "items": nested},
+    }
+    function = {"name": "find", "description": "Find.", "parameters": {"properties": properties}}
+    tool = {"type": "function", "function": {**function, "required": ["é", "type"]}}
+    written = write_chat(TOOL_CHAT[:2], tokenizer, [tool], ("tools",))
+    pairs = itertools.pairwise(written.places)
+    raw = ["".join(written.text[a:b].split()) for (_, a), (b, _) in pairs]
+    assert raw == ["find", "é", "type", '"ab","c"', "where", 'lon\\\\g\\"']

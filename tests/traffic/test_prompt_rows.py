@@ -67,7 +67,8 @@ def test_a_request_is_read_as_the_template_writes_it(
     prompt = f"{json.dumps(TOOL)}\n<user>{ASK['content']}</s>\n<assistant>"
     assert tokenizer.decode(row.prompt) == prompt and tokenizer.decode(row.reply) == said
     parts = [tokenizer.decode(row.prompt[first:end]) for first, end in row.parts]
-    assert parts[1] in ASK["content"] and parts[0] in json.dumps(TOOL) and len(parts) == 2
+    assert len(parts) == 4 and parts[-1] in ASK["content"]  # names of function and parameter stay
+    assert all(part in json.dumps(TOOL) and "find" not in part for part in parts[:-1])
     assert not left.reasons
 
 

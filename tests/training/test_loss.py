@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -180,13 +181,20 @@ def pack(*rows: list[int]) -> PackedUnits:
     return pack_rows(ids, cuts)
 
 
-def pairs(packed: PackedUnits) -> list[tuple[int, int, int]]:
-    return list(zip(*(index.tolist() for index in aligned_rows(packed)), strict=True))
+def pairs(
+    packed: PackedUnits, states: list[NDArray[np.bool_]] | None = None
+) -> list[tuple[int, int, int]]:
+    return list(zip(*(index.tolist() for index in aligned_rows(packed, states)), strict=True))
 
 
 def test_the_example_of_the_paper() -> None:
     # x1 | x2 x3 | x4 | x5 x6 has (x3, z23), (x4, x4), (x6, z56), counted from 0
     assert pairs(pack([1, 2, 1, 2])) == [(0, 2, 1), (0, 3, 2), (0, 5, 3)]
+
+
+def test_units_that_end_at_other_states_have_no_loss() -> None:
+    states = [np.arange(6) == 3, np.arange(4) < 2]
+    assert pairs(pack([1, 2, 1, 2], [2, 1, 1]), states) == [(0, 3, 2), (1, 1, 0)]
 
 
 def algorithm(rows: list[list[int]]) -> list[tuple[int, int, int]]:

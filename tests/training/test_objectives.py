@@ -181,11 +181,18 @@ def row_at(index: int, *, merge_until: int = len(IDS), **shares: float) -> Train
     return training_row(rows, index, MATCHER, **shares)
 
 
+def first_state(row: TrainingRow) -> int:
+    """The raw position from which all units have loss."""
+    first = int(row.states.argmax())
+    assert row.states[first:].all()
+    return first
+
+
 def kind_of(row: TrainingRow) -> str:
     half = len(IDS) // 2
-    if row.loss_from == half and (row.cut[1][row.cut[0] < half] > 1).any():
+    if first_state(row) == half and (row.cut[1][row.cut[0] < half] > 1).any():
         return "copy" if np.array_equal(row.ids[:half], row.ids[half:]) else "prompt"
-    return "prompt" if row.loss_from else "merged"
+    return "prompt" if first_state(row) else "merged"
 
 
 def test_shares_are_those_asked_for_and_a_row_keeps_its_kind() -> None:
@@ -202,11 +209,33 @@ def test_the_loss_begins_behind_the_merged_part_of_copies_and_prompts() -> None:
     half = len(IDS) // 2
     assert row.ids.tolist() == IDS[:half].tolist() * 2
     assert row.cut[1].tolist() == [2, 3, 1] * 3 + [1] * half
-    assert row.loss_from == half
+    assert first_state(row) == half
     row = row_at(3, prompt=0.999)
     starts, lengths = row.cut
-    assert len(IDS) // 4 <= row.loss_from < 3 * len(IDS) // 4 + 1
-    assert (lengths[starts >= row.loss_from] == 1).all()
-    assert (lengths[starts < row.loss_from] > 1).any()
+    first = first_state(row)
+    assert len(IDS) // 4 <= first < 3 * len(IDS) // 4 + 1
+    assert (lengths[starts >= first] == 1).all()
+    assert (lengths[starts < first] > 1).any()
     with pytest.raises(ValidationError, match="add up to 1 at most"):
         DistillConfig(max_steps=1, prompt_rows=0.6, copy_rows=0.6)
+
+
+@pytest.mark.parametrize("most", [0, 3, 100, None])
+def test_all_states_of_a_reply_and_some_before_it_have_loss(
+    tmp_path: Path, most: int | None
+) -> None:
+    reply = 30
+    rows = TokenRows.of_parts([IDS.tolist()] * 2, [((0, 24),)] * 2, [reply, reply])
+    (tmp_path / "rows").mkdir()
+    rows.save(tmp_path / "rows")
+    (row, other) = (
+        training_row(TokenRows.load(tmp_path / "rows", 8), n, MATCHER, prompt_states=most)
+        for n in (0, 1)
+    )
+    starts, lengths = row.cut
+    ends = starts + lengths - 1
+    counted = ends[row.states[ends]]
+    before = counted[counted < reply - 1].tolist()
+    assert len(before) == (17 if most is None else min(most, 17))  # 12 merged units, 5 raw ones
+    assert counted[counted >= reply - 1].tolist() == list(range(reply - 1, len(IDS)))
+    assert most != 3 or not np.array_equal(row.states, other.states)  # its index draws them

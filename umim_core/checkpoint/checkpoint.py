@@ -104,6 +104,10 @@ class Checkpoint:
         config = self.config.model_copy(update=changes)
         return replace(self, config=config)
 
+    def with_budget(self, budget: float | None) -> Checkpoint:
+        """Return the checkpoint with another price up to which its rules merge by default."""
+        return replace(self, config=self.config.model_copy(update={"budget": budget}))
+
     def noting(self, backbone: Backbone, reason: str) -> Checkpoint:
         """Return the checkpoint with a note why a backbone of another kind is good enough."""
         differences = self.backbone_differences(backbone)

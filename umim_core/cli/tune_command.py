@@ -146,9 +146,29 @@ def tune(
 
 def _lines(compared: Comparison, seconds: float) -> list[str]:
     from umim_core.progress import duration
+    from umim_core.tuning.tune import LEAST_AGREEMENT, MOST_NATS
 
-    lines = [
-        f"tuned in {duration(seconds)}; held-out conversations: {compared.requests:,} with a reply",
+    lines = [f"tuned in {duration(seconds)}"]
+    if compared.budget is not None:
+        lines += [
+            "",
+            "budget (nats per saved token), on conversations that validated the training",
+            f"{'budget':>10}{'saved':>9}{'nats a reply token':>22}{'agreement':>12}",
+            *(
+                f"{trial.budget:>10.3g}{trial.saved:>9.1%}"
+                f"{f'{trial.base_nats:.3f} -> {trial.merged_nats:.3f}':>22}{trial.agreement:>12.1%}"
+                f"{'  chosen' if trial.budget == compared.budget else ''}"
+                for trial in compared.trials
+            ),
+        ]
+        if not any(trial.keeps for trial in compared.trials):
+            lines += [
+                f"None keeps the replies (at most {MOST_NATS:g} times the nats, agreement of at "
+                f"least {LEAST_AGREEMENT:.0%}): the least is taken. More --steps may help."
+            ]
+    lines += [
+        "",
+        f"held-out conversations  {compared.requests:>8,}   with a reply",
         f"prompt tokens saved     {compared.saved:>8.1%}   of {compared.tokens:,}",
     ]
     if compared.base_nats is not None and compared.merged_nats is not None:

@@ -2,12 +2,14 @@
 
 ::
 
-    requests -> rows (ids, parts) -> spans of four fifths -> training -> prices -> checkpoint
+    requests -> rows (ids, parts) -> spans of four fifths -> training -> prices -> budget
                                   -> the last fifth: replies behind raw and merged prompts
 
-Of every conversation the last request is read, which holds the others. The directory::
+Of every conversation the last request is read, which holds the others. The budget is the price up
+to which spans merge by default: the one that saves most of those that keep the replies of
+conversations that validated the training. The directory::
 
-    out/checkpoint/     the merge checkpoint, its rules with prices
+    out/checkpoint/     the merge checkpoint, its rules with prices, its budget
     out/rules/          the spans that were chosen
     out/comparison.json held-out requests, raw and merged
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -41,7 +43,7 @@ from umim_core.mining.mine import candidate_spans
 from umim_core.mining.span_choice import choose_spans
 from umim_core.model.umim import UMIM
 from umim_core.progress import duration, followed, log_progress, logger
-from umim_core.rules.pruning import priced, recording_reductions
+from umim_core.rules.pruning import at_reduction, priced, recording_reductions
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE, build_once, publish_directory
@@ -58,6 +60,10 @@ _VALID: Final = 10  # one training conversation in so many chooses the best step
 _PRICED: Final = 20_000  # tokens that rules are priced on, at most
 _COMPARED: Final = 100  # held-out conversations that are compared, at most
 _GREEDY: Final = 8  # held-out requests that are answered, raw and merged
+_CHOOSING: Final = 40  # validation conversations with a reply that choose the budget, at most
+_SHARES: Final = (1.0, 0.9, 0.8, 0.7, 0.55, 0.4, 0.25)  # of what all spans save, that are tried
+MOST_NATS: Final = 1.05  # of the base model's nats a reply token, that a budget may cost
+LEAST_AGREEMENT: Final = 0.98  # on the tokens of the replies, that it must keep
 _MERGES: Final[tuple[Merge, Merge]] = ("none", "prompt")
 REPLY: Final = 48  # tokens of such an answer at most
 
@@ -92,11 +98,29 @@ class Replies(NamedTuple):
     greedy: list[NDArray[np.bool_]]
 
 
+class BudgetTrial(NamedTuple):
+    """What spans up to a price do: share of the prompts' tokens saved, and as ``Comparison``."""
+
+    budget: float
+    saved: float
+    base_nats: float
+    merged_nats: float
+    agreement: float
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the replies are kept: their nats and the tokens that both models would say."""
+        within = self.merged_nats <= MOST_NATS * self.base_nats
+        return within and self.agreement >= LEAST_AGREEMENT
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Held-out requests, raw and merged.
 
     Attributes:
+        budget: Nats per saved token up to which spans merge; None for all, without any reply.
+        trials: Budgets that were tried, the largest first.
         requests: Those with a reply; ``tokens`` of all held-out prompts.
         saved: Share of the prompts' tokens that merging saves.
         base_nats: Mean nats a token of the logged replies behind raw prompts.
@@ -107,6 +131,8 @@ class Comparison:
         base_seconds: Mean seconds to the first token, raw; ``merged_seconds`` merged.
     """
 
+    budget: float | None
+    trials: list[BudgetTrial]
     requests: int
     tokens: int
     saved: float
@@ -150,8 +176,12 @@ def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparis
     build_once(out, key, build, kind="tuned", schema=1, resumable=True, wait_seconds=0.0)
     if compared:
         return compared[0]
-    found: Any = read_json(out / "comparison.json")
-    return Comparison(**found)
+    return _read_comparison(out / "comparison.json")
+
+
+def _read_comparison(file: Path) -> Comparison:
+    found: Any = read_json(file)
+    return Comparison(**{**found, "trials": [BudgetTrial(*trial) for trial in found["trials"]]})
 
 
 def _tuned(
@@ -159,7 +189,7 @@ def _tuned(
 ) -> Comparison:
     """Do what is not done yet in a folder, whose ``state`` is no part of the result."""
     work = folder / STATE / "tuning"
-    _tell_time(trained, held, options, (work / "checkpoint", folder / "checkpoint"))
+    _tell_time(trained, held, options, (work / "checkpoint", work / "priced"))
     rows = {name: work / "rows" / name for name in ("train", "valid")}
     if not (folder / "rules").exists():
         logger.info("choosing spans of %d conversations", len(trained))
@@ -186,11 +216,19 @@ def _tuned(
             run_job(job, AdamWStrategy)
     device = "cuda" if options.use_gpu else "cpu"
     backbone = load_backbone(options.model, dtype="float32", device=device)
-    if not (folder / "checkpoint").exists():
+    if not (work / "priced").exists():
         trained_checkpoint = Checkpoint.load(work / "checkpoint")
-        _priced(trained_checkpoint, backbone, trained, options).save(folder / "checkpoint")
+        _priced(trained_checkpoint, backbone, trained, options).save(work / "priced")
+    checkpoint = Checkpoint.load(work / "priced")
+    replied = [row for row in trained[::_VALID] if len(row.reply)]
+    replied = [replied[n] for n in spread_rows(len(replied), _CHOOSING)]
+    trials = budget_trials(checkpoint, backbone, replied)
+    budget = chosen_budget(trials)
+    if not (folder / "checkpoint").exists():
+        checkpoint.with_budget(budget).save(folder / "checkpoint")
     logger.info("comparing %d held-out requests", len(held))
-    compared = compare(UMIM(backbone, Checkpoint.load(folder / "checkpoint")), held)
+    umim = UMIM.from_pretrained(folder / "checkpoint", backbone=backbone)
+    compared = replace(compare(umim, held), budget=budget, trials=trials)
     write_json(folder / "comparison.json", asdict(compared))
     return compared
 
@@ -226,9 +264,11 @@ def _tell_time(
     read += validations * min(plan.validation_rows, -(-len(trained) // _VALID))
     answered = sum(len(row.prompt) for row in held[:_GREEDY])
     compared = sum(len(row.prompt) + len(row.reply) for row in held) + answered
+    trials = (1 + len(_SHARES)) * min(_CHOOSING, -(-len(trained) // _VALID))
     times = {
         "training": token * read * float(np.mean(sizes)),
         "prices": 1.5 * token * min(sum(sizes), _PRICED),
+        "budget": token * trials * float(np.mean([len(row.prompt) for row in trained])),
         "comparison": 2 * (token * compared + alone * REPLY * len(held[:_GREEDY])),
     }
     for name, place in zip(("training", "prices"), done, strict=True):
@@ -284,16 +324,39 @@ def _priced(
     return made.recommending("prompt", 0, options.roles)
 
 
+def budget_trials(
+    checkpoint: Checkpoint, backbone: Backbone, rows: Sequence[PromptRow]
+) -> list[BudgetTrial]:
+    """Measure replies behind prompts that are merged by ever fewer, cheaper spans."""
+    if not rows:
+        return []
+    logger.info("choosing a budget by %d conversations", len(rows))
+    rules, trials = checkpoint.rules, list[BudgetTrial]()
+    most, base = rules.origin.price_reductions[-1], None
+    for share in _SHARES:
+        kept = rules if share == 1 else at_reduction(rules, share * most)
+        budget = float(kept.require_prices().max())
+        model = UMIM.from_pretrained(checkpoint, backbone=backbone, budget=budget).merged_model
+        base = base or replies(model.base(), rows)
+        found = _mean_scores(base, replies(model, rows))
+        trials.append(BudgetTrial(budget, _saved(model, rows), *found))
+    return trials
+
+
+def chosen_budget(trials: Sequence[BudgetTrial]) -> float | None:
+    """Return the budget that saves most of those that keep the replies, else the least."""
+    if not trials:
+        return None
+    return next((trial for trial in trials if trial.keeps), trials[-1]).budget
+
+
 @torch.no_grad()
 def compare(umim: UMIM, rows: Sequence[PromptRow]) -> Comparison:
     """Measure prompts with their logged replies, and some greedy answers, raw and merged."""
     models = umim.merged_model.base(), umim.merged_model
     replied = [row for row in rows if len(row.reply)]
     base, merged = (replies(model, replied) for model in models)
-    same = [np.mean(a == b) for a, b in zip(base.greedy, merged.greedy, strict=True)]
-    sizes = [len(row.reply) for row in replied]
-    units = [len(umim.merged_model.segment_prompt(row.prompt, row.parts)[0]) for row in rows]
-    tokens = sum(len(row.prompt) for row in rows)
+    nats = _mean_scores(base, merged) if replied else (None, None, None)
     equal, seconds = 0, [0.0, 0.0]
     asked = rows[:_GREEDY]
     for row in asked:
@@ -309,18 +372,34 @@ def compare(umim: UMIM, rows: Sequence[PromptRow]) -> Comparison:
             seconds[n] += made.timings.first_token / len(asked)
         equal += texts[0] == texts[1]
     return Comparison(
+        budget=umim.checkpoint.config.budget,
+        trials=[],
         requests=len(replied),
-        tokens=tokens,
-        saved=1 - sum(units) / tokens,
-        base_nats=float(np.average(base.nats, weights=sizes)) if sizes else None,
-        merged_nats=float(np.average(merged.nats, weights=sizes)) if sizes else None,
-        nats_error=mean_difference_error(merged.nats, base.nats) if sizes else None,
-        agreement=float(np.average(same, weights=sizes)) if sizes else None,
+        tokens=sum(len(row.prompt) for row in rows),
+        saved=_saved(umim.merged_model, rows),
+        base_nats=nats[0],
+        merged_nats=nats[1],
+        nats_error=mean_difference_error(merged.nats, base.nats) if replied else None,
+        agreement=nats[2],
         answers=len(asked),
         equal=equal,
         base_seconds=seconds[0],
         merged_seconds=seconds[1],
     )
+
+
+def _saved(model: MergedModel, rows: Sequence[PromptRow]) -> float:
+    """Return the share of prompts' tokens that a model saves."""
+    units = sum(len(model.segment_prompt(row.prompt, row.parts)[0]) for row in rows)
+    return 1 - units / sum(len(row.prompt) for row in rows)
+
+
+def _mean_scores(base: Replies, merged: Replies) -> tuple[float, float, float]:
+    """Return mean nats a reply token of both, and the share of tokens that they agree on."""
+    sizes = [len(tokens) for tokens in base.greedy]
+    same = [np.mean(a == b) for a, b in zip(base.greedy, merged.greedy, strict=True)]
+    means = [float(np.average(x, weights=sizes)) for x in (base.nats, merged.nats, same)]
+    return means[0], means[1], means[2]
 
 
 @torch.no_grad()
