@@ -4,11 +4,13 @@
 
 The folder holds the published files (``BFCL_v4_NAME.json`` or ``NAME.jsonl``, packed or not) and
 ``possible_answer``. Only questions whose functions all have names of the fifth that ``held_out``
-keeps apart are asked: a checkpoint may have been trained on the others. Sides: the base model,
-merged schemas by all spans and by the cheapest spans that save less (``--targets``), and the base
-model without the descriptions of parameters. A call counts if its function is right and its
-arguments are accepted values, as the leaderboard compares them. Besides: nats a token of the right
-call, and the share of its tokens that base and merged model agree on.
+keeps apart are asked: a checkpoint may have been trained on the others. Sides: the base model;
+schemas merged by the checkpoint's budget, by ``--budgets`` and by its spans of at most four tokens;
+and the base model with schemas that have no descriptions of parameters, that are written without
+white space, or that are cut behind as many tokens as merging leaves. A call counts if its function
+is right and its arguments are accepted values, as the leaderboard compares them. Besides: the share
+of the schemas' tokens that is saved, and, behind the prompt, nats a token of the right call as the
+base model writes calls, and the share of its tokens that both would say.
 """
 
 from __future__ import annotations
@@ -18,30 +20,40 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.answers.__main__ import SUBJECT, load
 from benchmarks.common import Benchmark, Report
 from umim_core import UMIM
+from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.inference.options import GenerateOptions
+from umim_core.inference.prompts import PromptIds
 from umim_core.model.umim import UMIM as Model
 from umim_core.serving.tool_calls import json_values
+from umim_core.text.chat_parts import encode_parts, write_chat
+from umim_core.text.roles import Role
 from umim_core.text.sources import read_objects
-from umim_core.traffic.prompt_rows import PromptRow, prompt_rows
-from umim_core.traffic.requests import Left, Request
+from umim_core.text.token_ids import encode
+from umim_core.traffic.prompt_rows import PromptRow
 from umim_core.tuning.tune import replies
 
 SETS: Final = ("simple_python", "multiple", "live_multiple", "parallel", "parallel_multiple")
+SHORT: Final = 4  # tokens of the spans of one side
 _NEW: Final = 160  # tokens of a reply
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 _IGNORED: Final = str.maketrans("", "", " ,./-_*^")  # in the leaderboard's comparison of strings
 Row = Mapping[str, Any]
+
+
+Edit = Callable[[dict[str, Any]], str]  # of a schema, to the text that stands for it
 
 
 @dataclass(frozen=True)
@@ -52,21 +64,34 @@ class Question:
     tools: list[dict[str, Any]]
     accepted: list[dict[str, dict[str, list[Any]]]]
 
-    def request(self) -> Request:
-        """Return it as a logged request with the right calls as its reply."""
+    def answer(self) -> str:
+        """Return the right calls, as a model writes them that was not taught the marks."""
         calls = [
             {
-                "type": "function",
-                "function": {
-                    "name": name,
-                    "arguments": {key: value[0] for key, value in given.items() if value[0] != ""},
-                },
+                "name": name,
+                "arguments": {key: value[0] for key, value in given.items() if value[0] != ""},
             }
             for one in self.accepted
             for name, given in one.items()
         ]
-        answer = {"role": "assistant", "content": "", "tool_calls": calls}
-        return Request("", str(id(self)), (), (), self.messages, self.tools, answer)
+        texts = [json.dumps(call, indent=2, ensure_ascii=False) for call in calls]
+        return "\n".join(f"```json\n{text}\n```" for text in texts)
+
+
+class Answers(NamedTuple):
+    """What a side answers, by question.
+
+    Attributes:
+        right: Whether all its calls are right, and no others.
+        saved: Share of the prompt's tokens that it saves; ``tools_saved`` of the schemas' tokens.
+        nats: Mean nats a token of the right call; ``greedy`` which of its tokens would be said [n].
+    """
+
+    right: list[bool]
+    saved: list[float]
+    tools_saved: list[float]
+    nats: list[float]
+    greedy: list[NDArray[np.bool_]]
 
 
 def held_out(function: str) -> bool:
@@ -155,68 +180,101 @@ def without_descriptions(value: Any) -> Any:
     return [without_descriptions(one) for one in value] if isinstance(value, list) else value
 
 
+def as_written(schema: dict[str, Any]) -> str:
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def bare(schema: dict[str, Any]) -> str:
+    return as_written(without_descriptions(schema))
+
+
+def minified(schema: dict[str, Any]) -> str:
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+
+
+def cut(umim: Model, share: float) -> Edit:
+    """Return what keeps so much of the tokens of a schema, from its beginning."""
+    tokenizer = umim.backbone.require_tokenizer()
+
+    def first(schema: dict[str, Any]) -> str:
+        ids = encode(tokenizer, as_written(schema))
+        return str(tokenizer.decode(ids[: round(share * len(ids))]))
+
+    return first
+
+
 def run(options: argparse.Namespace, report: Report) -> None:
     """Ask every question from every side."""
     umim = load(options, report)
     questions = list(read_questions(options.bfcl, options.most))
-    sides: dict[str, tuple[Model, bool, bool]] = {"base": (umim, False, False)}
-    sides["umim"] = umim, True, False
-    for target in options.targets:
-        cheaper = UMIM.from_pretrained(options.checkpoint, backbone=umim.backbone, target_tr=target)
-        sides[f"umim, target {target:g}"] = cheaper, True, False
-    sides["no descriptions"] = umim, False, True
-    report["questions"] = len(questions)
+    report["questions"], report["budget"] = len(questions), umim.checkpoint.config.budget
     report["sides"] = {}
-    base: dict[str, Any] = {}
-    for name, (model, merged, bare) in sides.items():
-        found = ask(model, questions, merged=merged, bare=bare)
-        base = base or found
-        report["sides"][name] = figures(found, base)
+
+    def ask_side(name: str, model: Model, merge: Merge, edit: Edit = as_written) -> Answers:
+        found = ask(model, questions, merge, edit)
+        report["sides"][name] = figures(found, found if name == "base" else base)
         print(name, report["sides"][name], file=sys.stderr, flush=True)
+        return found
+
+    def by(budget: float) -> Model:
+        return UMIM.from_pretrained(options.checkpoint, backbone=umim.backbone, budget=budget)
+
+    base = ask_side("base", umim, "none")
+    merged = ask_side("umim", umim, "prompt")
+    for budget in options.budgets or ():
+        ask_side(f"umim, budget {budget:g}", by(budget), "prompt")
+    short = umim.rules.take(umim.rules.sizes <= SHORT)
+    fewer = umim.checkpoint.with_contents(umim.checkpoint.module, short)
+    ask_side(f"umim, spans of at most {SHORT}", Model(umim.backbone, fewer), "prompt")
+    ask_side("no descriptions of parameters", umim, "none", bare)
+    ask_side("no white space", umim, "none", minified)
+    ask_side("cut", umim, "none", cut(umim, 1 - float(np.mean(merged.tools_saved))))
 
 
-def ask(
-    umim: Model, questions: Sequence[Question], *, merged: bool, bare: bool
-) -> dict[str, list[Any]]:
-    """Return per question whether the greedy call is right, and the right call's scores."""
-    rows: list[PromptRow] = []
-    right, saved = list[bool](), list[float]()
-    roles = umim.checkpoint.config.roles
+def ask(umim: Model, questions: Sequence[Question], merge: Merge, edit: Edit) -> Answers:
+    """Answer questions greedily, with schemas that are merged or edited, and score right calls."""
+    roles: tuple[Role, ...] = tuple(umim.checkpoint.config.roles)
     tokenizer = umim.backbone.require_tokenizer()
+    options = GenerateOptions(merge=merge, raw_tail=0, max_new_tokens=_NEW, do_sample=False)
+    rows, found = list[PromptRow](), Answers([], [], [], [], [])
     for question in questions:
-        tools = without_descriptions(question.tools) if bare else question.tools
-        asked = Question(question.messages, tools, question.accepted)
-        full = next(prompt_rows([question.request()], tokenizer, roles, Left()))
-        row = next(prompt_rows([asked.request()], tokenizer, roles, Left()))
-        rows.append(row)
-        made = umim.generate(
-            question.messages,
-            tools=tools,
-            merge="prompt" if merged else "none",
-            raw_tail=0,
-            max_new_tokens=_NEW,
-            do_sample=False,
+        chat = write_chat(question.messages, tokenizer, question.tools, roles)
+        full, parts = encode_parts(tokenizer, chat.text, chat.places)
+        text = chat.text
+        for tool in question.tools:
+            text = text.replace(as_written(tool), edit(tool))
+        ids = full if edit is as_written else np.array(encode(tokenizer, text), dtype=np.int64)
+        parts = parts if edit is as_written else ()
+        made = umim.engine.generate([PromptIds(ids, parts)], options.of_model(umim.backbone))
+        right = is_right(
+            calls_of(tokenizer.decode(made.rows[0].ids, skip_special_tokens=True)),
+            question.accepted,
         )
-        right.append(is_right(calls_of(made.text[0]), question.accepted))
-        saved.append(1 - made.rows[0].prompt_units / len(full.prompt))
-    model = umim.merged_model if merged else umim.merged_model.base()
-    nats, greedy = replies(model, rows)
-    return {"right": right, "saved": saved, "nats": nats, "greedy": greedy}
+        less = len(full) - made.rows[0].prompt_units
+        written = sum(len(encode(tokenizer, as_written(tool))) for tool in question.tools)
+        found.right.append(right)
+        found.saved.append(less / len(full))
+        found.tools_saved.append(less / written)
+        reply = np.array(encode(tokenizer, question.answer()), dtype=np.int64)
+        rows.append(PromptRow("", "", ids, parts, reply))
+    scores = replies(umim.merged_model if merge == "prompt" else umim.merged_model.base(), rows)
+    return found._replace(nats=scores.nats, greedy=scores.greedy)
 
 
-def figures(found: Mapping[str, list[Any]], base: Mapping[str, list[Any]]) -> Report:
+def figures(found: Answers, base: Answers) -> Report:
     """Return the figures of a side, against those of the base model."""
-    own, theirs = (np.array(side["right"], dtype=float) for side in (found, base))
+    own, theirs = (np.array(side.right, dtype=float) for side in (found, base))
     solved = theirs == 1
-    same = [np.mean(a == b) for a, b in zip(found["greedy"], base["greedy"], strict=True)]
+    same = [np.mean(a == b) for a, b in zip(found.greedy, base.greedy, strict=True)]
     return {
-        "saved": float(np.mean(found["saved"])),
+        "saved": float(np.mean(found.saved)),
+        "tools_saved": float(np.mean(found.tools_saved)),
         "right": int(own.sum()),
         "kept": [int(own[solved].sum()), int(solved.sum())],
         "points": 100 * float(own.mean() - theirs.mean()),
         "points_error": _percent(mean_difference_error(own.tolist(), theirs.tolist())),
-        "nats": float(np.mean(found["nats"])),
-        "nats_error": mean_difference_error(found["nats"], base["nats"]),
+        "nats": float(np.mean(found.nats)),
+        "nats_error": mean_difference_error(found.nats, base.nats),
         "agreement": float(np.mean(same)),
     }
 
@@ -229,7 +287,7 @@ BENCHMARK: Final = Benchmark(
     name="calls",
     doc=str(__doc__),
     options=SUBJECT
-    | {"bfcl": {"type": Path, "required": True}, "targets": {"nargs": "*", "type": float}},
+    | {"bfcl": {"type": Path, "required": True}, "budgets": {"nargs": "*", "type": float}},
     measure=run,
 )
 

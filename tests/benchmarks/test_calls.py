@@ -10,17 +10,19 @@ import pytest
 
 from benchmarks.calls import (
     SETS,
+    as_written,
     ask,
+    bare,
     calls_of,
+    cut,
     figures,
     held_out,
     is_right,
+    minified,
     read_questions,
     without_descriptions,
 )
 from umim_core import UMIM
-from umim_core.traffic.prompt_rows import prompt_rows
-from umim_core.traffic.requests import Left
 
 ACCEPTED = [{"find": {"place": ["Paris, FR", "Paris"], "days": [3], "units": ["C", ""]}}]
 TEMPLATE = (
@@ -79,7 +81,9 @@ def test_every_side_is_asked_the_questions_that_are_held_out(
     seen = next(f"find{n}" for n in range(99) if not held_out(f"find{n}"))
     (tmp_path / "possible_answer").mkdir()
     for name in SETS:
-        tools = [{"name": n, "description": "Return the sum of the array."} for n in (unseen, seen)]
+        inner = {"x": {"description": "An x."}}
+        about = {"description": "Return the sum of the array.", "parameters": inner}
+        tools = [{"name": n, **about} for n in (unseen, seen)]
         rows = [
             {
                 "id": t["name"],
@@ -97,11 +101,17 @@ def test_every_side_is_asked_the_questions_that_are_held_out(
     umim = UMIM(umim.backbone, umim.checkpoint.recommending("prompt", 0, ["tools"]))
     tokenizer = umim.backbone.require_tokenizer()
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
-    base, merged = (ask(umim, questions[:2], merged=m, bare=False) for m in (False, True))
-    left = Left()
-    rows = list(prompt_rows([q.request() for q in questions], tokenizer, ("tools",), left))
-    assert not left.reasons and all(len(row.reply) and len(row.parts) == 1 for row in rows)
+    base = ask(umim, questions[:2], "none", as_written)
+    merged = ask(umim, questions[:2], "prompt", as_written)
+    for edit in (bare, minified, cut(umim, 0.5)):
+        less = ask(umim, questions[:2], "none", edit)
+        pairs = zip(less.saved, less.tools_saved, strict=True)
+        # Without white space there may be more tokens than with it.
+        assert all(0 < of_prompt < of_tools or edit is minified for of_prompt, of_tools in pairs)
+        assert all(less.saved)
+    assert max(abs(share - 0.5) for share in less.tools_saved) < 0.05
     found = figures(merged, base)
+    assert found["tools_saved"] > found["saved"]
     assert found["saved"] > 0 and figures(base, base)["saved"] == 0
     assert found["nats_error"] is not None and 0 <= found["agreement"] <= 1
     assert found["right"] == 0 and found["kept"] == [0, 0]
