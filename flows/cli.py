@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from flows import store
 from tasks.cluster.stopping import stoppable
+from tasks.storage import store_commands
 from umim_core.addresses import scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.cli import serve_command as shared
@@ -34,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(store.app, name="store")
+app.add_typer(store_commands.app, name="store")
 PrefectPort = Annotated[
     int | None,
     typer.Option(

@@ -135,7 +135,7 @@ def _answer(folder: str | None, mark: str | None) -> tuple[dict[str, str], bool,
     if mark is not None and not sees:
         try:
             remote = remote_root()
-            if remote is None or not remote.sees_mark(mark):
+            if remote is None or remote.read(mark) is None:
                 storage = "another storage"
         except UmimError as error:
             storage = str(error)

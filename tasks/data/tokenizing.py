@@ -233,28 +233,29 @@ def _outcome(job: TokenJob) -> str:
     As data, errors keep their parts, and the first one in canonical order is raised, whichever
     worker failed first.
     """
+    stored: str | None = None
     try:
         fetch_inputs(job)
         blind = job.mark is not None and not sees_mark(job.directory, job.mark)
         remote = remote_root() if blind else None
         if remote is None:
             done = tokenize_file(job)
-            sums = {name: sha256_file(path) for name, path in _files(done, job.directory).items()}
+            sums = _sums(done, job.directory)
         else:
             artifact_root().mkdir(parents=True, exist_ok=True)
             with scratch_folder(artifact_root(), "parts") as folder:
                 done = tokenize_file(replace(job, directory=folder, mark=None))
-                entries = remote.store_files(_files(done, folder))
-            sums = {name: str(entry["sha256"]) for name, entry in entries.items()}
+                sums = _sums(done, folder)
+                stored = remote.store_parts({name: folder / name for name in sums})
     except UmimError as error:
         return json.dumps(as_data(error))
     parts = [part.model_dump() for part in done.parts]
-    return json.dumps({"parts": parts, "bad": asdict(done.bad), "sums": sums})
+    bad = asdict(done.bad)
+    return json.dumps({"parts": parts, "bad": bad, "sums": sums, "stored": stored})
 
 
-def _files(done: Tokenized, directory: Path) -> dict[str, Path]:
-    """Return every file of the parts by its name."""
-    return {name: directory / name for part in done.parts for name in part.files}
+def _sums(done: Tokenized, directory: Path) -> dict[str, str]:
+    return {name: sha256_file(directory / name) for part in done.parts for name in part.files}
 
 
 def _result(outcome: str, job: TokenJob) -> Outcome:
@@ -263,9 +264,8 @@ def _result(outcome: str, job: TokenJob) -> Outcome:
     if "error" in result:
         return from_data(result)
     sums = result["sums"]
-    elsewhere = {n: {"sha256": s} for n, s in sums.items() if not (job.directory / n).exists()}
-    if elsewhere and (remote := remote_root()) is not None:
-        remote.fetch_files(elsewhere, job.directory)
+    if result["stored"] and (remote := remote_root()) is not None:
+        remote.take_parts(result["stored"], sums, job.directory)
     for name, written in sums.items():
         path = job.directory / name
         here = sha256_file(path) if path.is_file() else "no file"

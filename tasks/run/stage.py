@@ -125,24 +125,15 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
         return _local(final, spec, build)
     fetching = directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=None)
     with refusals_named(final, _REMEDY), fetching:
-        if remote.fetch(name, final):
-            return _local(final, spec, build)
-        with remote.lease(name, lambda: remote.fetch(name, final)) as ours:
-            if not ours:
-                return _local(final, spec, build)
-            artifact = _local(final, spec, build, lambda out: remote.storing_states(name, out))
+        if not remote.fetch(name, final):
+            artifact = _local(final, spec, build)
             if remote.publish(name, final):
                 return artifact
             remote.fetch(name, final)  # another builder was first, its result counts
-            return _local(final, spec, build)
+        return _local(final, spec, build)
 
 
-def _local(
-    final: Path,
-    spec: StageSpec,
-    build: Callable[[Path], Metrics],
-    storing: Callable[[Path], AbstractContextManager[None]] = lambda out: nullcontext(),
-) -> Artifact:
+def _local(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
     """Return the artifact of a stage from its directory, building it if there is none."""
     verified = _verified.get()
 
@@ -156,12 +147,7 @@ def _local(
     def fill(out: Path) -> dict[str, object]:
         logger.info("%s: %s", spec.name, _beginning(out, spec.key[:12]))
         began = time.monotonic()
-        with (
-            storing(out) if spec.resumable else nullcontext(),
-            _thrown_away(out.parent, spec),
-            spec.machine(),
-            parked_by_a_stop(),
-        ):
+        with _thrown_away(out.parent, spec), spec.machine(), parked_by_a_stop():
             metrics = build(out)
         return {
             "stage": spec.name,

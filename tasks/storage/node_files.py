@@ -6,8 +6,8 @@ the same path as the driver's. With a local root, or on a disk that all share, n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
 
@@ -41,27 +41,18 @@ def fetch_inputs(job: object) -> None:
     Args:
         job: Paths, or absolute names of files, in calls, dataclasses, models, mappings and lists.
     """
-    if remote_address() is not None:
-        for path in _paths(job):
-            local_copy(path)
-
-
-def _paths(value: object) -> Iterator[Path]:
-    if isinstance(value, str | Path):
-        if Path(value).is_absolute():
-            yield Path(value)
+    if remote_address() is None:
         return
-    inner: object = ()
-    if isinstance(value, BaseModel):
-        inner = list(dict(value).values())
-    elif isinstance(value, partial):
-        inner = [*value.args, *value.keywords.values()]
-    elif isinstance(value, Mapping):
-        inner = list(value.values())
-    elif is_dataclass(value):
-        inner = [getattr(value, field.name) for field in fields(value)]
-    elif isinstance(value, list | tuple):
-        inner = value
-    if isinstance(inner, list | tuple):
-        for item in inner:
-            yield from _paths(item)
+    if isinstance(job, str | Path):
+        if Path(job).is_absolute():
+            local_copy(Path(job))
+        return
+    if isinstance(job, partial):
+        job = [*job.args, *job.keywords.values()]
+    elif isinstance(job, BaseModel) or (is_dataclass(job) and not isinstance(job, type)):
+        job = list(vars(job).values())
+    elif isinstance(job, Mapping):
+        job = list(job.values())
+    if isinstance(job, list | tuple):
+        for item in job:
+            fetch_inputs(item)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from filelock import FileLock, Timeout
 
-from tasks.storage.client_errors import refusals
+from tasks.storage.remote_root import refusals
 from tasks.tracking.tracking_values import Kind, RunInput, Status, StoredRun, batches
 from umim_core.addresses import scrubbed
 from umim_core.errors import TrackingError

@@ -10,13 +10,19 @@ import pytest
 
 from support.s3 import Machine
 from tasks.cluster.node_checks import _answer
-from tasks.data.tokenizing import TokenizerRef, _outcome, _result, split_jobs, tokenize_file
+from tasks.data.tokenizing import (
+    Tokenized,
+    TokenizerRef,
+    _outcome,
+    _result,
+    split_jobs,
+    tokenize_file,
+)
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.storage.node_files import fetch_inputs, local_copy
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint_index import artifact_root
-from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import sha256_file
 from umim_core.store.disk import leave_mark
 from umim_core.text.sources import TextFiles
@@ -87,13 +93,12 @@ def test_shards_of_a_node_reach_the_driver_as_they_were_written(
     assert list((tmp_path / "node").iterdir()) == []
     remote = machine("driver")
     if damage == "altered":
-        for place in remote.names("objects"):
-            remote._write(f"objects/{place}", b"y")
-        with pytest.raises(ArtifactError, match="must be as it was written"):
-            _result(outcome, job)
+        for place in remote.objects("parts"):
+            remote.write(f"parts/{place}", b"y")
+        assert "as its worker wrote it" in str(_result(outcome, job))
         return
     result = _result(outcome, job)
-    assert not isinstance(result, Exception)
+    assert isinstance(result, Tokenized) and remote.objects("parts") == {}
     (alone,) = split_jobs("x", source, tmp_path / "alone", reference)
     names = [name for part in tokenize_file(alone).parts for name in part.files]
     assert [name for part in result.parts for name in part.files] == names

@@ -3,250 +3,225 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import sys
-import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from support.processes import run_command
 from support.s3 import Machine, environment, forget_servers
 from tasks.run.stage import Artifact, StageSpec, run_stage
-from tasks.run.store_commands import collect, listed, remove, verify
-from tasks.storage import client_errors
 from tasks.storage import remote_root as module
+from tasks.storage.remote_root import RemoteRoot
+from tasks.storage.store_commands import app
 from umim_core.checkpoint.checkpoint_index import artifact_root, record_checkpoint
-from umim_core.errors import ArtifactError
+from umim_core.errors import ArtifactError, ConfigError
+from umim_core.store.artifacts import write_manifest
 
 SPEC = StageSpec("count", 1, {"tau": 5}, {"tokens": "a" * 64})
 NAME = f"count/{SPEC.key}"
-# A stage that writes three files and, where it is asked to, kills its process while they are
-# uploaded (after the first), or after it has left a training state in storage.
+# A stage of three files; where it is asked to, its process is killed once the first is uploaded.
 PROCESS = """
-import os, signal, sys, time
-from pathlib import Path
-from tasks.storage import remote_root as module
+import os, signal, sys
 from tasks.run.stage import StageSpec, run_stage
+from tasks.storage.remote_root import RemoteRoot
 from umim_core.checkpoint.checkpoint_index import artifact_root
 
-how = sys.argv[1]
-module._STATE_SECONDS = 0.1
-if how == "dies-uploading":
-    upload = module.RemoteRoot.store_files
-    def first_only(self, files):
-        name = sorted(files)[0]
-        upload(self, {name: files[name]})
-        os.kill(os.getpid(), signal.SIGKILL)
-    module.RemoteRoot.store_files = first_only
+put = RemoteRoot._put
+def first_only(self, files, folder):
+    name = sorted(files)[0]
+    put(self, {name: files[name]}, folder)
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "dies":
+    RemoteRoot._put = first_only
 
 def build(out):
     for name in ("a", "b", "c"):
         (out / f"{name}.txt").write_text(name * 1000)
     return {"size": 3.0}
 
-def train(out):
-    from umim_core.training.train_state import STATE_SCHEMA, last_step
-    from umim_core.store.artifacts import write_manifest
-    resumed = last_step(out / "state") or 0
-    if how == "dies-training":
-        step = out / "state" / "step-00000007"
-        step.mkdir(parents=True)
-        (step / "rank-0.json").write_text("{}")
-        write_manifest(step, kind="train-state", schema=STATE_SCHEMA, body={"world": 1})
-        remote = module.remote_root()
-        while not remote.state_files(f"train/{spec.key}"):
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGKILL)
-    (out / "result").write_text("42")
-    return {"resumed": float(resumed)}
-
-trains = "train" in how
-spec = StageSpec("train" if trains else "count", 1, {"tau": 5}, {"tokens": "a" * 64}, trains)
-artifact = run_stage(artifact_root(), spec, train if trains else build)
-print(artifact.digest, artifact.executed, artifact.metrics, flush=True)
+spec = StageSpec("count", 1, {"tau": 5}, {"tokens": "a" * 64})
+artifact = run_stage(artifact_root(), spec, build)
+print(artifact.digest, artifact.executed, flush=True)
 """
 
 
-class Build:
-    def __init__(self, text: str = "x") -> None:
-        self.calls, self.text = 0, text
+def run(text: str = "x", meanwhile: Callable[[], object] = lambda: None) -> Artifact:
+    """Ask for a stage of one file, or of none; something else may happen while it is built."""
 
-    def __call__(self, out: Path) -> dict[str, float]:
-        self.calls += 1
-        (out / "folder").mkdir()
-        (out / "folder" / "data.txt").write_text(self.text)
+    def build(out: Path) -> dict[str, float]:
+        meanwhile()
+        if text:
+            (out / "folder").mkdir()
+            (out / "folder" / "data.txt").write_text(text)
         return {"size": 1.0}
 
-
-def run(build: Callable[[Path], Mapping[str, float]], spec: StageSpec = SPEC) -> Artifact:
-    return run_stage(artifact_root(), spec, lambda out: dict(build(out)))
+    return run_stage(artifact_root(), SPEC, build)
 
 
-def run_process(server: dict[str, str], tmp_path: Path, scratch: str, how: str) -> list[str]:
-    settings = environment(server, tmp_path.name, str(tmp_path / scratch))
-    done = run_command(sys.executable, "-c", PROCESS, how, **settings)
-    if how.startswith("dies"):
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        return []
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+def stored(remote: RemoteRoot, name: str, checkpoint: str = "") -> str:
+    """Store a stage by its name, and give its folder the name of a checkpoint."""
+    final = artifact_root() / name / ("0" * 64)
+    (final / "checkpoint").mkdir(parents=True)
+    (final / "checkpoint" / "data.txt").write_text(name)
+    write_manifest(final, kind="stage", schema=1, body={})
+    assert remote.publish(f"{name}/{'0' * 64}", final)
+    if checkpoint:
+        record = record_checkpoint(artifact_root(), checkpoint, final / "checkpoint")
+        remote.store_record(record)
+    return f"{name}/{'0' * 64}"
 
 
-def test_another_machine_finds_what_one_built(machine: Machine) -> None:
-    build = Build()
+def call(*arguments: str) -> Any:
+    """Return what a command prints as JSON."""
+    result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("text", ["x", ""], ids=["a file", "numbers alone"])
+def test_another_machine_finds_what_one_built(machine: Machine, text: str) -> None:
     machine("first")
-    built = run(build)
+    built = run(text)
     machine("second")
-    found = run(build)
-    assert build.calls == 1
-    assert built.executed and not found.executed
+    found = run(text)
+    assert built.executed and not found.executed and found.path != built.path
     assert (found.digest, found.metrics) == (built.digest, {"size": 1.0})
-    assert found.path != built.path
-    assert (found.path / "folder" / "data.txt").read_text() == "x"
-
-
-def test_another_machine_finds_numbers_that_have_no_file(machine: Machine) -> None:
-    def measure(_: Path) -> dict[str, float]:
-        return {"loss": 2.0}
-
-    machine("first")
-    built = run_stage(artifact_root(), SPEC, measure)
-    machine("second")
-    found = run_stage(artifact_root(), SPEC, measure)
-    assert not found.executed
-    assert (found.digest, found.metrics) == (built.digest, {"loss": 2.0})
+    for path in built.path.rglob("*"):
+        if path.is_file():
+            assert (found.path / path.relative_to(built.path)).read_bytes() == path.read_bytes()
 
 
 def test_one_of_64_creators_wins(machine: Machine) -> None:
     remote = machine("first")
     with ThreadPoolExecutor(16) as pool:
-        won = list(pool.map(lambda n: remote._create("stages/a/b.json", b"%d" % n), range(64)))
+        won = list(pool.map(lambda n: remote._create("stages/a/b", b"%d" % n), range(64)))
     assert sum(won) == 1
-    assert remote._read("stages/a/b.json") == b"%d" % won.index(True)
+    assert remote.read("stages/a/b") == b"%d" % won.index(True)
 
 
-def test_the_first_of_two_builders_counts(machine: Machine) -> None:
-    machine("first")
-    first = run(Build("one"))
-    remote = machine("second")
-    held = remote.manifest(NAME)
-    remote.remove(f"stages/{NAME}.json")
-
-    def late(out: Path) -> dict[str, float]:  # the other one finishes while this one builds
-        remote._write(f"stages/{NAME}.json", (first.path / "manifest.json").read_bytes())
-        return Build("two")(out)
-
-    second = run(late)
-    assert held is not None and second.digest == first.digest and not second.executed
-    assert (second.path / "folder" / "data.txt").read_text() == "one"
-
-
-def test_a_second_builder_waits_for_the_first(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("conditional", [True, False])
+def test_of_two_builders_one_counts_and_its_files_are_whole(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, conditional: bool
 ) -> None:
-    monkeypatch.setattr(module, "_POLL_SECONDS", 0.05)
-    remote, begun, go = machine("first"), threading.Event(), threading.Event()
-    spec, elsewhere = SPEC, {"token": "t", "renewed": 0, "host": "elsewhere", "pid": 1}
-    remote._write(f"leases/{NAME}.json", json.dumps(elsewhere).encode())
-    build = Build()
+    if not conditional:  # as a server that ignores If-None-Match: the last one counts
+        monkeypatch.setattr(RemoteRoot, "_create", lambda *args: RemoteRoot.write(*args) is None)
 
-    def waiting() -> Artifact:
-        begun.set()
-        return run(build, spec)
+    def elsewhere() -> None:
+        machine("first")
+        run("one")
+        machine("second")
 
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(waiting)
-        assert begun.wait(120) and not go.wait(0.5) and build.calls == 0
-        # The lease stands still for longer than it may: its holder is gone.
-        monkeypatch.setattr(module, "LEASE_SECONDS", 0.2)
-        assert future.result(120).executed and build.calls == 1
-    assert remote._read(f"leases/{NAME}.json") is None
+    machine("second")
+    ours = run("two", meanwhile=elsewhere)
+    remote = machine("third")
+    found = run("three")
+    assert ours.executed is not conditional and not found.executed
+    expected = "one" if conditional else "two"
+    assert (found.path / "folder" / "data.txt").read_text() == expected
+    assert (ours.path / "folder" / "data.txt").read_text() == expected
+    assert len(remote.stages()[NAME]) == 3  # the manifest and both files
+    assert call("verify", "--read") == {"wrong": []}
 
 
 @pytest.mark.full
 def test_a_kill_during_the_upload_leaves_nothing(
     server: dict[str, str], machine: Machine, tmp_path: Path
 ) -> None:
-    run_process(server, tmp_path, "first", "dies-uploading")
+    def process(scratch: str, how: str) -> list[str]:
+        settings = environment(server, tmp_path.name, str(tmp_path / scratch))
+        done = run_command(sys.executable, "-c", PROCESS, how, **settings)
+        assert done.returncode == (-signal.SIGKILL if how == "dies" else 0), done.stderr
+        return done.stdout.split()
+
+    process("first", "dies")
     remote = machine("other")
-    assert remote.manifest(NAME) is None and len(remote.names("objects")) == 1
-    digest, executed, *_ = run_process(server, tmp_path, "first", "builds")
+    [[left]] = remote.stages().values()
+    assert left.endswith("/a.txt") and call("ls") == {"stages": []}
+    assert call("gc", "--older-than", "0") == {"stages": [], "objects": 0, "size": 0}
+    digest, executed = process("first", "ends")
     assert executed == "False"  # it was whole here: only the upload was missing
-    held = remote.manifest(NAME)
-    assert held is not None and held["digest"] == digest
-    assert verify(remote, read=True) == []
-    assert run_process(server, tmp_path, "second", "builds")[:2] == [digest, "False"]
+    assert call("verify", "--read") == {"wrong": []}
+    assert process("second", "ends") == [digest, "False"]
 
 
-@pytest.mark.full
-def test_a_training_goes_on_where_another_machine_was_killed(
-    server: dict[str, str], machine: Machine, tmp_path: Path
+def altered(remote: RemoteRoot, place: str, value: object) -> None:
+    remote.write(place, value if isinstance(value, bytes) else json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    "fault", ["a byte", "a size", "a missing file", "another manifest", "no manifest", "nested"]
+)
+def test_a_damaged_stage_is_refused_named_and_built_again_once_removed(
+    machine: Machine, fault: str
 ) -> None:
-    run_process(server, tmp_path, "first", "dies-training")
-    answer = run_process(server, tmp_path, "second", "trains")
-    assert answer[1] == "True" and answer[-1] == "7.0}"
-    assert machine("third").names("states") == {}
-
-
-@pytest.mark.parametrize("fault", ["altered", "missing"])
-def test_a_damaged_file_is_refused(machine: Machine, fault: str) -> None:
     remote = machine("first")
-    run(Build())
-    (place,) = remote.names("objects")
-    if fault == "altered":
-        remote._write(f"objects/{place}", b"y")
-    else:
-        remote.remove(f"objects/{place}")
+    run()
+    place, manifest = f"stages/{NAME}", f"stages/{NAME}/manifest.json"
+    file = f"{place}/{remote.manifest(NAME).digest}/folder/data.txt"
+    record = json.loads(remote.read(manifest) or b"")
+    change = {
+        "a byte": lambda: altered(remote, file, b"y"),
+        "a size": lambda: altered(remote, file, b"xx"),
+        "a missing file": lambda: remote.remove(file),
+        "another manifest": lambda: altered(remote, manifest, record | {"metrics": {"size": 2.0}}),
+        "no manifest": lambda: altered(remote, manifest, {"files": {"x": 3}}),
+        "nested": lambda: altered(remote, manifest, b"[" * 100_000),
+    }
+    change[fault]()
     machine("second")
-    rule = "must be as it was written" if fault == "altered" else "must hold every file"
-    with pytest.raises(ArtifactError, match=rule):
-        run(Build())
+    with pytest.raises(ArtifactError, match="as it was written"):
+        run()
     assert list((artifact_root() / "count").iterdir()) == []
-    wrong = verify(remote, read=True)
-    assert len(wrong) == 1 and wrong[0].startswith(f"{NAME}: folder/data.txt ")
-    remove(remote, NAME)
+    if fault != "another manifest":  # `ls` and `verify` read no seal
+        checked = CliRunner().invoke(app, ["verify", "--read", "--json"])
+        [wrong] = json.loads(checked.stdout)["wrong"]
+        assert checked.exit_code == 1 and wrong.startswith(f"{NAME}: ")
+    assert call("rm", NAME[:14]) == {"removed": NAME}
     machine("third")
-    assert run(Build()).executed and verify(remote, read=True) == []
+    assert run().executed and call("verify", "--read") == {"wrong": []}
 
 
-def test_storage_that_creates_an_object_twice_is_refused(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "a/../../outside", "a\0b", "."])
+def test_names_in_storage_stay_inside_the_root(machine: Machine, name: str) -> None:
     remote = machine("first")
-    monkeypatch.setattr(module, "_CONDITIONAL", set())
-    monkeypatch.setattr(type(remote), "_create", lambda *_: True)  # as without If-None-Match
-    with pytest.raises(ArtifactError, match="must refuse to create an object that exists"):
-        run(Build())
-    assert remote.names("marks") == {}
+    entry = {"bytes": 1, "sha256": "0" * 64}
+    manifest = {"digest": "0" * 64, "schema": 1, "files": {name: entry}}
+    altered(remote, "stages/mine/k/manifest.json", manifest)
+    with pytest.raises(ArtifactError, match="must stay inside its root"):
+        remote.fetch("mine/k", artifact_root() / "mine" / "k")
+    altered(remote, "checkpoints/own.json", {"path": "../outside/checkpoint"})
+    assert remote.checkpoint_stages() == {}
+    assert sorted(path.name for path in artifact_root().parent.rglob("outside*")) == []
 
 
-def test_every_clients_refusal_is_typed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_that_refuses_is_a_typed_error_without_secrets(
+    server: dict[str, str], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class AzureError(Exception):
         pass
 
+    def refusing(_: str) -> bytes:
+        raise AzureError("503")
+
     remote = machine("first")
-    azure = SimpleNamespace(AzureError=AzureError)
+    azure = SimpleNamespace(AzureError=AzureError)  # its package is not installed
     monkeypatch.setitem(sys.modules, "azure.core.exceptions", azure)
-    client_errors.refusals.cache_clear()
-    remote.filesystem.cat_file = Mock(side_effect=AzureError("503"))
+    module.refusals.cache_clear()
+    other = RemoteRoot(remote.address, SimpleNamespace(cat_file=refusing))  # type: ignore[arg-type]  # one call of it
     try:
-        with pytest.raises(ArtifactError, match="must answer, and allow"):
-            remote.sees_mark("marks/none.json")
+        with pytest.raises(ArtifactError, match=r"must answer, and allow .* AzureError: 503"):
+            other.read("marks/none")
     finally:
-        del remote.filesystem.cat_file
-        client_errors.refusals.cache_clear()
-
-
-def test_storage_that_is_away_is_a_typed_error(
-    server: dict[str, str], machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine("first")
+        module.refusals.cache_clear()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setenv("UMIM_ROOT", "s3://umim/away")
@@ -255,69 +230,61 @@ def test_storage_that_is_away_is_a_typed_error(
     forget_servers()
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     with pytest.raises(ArtifactError, match=r"the storage s3://umim/away must answer") as caught:
-        run(Build())
+        run()
     assert server["AWS_SECRET_ACCESS_KEY"] not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["../../outside", "/outside", "a/../../outside", "a\0b", "."])
-def test_names_in_storage_stay_inside_the_root(machine: Machine, name: str) -> None:
-    remote = machine("first")
-    [entry] = remote.store_files({"x": _file(artifact_root() / "x")}).values()
-    manifest = json.dumps({"files": {name: entry}}).encode()
-    remote.filesystem.pipe_file(f"{remote.path}/stages/mine/k.json", manifest)
-    with pytest.raises(ArtifactError, match="must stay inside its root"):
-        remote.fetch("mine/k", artifact_root() / "mine" / "k")
-    record = json.dumps({"path": "../outside/checkpoint"}).encode()
-    remote.filesystem.pipe_file(f"{remote.path}/checkpoints/own.json", record)
-    assert remote.checkpoint_stages() == {}
-    assert sorted(path.name for path in artifact_root().parent.rglob("outside*")) == []
-
-
-def _file(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("x")
-    return path
-
-
-def test_collection_keeps_what_a_named_checkpoint_was_made_from(machine: Machine) -> None:
-    remote = machine("first")
-    tokens = run(Build("tokens"), StageSpec("tokenize", 1, {}, {}))
-    rules = run(
-        Build("rules"), StageSpec("mine", 1, {}, {"tokens": tokens.folder_digest("folder")})
-    )
-    other = run(Build("other"), StageSpec("mine", 1, {"tau": 9}, {"tokens": tokens.digest}))
-    trained = run(Build("module"), StageSpec("distill", 1, {}, {"rules": rules.digest}))
-    record = record_checkpoint(artifact_root(), "novels/llama/wt", trained.path / "checkpoint")
-    remote.store_record(record)
-    assert collect(remote, 1.0).stages == ()
-    assert collect(remote, 0.0).stages == (f"mine/{other.key}",)
-    assert {row.name.split("/")[0] for row in listed(remote)} == {"tokenize", "mine", "distill"}
-    with pytest.raises(ArtifactError, match="a stage with a named checkpoint stays"):
-        remove(remote, f"distill/{trained.key[:8]}")
-    assert remove(remote, f"mine/{rules.key[:8]}") == f"mine/{rules.key}"
-
-
-def test_commands(
-    machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_collection_removes_what_is_old_and_has_no_name(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from typer.testing import CliRunner
-
-    from flows.store import app
-
     remote = machine("first")
-    trained = run(Build(), StageSpec("distill", 1, {}, {}))
-    shutil.copytree(trained.path / "folder", trained.path / "checkpoint")
-    remote.store_record(record_checkpoint(artifact_root(), "novels/wt", trained.path / "folder"))
+    named, other = stored(remote, "distill", "novels/wt"), stored(remote, "mine")
+    altered(remote, "stages/mine/cut/0/data.txt", b"of an upload under way")
+    altered(remote, "parts/0/data.npy", b"of a node")
+    altered(remote, f"stages/mine/{'0' * 64}.json", b"of a former version")
+    nothing = {"stages": [], "objects": 0, "size": 0}
+    assert call("gc", "--older-than", "1") == nothing
+    true_entry, now = module.modified, time.time()
 
-    def call(*arguments: str) -> str:
-        result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-        assert result.exit_code == 0
-        return result.stdout
+    def dated(days: float) -> None:
+        """Let all objects, and none of the clocks, be written so many days ago."""
+        ago = timedelta(days=days).total_seconds()
+        monkeypatch.setattr("tasks.storage.store_commands.modified", lambda e: true_entry(e) - ago)
 
-    assert "novels/wt" in call("ls") and "all files are there" in call("verify", "--read")
+    dated(-1)  # the storage's clock was ahead when they were written
+    assert call("gc", "--older-than", "0") == nothing
+    dated(0)
+    for jump in (-7200, 7200, 315_360_000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("time.time", lambda jump=jump: now + jump)
+            with pytest.raises(ArtifactError, match=r"clocks of this machine and of .* must agree"):
+                call("gc", "--older-than", "0")
+    assert {*remote.stages()} == {named, other, "mine/cut"}
+    assert call("gc", "--older-than", "0")["stages"] == [other]
+    dated(1.5)
+    done = call("gc", "--older-than", "1")
+    assert (done["stages"], done["objects"]) == (["mine/cut"], 1)
+    assert {*remote.stages()} == {named} and remote.objects("parts") == {}
+    assert remote.read(f"stages/mine/{'0' * 64}.json") is not None
+    with pytest.raises(ConfigError, match="must be at least 0 days"):
+        call("gc", "--older-than", "nan")
+    with pytest.raises(ArtifactError, match="a stage with a named checkpoint stays"):
+        call("rm", named[:16])
+    with pytest.raises(ArtifactError, match="which 0 stages begin with"):
+        call("rm", other)
+
+
+def test_commands_list_and_fetch_a_named_checkpoint(machine: Machine) -> None:
+    remote = machine("first")
+    name = stored(remote, "distill", "novels/wt")
+    [row] = call("ls")["stages"]
+    assert (row["name"], row["files"], row["checkpoints"]) == (name, 1, ["novels/wt"])
+    assert row["size"] > 0 and 0 <= row["days"] < 0.1
     machine("second")
-    path = Path(call("fetch", "novels/wt").strip())
-    assert path.is_relative_to(artifact_root()) and (path / "data.txt").read_text() == "x"
+    path = Path(call("fetch", "novels/wt")["path"])
+    assert path.is_relative_to(artifact_root()) and (path / "data.txt").read_text() == "distill"
     with pytest.raises(ArtifactError, match=r"Did you mean 'novels/wt'\?"):
         call("fetch", "novels/wtt")
-    assert json.loads(call("gc", "--older-than", "0", "--json"))["stages"] == []
+    altered(remote, "checkpoints/old.json", {"path": "distill/none/checkpoint"})
+    with pytest.raises(ArtifactError, match="stored by an older version of umim"):
+        call("fetch", "old")

@@ -1,0 +1,179 @@
+"""``python -m flows store``: artifacts in object storage, listed, checked, fetched and cleaned."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Final
+
+import typer
+
+from tasks.storage.remote_root import RemoteRoot, modified, remote_root
+from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint
+from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.errors import ArtifactError, ConfigError, did_you_mean, require
+from umim_core.store.artifacts import MANIFEST, safe_join
+from umim_core.store.disk import write_bytes
+from umim_core.store.locking import directory_lock
+
+app = typer.Typer(no_args_is_help=True, help="Work on the object storage that UMIM_ROOT names.")
+_GIB: Final = 1 << 30
+_DAY: Final = 86_400.0
+_CLOCK_SECONDS: Final = 3600.0  # by which the clocks of storage and machine may differ
+
+
+def _stored_root() -> RemoteRoot:
+    remote = remote_root()
+    if remote is None:
+        raise ConfigError(
+            "`flows store` works on object storage",
+            "UMIM_ROOT is a directory or not set",
+            "Set UMIM_ROOT=s3://bucket/prefix; a local root is read with ls and rm.",
+        )
+    return remote
+
+
+@app.command()
+def ls(as_json: JsonFlag = False) -> None:
+    """List the finished stages: size, age, and the checkpoints that they hold."""
+    remote = _stored_root()
+    checkpoints = remote.checkpoint_stages()
+    stages, lines = [], []
+    for name, objects in remote.stages().items():
+        if MANIFEST in objects:
+            size = sum(entry["size"] for entry in objects.values())
+            days = max(0.0, time.time() - modified(objects[MANIFEST])) / _DAY
+            named = [called for called, stage in checkpoints.items() if stage == name]
+            row = {"name": name, "size": size, "files": len(objects) - 1, "days": days}
+            stages.append(row | {"checkpoints": named})
+            line = f"{name[:40]:<40} {size / _GIB:9.3f} GiB {days:7.1f} days  {', '.join(named)}"
+            lines.append(line.rstrip())
+    emit({"stages": stages}, lines or ["nothing is stored"], as_json)
+
+
+@app.command()
+def verify(
+    read: Annotated[
+        bool, typer.Option("--read", help="Read every file and compare its SHA-256, too.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check that every file of every stage is there, with its size; exit status 1 if not."""
+    remote = _stored_root()
+    wrong = []
+    for name, objects in remote.stages().items():
+        if MANIFEST not in objects:
+            continue
+        try:
+            manifest = remote.manifest(name)
+        except ArtifactError as error:
+            wrong.append(f"{name}: {error}")
+            continue
+        for file, entry in manifest.files.items():
+            size = objects.get(f"{manifest.digest}/{file}", {}).get("size", "none")
+            if size != entry.size:
+                wrong.append(f"{name}: {file} must have {entry.size} bytes; {size} are there")
+            elif read and entry.sha256 != remote.sha256(f"stages/{name}/{manifest.digest}/{file}"):
+                wrong.append(f"{name}: {file} has another SHA-256")
+    emit({"wrong": wrong}, wrong or ["all files are there"], as_json)
+    require(
+        not wrong,
+        ArtifactError,
+        f"{remote.address} must hold every file of its stages",
+        f"{len(wrong)} that are missing or altered",
+        "Remove those stages with `flows store rm` and run their recipes again.",
+    )
+
+
+@app.command()
+def rm(
+    stage: Annotated[
+        str, typer.Argument(help="<stage>/<first digits of its key>, as `flows store ls` shows.")
+    ],
+    as_json: JsonFlag = False,
+) -> None:
+    """Remove one stage."""
+    remote = _stored_root()
+    names = [name for name in remote.stages() if name.startswith(stage)]
+    require(
+        len(names) == 1 and "/" in stage,
+        ArtifactError,
+        "one stage must be named, as <stage>/<first digits of its key>",
+        f"{stage!r}, which {len(names)} stages begin with",
+        "`python -m flows store ls` lists them.",
+    )
+    called = [name for name, holder in remote.checkpoint_stages().items() if holder == names[0]]
+    if called:
+        raise ArtifactError(
+            "a stage with a named checkpoint stays",
+            f"{names[0]}, checkpoint {called[0]}",
+            f"Remove checkpoints/{called[0]}.json under {remote.address} first.",
+        )
+    remote.remove_folder(f"stages/{names[0]}")
+    emit({"removed": names[0]}, [f"removed {names[0]}"], as_json)
+
+
+@app.command()
+def gc(
+    older_than: Annotated[float, typer.Option(help="Days since a stage was stored.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Remove old stages without a named checkpoint, and what killed runs left.
+
+    Ages are by the storage's clock, which this machine's must confirm. An upload that is not
+    finished is left alone for a day, as it may be under way.
+    """
+    require(older_than >= 0, ConfigError, "--older-than must be at least 0 days", older_than)
+    remote = _stored_root()
+    now, named = remote.now(), set(remote.checkpoint_stages().values())
+    require(
+        abs(now - time.time()) < _CLOCK_SECONDS,
+        ArtifactError,
+        f"the clocks of this machine and of {remote.address} must agree, since ages decide",
+        f"{now - time.time():.0f} s between them",
+        "Set the clock that is wrong.",
+    )
+    removed, size = [], 0
+    for name, objects in remote.stages().items():
+        days = older_than if MANIFEST in objects else max(1.0, older_than)
+        if name not in named and now - max(map(modified, objects.values())) >= days * _DAY:
+            remote.remove_folder(f"stages/{name}")
+            removed.append(name)
+            size += sum(entry["size"] for entry in objects.values())
+    left = 0
+    for folder in ("parts", "marks"):
+        for name, entry in remote.objects(folder).items():
+            if now - modified(entry) >= _DAY:
+                remote.remove(f"{folder}/{name}")
+                left, size = left + 1, size + entry["size"]
+    line = f"removed {len(removed)} stages, {left} other files, {size / _GIB:.3f} GiB"
+    emit({"stages": removed, "objects": left, "size": size}, [line], as_json)
+
+
+@app.command()
+def fetch(
+    checkpoint: Annotated[str, typer.Argument(help="Name of a checkpoint, as `ls` shows.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Bring a named checkpoint here; print its directory."""
+    remote = _stored_root()
+    stages = remote.checkpoint_stages()
+    require(
+        checkpoint in stages,
+        ArtifactError,
+        f"a checkpoint of {remote.address} must be named",
+        checkpoint,
+        did_you_mean(checkpoint, list(stages)) or "`python -m flows store ls` lists them.",
+    )
+    final = artifact_root() / stages[checkpoint]
+    with directory_lock(final, wait_seconds=None):
+        require(
+            remote.fetch(stages[checkpoint], final),
+            ArtifactError,
+            f"{remote.address} must hold the stage of a named checkpoint",
+            f"no {stages[checkpoint]}",
+            "It was removed, or stored by an older version of umim: run its recipe again.",
+        )
+    record = f"checkpoints/{checkpoint}.json"
+    write_bytes(safe_join(artifact_root(), record), remote.read(record) or b"{}")
+    path = str(own_checkpoint(checkpoint))
+    emit({"path": path}, [path], as_json)
