@@ -15,6 +15,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
+from umim_core.store.disk import write_bytes
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 THREADS: Final = 2  # of every side that may use more than one
 _REPORT_OPTIONS: Final = {"out": Path, "commit": str}
@@ -63,6 +65,7 @@ _HELP: Final = {
     "tau": "least count of an n-gram",
     "test": "text that quality is measured on, as ids (.npy) or as umim mine takes it",
     "text": "UTF-8 text, a document a line",
+    "tiny": "the same code on the processor, with tiny shapes",
     "tokenizer": "of the ids",
     "tokens": "read only the first so many",
     "train": "text that is trained on, likewise",
@@ -190,9 +193,9 @@ def facts(libraries: Sequence[str], commit: str | None) -> dict[str, object]:
 
 
 def save(report: Report, out: Path | None) -> None:
-    """Write the results."""
+    """Write the results; who is killed meanwhile leaves those before."""
     if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_bytes(out, (json.dumps(report, indent=2) + "\n").encode())
 
 
 def close(report: Report, out: Path | None) -> int:

@@ -131,7 +131,7 @@ def llama_config(shape: BackboneShape, positions: int) -> LlamaConfig:
     )
 
 
-def random_backbone(config: LlamaConfig, *, dtype: str, device: str) -> Backbone:
+def random_backbone(config: LlamaConfig, *, dtype: str, device: torch.device | str) -> Backbone:
     """Return a backbone of random weights, made on its device."""
     torch.manual_seed(0)
     with torch.device(device):
@@ -142,7 +142,12 @@ def random_backbone(config: LlamaConfig, *, dtype: str, device: str) -> Backbone
 
 
 def random_subject(
-    config: LlamaConfig, tokens: int, *, dtype: str, device: str, mined: int = _MINED
+    config: LlamaConfig,
+    tokens: int,
+    *,
+    dtype: str,
+    device: torch.device | str,
+    mined: int = _MINED,
 ) -> Subject:
     """Return a backbone of random weights, a fresh module, and rules mined on random phrases."""
     backbone = random_backbone(config, dtype=dtype, device=device)

@@ -240,7 +240,7 @@ def measure_throughput(
     """Measure every batch size, prompt length and kind of rules: a row for each of the phases.
 
     Args:
-        merged_model: The model with its natural rules; without any, fixed spans are timed alone.
+        merged_model: The model with its natural rules.
         ids: Text to cut prompts from [T], at least the tokens of the largest batch of prompts.
         config: The protocol.
         continuation: What the rows generate: what the model chooses, or the text that follows each
@@ -256,8 +256,7 @@ def measure_throughput(
     matchers: dict[float | None, Matcher] = {  # by the token reduction that spans are made for
         asked: FixedSpans(asked) for asked in config.token_reductions
     }
-    if merged_model.matcher is not None:
-        matchers[None] = merged_model.require_matcher()
+    matchers[None] = merged_model.require_matcher()
     rules = {asked: Engine(merged_model.merging_by(m)) for asked, m in matchers.items()}
     shapes = product(config.batch_sizes, config.prompt_lengths, [config.new_tokens])
     settings = list(product(shapes, rules.items()))

@@ -1,0 +1,397 @@
+"""What a GPU makes of merging, in six minutes: exactness, speed against bounds, a fixed KV pool.
+
+    python -m benchmarks.gpu --out docs/results/gpu.json
+    python -m benchmarks.gpu --tiny      the same code on the processor, in seconds
+
+Weights are random and made on the device; nothing is loaded. The parts, in order::
+
+    exactness      each step of the engine against a forward from scratch: rows that roll back, in
+                   batches, merged at the input or inside with adapters, in both data types
+    prefill        Llama-3.1-8B's shape: speed-up by given token reductions against its bound, and
+                   by natural rules, of which matching and merging take a share
+    decode         the same while decoding, and the bytes that it reads against those of a copy
+    pool           how many requests a fixed pool of keys and values holds, and how fast they are
+    distillation   the loss with its head, and a step of Llama-3.2-1B's shape, against their bounds
+
+A part has a share of the time and measures one setting after the other, the smallest first; one
+that it has probably no time for is left out by name. Results are written after each setting. A
+figure above a ceiling of the device, or another error of a setting, fails the run; the others are
+measured all the same.
+
+The engine launches its kernels one by one. CUDA graphs replay fixed shapes and addresses, and here
+the view of the cache grows with every token: there are none, and launches bound decoding few rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.common import Benchmark, Gate, Report, at_most, no_error_gate_missed, save
+from benchmarks.distill_sides import Shape
+from benchmarks.distill_step import (
+    LLAMA_1B,
+    LLAMA_8B_HEAD,
+    measure_bounded_loss,
+    measure_random_step,
+)
+from benchmarks.engine_sides import (
+    Ids,
+    Subject,
+    llama_config,
+    merging_shares,
+    random_backbone,
+    random_subject,
+)
+from benchmarks.timing import device_name, spread, timed
+from umim_core.backbone.backbone import Backbone, state_difference, state_tolerance
+from umim_core.backbone.shape import BackboneShape
+from umim_core.checkpoint.untrained import fresh_module
+from umim_core.config.evaluate import BenchmarkConfig
+from umim_core.config.form import ModuleForm
+from umim_core.errors import UmimError
+from umim_core.inference.engine import Batch, Engine
+from umim_core.inference.options import GenerateOptions
+from umim_core.inference.outputs import Forward
+from umim_core.inference.prefix_store import PrefixStore
+from umim_core.merging.merged_model import MergedModel
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.throughput.break_even import Phase, ThroughputRow
+from umim_core.throughput.roofline import ModelShape, Roofline, measure_bandwidth, measure_peak
+from umim_core.throughput.throughput import EVERYWHERE, FixedSpans, measure_throughput
+
+LIMIT: Final = 360.0  # seconds of a run
+SHARES: Final = {  # of them; what a part does not need goes to those behind it
+    "exactness": 0.1,
+    "prefill": 0.42,  # with the making of the model
+    "decode": 0.2,
+    "pool": 0.2,
+    "distillation": 0.08,
+}
+GROWTH: Final = 2.5  # times that a setting takes of the one before it, at most
+MERGED: Final = 0.4  # token reduction of the pool's requests
+LLAMA_8B: Final = LLAMA_1B.model_copy(
+    update={"hidden_size": 4096, "intermediate_size": 14_336, "layers": 32}
+    | {"head_dim": 128, "tied": False}
+)
+_FEW_LAYERS: Final = LLAMA_1B.model_copy(update={"layers": 4, "vocab_size": 64})
+_SMALL: Final = LLAMA_1B.model_copy(
+    update={"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 4}
+    | {"kv_heads": 2, "head_dim": 8, "vocab_size": 64}
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: shapes of models and of the loss, tokens of prompts, rows, bytes."""
+
+    exact: BackboneShape = _FEW_LAYERS
+    engine: BackboneShape = LLAMA_8B
+    step: BackboneShape = LLAMA_1B
+    head: Shape = LLAMA_8B_HEAD
+    prefill: tuple[int, ...] = (1024, 4096, 16_384, 32_768)
+    reductions: tuple[float, ...] = (0.2, 0.4, 0.6)
+    decode: tuple[int, ...] = (1, 16, 64)  # rows behind prompts of prefill[0]
+    new: int = 16
+    pool: int = 16 << 30
+    requests: tuple[int, ...] = (8192, 32_768)
+    step_rows: int = 16
+    step_length: int = 1024
+    pairs: int = 3
+    mined: int = 400_000  # tokens that the natural rules are mined on
+
+
+TINY: Final = Sizes(
+    exact=_SMALL,
+    engine=_SMALL,
+    step=_SMALL,
+    head=Shape(64, 32, 256),
+    prefill=(16, 48),
+    decode=(1, 3),
+    new=4,
+    pool=40_000,
+    requests=(32, 96),
+    step_rows=2,
+    step_length=32,
+    pairs=1,
+    mined=4_000,
+)
+
+
+@dataclass
+class Run:
+    """A run under way: measures its parts within their time, and writes what it has."""
+
+    report: Report
+    out: Path | None
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.report |= {"left_out": [], "failed": []}
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def part(
+        self, name: str, settings: Iterable[tuple[Any, ...]], measure: Callable[..., list[Report]]
+    ) -> None:
+        """Measure the settings of a part that there is time for; each gives rows."""
+        rows = self.report[name] = list[Report]()
+        before = list(SHARES)[: list(SHARES).index(name) + 1]
+        until, took = LIMIT * sum(SHARES[part] for part in before), 0.0
+        for setting in settings:
+            label, start = " ".join(map(str, (name, *setting))), self.seconds
+            if start + GROWTH * took > until:
+                self.report["left_out"].append(label)
+                continue
+            try:
+                rows += measure(*setting)
+            except (UmimError, RuntimeError) as error:  # torch's are, without memory too
+                self.report["failed"].append({"setting": label, "error": str(error)})
+            took = self.seconds - start
+            self.report["seconds"] = self.seconds
+            save(self.report, self.out)
+
+
+def exactness(
+    shape: BackboneShape, device: torch.device, dtype: str, inside: bool, rows: int
+) -> list[Report]:
+    """Compare every step of rows that merge wherever they can with a forward from scratch."""
+    model = dense_model(
+        random_backbone(llama_config(shape, 256), dtype=dtype, device=device), inside
+    )
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, shape.vocab_size, n) for n in rng.integers(8, 65, rows)]
+    errors, raw_errors = list[float](), list[float]()
+
+    def compare(forward: Forward) -> None:
+        for logits, *ids in zip(forward.logits, prompts, forward.generated, strict=True):
+            errors.append(state_difference(logits, from_scratch(model, *ids)))
+            raw_errors.append(state_difference(logits, from_scratch(model.base(), *ids)))
+
+    options = GenerateOptions(max_new_tokens=16, observer=compare)
+    generated = Engine(model).generate(prompts, options).rows
+    return [
+        {
+            "dtype": dtype,
+            "merged": "inside, adapters" if inside else "at the input",
+            "batch_size": rows,
+            "steps": len(errors),
+            "merges": sum(len(row.generated_spans) for row in generated),
+            "error": max(errors),
+            "tolerance": state_tolerance(model.backbone),
+            "raw_error": min(raw_errors),
+        }
+    ]
+
+
+@torch.no_grad()
+def dense_model(backbone: Backbone, inside: bool) -> MergedModel:
+    """Return a model of which any two tokens are a rule, its weights far from zero."""
+    rules = RuleSet.from_spans(product(range(backbone.vocab_size), repeat=2))
+    form = ModuleForm()
+    if inside:
+        depth = backbone.num_layers // 2
+        form = ModuleForm(
+            residual="last", unit_positions="preserved", merge_depth=depth, adapter_rank=8
+        )
+    module = fresh_module(backbone, rules, form, seed=0).requires_grad_(False)
+    if module.adapters is not None:
+        for weight in (module.norm_o.weight, *module.adapters.up.values()):
+            weight.normal_(0.0, 0.3)
+    positions, depth = form.unit_positions, form.merge_depth
+    return MergedModel(backbone, module, Matcher(rules), positions, merge_depth=depth)
+
+
+@torch.no_grad()
+def from_scratch(model: MergedModel, prompt: Ids, made: Sequence[int]) -> Tensor:
+    """Return the logits [V] behind a prompt and generated ids, which merge apart."""
+    ids = np.concatenate([prompt, np.array(made, dtype=np.int64)])
+    packed = model.pack([ids], [((0, len(prompt)), (len(prompt), len(ids)))])
+    tokens = torch.tensor(ids, device=model.backbone.device)[None]
+    states = (
+        model.unit_states(packed, tokens, model.trunk.raw_states(tokens))
+        if model.merge_depth
+        else model.embed(packed)
+    )
+    positions = packed.position_ids(model.unit_positions)
+    hidden = model.trunk.hidden(states, packed.lengths > 1, None, positions)
+    return model.backbone.head(hidden[0, -1])
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """The parts of one model, its device's ceilings of FLOP/s and of bytes moved a second."""
+
+    sizes: Sizes
+    subject: Subject
+    flops: Roofline
+    bandwidth: Roofline
+
+    @property
+    def shape(self) -> ModelShape:
+        return ModelShape.of(self.subject.backbone.model)
+
+    def rows(
+        self, phase: Phase, batch_size: int, length: int, reductions: tuple[float, ...]
+    ) -> list[ThroughputRow]:
+        """Time a phase at some token reductions, and by natural rules at last."""
+        config = BenchmarkConfig(
+            prompt_lengths=(length,),
+            batch_sizes=(batch_size,),
+            new_tokens=2 if phase == "prefill" else self.sizes.new,
+            warmup=1,
+            pairs=self.sizes.pairs,
+            token_reductions=reductions,
+        )
+        model, ids = self.subject.merged_model, self.subject.ids
+        rows = measure_throughput(model, ids, config, continuation="text", roofline=self.flops)
+        return [row for row in rows if row.phase == phase]
+
+    def prefill(self, length: int) -> list[Report]:
+        """Time prefills; of that by natural rules, matching alone and with packing and merging."""
+        rows = self.rows("prefill", 1, length, self.sizes.reductions)
+        (merging,) = merging_shares(self.subject, rows, self.sizes.pairs)
+        match = partial(self.subject.merged_model.segment_prompt, self.subject.ids[:length])
+        matching = min(timed(match)[0] for _ in range(self.sizes.pairs))
+        shares = {"matching": matching / rows[-1].umim_seconds, "merging": merging["share"]}
+        return [*map(asdict, rows[:-1]), asdict(rows[-1]) | shares]
+
+    def decode(self, batch_size: int) -> list[Report]:
+        """Time decoding; a step reads all weights, and the columns of all rows."""
+        (row,) = self.rows("decode", batch_size, self.sizes.prefill[0], ())
+        figures, steps = asdict(row), self.sizes.new - 1
+        for side in ("base", "umim"):
+            read = steps * (self.shape.step_bytes(0, 1) + figures[f"{side}_kv_bytes"])
+            rate = self.bandwidth.check(f"{side} decode", read, figures[f"{side}_seconds"])
+            figures[f"{side}_of_copy"] = rate / self.bandwidth.peak
+        return [figures]
+
+    def requests(self, length: int, side: str) -> tuple[MergedModel, int, int]:
+        """Return a side's model, its units of a prompt, and how many requests the pool holds."""
+        model = self.subject.merged_model
+        model = model.merging_by(FixedSpans(MERGED)) if side == "merged" else model.base()
+        units = len(model.segment_prompt(self.subject.ids[:length])[0])
+        columns = units + self.sizes.new - 1
+        return model, units, int(self.sizes.pool // self.shape.kv_bytes(columns))
+
+    def pool_settings(self) -> Iterable[tuple[int, int, str]]:
+        """Yield one request alone, then as many as the pool holds raw, and as it holds merged."""
+        for length in self.sizes.requests:
+            counts = {1, *(self.requests(length, side)[2] for side in ("raw", "merged"))}
+            yield from product([length], sorted(counts), ["raw", "merged"])
+
+    def pool(self, length: int, requests: int, side: str) -> list[Report]:
+        """Answer requests that arrive together; what the pool has no room for waits."""
+        model, units, fits = self.requests(length, side)
+        device, new, ids = self.subject.backbone.device, self.sizes.new, self.subject.ids
+        prompts = [np.take(ids, n + np.arange(length), mode="wrap") for n in range(requests)]
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+        seconds, first = answer(Engine(model), prompts, new, fits)
+        reading = self.shape.prefill_flops(units, units)
+        work = reading + (new - 1) * self.shape.decode_flops(units)
+        self.flops.check(f"{side} requests", requests * work, seconds)
+        return [
+            {
+                "prompt_tokens": length,
+                "requests": requests,
+                "side": side,
+                "fits": fits,
+                "seconds": seconds,
+                "tokens_per_s": requests * (length + new) / seconds,
+                "first_token": spread(first),
+                "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
+            }
+        ]
+
+
+def answer(engine: Engine, prompts: list[Ids], new: int, most: int) -> tuple[float, list[float]]:
+    """Generate for all prompts, so many at once; return all seconds and those to first tokens."""
+    batch, options = Batch(engine, PrefixStore(0)), replace(EVERYWHERE, max_new_tokens=new)
+    waiting, first, began = prompts[::-1], list[float](), time.perf_counter()
+    while waiting or batch.rows:
+        if waiting and len(batch.rows) < most:  # one between two steps, as in the server
+            batch.join([waiting.pop()], options)
+        begun = [row for row in batch.step() if row.generated == 1]
+        first += [time.perf_counter() - began] * len(begun)
+    return time.perf_counter() - began, first
+
+
+def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str) -> list[Report]:
+    """Time a loss with its peers or a whole step; none may be faster than its products."""
+    peak, pairs = flops.peak, sizes.pairs
+    if what == "loss":
+        sides = measure_bounded_loss(sizes.head, device, peak, pairs)["sides"]
+    else:
+        rows, length = sizes.step_rows, sizes.step_length
+        step = measure_random_step(sizes.step, device, peak, rows, length, pairs)
+        (sides,) = step["precisions"].values()
+    found = []
+    for side, figures in sides.items():
+        share = figures["mfu"] if "mfu" in figures else 1.0 / figures["over_bound"]
+        flops.check(f"{what}, {side}", share * peak, 1.0)
+        found.append({"what": what, "side": side, **figures, "of_peak": share})
+    return found
+
+
+def measure(options: argparse.Namespace, report: Report) -> None:
+    """Measure all parts."""
+    sizes = TINY if options.tiny else Sizes()
+    if not options.tiny and not torch.cuda.is_available():
+        raise SystemExit("this needs a GPU, and torch sees none; --tiny runs on the processor")
+    device, run = torch.device("cpu" if options.tiny else "cuda"), Run(report, options.out)
+    flops, bandwidth = measure_peak(device, torch.bfloat16), measure_bandwidth(device)
+    report["facts"]["device"] = device_name(device)
+    report |= {"tiny": options.tiny, "new_tokens": sizes.new, "pool_bytes": sizes.pool}
+    report |= {"peak_flops": flops.peak, "copied_bytes": bandwidth.peak}
+    exact = product(("float32", "bfloat16"), (False, True), (1, 4))
+    run.part("exactness", exact, partial(exactness, sizes.exact, device))
+    longest = max(*sizes.prefill, *sizes.requests)
+    tokens = 2 * max(longest, sizes.prefill[0] * max(sizes.decode))
+    config = llama_config(sizes.engine, 2 * longest)
+    made = random_subject(config, tokens, dtype="bfloat16", device=device, mined=sizes.mined)
+    parts = EngineParts(sizes, made, flops, bandwidth)
+    run.part("prefill", product(sizes.prefill), parts.prefill)
+    run.part("decode", product(sizes.decode), parts.decode)
+    run.part("pool", parts.pool_settings(), parts.pool)
+    step = partial(distillation, sizes, device, flops)
+    run.part("distillation", product(["loss", "step"]), step)
+
+
+def gates(report: Report) -> dict[str, Gate]:
+    """Return value, limit and verdict of every gate."""
+    found = {"failed_settings_error": at_most(len(report["failed"]), 0)}
+    for row in report["exactness"]:
+        name = f"{row['dtype']} {row['merged']} {row['batch_size']} rows error"
+        of_tolerance = row["error"] / row["tolerance"]
+        found[name.replace(",", "").replace(" ", "_")] = at_most(of_tolerance, 1.0)
+    return found | {"seconds": at_most(report["seconds"], LIMIT)}
+
+
+main = Benchmark(
+    name="gpu",
+    doc=__doc__,
+    options={"tiny": {"action": "store_true"}},
+    measure=measure,
+    gates=gates,
+    equal=no_error_gate_missed,
+).main
+
+
+if __name__ == "__main__":
+    sys.exit(main())
