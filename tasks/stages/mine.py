@@ -52,12 +52,11 @@ from umim_core.mining.mine import count, excluded_ids, rules_of
 from umim_core.progress import followed, leave_note
 from umim_core.rules.grams import LONGEST, NgramCounts
 from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.publication import STATE
 from umim_core.text.token_ids import UniformOffsets, ids_digest
-from umim_core.text.tokens import whole_segments
+from umim_core.text.tokens import check_known
 
 logger = logging.getLogger("umim.count")
 _confidence_logger = logging.getLogger("umim.confidence")
@@ -98,7 +97,8 @@ def count_stage(
         clear_leftovers(out)
         lease.ensure()
         shards = tokens(tokenized, "train")
-        offsets = whole_segments(shards, tokenizer, options.length)
+        check_known(shards.max_id, tokenizer)
+        offsets = UniformOffsets.within(len(shards), options.length)
         corpus = Corpus(tokenized.path / "train", offsets, excluded)
         at_a_time = options.block_tokens
         if at_a_time is None and options.max_memory_gib is not None:
@@ -165,7 +165,7 @@ def filter_stage(
                 corpus_digest=corpus_digest(counted.path),
             ),
             shards,
-            UniformOffsets(options.length, len(shards) // options.length),
+            UniformOffsets.within(len(shards), options.length),
         )
         return write_rules(out, mined.rules, raw=mined.raw, overlap=mined.overlap)
 
@@ -206,7 +206,7 @@ def given_rules_stage(root: Path, cell: Cell) -> Artifact:
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     fingerprint = tokenizer_fingerprint(tokenizer)
     rules = RuleSet.load(cell.rules, tokenizer_fingerprint=fingerprint)
-    check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
+    rules.check_vocabulary(len(tokenizer), special_ids(tokenizer))
     spec = StageSpec("given-rules", 1, {"tokenizer": fingerprint}, {"rules": rules.digest})
 
     def build(out: Path) -> Metrics:
@@ -269,7 +269,8 @@ def count_spans(
     clear_leftovers(out)  # of an earlier run, or of a worker that was lost
     tokenizer = load_tokenizer(backbone, revision=revision)
     shards = tokens(tokenized, "train")
-    whole = whole_segments(shards, tokenizer, length)
+    check_known(shards.max_id, tokenizer)
+    whole = UniformOffsets.within(len(shards), length)
     most = int(whole[-1]) if options.confidence_tokens is None else options.confidence_tokens
     offsets = UniformOffsets(length, min(whole.count, most // length))
     model = load_backbone(backbone, revision=revision, dtype=dtype, device=device)

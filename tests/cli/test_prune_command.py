@@ -19,11 +19,10 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.damage_table import DamageTable
-from umim_core.rules.inspection import token_reduction
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.pruning import priced, rules_under
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.token_ids import cut_segments
+from umim_core.text.token_ids import UniformOffsets
 
 WORDS = ["<eos>", *ascii_lowercase, "1", "2", "3", "4", "5"]
 SPANS = ["a b", "c d e", "f g h i", "1 2", "j 3", "k l", "m n o"]
@@ -77,9 +76,11 @@ def spans_of(rules: RuleSet) -> list[tuple[int, ...]]:
 def held_out_reduction(text: Path, rules: RuleSet) -> float:
     """Token reduction of the last tenth of the text."""
     words = text.read_text().split()
-    ids, offsets = cut_segments(np.array([WORDS.index(word) for word in words]), LENGTH)
-    held = (len(offsets) - 1) // 10 * LENGTH
-    return token_reduction(ids[-held:], np.arange(0, held + 1, LENGTH), Matcher(rules))
+    ids = np.array([WORDS.index(word) for word in words])
+    offsets = UniformOffsets.within(len(ids), LENGTH)
+    held = offsets.count // 10 * LENGTH
+    text = ids[offsets[-1] - held : offsets[-1]]
+    return Matcher(rules).token_reduction(text, np.arange(0, held + 1, LENGTH))
 
 
 def printed(result: Result) -> list[list[str]]:

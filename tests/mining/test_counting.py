@@ -35,7 +35,7 @@ from umim_core.mining.counting import (
 )
 from umim_core.mining.hashing import rank_indexes
 from umim_core.rules.grams import NgramCounts, select
-from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets, cut_segments
+from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets
 
 THREADS = [1, 2, 3]
 SEGMENTS = st.lists(
@@ -59,7 +59,9 @@ def test_equals_counter(
     tau: int, length: int, base: int, threads: int, longest: int, rng: np.random.Generator
 ) -> None:
     stream = base + np.append(rng.integers(0, 7, 700), np.tile(rng.integers(0, 7, 43), 14))
-    counts = count_ngrams(*cut_segments(stream, length), tau, longest=longest, threads=threads)
+    borders = UniformOffsets.within(len(stream), length)[:]  # as an array; the other form is below
+    ids = stream[: borders[-1]]
+    counts = count_ngrams(ids, borders, tau, longest=longest, threads=threads)
     assert as_dict(counts) == oracle(cut(stream, length), tau, longest=longest) != {}
     assert counts.orders == tuple(range(2, max(4, longest) + 1))
     for n in counts.orders:
@@ -90,7 +92,7 @@ def test_equals_counter_on_ragged_segments(
 
 
 def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Generator) -> None:
-    ids, offsets = cut_segments(rng.integers(0, 9, 900), 9)
+    ids, offsets = rng.integers(0, 9, 900), UniformOffsets(9, 100)
     want = count_ngrams(ids, offsets, 1, longest=8)
     for order in want.orders:  # a worker of a cluster keeps no places
         indexes = rank_indexes(want.keys, order)

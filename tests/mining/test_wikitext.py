@@ -12,7 +12,7 @@ from umim_core.mining.counting import count_ngrams
 from umim_core.rules.filters import filter_rules
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.matcher import Matcher
-from umim_core.text.token_ids import cut_segments
+from umim_core.text.token_ids import UniformOffsets
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 LENGTH = 512
@@ -39,14 +39,16 @@ def tokenize(split: str) -> np.ndarray:
 def counts() -> NgramCounts:
     stream = tokenize("train")
     assert len(stream) == 2_448_382
-    ids, offsets = cut_segments(stream, LENGTH)
-    assert len(offsets) - 1 == 4_781
-    return count_ngrams(ids, offsets, 5, excluded=[50256])
+    offsets = UniformOffsets.within(len(stream), LENGTH)
+    assert offsets.count == 4_781
+    return count_ngrams(stream, offsets, 5, excluded=[50256])
 
 
 @pytest.fixture(scope="module")
 def held_out() -> tuple[np.ndarray, np.ndarray]:
-    return cut_segments(tokenize("test"), LENGTH)
+    stream = tokenize("test")
+    offsets = UniformOffsets.within(len(stream), LENGTH)[:]
+    return stream[: offsets[-1]], offsets
 
 
 @pytest.mark.full

@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 
 from support.damage_tables import table_of
 from umim_core.errors import ConfigError, RuleSetError
-from umim_core.rules.inspection import token_reduction
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.pruning import cut_to_reduction, prices, prune_by_damage
 from umim_core.rules.ruleset import RuleSet
@@ -55,16 +54,16 @@ def test_the_reduction_is_met_within_one_rule(seed: int, target: float) -> None:
     assert spans_of(cut.rules) == [
         s for s, kept in zip(spans_of(rules), cut.kept, strict=True) if kept
     ]
-    assert cut.token_reduction == token_reduction(*text, Matcher(cut.rules)) >= target
+    assert cut.token_reduction == Matcher(cut.rules).token_reduction(*text) >= target
     less = cut.kept & (price < cut.dearest)
-    assert token_reduction(*text, Matcher(rules.take(less))) < target
+    assert Matcher(rules.take(less)).token_reduction(*text) < target
 
 
 def test_tokens_that_a_dropped_rule_frees_count_for_the_others() -> None:
     """Without (1, 2, 3) its text is saved by (3, 4), which never matched before."""
     rules = RuleSet.from_spans([(3, 4), (5, 6), (1, 2, 3)])
     text = text_of([1, 2, 3, 4, 0, 5, 6, 0, 0, 0])
-    assert token_reduction(*text, Matcher(rules)) == 0.3
+    assert Matcher(rules).token_reduction(*text) == 0.3
     cut = cut_to_reduction(rules, np.array([1.0, 2.0, 3.0]), text, 0.2)
     assert (spans_of(cut.rules), cut.token_reduction) == ([(3, 4), (5, 6)], 0.2)
 

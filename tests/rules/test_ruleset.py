@@ -20,10 +20,9 @@ from umim_core.embedded.assets import embedded_path
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.protect import check_vocabulary
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
 from umim_core.rules.trie import MatcherTables
-from umim_core.store.artifacts import read_json, write_json
+from umim_core.store.artifacts import read_json, write_json, write_manifest
 
 
 def mined(tau: int = 2, longest: int = 4, **origin: object) -> RuleSet:
@@ -93,9 +92,18 @@ def test_how_long_rules_may_be_is_kept_where_none_is_and_counts_for_the_digest(
     rules = RuleSet.from_spans([(1, 2), (1, 2, 3), (7,) * 16])
     short = rules.take(rules.sizes < 16)
     short.save(tmp_path / "rules")
-    back = RuleSet.load(tmp_path / "rules")
-    assert (back.longest, back.digest) == (16, short.digest)
+    recorded = read_json(tmp_path / "rules" / "manifest.json")
+    body = short.origin.record() | {"rules": recorded["rules"]}  # as early manifests were
+    for more in ({"longest": 16}, {}):
+        write_manifest(tmp_path / "rules", kind="rules", schema=RULES_SCHEMA, body=body | more)
+        back = RuleSet.load(tmp_path / "rules")
+        assert (back.longest, back.digest) == (16, short.digest)
     assert back.digest != RuleSet.from_spans([(1, 2), (1, 2, 3)]).digest
+    for odd in (3, 17, 10**9, "16", True):
+        more = {"longest": odd}
+        write_manifest(tmp_path / "rules", kind="rules", schema=RULES_SCHEMA, body=body | more)
+        with pytest.raises(RuleSetError, match=f"must describe its rules; got longest {odd}"):
+            RuleSet.load(tmp_path / "rules")
 
 
 @pytest.mark.parametrize("orders", [(), (2, 3), (2, 3, 4, 6), range(2, 18), (4, 3, 2)])
@@ -253,17 +261,17 @@ def test_rules_without_prices_name_the_remedy() -> None:
 
 
 def test_an_id_beyond_the_vocabulary_is_refused() -> None:
-    check_vocabulary(RuleSet.from_spans([(1, 31)]), 32, ())
-    check_vocabulary(RuleSet.from_spans([]), 32, (0,))
+    RuleSet.from_spans([(1, 31)]).check_vocabulary(32, ())
+    RuleSet.from_spans([]).check_vocabulary(32, (0,))
     with pytest.raises(TokenizerMismatchError, match=r"0\.\.31, the tokenizer's .*; got 32"):
-        check_vocabulary(RuleSet.from_spans([(1, 32)]), 32, ())
+        RuleSet.from_spans([(1, 32)]).check_vocabulary(32, ())
 
 
 def test_a_special_token_in_a_rule_is_refused() -> None:
     rules = RuleSet.from_spans([(1, 2), (3, 7, 4), (5, 6, 7), (1, 2, 3)])
-    check_vocabulary(rules, 32, (0, 8))
+    rules.check_vocabulary(32, (0, 8))
     with pytest.raises(RuleSetError, match=r"got \[3, 7, 4\] and 1 more of 3 tokens"):
-        check_vocabulary(rules, 32, (0, 7))
+        rules.check_vocabulary(32, (0, 7))
 
 
 @pytest.mark.parametrize("span", [(1, 0), (1, 32)])

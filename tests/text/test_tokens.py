@@ -26,15 +26,15 @@ from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.text import token_ids, tokens
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_files import TokenFiles
-from umim_core.text.token_ids import UniformOffsets, cut_segments, ids_digest
+from umim_core.text.token_ids import UniformOffsets, ids_digest
 from umim_core.text.tokens import (
+    check_known,
     cut_pieces,
     first_ids,
     iter_token_ids,
     iter_token_pieces,
     tokenize_parts,
     tokenized_corpus,
-    whole_segments,
 )
 
 TOKENIZERS = ROOT.parent / "shared" / "data" / "tokenizers"
@@ -268,15 +268,12 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, beside: str) -> No
         pytest.fail("it was made")
 
 
-def test_whole_segments_of_known_ids(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+def test_ids_that_the_tokenizer_does_not_have_are_refused(
+    tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    for size, count in ((10, 1), (19, 1), (20, 2)):
-        corpus = shards(tmp_path / str(size), [1] * size)
-        assert whole_segments(corpus, None, 10) == UniformOffsets(10, count)
-    assert whole_segments(shards(tmp_path / "known", [31, 31]), tiny_tokenizer, 2).count == 1
+    check_known(31, tiny_tokenizer)
     with pytest.raises(CorpusError, match=r"0\.\.31, the tokenizer's vocabulary; got 32"):
-        whole_segments(shards(tmp_path / "unknown", [31, 32]), tiny_tokenizer, 2)
+        check_known(32, tiny_tokenizer)
 
 
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
@@ -296,11 +293,15 @@ def test_the_digest_is_that_of_the_ids_in_whole_segments(
 )
 def test_segments_are_the_cut_concatenation(documents: list[list[int]], length: int) -> None:
     ids = list(chain.from_iterable(documents))
-    flat, offsets = cut_segments(np.array(ids, dtype=np.int64), length)
     expected = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
-    assert [flat[a:b].tolist() for a, b in pairwise(offsets)] == expected
-    assert flat.size == offsets[-1]
-    assert (flat.dtype, offsets.dtype) == (np.int32, np.int64)
+    if not expected:
+        with pytest.raises(CorpusError, match=f"one segment of {length} tokens; got {len(ids)}"):
+            UniformOffsets.within(len(ids), length)
+        return
+    offsets = UniformOffsets.within(len(ids), length)
+    rows = offsets.rows(np.array(ids, dtype=np.int64))
+    assert (rows.tolist(), rows.dtype) == (expected, np.int32)
+    assert [ids[a:b] for a, b in pairwise(offsets[:].tolist())] == expected
 
 
 # Ready ids

@@ -25,7 +25,6 @@ from umim_core.config.form import Merge, check_merge, check_raw_tail
 from umim_core.errors import BackboneMismatchError, TokenizerMismatchError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule, with_rows_of
-from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest, write_json, write_manifest
 from umim_core.store.publication import publish_directory
@@ -154,7 +153,7 @@ class Checkpoint:
             )
         if not backbone.has_tokenizer(self.rules.origin.tokenizer_fingerprint):
             self.rules.check_tokenizer(backbone.tokenizer_fingerprint, backbone.named_tokenizer)
-        check_vocabulary(self.rules, backbone.vocab_size, backbone.special_ids)
+        self.rules.check_vocabulary(backbone.vocab_size, backbone.special_ids)
 
     def write(self, directory: Path) -> None:
         """Write the checkpoint's files into an existing, empty directory."""

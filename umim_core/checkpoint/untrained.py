@@ -13,7 +13,6 @@ from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
 
 
@@ -48,8 +47,8 @@ def untrained_checkpoint(
         raise ConfigError(
             "an untrained module must have a residual", form.residual, "Choose last or exponential."
         )
-    check_for_module(
-        rules, backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
+    rules.check_for_module(
+        backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
     )
     module = fresh_module(backbone, rules, form, seed)
     merged_model = MergedModel(

@@ -149,7 +149,6 @@ def prune(
     from umim_core.evaluation.rule_damage import measure_damage, text_digest
     from umim_core.progress import log_progress, logger
     from umim_core.rules.damage_table import DamageTable
-    from umim_core.rules.inspection import token_reduction
     from umim_core.rules.matcher import Matcher
     from umim_core.rules.protect import protected_ids
     from umim_core.store.locking import computing
@@ -197,7 +196,7 @@ def prune(
     dropped = ~cut.kept
     damage_dropped = float(table.kl[dropped].sum() / table.kl.sum())
     savings_dropped = float(table.saved_tokens[dropped].sum() / table.saved_tokens.sum())
-    reductions = [token_reduction(*text, by) for by in (umim.matcher, Matcher(decoding))]
+    reductions = [by.token_reduction(*text) for by in (umim.matcher, Matcher(decoding))]
     # Prices are estimated nats per occurrence of a rule, over the tokens that one saves.
     document: dict[str, object] = {
         "checkpoint": str(place / "checkpoint"),
@@ -282,7 +281,7 @@ def _rows(
     umim: UMIM, sources: list[Source], limit: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return segments to measure on and held-out ones [rows, segment length]."""
-    from umim_core.text.token_ids import cut_segments
+    from umim_core.text.token_ids import UniformOffsets
     from umim_core.text.tokens import check_known, first_ids
 
     length = umim.rules.options.segment_length or shared.SEGMENT_LENGTH
@@ -290,7 +289,7 @@ def _rows(
     read = [first_ids(source, tokenizer, limit)[0] for source in sources]
     for ids in read:
         check_known(int(ids.max(initial=0)), tokenizer)
-    parts = [cut_segments(ids, length)[0].reshape(-1, length) for ids in read]
+    parts = [UniformOffsets.within(len(ids), length).rows(ids) for ids in read]
     if len(parts) == 1:
         last = max(1, len(parts[0]) // _HELD_OUT)
         parts = [parts[0][:-last], parts[0][-last:]]

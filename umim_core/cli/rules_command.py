@@ -12,7 +12,7 @@ from umim_core.checkpoint.checkpoint_files import named_place, read_config
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -141,11 +141,10 @@ def _tokenizer_of(rules: RuleSet, name: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer and check that the rules are its own."""
     from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
     from umim_core.backbone.tokenizer_files import load_tokenizer
-    from umim_core.rules.protect import check_vocabulary
 
     tokenizer = load_tokenizer(name)
     rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
-    check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
+    rules.check_vocabulary(len(tokenizer), special_ids(tokenizer))
     return tokenizer
 
 
@@ -158,18 +157,14 @@ def _measure(
     from umim_core.rules.inspection import coverage, coverage_curve
     from umim_core.rules.matcher import Matcher
     from umim_core.text.sources import TokenIds
-    from umim_core.text.token_ids import cut_segments
+    from umim_core.text.token_ids import UniformOffsets
     from umim_core.text.tokens import iter_token_pieces
 
     length = rules.options.segment_length or shared.SEGMENT_LENGTH
     pieces = list(iter_token_pieces(source, tokenizer))
-    ids, offsets = cut_segments(np.concatenate([ids for ids, _ in pieces]), length)
-    if not len(ids):
-        raise CorpusError(
-            f"held-out text must hold at least one segment of {length} tokens",
-            f"{sum(len(ids) for ids, _ in pieces)} tokens",
-            "Give more text.",
-        )
+    tokens = np.concatenate([ids for ids, _ in pieces])
+    offsets = UniformOffsets.within(len(tokens), length)[:]
+    ids = tokens[: offsets[-1]]
     return {
         "coverage": asdict(coverage(ids, offsets, Matcher(rules))),
         "curve": [asdict(point) for point in coverage_curve(rules, ids, offsets)],

@@ -42,7 +42,7 @@ from umim_core.store.publication import check_absent
 from umim_core.text.sources import Source
 from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import AnyInts, Ids, Ints, UniformOffsets, flat, ids_digest
-from umim_core.text.tokens import tokenized_corpus, whole_segments
+from umim_core.text.tokens import check_known, tokenized_corpus
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -216,7 +216,9 @@ def mine_rules(
     began = time.perf_counter()
     with tokenized_corpus(source, known, out.parent) as tokens:
         read = time.perf_counter()
-        offsets = whole_segments(tokens, known, length)
+        offsets = UniformOffsets.within(len(tokens), length)
+        if known is not None:
+            check_known(tokens.max_id, known)
         origin = RuleOrigin(
             options=chosen,
             tokenizer_fingerprint=None if known is None else tokenizer_fingerprint(known),

@@ -16,7 +16,6 @@ from umim_core.config.form import check_raw_tail
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.showing import Decode, Piece, Shown, View, unit_texts
 from umim_core.rules.matcher import Matcher, segment_prefix
-from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.pruning import within_budget
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest
@@ -89,7 +88,7 @@ def compress_text(
     rules = RuleSet.load(
         directory / "rules", tokenizer_fingerprint=tokenizer_fingerprint(tokenizer)
     )
-    check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
+    rules.check_vocabulary(len(tokenizer), special_ids(tokenizer))
     ids = encode(tokenizer, text, add_special_tokens)
     matcher = Matcher(within_budget(rules, config.budget))
     return Compression.of(ids, matcher, partial(decode, tokenizer), raw_tail)

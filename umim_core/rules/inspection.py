@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import CorpusError, require
 from umim_core.rules.grams import pack_spans
-from umim_core.rules.matcher import Matcher
+from umim_core.rules.matcher import Matcher, token_reduction
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import Ints
 
@@ -98,30 +97,11 @@ class Coverage:
         return {n: count / total if total else 0.0 for n, count in self.spans.items()}
 
 
-def token_reduction(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> float:
-    """Return (raw tokens - units) / raw tokens of a text as :func:`coverage` takes it.
-
-    Source: the paper, "token reduction".
-    """
-    return coverage(ids, offsets, matcher).token_reduction
-
-
 def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Coverage:
     """Segment held-out text, ids [T] and borders [num_segments + 1], and count what was merged."""
-    require(
-        len(ids) > 0,
-        CorpusError,
-        "held-out text must hold at least one token",
-        0,
-        "Give more text.",
-    )
     _, lengths, _ = matcher.segment_many(ids, offsets)
-    return Coverage(
-        tokens=len(ids),
-        segments=len(offsets) - 1,
-        token_reduction=(len(ids) - len(lengths)) / len(ids),
-        spans={n: int((lengths == n).sum()) for n in matcher.rules.orders},
-    )
+    spans = {n: int((lengths == n).sum()) for n in matcher.rules.orders}
+    return Coverage(len(ids), len(offsets) - 1, token_reduction(len(ids), len(lengths)), spans)
 
 
 def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> list[CoveragePoint]:
@@ -141,7 +121,7 @@ def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> l
     points = []
     for tau in counts.tolist():
         part = rules.take(rules.support >= tau)
-        points.append(CoveragePoint(tau, len(part), token_reduction(ids, offsets, Matcher(part))))
+        points.append(CoveragePoint(tau, len(part), Matcher(part).token_reduction(ids, offsets)))
     return points
 
 

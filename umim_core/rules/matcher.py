@@ -31,7 +31,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import ConfigError, require
+from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.rules.grams import LONGEST, MAX_LONGEST
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.trie import Words, advance, is_rule, segment
@@ -144,6 +144,10 @@ class Matcher:
         )
         return result
 
+    def token_reduction(self, ids: NDArray[np.integer], offsets: Ints) -> float:
+        """Return (raw tokens - units) / raw tokens of a text, ids [T] and segment borders."""
+        return token_reduction(len(ids), len(self.segment_many(ids, offsets)[0]))
+
     def contains(self, span: Sequence[int]) -> bool:
         if not 2 <= len(span) <= MAX_LONGEST or not 0 <= min(span) <= max(span) <= MAX_TOKEN_ID:
             return False
@@ -151,6 +155,13 @@ class Matcher:
 
     def suffixes(self, rows: int) -> SuffixMatcher:
         return SuffixMatcher(self._tables.slots, rows, self.rules.longest)
+
+
+def token_reduction(tokens: int, units: int) -> float:
+    """Return (raw tokens - units) / raw tokens; the source is the paper, "token reduction"."""
+    rule = "a text whose token reduction is measured must hold at least one token"
+    require(tokens > 0, CorpusError, rule, 0, "Give more text.")
+    return (tokens - units) / tokens
 
 
 Parts = tuple[tuple[int, int], ...]

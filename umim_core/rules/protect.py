@@ -1,4 +1,4 @@
-"""Ids that no rule may contain: protected ones, special ones, and those beyond the vocabulary.
+"""Ids that no rule may contain: special ones, and those of tokens that patterns protect.
 
 Example::
 
@@ -8,7 +8,7 @@ Example::
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.fingerprint import special_ids
-from umim_core.errors import ConfigError, RuleSetError, TokenizerMismatchError, require
-from umim_core.rules.ruleset import RuleSet
+from umim_core.errors import ConfigError, require
 
 NAMED_PATTERNS: Final = {"digits": r"\d", "capitals": r"^\s*[A-Z]", "newlines": r"[\n\r]"}
 
@@ -55,33 +54,3 @@ def _compile(pattern: str) -> re.Pattern[str]:
             f"{pattern!r} ({error})",
             "Correct it.",
         ) from error
-
-
-def check_for_module(
-    rules: RuleSet, fingerprint: str, vocabulary: int, special: Collection[int]
-) -> None:
-    """Refuse rules that no merge module can be made for: another tokenizer's, or none at all.
-
-    The tokenizer is given by its SHA-256, its number of entries and its special ids.
-    """
-    rules.check_tokenizer(fingerprint)
-    check_vocabulary(rules, vocabulary, special)
-    remedy = "Mine them again with a smaller --tau."
-    require(len(rules) > 0, RuleSetError, "a checkpoint must hold rules", "none", remedy)
-
-
-def check_vocabulary(rules: RuleSet, size: int, special: Collection[int]) -> None:
-    """Refuse rules with ids that the vocabulary does not have, or with special ones."""
-    top = max((int(ids.max()) for ids in rules.ids_by_order.values() if len(ids)), default=0)
-    rule = f"rule ids must lie in 0..{size - 1}, the tokenizer's vocabulary"
-    remedy = "Name the tokenizer that the rules were mined with."
-    require(top < size, TokenizerMismatchError, rule, top, remedy)
-    marks = np.array(sorted(special), dtype=np.int64)
-    for ids in rules.ids_by_order.values():
-        rows = np.isin(ids, marks).any(axis=1)
-        if rows.any():
-            raise RuleSetError(
-                "rules must hold no special token of the tokenizer",
-                f"{ids[rows][0].tolist()} and {int(rows.sum()) - 1} more of {ids.shape[1]} tokens",
-                "Mine them again; special tokens are left out.",
-            )

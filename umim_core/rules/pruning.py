@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from umim_core.errors import ConfigError, RuleSetError, require
 from umim_core.rules.damage_table import DamageTable, Floats
 from umim_core.rules.grams import MAX_LONGEST
-from umim_core.rules.inspection import token_reduction
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import protected_ids
@@ -109,7 +108,7 @@ def cut_to_reduction(
         order = order[free[order]]
 
     def reduction(taken: int) -> float:
-        return token_reduction(*text, Matcher(rules.take(_first(order, taken, len(price)))))
+        return Matcher(rules.take(_first(order, taken, len(price)))).token_reduction(*text)
 
     taken, reached = len(order), reduction(len(order))
     if reached < target:
@@ -138,7 +137,7 @@ def recording_reductions(rules: RuleSet, text: Text) -> RuleSet:
     """
     shares = np.arange(1, _STEPS + 1) / _STEPS
     steps = np.unique(np.quantile(rules.require_prices(), shares, method="higher"))
-    reductions = [token_reduction(*text, Matcher(rules_under(rules, step))) for step in steps]
+    reductions = [Matcher(rules_under(rules, step)).token_reduction(*text) for step in steps]
     record = {"price_steps": tuple(map(float, steps)), "price_reductions": tuple(reductions)}
     return rules.with_origin(rules.origin.model_copy(update=record))
 
@@ -207,7 +206,7 @@ def keep_all(table: DamageTable, text: Text) -> Cut:
     rules = priced(table)
     stays = np.ones(len(rules), dtype=np.bool_)
     dearest = float(rules.require_prices().max())
-    reduction = token_reduction(*text, Matcher(rules))
+    reduction = Matcher(rules).token_reduction(*text)
     return Cut(recording_reductions(rules, text), stays, reduction, dearest)
 
 

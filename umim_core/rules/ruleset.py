@@ -8,7 +8,7 @@ sorted by (n, ids)), ``matcher/tables.npy`` (derived; where it is absent it is b
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -277,6 +277,29 @@ class RuleSet:
             "Mine rules with this tokenizer, or load the backbone they were mined for.",
         )
 
+    def check_vocabulary(self, size: int, special: Collection[int]) -> None:
+        """Refuse rules with ids that a vocabulary does not have, or with special ones."""
+        top = max((int(ids.max()) for ids in self.ids_by_order.values() if len(ids)), default=0)
+        rule = f"rule ids must lie in 0..{size - 1}, the tokenizer's vocabulary"
+        remedy = "Name the tokenizer that the rules were mined with."
+        require(top < size, TokenizerMismatchError, rule, top, remedy)
+        marks = np.array(sorted(special), dtype=np.int64)
+        for n, ids in self.ids_by_order.items():
+            rows = np.isin(ids, marks).any(axis=1)
+            if rows.any():
+                raise RuleSetError(
+                    "rules must hold no special token of the tokenizer",
+                    f"{ids[rows][0].tolist()} and {int(rows.sum()) - 1} more of {n} tokens",
+                    "Mine them again; special tokens are left out.",
+                )
+
+    def check_for_module(self, fingerprint: str, size: int, special: Collection[int]) -> None:
+        """Refuse rules that no merge module can be made for: another tokenizer's, or none."""
+        self.check_tokenizer(fingerprint)
+        self.check_vocabulary(size, special)
+        remedy = "Mine them again with a smaller --tau."
+        require(len(self) > 0, RuleSetError, "a checkpoint must hold rules", "none", remedy)
+
     def write(self, directory: Path) -> None:
         """Write the rule files into an existing, empty directory."""
         write_table(directory / TABLE, self.ids_by_order, self.support_by_order)
@@ -284,7 +307,7 @@ class RuleSet:
         self.tables.write(directory / _TABLES, self.digest, self.ids_by_order)
         if self.prices is not None:
             write_prices(directory, self.prices)
-        body = self.origin.record() | {"rules": self._counted}
+        body = self.origin.record() | {"rules": self._counted, "longest": self.longest}
         write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=body)
 
     def save(self, directory: str | Path) -> None:
@@ -309,10 +332,14 @@ class RuleSet:
             origin = RuleOrigin.of_record(manifest)
         prices = np.array(open_array(path / _PRICES)) if _PRICES in listed else None
         counted = manifest.get("rules")
-        if isinstance(counted, dict):  # a set may have no rule of its last orders
-            for n in orders_to(min(len(counted) + 1, MAX_LONGEST)):
-                ids.setdefault(n, np.zeros((0, n), np.int32))
-                support.setdefault(n, np.zeros(0, np.int64))
+        # The sets of some early manifests, which only counted, have no rule of their last orders.
+        guess = max(*ids, len(counted) + 1 if isinstance(counted, dict) else 0)
+        longest = manifest.get("longest", guess)
+        if not isinstance(longest, int) or not max(ids) <= longest <= MAX_LONGEST:
+            raise RuleSetError(rule, f"longest {longest}", remedy)
+        for n in orders_to(longest):
+            ids.setdefault(n, np.zeros((0, n), np.int32))
+            support.setdefault(n, np.zeros(0, np.int64))
         origin = origin.with_options({"longest": max(ids)})
         rules = cls(ids, support, origin, prices)
         require(

@@ -32,7 +32,6 @@ from umim_core.config.form import SAFE_RAW_TAIL, check_raw_tail
 from umim_core.errors import BackboneError, ConfigError, require
 from umim_core.model.umim import UMIM
 from umim_core.model_sources.gguf_writing import write_gguf
-from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.span_files import ARCHITECTURES, SpanTable, write_adapters
 from umim_core.store.publication import publish_directory
@@ -91,8 +90,8 @@ def export_model(
     check_raw_tail(tail, "prompt")
     backbone = umim.backbone
     tokenizer = backbone.require_tokenizer()
-    check_for_module(
-        rules, backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
+    rules.check_for_module(
+        backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
     )
     table = SpanTable(rules, backbone.vocab_size, tail, umim.checkpoint.config.roles)
     rows = surrogates(umim, table)

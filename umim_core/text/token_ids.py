@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.encodable import check_encodable
-from umim_core.errors import CorpusError, translated
+from umim_core.errors import CorpusError, require, translated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,6 +55,23 @@ class UniformOffsets:
 
     length: int
     count: int
+
+    @classmethod
+    def within(cls, tokens: int, length: int) -> Self:
+        """Return the borders of the whole segments of so many tokens, at least one."""
+        remedy = "Give more text, or cut it into shorter segments, of 2 tokens or more."
+        require(
+            2 <= length <= tokens,
+            CorpusError,
+            f"a corpus must hold at least one segment of {length} tokens",
+            f"{tokens} tokens",
+            remedy,
+        )
+        return cls(length, tokens // length)
+
+    def rows(self, ids: AnyInts) -> Ids:
+        """Return the segments of an array of ids [count, length]; what is left over is dropped."""
+        return np.asarray(ids[: self[-1]], dtype=np.int32).reshape(-1, self.length)
 
     def __len__(self) -> int:
         return self.count + 1
@@ -142,21 +159,6 @@ def check_offsets(offsets: AnyOffsets, size: int) -> AnyOffsets:
             "Give one border more than there are segments.",
         )
     return offsets
-
-
-def cut_segments(ids: NDArray[np.integer], length: int) -> tuple[NDArray[np.int32], Ints]:
-    """Cut a token stream into segments of ``length`` tokens; the remainder is dropped.
-
-    Returns:
-        The kept ids, flat (int32; a view where they are int32 already), and the borders
-        [num_segments + 1] (int64).
-    """
-    if length < 2:
-        raise CorpusError("a segment must hold at least 2 tokens", length, "Raise segment_length.")
-    check_range(ids)
-    whole = ids.size // length
-    flat = np.asarray(ids[: whole * length], dtype=np.int32)
-    return flat, np.arange(whole + 1, dtype=np.int64) * length
 
 
 def encode(

@@ -21,7 +21,7 @@ from umim_core.store.scratch import scratch_folder
 from umim_core.text.files import CorpusFile
 from umim_core.text.sources import BadRows, Source, TextPiece, TokenIds, not_empty
 from umim_core.text.token_files import TokenFiles, write_tokens
-from umim_core.text.token_ids import Ids, TokenPiece, UniformOffsets, check_range, typed_panics
+from umim_core.text.token_ids import Ids, TokenPiece, check_range, typed_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -233,23 +233,6 @@ def _told(pieces: Iterator[TokenPiece]) -> Iterator[TokenPiece]:
             continue
         if line := lines.see(0, 0, f"{tokens:,} tokens read"):
             _log.info("%s", line)
-
-
-def whole_segments(
-    tokens: TokenFiles, tokenizer: PreTrainedTokenizerBase | None, length: int
-) -> UniformOffsets:
-    """Return the borders of the whole segments of a corpus."""
-    offsets = UniformOffsets(length, len(tokens) // length)
-    require(
-        offsets.count > 0,
-        CorpusError,
-        f"the corpus must hold at least one segment of {length} tokens",
-        "less",
-        "Give more text or lower --segment-length.",
-    )
-    if tokenizer is not None:
-        check_known(tokens.max_id, tokenizer)
-    return offsets
 
 
 def check_known(max_id: int, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -27,7 +27,6 @@ from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.form import PAPER_FORM
 from umim_core.errors import CorpusError, require
 from umim_core.progress import followed
-from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
@@ -35,7 +34,7 @@ from umim_core.store.publication import build_once, publish_directory
 from umim_core.task_sets.spec import SPLITS
 from umim_core.text.sources import Source
 from umim_core.text.token_files import TokenFiles
-from umim_core.text.tokens import tokenized_corpus, whole_segments
+from umim_core.text.tokens import check_known, tokenized_corpus
 from umim_core.training.optimizer import AdamWStrategy
 from umim_core.training.train_job import TrainJob, read_curve, read_summary, run_job
 from umim_core.training.train_state import last_step
@@ -85,12 +84,10 @@ def train_checkpoint(job: TrainJob, source: Source, out: Path) -> dict[str, floa
 def _train(job: TrainJob, source: Source, rules: RuleSet, out: Path) -> None:
     """Tokenize and train in the job's folder, which becomes ``out``."""
     tokenizer, tokens = load_tokenizer(job.backbone), Path(job.out) / "tokens"
-    check_for_module(
-        rules, tokenizer_fingerprint(tokenizer), len(tokenizer), special_ids(tokenizer)
-    )
+    rules.check_for_module(tokenizer_fingerprint(tokenizer), len(tokenizer), special_ids(tokenizer))
     if not tokens.exists():
         with tokenized_corpus(source, tokenizer, tokens.parent) as shards:
-            whole_segments(shards, tokenizer, job.max_tokens)
+            check_known(shards.max_id, tokenizer)
             publish_directory(tokens, lambda folder: _split(shards, job.max_tokens, folder))
     if (step := last_step(job.state)) is not None:
         logger.info("resuming at step %d", step)

@@ -40,7 +40,6 @@ from umim_core.mining.counting import thread_count
 from umim_core.progress import duration, leave_note
 from umim_core.progress import logger as progress_logger
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.publication import STATE
@@ -132,7 +131,7 @@ def start_of(job: TrainJob, backbone: Backbone) -> MergedModel | Control:
     if job.rules is None:
         raise ConfigError("a merge module must have rules", None, "Mine some, or name a control.")
     rules = RuleSet.load(job.rules, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
-    check_vocabulary(rules, backbone.vocab_size, backbone.special_ids)
+    rules.check_vocabulary(backbone.vocab_size, backbone.special_ids)
     return start_model(job, backbone, Matcher(rules))
 
 
