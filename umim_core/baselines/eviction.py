@@ -282,7 +282,8 @@ def generate_evicted(
     alone, rows = replace(options, n=1), list[Row]()
     for (ids, policy), stream in zip(policies, streams, strict=True):
         batch = Batch(PolicyReader(backbone, policy, budget))
-        rows += exhaust(batch.run([ids], replace(alone, streams=[stream])))[0]
+        drawn = replace(alone, streams=[stream]) if config.do_sample else alone
+        rows += exhaust(batch.run([ids], drawn))[0]
     return rows
 
 
