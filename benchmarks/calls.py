@@ -48,6 +48,7 @@ from umim_core.tuning.tune import replies
 SETS: Final = ("simple_python", "multiple", "live_multiple", "parallel", "parallel_multiple")
 SHORT: Final = 4  # tokens of the spans of one side
 _NEW: Final = 160  # tokens of a reply
+_BATCH: Final = 8  # prompts that are answered at once
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 _IGNORED: Final = str.maketrans("", "", " ,./-_*^")  # in the leaderboard's comparison of strings
 Row = Mapping[str, Any]
@@ -237,26 +238,27 @@ def ask(umim: Model, questions: Sequence[Question], merge: Merge, edit: Edit) ->
     tokenizer = umim.backbone.require_tokenizer()
     options = GenerateOptions(merge=merge, raw_tail=0, max_new_tokens=_NEW, do_sample=False)
     rows, found = list[PromptRow](), Answers([], [], [], [], [])
+    whole, written = list[int](), list[int]()
     for question in questions:
         chat = write_chat(question.messages, tokenizer, question.tools, roles)
-        full, parts = encode_parts(tokenizer, chat.text, chat.places)
-        text = chat.text
-        for tool in question.tools:
-            text = text.replace(as_written(tool), edit(tool))
-        ids = full if edit is as_written else np.array(encode(tokenizer, text), dtype=np.int64)
-        parts = parts if edit is as_written else ()
-        made = umim.engine.generate([PromptIds(ids, parts)], options.of_model(umim.backbone))
-        right = is_right(
-            calls_of(tokenizer.decode(made.rows[0].ids, skip_special_tokens=True)),
-            question.accepted,
-        )
-        less = len(full) - made.rows[0].prompt_units
-        written = sum(len(encode(tokenizer, as_written(tool))) for tool in question.tools)
-        found.right.append(right)
-        found.saved.append(less / len(full))
-        found.tools_saved.append(less / written)
+        ids, parts = encode_parts(tokenizer, chat.text, chat.places)
+        whole.append(len(ids))
+        written.append(sum(len(encode(tokenizer, as_written(tool))) for tool in question.tools))
+        if edit is not as_written:
+            text = chat.text
+            for tool in question.tools:
+                text = text.replace(as_written(tool), edit(tool))
+            ids, parts = np.array(encode(tokenizer, text), dtype=np.int64), ()
         reply = np.array(encode(tokenizer, question.answer()), dtype=np.int64)
         rows.append(PromptRow("", "", ids, parts, reply))
+    for first in range(0, len(rows), _BATCH):
+        prompts = [PromptIds(row.prompt, row.parts) for row in rows[first : first + _BATCH]]
+        made = umim.engine.generate(prompts, options.of_model(umim.backbone))
+        for n, answer in enumerate(made.rows, first):
+            said = tokenizer.decode(answer.ids, skip_special_tokens=True)
+            found.right.append(is_right(calls_of(said), questions[n].accepted))
+            found.saved.append((whole[n] - answer.prompt_units) / whole[n])
+            found.tools_saved.append((whole[n] - answer.prompt_units) / written[n])
     scores = replies(umim.merged_model if merge == "prompt" else umim.merged_model.base(), rows)
     return found._replace(nats=scores.nats, greedy=scores.greedy)
 
