@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.common import Benchmark, Report
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.text.sources import read_objects
+from umim_core.text.rows import read_objects
 from umim_core.traffic.report import traffic_report
 from umim_core.traffic.requests import Left, Piece, Request, read_requests
 

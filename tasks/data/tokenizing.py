@@ -27,7 +27,8 @@ from umim_core.errors import ClusterError, CorpusError, TokenizerMismatchError, 
 from umim_core.store.artifacts import sha256_file
 from umim_core.store.disk import leave_mark, not_shared, sees_mark
 from umim_core.store.scratch import scratch_folder, sweep
-from umim_core.text.sources import BadRows, HubDataset, Source, TextFiles, TokenIds
+from umim_core.text.rows import BadRows
+from umim_core.text.sources import HubDataset, Source, TextFiles, TokenIds
 from umim_core.text.token_files import TokenPart, cut_part, write_index, write_part
 from umim_core.text.tokens import iter_file_token_pieces
 

@@ -29,19 +29,17 @@ from pydantic import TypeAdapter, ValidationError
 from support.s3 import arrow_address, s3_files, s3_server
 from umim_core.errors import ConfigError, CorpusError, UmimError
 from umim_core.text.files import expand
+from umim_core.text.rows import BadRows
+from umim_core.text.source_names import Reading, source_of, sources_of
 from umim_core.text.sources import (
-    BadRows,
     DocumentSource,
     HubDataset,
     JsonLines,
     ParquetFiles,
-    Reading,
     Source,
     TextFiles,
     TokenIds,
     iter_documents,
-    source_of,
-    sources_of,
 )
 from umim_core.text.tokens import iter_token_ids
 

@@ -371,7 +371,7 @@ GROWTH = """
 import resource, sys
 from pathlib import Path
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.text.sources import source_of
+from umim_core.text.source_names import source_of
 from umim_core.text.tokens import iter_token_pieces
 from umim_core.text.token_files import write_tokens
 

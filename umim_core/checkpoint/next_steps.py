@@ -71,7 +71,7 @@ def _short(texts: Sequence[str]) -> list[str]:
     if len(texts) < _MANY or len(folders) > 1:
         return list(texts)
     (folder,) = folders
-    from umim_core.text.sources import source_of  # imports pyarrow
+    from umim_core.text.source_names import source_of  # imports pyarrow
 
     try:
         whole = source_of((folder,)) == source_of(tuple(sorted(str(Path(x)) for x in texts)))

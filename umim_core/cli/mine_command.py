@@ -94,7 +94,7 @@ def mine(
         "have no part in the confidence policy; the backbone brings its tokenizer",
     )
 
-    from umim_core.text.sources import Reading, source_of  # imports pyarrow
+    from umim_core.text.source_names import Reading, source_of  # imports pyarrow
 
     log_lines("umim.progress")
     source = source_of(tuple(sources), Reading(kind, field, split, config, max_bad))

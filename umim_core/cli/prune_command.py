@@ -152,7 +152,7 @@ def prune(
     from umim_core.rules.matcher import Matcher
     from umim_core.rules.protect import protected_ids
     from umim_core.store.locking import computing
-    from umim_core.text.sources import Reading, sources_of
+    from umim_core.text.source_names import Reading, sources_of
     from umim_core.text.token_ids import UniformOffsets
 
     corpora = [tuple(names) for names in (files, heldout) if names]

@@ -56,7 +56,7 @@ def rules(
     )
     from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.text.sources import Reading, sources_of
+    from umim_core.text.source_names import Reading, sources_of
 
     if tokenizer is None and (shipped := embedded_path(directory, "checkpoint")) is not None:
         tokenizer = read_config(shipped).backbone

@@ -19,7 +19,8 @@ from umim_core.store.arrays import open_array
 from umim_core.store.disk import check_writable, nearest
 from umim_core.store.scratch import scratch_folder
 from umim_core.text.files import CorpusFile
-from umim_core.text.sources import BadRows, Source, TextPiece, TokenIds, not_empty
+from umim_core.text.rows import BadRows, TextPiece
+from umim_core.text.sources import Source, TokenIds, not_empty
 from umim_core.text.token_files import TokenFiles, write_tokens
 from umim_core.text.token_ids import Ids, TokenPiece, check_range, typed_panics
 

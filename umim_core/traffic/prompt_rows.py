@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -17,7 +16,7 @@ from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import Role
 from umim_core.text.template_process import render_chat
 from umim_core.text.token_ids import encode
-from umim_core.traffic.requests import Left, Message, Request
+from umim_core.traffic.requests import Left, Message, Request, dumped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,18 +103,14 @@ def _without_tools(messages: list[Message], tools: list[Message] | None) -> list
     """Return messages for a template that knows no tools: schemas and calls are JSON in texts."""
     plain: list[Message] = []
     for message in messages:
-        calls = [_dumped(call["function"]) for call in message.get("tool_calls", ())]
+        calls = [dumped(call["function"]) for call in message.get("tool_calls", ())]
         kept = {name: x for name, x in message.items() if name != "tool_calls"}
         plain.append({**kept, "content": "\n".join(filter(None, [message["content"], *calls]))})
     if tools:
-        schemas = "\n".join(map(_dumped, tools))
+        schemas = "\n".join(filter(None, map(dumped, tools)))
         begin = plain.pop(0)["content"] + "\n" if plain[0]["role"] == "system" else ""
         plain.insert(0, {"role": "system", "content": begin + schemas})
     return plain
-
-
-def _dumped(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _reply(

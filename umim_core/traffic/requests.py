@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, require
 from umim_core.text.files import CorpusFile, SourceKind, expand, kind_of
-from umim_core.text.sources import decoded, json_rows
+from umim_core.text.rows import decoded, json_rows
 
 Role = Literal["tools", "system", "user", "tool", "assistant", "text"]
 Content = Literal["json", "code", "prose"]
@@ -147,7 +147,7 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     prompt: list[Piece] = []
     tools: list[Message] = []
     for tool in _listed(body, "tools" if body.get("tools") else "functions", place, left):
-        pieces = _pieces("tools", _dumped(tool), place, left) if isinstance(tool, dict) else []
+        pieces = _pieces("tools", dumped(tool), place, left) if isinstance(tool, dict) else []
         if pieces:
             prompt += pieces
             tools.append(tool)
@@ -179,7 +179,7 @@ def _lone_text(bodies: Sequence[Mapping[str, Any]]) -> tuple[object, Role]:
                 return body[name], "text"
     row = bodies[0]
     is_schema = "parameters" in row or isinstance(row.get("function"), dict)
-    return _dumped(row), "tools" if is_schema else "tool"
+    return dumped(row), "tools" if is_schema else "tool"
 
 
 def _listed(body: Mapping[str, Any], name: str, place: str, left: Left) -> list[Any]:
@@ -234,7 +234,7 @@ def _message(message: object, place: str, left: Left) -> tuple[Message, list[Pie
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             left.add("call without a function's name", place)
-        elif written := _pieces("assistant", _dumped(function), place, left):
+        elif written := _pieces("assistant", dumped(function), place, left):
             pieces += written
             known.append({"type": "function", "function": _with_object(function)})
     if known:
@@ -259,10 +259,11 @@ def _pieces(role: Role, text: object, place: str, left: Left) -> list[Piece]:
     return []
 
 
-def _dumped(value: object) -> str | None:
+def dumped(value: object) -> str | None:
+    """Return JSON as a model reads it; None for what is nested deeper than can be written."""
     try:
         return json.dumps(value, ensure_ascii=False)
-    except RecursionError:  # nested as deep as can be read, but not written
+    except RecursionError:
         return None
 
 

@@ -1,0 +1,307 @@
+"""Rows of corpus files and data sets, and the text in them: checked, and counted where it is bad.
+
+Everything streams, but for JSON arrays: at most one row, one parquet batch or one MiB of a text
+file is in memory. Rows are ``(place, value)`` pairs until `usable` has checked them; `place` is
+what an error message names. A UTF-8 byte order mark is stripped; line ends stay as they are (CRLF
+too).
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from umim_core.encodable import encoding_error
+from umim_core.errors import CorpusError, require
+from umim_core.text.files import CorpusFile, typed_errors
+
+TextPiece = tuple[str, bool]  # text, and whether it ends its document
+PlacedRows = Iterator[tuple[str, object]]  # where a row stands, and what stands for its text
+_MAX_ROW: Final = 1 << 30  # bytes of a line or of an array
+_PARQUET_BATCH_ROWS: Final = 256
+_CHUNK_BYTES: Final = 1 << 20
+_TOLD: Final = 20  # bad rows whose messages are kept
+_CORRECT_ROW: Final = "Correct it, or allow bad rows: --max-bad N, in a recipe max_bad."
+_HEADS: Final = {
+    codecs.BOM_UTF16_LE: "like UTF-16: convert it to UTF-8",
+    codecs.BOM_UTF16_BE: "like UTF-16: convert it to UTF-8",
+    b"\x1f\x8b": "packed by gzip: let its name end in .gz",
+    b"\x28\xb5\x2f\xfd": "packed by zstd: let its name end in .zst",
+    b"\xfd7zXZ": "packed by xz: let its name end in .xz",
+    b"BZh": "packed by bzip2: let its name end in .bz2",
+    b"PK\x03\x04": "packed by zip: unpack it",
+    b"PAR1": "like parquet: let its name end in .parquet",
+    b"\x93NUMPY": "like an array: let its name end in .npy",
+    b"%PDF": "like PDF: take the text out of it",
+}
+
+
+@dataclass
+class BadRows:
+    """Rows that were skipped, and the messages of the first ones, each with file and row."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+
+# Text
+
+
+def decoded(file: CorpusFile, stream: BinaryIO) -> Iterator[str]:
+    """Yield UTF-8 text in parts of up to 1 MiB, without a byte order mark in front."""
+    head = rest = b""
+    start = 0  # of `rest` in the file, bytes
+    final = False
+    while not final:
+        with typed_errors(file):
+            chunk = stream.read(_CHUNK_BYTES)
+        final = not chunk
+        if not head:
+            head = chunk[:8]
+            if chunk.startswith(codecs.BOM_UTF8):
+                chunk, start = chunk.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
+        data = rest + chunk
+        if (position := data.find(b"\0")) >= 0:
+            raise CorpusError(
+                f"{file}: text must not hold NUL",
+                f"NUL at byte {start + position}",
+                _utf8_remedy(head),
+            )
+        try:
+            text, used = codecs.utf_8_decode(data, "strict", final)
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"{file}: text must be UTF-8",
+                f"{error.reason} at byte {start + error.start}",
+                _utf8_remedy(head),
+            ) from error
+        rest = data[used:]
+        start += used
+        if text:
+            yield text
+
+
+def _utf8_remedy(head: bytes) -> str:
+    looks = next((looks for magic, looks in _HEADS.items() if head.startswith(magic)), None)
+    return f"The file looks {looks}." if looks else "Convert the file to UTF-8, or leave it out."
+
+
+# Rows
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    """Stands for a row whose text could not be taken out, with the rule it breaks."""
+
+    rule: str
+    value: object
+    remedy: str = _CORRECT_ROW
+
+
+def usable(
+    rows: PlacedRows, max_bad: int, bad: BadRows, *, keep_nul: bool = False
+) -> Iterator[TextPiece]:
+    """Yield the texts among the rows, but empty ones; count and skip up to `max_bad` others."""
+    for place, value in rows:
+        problem = _problem(value, keep_nul)
+        if problem is None:
+            if value:
+                yield cast(str, value), True
+            continue
+        message = f"{place}: {problem.rule}"
+        bad.count += 1
+        if len(bad.first) < _TOLD:
+            bad.first.append(message)
+        if bad.count > max_bad:
+            if max_bad:
+                message = f"at most {max_bad} rows may be bad, first {bad.first[0]}; {message}"
+            raise CorpusError(message, problem.value, problem.remedy)
+
+
+def _problem(value: object, keep_nul: bool) -> _Unreadable | None:
+    """Return the rule that a row breaks, or None for usable text."""
+    if isinstance(value, _Unreadable):
+        return value
+    if not isinstance(value, str):
+        return _Unreadable("the field must hold a string", value)
+    if not keep_nul and (position := value.find("\0")) >= 0:
+        return _Unreadable("text must not hold NUL", f"NUL at character {position}")
+    if (error := encoding_error(value)) is not None:
+        return _Unreadable(
+            "text must not hold lone surrogates",
+            f"{value[error.start]!a} at character {error.start}",
+        )
+    return None
+
+
+def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield place and object of every row of a JSON Lines file or array; no row may be bad."""
+    for place, row in json_rows(CorpusFile(str(path))):
+        if isinstance(row, _Unreadable):
+            raise CorpusError(f"{place}: {row.rule}", row.value, "Correct it.")
+        if not isinstance(row, dict):
+            raise CorpusError(f"{place}: a row must be a JSON object", row, "Correct it.")
+        yield place, row
+
+
+def json_rows(file: CorpusFile) -> PlacedRows:
+    with file.open_unpacked() as stream:
+        with typed_errors(file):
+            head = stream.peek(_CHUNK_BYTES)
+        if any(head.startswith(magic) for magic in _HEADS):
+            raise CorpusError(f"{file}: rows must be UTF-8", head[:8], _utf8_remedy(head))
+        if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            for number, row in enumerate(_array(file, stream), 1):
+                yield f"{file}: item {number}", row
+            return
+        for number in count(1):
+            with typed_errors(file):
+                line = stream.readline(_MAX_ROW + 1)
+            require(
+                len(line) <= _MAX_ROW,
+                CorpusError,
+                f"{file}:{number}: a line must be at most {_MAX_ROW} bytes",
+                "more",
+                "Check that the file is JSON Lines, or store its text as text files.",
+            )
+            if not line:
+                return
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if line.strip():
+                yield f"{file}:{number}", _json_value(line)
+
+
+def _json_value(line: bytes) -> object:
+    try:
+        return json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return _Unreadable("a line must be UTF-8", f"{error.reason} at byte {error.start}")
+    except (ValueError, RecursionError) as error:
+        several = line.strip() == b"{"  # the first line of a value that is printed over several
+        return _Unreadable(
+            f"a line must be JSON ({error})",
+            line[:200].strip().decode(errors="replace"),
+            "Write each row on one line: jq -c . FILE." if several else _CORRECT_ROW,
+        )
+
+
+def _array(file: CorpusFile, stream: BinaryIO) -> list[object]:
+    texts: list[str] = []
+    size = 0
+    for text in decoded(file, stream):
+        texts.append(text)
+        size += len(text)
+        require(
+            size <= _MAX_ROW,
+            CorpusError,
+            f"{file}: an array must be at most {_MAX_ROW} characters",
+            "more",
+            "Write its rows on lines: jq -c '.[]' FILE.",
+        )
+    try:
+        return cast("list[object]", json.loads("".join(texts)))
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(
+            f"{file}: a file that begins with [ must be one whole JSON array",
+            str(error),
+            "Correct the file, or write one object per line.",
+        ) from error
+
+
+def field_of(row: object, name: str) -> object:
+    if isinstance(row, _Unreadable):
+        return row
+    if not isinstance(row, dict):
+        return _Unreadable("a row must be a JSON object", row)
+    if name in row:
+        return row[name]
+    remedy = _CORRECT_ROW
+    lists = [key for key, value in row.items() if isinstance(value, list)]
+    if len(lists) == 1 and row[lists[0]] and isinstance(row[lists[0]][0], dict):
+        remedy = f"Write the rows of {lists[0]!r} on lines: jq -c '.[{json.dumps(lists[0])}][]'."
+    return _Unreadable(f"a row must have the field {name!r}", f"fields {sorted(row)}", remedy)
+
+
+def parquet_rows(file: CorpusFile, name: str) -> PlacedRows:
+    with file.open_random() as stream, typed_errors(file), pq.ParquetFile(stream) as table:
+        schema = table.schema_arrow
+        _require_column(str(file), name, schema.names)
+        kind = schema.field(name).type
+        texts = kind.value_type if pa.types.is_dictionary(kind) else kind
+        require(
+            texts in (pa.string(), pa.large_string(), pa.string_view()),
+            CorpusError,
+            f"{file}: column {name!r} must hold strings",
+            str(kind),
+            "Name another column.",
+        )
+        row = 0
+        for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=[name]):
+            for value in batch.column(0):
+                yield f"{file}: row {row}", _arrow_value(value)
+                row += 1
+
+
+def _require_column(place: str, name: str, columns: Sequence[str]) -> None:
+    require(
+        name in columns,
+        CorpusError,
+        f"{place}: there must be a column {name!r}",
+        f"columns {columns}",
+        "Name another.",
+    )
+
+
+def _arrow_value(value: pa.Scalar) -> object:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError as error:
+        return _Unreadable("text must be UTF-8", f"{error.reason} at byte {error.start}")
+
+
+def dataset_rows(
+    name: str, config: str | None, split: str, revision: str | None, column: str
+) -> PlacedRows:
+    import datasets  # takes a second to import: only for those who need it
+
+    place = f"data set {name!r}"
+    try:
+        table: Any = datasets.load_dataset(name, config, split=split, revision=revision)
+    # OSError: no network, offline mode, unknown id, missing file; ValueError: unknown configuration
+    # or split; RuntimeError: the data set is a script.
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        pinned = "" if revision is None else f", revision {revision!r}"
+        raise CorpusError(
+            f"{place} must be loadable (config {config!r}, split {split!r}{pinned})",
+            f"{type(error).__name__}: {error}",
+            "Check the names; offline, name a local folder or download the data set beforehand.",
+        ) from error
+    inner: list[str] = []
+    if column not in table.column_names:  # a column's own name may hold dots
+        column, *inner = column.split(".")
+    _require_column(place, column, table.column_names)
+    for row, values in enumerate(table.select_columns([column])):
+        for value in _inside(values[column], inner) if inner else (values[column],):
+            yield f"{place}: row {row}", value
+
+
+def _inside(value: object, path: Sequence[str]) -> Iterator[object]:
+    """Yield what a path of field names leads to, item by item where a list lies on it."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _inside(item, path)
+    elif not path:
+        yield value
+    elif isinstance(value, dict) and path[0] in value:
+        yield from _inside(value[path[0]], path[1:])
+    else:
+        yield _Unreadable(f"a row must have the field {path[0]!r}", value)
