@@ -61,7 +61,8 @@ from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.config.form import ModuleForm
 from umim_core.errors import UmimError
-from umim_core.inference.engine import Batch, Engine
+from umim_core.inference.batch import Batch
+from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward
 from umim_core.inference.prefix_store import PrefixStore
