@@ -208,13 +208,14 @@ def run(options: argparse.Namespace, report: Report) -> None:
     """Ask every question from every side."""
     umim = load(options, report)
     questions = list(read_questions(options.bfcl, options.most))
-    report["questions"], report["budget"] = len(questions), umim.checkpoint.config.budget
-    report["sides"] = {}
+    report |= {"questions": len(questions), "new_tokens": _NEW, "longest": umim.rules.longest}
+    report["form"] = umim.checkpoint.config.form()
+    report["sides"] = []
 
     def ask_side(name: str, model: Model, merge: Merge, edit: Edit = as_written) -> Answers:
         found = ask(model, questions, merge, edit)
-        report["sides"][name] = figures(found, found if name == "base" else base)
-        print(name, report["sides"][name], file=sys.stderr, flush=True)
+        report["sides"].append({"side": name} | figures(found, found if name == "base" else base))
+        print(report["sides"][-1], file=sys.stderr, flush=True)
         return found
 
     def by(budget: float) -> Model:
