@@ -28,8 +28,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.answers.__main__ import SUBJECT, load
-from benchmarks.common import Benchmark, Report
+from benchmarks.answers import SUBJECT, load, points
+from benchmarks.runner import Benchmark, Report
 from umim_core import UMIM
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require
@@ -52,8 +52,6 @@ _BATCH: Final = 8  # prompts that are answered at once
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 _IGNORED: Final = str.maketrans("", "", " ,./-_*^")  # in the leaderboard's comparison of strings
 Row = Mapping[str, Any]
-
-
 Edit = Callable[[dict[str, Any]], str]  # of a schema, to the text that stands for it
 
 
@@ -266,24 +264,19 @@ def ask(umim: Model, questions: Sequence[Question], merge: Merge, edit: Edit) ->
 
 def figures(found: Answers, base: Answers) -> Report:
     """Return the figures of a side, against those of the base model."""
-    own, theirs = (np.array(side.right, dtype=float) for side in (found, base))
-    solved = theirs == 1
+    change = points(found.right, base.right)
     same = [np.mean(a == b) for a, b in zip(found.greedy, base.greedy, strict=True)]
     return {
         "saved": float(np.mean(found.saved)),
         "tools_saved": float(np.mean(found.tools_saved)),
-        "right": int(own.sum()),
-        "kept": [int(own[solved].sum()), int(solved.sum())],
-        "points": 100 * float(own.mean() - theirs.mean()),
-        "points_error": _percent(mean_difference_error(own.tolist(), theirs.tolist())),
+        "right": sum(found.right),
+        "kept": [sum(map(all, zip(found.right, base.right, strict=True))), sum(base.right)],
+        "points": change["mean"],
+        "points_error": change["std"],
         "nats": float(np.mean(found.nats)),
         "nats_error": mean_difference_error(found.nats, base.nats),
         "agreement": float(np.mean(same)),
     }
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
 
 
 BENCHMARK: Final = Benchmark(

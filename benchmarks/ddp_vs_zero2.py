@@ -1,6 +1,6 @@
 """DDP against ZeRO-2 on the CPU, and both against one process: a table, then one JSON line.
 
-    python benchmarks/ddp_vs_zero2.py --out docs/results/ddp_vs_zero2.json
+    python -m benchmarks.ddp_vs_zero2 --out docs/results/ddp_vs_zero2.json
 
 Every side trains the same merge module on the same global batches, launched as the product
 launches it (Ray Train), one core per rank. Compared with one process over the joint batch: losses
@@ -15,58 +15,134 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+import torch.distributed as dist
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from benchmarks.common import Benchmark, Gate, Report, at_least, at_most, fresh
-from benchmarks.corpus import CORPUS_OPTIONS, Ids, ids_file, open_ids
-from benchmarks.processes.training_process import Job, train_measured
-from benchmarks.timing import ratio, spread
+from benchmarks.runner import (
+    Benchmark,
+    Gate,
+    Report,
+    at_least,
+    at_most,
+    fresh,
+    in_process,
+    peak_bytes,
+    ratio,
+    spread,
+)
+from benchmarks.subjects import CORPUS_OPTIONS, ids_file, open_ids
 from tasks.cluster.lease import ClusterLease
+from tasks.training.strategies import make_strategy
 from tasks.training.train_worker import launch_worker
+from umim_core.backbone.backbone import load_backbone
 from umim_core.config.recipe import ClusterConfig, DistillConfig
 from umim_core.config.rule_options import RuleOptions
+from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import sha256_bytes, write_json
 from umim_core.store.publication import STATE
 from umim_core.text.token_ids import UniformOffsets
+from umim_core.training.loss import BatchLoss
+from umim_core.training.objectives import DistillObjective
+from umim_core.training.optimizer import Strategy
 from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_loop import train
+from umim_core.training.train_state import parameters_of
 
 WARM_UP: Final = 2  # steps that are not counted
 LOSSES: Final = ("train_loss", "train_kl", "valid_cross_entropy", "valid_kl")
 LOSS_TOLERANCE: Final = 1e-4  # of the loss; float32 sums in another order, enlarged by AdamW
 GRADIENT_TOLERANCE: Final = 1e-5  # of the largest component
 OPTIMIZER_SHARE: Final = 0.8
+GRADIENT: Final = "exp_avg"  # after the first step 1 - beta_1 times the clipped gradient
 JOINT, DDP, ZERO2 = "one process", "DDP, 2 workers", "ZeRO-2, 2 workers"
-
-
-@dataclass(frozen=True)
-class Side:
-    """One way to train."""
-
-    strategy: Literal["ddp", "deepspeed"]
-    workers: int
-
-
-SIDES: Final = {
-    JOINT: Side("ddp", 0),
-    "DDP, 1 worker": Side("ddp", 1),
-    "ZeRO-2, 1 worker": Side("deepspeed", 1),
-    DDP: Side("ddp", 2),
-    ZERO2: Side("deepspeed", 2),
+SIDES: Final = {  # strategy and workers
+    JOINT: ("ddp", 0),
+    "DDP, 1 worker": ("ddp", 1),
+    "ZeRO-2, 1 worker": ("deepspeed", 1),
+    DDP: ("ddp", 2),
+    ZERO2: ("deepspeed", 2),
 }
 
 
-def prepare(ids: Ids, folder: Path, options: argparse.Namespace) -> Report:
+class Watch:
+    """A strategy that times its steps and keeps the optimiser's state after the first one."""
+
+    def __init__(self, inner: Strategy) -> None:
+        self._inner = inner
+        self._began = 0.0
+        self.tensors, self.load = inner.tensors, inner.load
+        self.seconds: list[float] = []
+        self.first: dict[str, Tensor] = {}
+
+    def loss(self, indices: Sequence[int]) -> BatchLoss:
+        """Start the clock and run the objective."""
+        self._began = time.perf_counter()
+        return self._inner.loss(indices)
+
+    def update(self, scaled: Tensor, learning_rate: float) -> float:
+        """Finish the step and stop the clock."""
+        norm = self._inner.update(scaled, learning_rate)
+        self.seconds.append(time.perf_counter() - self._began)
+        self.first = self.first or {name: value.clone() for name, value in self.tensors().items()}
+        return norm
+
+
+def train_measured(job: Report) -> dict[str, bool]:
+    """Train on this rank with one thread, and write what was measured.
+
+    The pieces are the product's: objective, strategy and loop. A job, plain data, names a backbone,
+    a folder of rules and rows, a strategy, a ``DistillConfig`` and the folder of what is written.
+    """
+    torch.set_num_threads(1)  # every rank has one core, one process too
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    data, out = Path(job["data"]), Path(job["out"])
+    config = DistillConfig.model_validate(job["config"])
+    backbone = load_backbone(job["backbone"])
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
+    objective = DistillObjective(
+        MergedModel(backbone, module, Matcher(RuleSet.load(data / "rules")), "compact"),
+        TokenRows.load(data / "train", 0),
+        TokenRows.load(data / "valid", 0),
+        bf16=config.bf16,
+        micro_batch=config.micro_batch,
+        batch_size=config.batch_size // world,
+    )
+    watch = Watch(make_strategy(job["strategy"], objective, config))
+    result = train(objective, watch, config, seed=0, state_dir=out / STATE)
+    weights = b"".join(value.numpy().tobytes() for value in parameters_of(module).values())
+    gradient = {name: value for name, value in watch.first.items() if name.endswith(GRADIENT)}
+    save_file(gradient, out / f"first-{rank}.safetensors")
+    record = {
+        "seconds": watch.seconds,
+        "moment_bytes": sum(v.nbytes for k, v in watch.tensors().items() if GRADIENT in k),
+        "optimizer_bytes": sum(value.nbytes for value in watch.tensors().values()),
+        "peak_bytes": peak_bytes(),
+        "weights": sha256_bytes(weights),
+    }
+    write_json(out / f"rank-{rank}.json", record)
+    if rank == 0:
+        write_json(out / "curve.json", result.progress.curve)
+        write_json(out / "summary.json", {"steps": result.progress.step})
+    return {"done": True}
+
+
+def prepare(ids: NDArray[np.integer], folder: Path, options: argparse.Namespace) -> Report:
     """Write ``rules`` of all ids [T], and the rows ``train`` and ``valid`` of the first ones."""
     length, wanted = options.length, options.segments + options.valid_segments
     whole = len(ids) // length
@@ -83,19 +159,19 @@ def prepare(ids: Ids, folder: Path, options: argparse.Namespace) -> Report:
     return {"tokens": whole * length, "segment_length": length, "rules": len(rules)}
 
 
-def launch(side: Side, job: Job, lease: ClusterLease) -> None:
+def launch(strategy: str, workers: int, job: Report, lease: ClusterLease) -> None:
     """Train once, on one core per rank."""
-    out = Path(job.out)
+    from benchmarks.ddp_vs_zero2 import train_measured  # workers import it by this name
+
+    out = Path(job["out"])
     out.mkdir(parents=True)
-    if side.workers == 0:
-        file = out / "job.json"
-        file.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        fresh("processes.training_process", job=file)
+    if not workers:
+        fresh("ddp_vs_zero2", "train", job=job)
         return
-    config = lease.config.model_copy(update={"workers": side.workers, "strategy": side.strategy})
+    config = lease.config.model_copy(update={"workers": workers, "strategy": strategy})
     lease.ensure()
     with ClusterLease(config) as joined:  # the cluster that runs already
-        launch_worker(train_measured, asdict(job), out, joined)
+        launch_worker(train_measured, job, out, joined)
 
 
 def read(out: Path, steps: int) -> Report:
@@ -142,10 +218,13 @@ def largest(values: Iterable[float | torch.Tensor]) -> float:
 def compare(runs: dict[str, list[Report]]) -> Report:
     """Summarise all rounds of all sides; differences are those of the first round."""
     joint = runs[JOINT][0]
-    seconds = {name: [median_step(training) for training in runs[name]] for name in runs}
+    seconds = {
+        name: [float(np.median(one["ranks"][0]["seconds"][WARM_UP:])) for one in runs[name]]
+        for name in runs
+    }
     sides = {}
     for name, rounds in runs.items():
-        first, side = rounds[0], SIDES[name]
+        first = rounds[0]
         steps = [s for run in rounds for s in run["ranks"][0]["seconds"][WARM_UP:]]
         sides[name] = {
             "ranks": len(first["ranks"]),
@@ -158,16 +237,11 @@ def compare(runs: dict[str, list[Report]]) -> Report:
             "state_bytes": first["state_bytes"],
             "loss_difference": worst_loss(first, joint),
             "gradient_difference": worst_gradient(
-                first, joint, sharded=side.strategy == "deepspeed"
+                first, joint, sharded=SIDES[name][0] == "deepspeed"
             ),
             "ranks_equal": len({rank["weights"] for rank in first["ranks"]}) == 1,
         }
     return {"steps": len(joint["ranks"][0]["seconds"]), "sides": sides}
-
-
-def median_step(training: Report) -> float:
-    """Return the median seconds of a step of one training."""
-    return float(np.median(training["ranks"][0]["seconds"][WARM_UP:]))
 
 
 def gates(report: Report) -> dict[str, Gate]:
@@ -209,12 +283,13 @@ def run(options: argparse.Namespace, report: Report) -> None:
     ):
         folder = Path(name)
         report["corpus"] = prepare(open_ids(ids_file(options), options.tokens), folder, options)
-        job = Job(options.backbone, str(folder), "ddp", config.model_dump(), 0, "")
+        job = {"backbone": options.backbone, "data": name, "config": config.model_dump()}
         for number in range(options.rounds):
-            for side_name in list(SIDES)[:: 1 if number % 2 == 0 else -1]:
-                side, out = SIDES[side_name], folder / f"{number}" / side_name.replace(" ", "-")
-                launch(side, replace(job, strategy=side.strategy, out=str(out)), lease)
-                runs[side_name].append(read(out, options.steps))
+            for side in list(SIDES)[:: 1 if number % 2 == 0 else -1]:
+                strategy, workers = SIDES[side]
+                out = folder / f"{number}" / side.replace(" ", "-")
+                launch(strategy, workers, {**job, "strategy": strategy, "out": str(out)}, lease)
+                runs[side].append(read(out, options.steps))
     report |= {"backbone": options.backbone, "batch_size": options.batch_size, **compare(runs)}
     report["tolerances"] = {"loss": LOSS_TOLERANCE, "gradient": GRADIENT_TOLERANCE}
 
@@ -225,7 +300,7 @@ def equal(report: Report) -> bool:
     return all(report["gates"][name][2] for name in names)
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="ddp_vs_zero2",
     doc=__doc__,
     libraries=("deepspeed", "ray", "torch", "transformers"),
@@ -243,8 +318,7 @@ main = Benchmark(
     measure=run,
     gates=gates,
     equal=equal,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    in_process({"train": train_measured}, BENCHMARK.main)

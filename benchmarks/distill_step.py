@@ -24,61 +24,68 @@ at least 1.3 times ours, at most 2 GB on top of its inputs, and a step at 45 % o
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from benchmarks.common import (
+from benchmarks.runner import (
     Benchmark,
     Gate,
     Report,
+    alternate,
     at_least,
     at_most,
+    device_name,
     fresh,
+    in_process,
+    memory_of,
     no_error_gate_missed,
+    ratio,
+    spread,
 )
-from benchmarks.corpus import CORPUS_OPTIONS, ids_file
-from benchmarks.distill_sides import (
-    LENGTH,
-    LIGER,
-    OURS,
-    PLAIN,
-    SHAPES,
-    Batch,
-    CastingModel,
-    Shape,
-    batch_of,
-    compare,
-    embedded_batch,
-    liger_version,
-    loss_sides,
-    random_batch,
-    step_flops,
-    step_of,
-    step_sides,
+from benchmarks.subjects import (
+    CHECKPOINT,
+    CORPUS_OPTIONS,
+    EMBEDDED,
+    Ids,
+    general_text,
+    ids_file,
+    llama_config,
+    open_ids,
+    random_backbone,
+    untrained_module,
 )
-from benchmarks.engine_sides import CHECKPOINT, general_text
-from benchmarks.timing import alternate, device_name, finished, spread
+from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.config.form import ModuleForm
-from umim_core.errors import UmimError
+from umim_core.errors import CorpusError, require
 from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import Segmentation, pack_rows
 from umim_core.model.umim import UMIM
 from umim_core.throughput.roofline import measure_peak, synchronize
+from umim_core.training.loss import DEFAULT_CHUNK, aligned_rows, distill_loss
+from umim_core.training.packed_trunk import PackedTrunk
 from umim_core.training.step import DistillModel, step_memory
 
+OURS, PLAIN, LIGER = "ours", "plain", "Liger"
+CASTS, SINGLE = "ours, weights cast for every product", "ours, float32"
+LENGTH: Final = 512  # tokens of a segment
 LOSS_ERROR, GRADIENT_ERROR = 1e-5, 1e-4
 MEMORY_SHARE, TIME_RATIO = 0.2, 1.1
 STEP_SECONDS: Final = 6.0  # of SmolLM2
 OVER_BOUND, OVER_LIGER, EXTRA_BYTES, MFU = 1.35, 1.3, 2e9, 0.45  # of a GPU
 ROUNDED: Final = 5e-2  # on a GPU the plain side rounds its logits to bfloat16
-CASTS, SINGLE = "ours, weights cast for every product", "ours, float32"
 ROWS: Final = {"embedded": 8, "smollm2": 4, "gpu": 16}
-LLAMA_8B_HEAD: Final = Shape(rows=8192, hidden=4096, vocab=128_256)
 LLAMA_1B: Final = BackboneShape(
     hidden_size=2048,
     intermediate_size=8192,
@@ -90,14 +97,231 @@ LLAMA_1B: Final = BackboneShape(
     tied=True,
     gated_mlp=True,
 )
+Result = tuple[float, Tensor]  # mean loss, gradient
+Side = Callable[[], Result]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Aligned rows R, hidden size d and vocabulary V of a loss."""
+
+    rows: int
+    hidden: int
+    vocab: int
+
+
+SHAPES: Final = {
+    "embedded": Shape(2048, 256, 8_192),
+    "GPT-2": Shape(1024, 768, 50_257),
+    "Llama-3.2-1B": Shape(1024, 2048, 128_256),
+}
+LLAMA_8B_HEAD: Final = Shape(8192, 4096, 128_256)
+_TINY: Final = Shape(64, 64, 512)
+_CPU: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Head:
+    """Head of a backbone, as the loss asks for it."""
+
+    head_weight: Tensor
+    head_bias: None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of text, their units, and what they are distilled with."""
+
+    backbone: Backbone
+    module: MergeModule
+    rows: list[Ids]
+    cuts: list[Segmentation]
+
+    @classmethod
+    def of(cls, umim: UMIM, ids: Ids) -> Batch:
+        """Return ids in segments under a checkpoint's rules, and a fresh module."""
+        rows = list(ids.reshape(-1, LENGTH))
+        cuts = [umim.matcher.segment(row) for row in rows]
+        return cls(umim.backbone, untrained_module(umim.backbone), rows, cuts)
+
+    @property
+    def merged_model(self) -> MergedModel:
+        return MergedModel(self.backbone, self.module, None, "compact")
+
+    def sizes(self) -> Report:
+        units = sum(len(starts) for starts, _ in self.cuts)
+        return {"rows": len(self.rows), "tokens": sum(map(len, self.rows)), "units": units}
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        """Return the gradient of the module's weights in one vector."""
+        gradients = torch.autograd.grad(loss, list(self.module.parameters()))
+        return torch.cat([part.reshape(-1) for part in gradients])
+
+
+def embedded_batch(ids_file: Path, rows: int) -> Batch:
+    """Return the first segments of a file of ids under the rules of the embedded checkpoint."""
+    ids = np.asarray(open_ids(ids_file, rows * LENGTH), dtype=np.int64)
+    rule = f"{ids_file.name} must hold {rows * LENGTH} ids"
+    require(len(ids) == rows * LENGTH, CorpusError, rule, len(ids))
+    batch = Batch.of(UMIM.from_pretrained(EMBEDDED, dtype="float32"), ids)
+    merged = batch.sizes()["units"] < len(ids)
+    require(merged, CorpusError, f"some rule of {EMBEDDED} must match in {ids_file.name}")
+    return batch
+
+
+def random_batch(shape: BackboneShape, device: torch.device, rows: int, length: int) -> Batch:
+    """Return random ids for a bfloat16 backbone of random weights.
+
+    Units of 1 and 3 tokens remove about 0.4 of every row's tokens.
+    """
+    config = llama_config(shape, length)
+    backbone = random_backbone(config, dtype="bfloat16", device=str(device))
+    rng, draw = np.random.default_rng(0), np.random.default_rng(0)
+    ids = [rng.integers(0, shape.vocab_size, length) for _ in range(rows)]
+    share = 0.4 / (2.0 - 2.0 * 0.4)  # of units that are spans of three
+    cuts = []
+    for _ in range(rows):
+        lengths = np.where(draw.random(length) < share, 3, 1).astype(np.int64)
+        lengths = lengths[: int(np.searchsorted(lengths.cumsum(), length)) + 1]
+        lengths[-1] -= lengths.sum() - length
+        cuts.append((lengths.cumsum() - lengths, lengths))
+    return Batch(backbone, untrained_module(backbone), ids, cuts)
+
+
+def liger_version() -> str | None:
+    """Return the version of Liger, None where it is not installed."""
+    return version("liger-kernel") if importlib.util.find_spec("liger_kernel") else None
+
+
+def full_logits_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return the sum of KL(teacher || student) of logits [R, V], as one writes it first."""
+    return F.kl_div(
+        student.log_softmax(-1), teacher.log_softmax(-1), reduction="sum", log_target=True
+    )
+
+
+def loss_sides(
+    shape: Shape, device: torch.device = _CPU, dtype: torch.dtype = torch.float32
+) -> dict[str, Side]:
+    """Return every side's mean KL(teacher || student) and its gradient by the student [R, d]."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, device=device)
+
+    weight = (normal(shape.vocab, shape.hidden) * (2.0 * shape.hidden**-0.5)).to(dtype)
+    states = normal(shape.rows, shape.hidden)
+    student = (states + 0.3 * normal(shape.rows, shape.hidden)).to(dtype)
+    teacher = states.to(dtype)
+
+    def side(mean: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Side:
+        """Return the loss to show, and the gradient of the loss to train by."""
+
+        def run() -> Result:
+            leaf = student.clone().requires_grad_()
+            shown, loss = mean(leaf)
+            (gradient,) = torch.autograd.grad(loss, leaf)
+            return float(shown.detach()), gradient
+
+        return run
+
+    def ours(leaf: Tensor) -> tuple[Tensor, Tensor]:
+        loss = distill_loss(leaf, teacher, Head(weight))
+        return loss.kl / shape.rows, loss.total / shape.rows
+
+    def plain(leaf: Tensor) -> tuple[Tensor, Tensor]:
+        logits = (F.linear(states, weight).float() for states in (leaf, teacher))
+        loss = full_logits_loss(*logits) / shape.rows
+        return loss, loss
+
+    def liger(leaf: Tensor) -> tuple[Tensor, Tensor]:
+        from liger_kernel.chunked_loss.jsd_loss import LigerFusedLinearJSDFunction
+
+        labels = torch.zeros(shape.rows, dtype=torch.int64, device=device)
+        head = (leaf, weight, teacher, weight, labels, None, None)
+        on_gpu = device.type != "cpu"  # there it is compiled, as its authors mean it
+        options = (0.0, 1.0, 0.0, -100, 1.0, on_gpu, DEFAULT_CHUNK["gpu" if on_gpu else "cpu"])
+        loss = LigerFusedLinearJSDFunction.apply(*head, *options)
+        return loss, loss
+
+    found = {OURS: side(ours), PLAIN: side(plain)}
+    return found | ({LIGER: side(liger)} if liger_version() else {})
+
+
+class CastingModel(DistillModel):
+    """The step as autocast alone makes it: weights are cast for every product."""
+
+    def __init__(self, merged_model: MergedModel) -> None:
+        super().__init__(merged_model, autocast=True)
+        with self._precision():
+            self._trunk = PackedTrunk(merged_model.backbone)
+
+
+def step_of(batch: Batch, model: DistillModel) -> Result:
+    """Return the mean loss of a step and the gradient of the module's weights."""
+    loss = model(batch.rows, batch.cuts)
+    mean = loss.total / loss.weight
+    return float(mean.detach()), batch.gradient(mean)
+
+
+def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
+    """Return every side's mean KL of a whole step and the gradient of the module's weights."""
+    model = DistillModel(batch.merged_model, autocast=autocast)
+
+    def ours() -> Result:
+        loss = model(batch.rows, batch.cuts)
+        return float(loss.kl) / loss.weight, batch.gradient(loss.total / loss.weight)
+
+    def plain() -> Result:
+        packed = pack_rows(batch.rows, batch.cuts)
+        aligned = aligned_rows(packed)
+        head = batch.backbone.head_weight
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            with torch.no_grad():
+                raw = batch.backbone.embed(torch.from_numpy(np.stack(batch.rows)))
+                hidden = batch.backbone.hidden(raw)
+            merged = batch.backbone.hidden(batch.merged_model.embed(packed))
+        student, teacher = (F.linear(states.to(head.dtype), head) for states in (merged, hidden))
+        loss = full_logits_loss(
+            student[aligned.batch, aligned.student], teacher[aligned.batch, aligned.teacher]
+        ) / len(aligned.batch)
+        return float(loss.detach()), batch.gradient(loss)
+
+    return {OURS: ours, PLAIN: plain}
+
+
+def compare(sides: dict[str, Side], rounds: int, to: str = PLAIN) -> Report:
+    """Time sides in turn, and compare what they return with the result of one of them."""
+    results: dict[str, Result] = {}
+    seconds = alternate(sides, rounds, warmed=results.__setitem__)
+    loss, gradient = results[to][0], results[to][1].float()
+    return {
+        name: {
+            "seconds": spread(seconds[name]),
+            "time_ratio": ratio(seconds, name, to),
+            "loss": other_loss,
+            "loss_error": abs(other_loss - loss) / abs(loss),
+            "gradient_error": float((other.float() - gradient).norm() / gradient.norm()),
+        }
+        for name, (other_loss, other) in results.items()
+    }
+
+
+def memory(
+    side: str, shape: Sequence[int] | None = None, ids: str = "", rows: int = 0
+) -> dict[str, float]:
+    """Return by how much one side, of a loss or of a whole step, grows a process of its own."""
+    loss_sides(_TINY)[side if shape else PLAIN]()  # loads what a first call loads
+    sides = loss_sides(Shape(*shape)) if shape else {}
+    sides = sides or step_sides(embedded_batch(Path(ids), rows), autocast=False)
+    return {"bytes": memory_of(sides[side])[0]}
 
 
 def measure_loss(shape: Shape, rounds: int) -> Report:
     """Measure the loss alone on one shape."""
     sides = compare(loss_sides(shape), rounds)
-    text = f"{shape.rows},{shape.hidden},{shape.vocab}"
     for name, figures in sides.items():
-        figures |= fresh("distill_sides", side=name, shape=text)
+        figures |= fresh("distill_step", "memory", side=name, shape=astuple(shape))
     return {**vars(shape), "sides": sides}
 
 
@@ -108,50 +332,55 @@ def measure_step(ids: Path, rows: int, rounds: int) -> Report:
     for name, autocast in (("float32", False), ("bfloat16", True)):
         precisions[name] = compare(step_sides(batch, autocast=autocast), rounds)
     for name in (OURS, PLAIN):
-        precisions["float32"][name] |= fresh("distill_sides", side=name, ids=ids, rows=rows)
-    return _sizes(batch) | {"precisions": precisions}
+        grown = fresh("distill_step", "memory", side=name, ids=ids, rows=rows)
+        precisions["float32"][name] |= grown
+    return batch.sizes() | {"precisions": precisions}
 
 
-def _sizes(batch: Batch) -> Report:
-    units = sum(len(starts) for starts, _ in batch.cuts)
-    return {"rows": len(batch.rows), "tokens": sum(map(len, batch.rows)), "units": units}
+def step_flops(shape: BackboneShape, raw: int, units: int, length: int = LENGTH) -> float:
+    """Return the work of a step's products, those of the merge module left out: they are few.
 
-
-def smollm2_batch(checkpoint: str, rows: int) -> Batch:
-    """Return rows of held-out text under a checkpoint's rules, and a fresh module."""
-    try:
-        umim = UMIM.from_pretrained(checkpoint, dtype="float32")
-    except UmimError as error:
-        raise SystemExit(f"skipped: {error}") from error
-    return batch_of(umim, general_text(umim, rows * LENGTH)[1][: rows * LENGTH])
+    A teacher forward, the student's and its gradient by the inputs, causal attention, and three
+    products with the head.
+    """
+    per_unit = 2.0 * shape.layers * shape.query_width * length
+    attention = per_unit * raw + 3.0 * per_unit * units**2 / raw  # the student's rows are shorter
+    products = shape.block_weights * (2.0 * raw + 4.0 * units)
+    return products + attention + 6.0 * units * shape.head_weights
 
 
 def measure_precisions(batch: Batch, rounds: int) -> Report:
     """Time a step in every precision in turn, against the bound of its products."""
-    merged_model = MergedModel(batch.backbone, batch.module, None, "compact")
     models = {
-        OURS: DistillModel(merged_model, autocast=True),
-        CASTS: CastingModel(merged_model),
-        SINGLE: DistillModel(merged_model),
+        OURS: DistillModel(batch.merged_model, autocast=True),
+        CASTS: CastingModel(batch.merged_model),
+        SINGLE: DistillModel(batch.merged_model),
     }
     sides = {name: partial(step_of, batch, model) for name, model in models.items()}
-    timed = compare(sides, rounds, to=SINGLE)
-    sizes = _sizes(batch)
+    found, sizes = compare(sides, rounds, to=SINGLE), batch.sizes()
     shape = BackboneShape.of_config(batch.backbone.model.config)
     flops = step_flops(shape, sizes["tokens"], sizes["units"])
-    single, half = (
-        flops / measure_peak(torch.device("cpu"), dtype).peak
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-    for name, figures in timed.items():
+    single, half = (flops / measure_peak(_CPU, d).peak for d in (torch.float32, torch.bfloat16))
+    for name, figures in found.items():
         bound = single if name == SINGLE else half
         figures |= {"over_bound": figures["seconds"]["median"] / bound, "bound_seconds": bound}
     (loss, gradient), (cast_loss, cast_gradient) = sides[OURS](), sides[CASTS]()
     same = loss == cast_loss and torch.equal(gradient, cast_gradient)
-    return sizes | {"precisions": {"bfloat16 and float32": timed}, "equal": same}
+    return sizes | {"precisions": {"bfloat16 and float32": found}, "equal": same}
 
 
-def extra_bytes(run: Callable[[], object], device: torch.device) -> int:
+def finished(run: Side, device: torch.device) -> Side:
+    """Return a side that waits until its device has done all of it."""
+
+    def whole() -> Result:
+        result = run()
+        synchronize(device)
+        return result
+
+    return whole
+
+
+def extra_bytes(run: Side, device: torch.device) -> int:
     """Return by how many bytes a run exceeds what was allocated before; 0 on a CPU."""
     if device.type != "cuda":
         return 0
@@ -168,11 +397,11 @@ def measure_bounded_loss(shape: Shape, device: torch.device, peak: float, rounds
     named = loss_sides(shape, device, torch.bfloat16)
     sides = {name: finished(side, device) for name, side in named.items()}
     bound = 6.0 * shape.rows * shape.hidden * shape.vocab / peak
-    timed = compare(sides, rounds)
-    for name, figures in timed.items():
+    found = compare(sides, rounds)
+    for name, figures in found.items():
         figures["over_bound"] = figures["seconds"]["median"] / bound
         figures["bytes"] = extra_bytes(sides[name], device)
-    return {**vars(shape), "bound_seconds": bound, "sides": timed}
+    return {**vars(shape), "bound_seconds": bound, "sides": found}
 
 
 def measure_random_step(
@@ -180,14 +409,14 @@ def measure_random_step(
 ) -> Report:
     """Measure whole steps of a random backbone, against its bound of memory."""
     batch = random_batch(shape, device, rows, length)
-    model = DistillModel(MergedModel(batch.backbone, batch.module, None, "compact"), autocast=True)
-    step = finished(partial(step_of, batch, model), device)
-    seconds = spread(alternate({OURS: step}, rounds)[OURS])
-    sizes = _sizes(batch)
-    flops = step_flops(shape, sizes["tokens"], sizes["units"], length)
+    step = finished(
+        partial(step_of, batch, DistillModel(batch.merged_model, autocast=True)), device
+    )
+    seconds, sizes = spread(alternate({OURS: step}, rounds)[OURS]), batch.sizes()
     bound = step_memory(
         shape, ModuleForm(), rows=rows, segment_length=length, bf16=True, strategy="ddp", gpus=1
     )
+    flops = step_flops(shape, sizes["tokens"], sizes["units"], length)
     figures = {
         "seconds": seconds,
         "mfu": flops / seconds["median"] / peak,
@@ -199,18 +428,27 @@ def measure_random_step(
 
 def gates(report: Report) -> dict[str, Gate]:
     """Return value, limit and verdict of every gate."""
-    return {"embedded": _plain_gates, "smollm2": _smollm2_gates, "gpu": _gpu_gates}[report["on"]](
-        report
-    )
-
-
-def _plain_gates(report: Report) -> dict[str, Gate]:
     judged: dict[str, Gate] = {}
-    measured = {
-        **{f"loss_{name}": loss["sides"] for name, loss in report["losses"].items()},
-        "step": report["step"]["precisions"]["float32"],
-    }
-    for name, sides in measured.items():
+    precisions = report["step"]["precisions"]
+    if report["on"] == "smollm2":
+        (sides,) = precisions.values()
+        seconds = min(sides[name]["seconds"]["median"] for name in (OURS, SINGLE))
+        judged["seconds_a_step"] = at_most(seconds, STEP_SECONDS)
+        judged["held_weights_error"] = at_most(float(not report["step"]["equal"]), 0.0)
+        return judged
+    if report["on"] == "gpu":
+        (sides,) = (loss["sides"] for loss in report["losses"].values())
+        ours = sides[OURS]
+        judged["loss_over_bound"] = at_most(ours["over_bound"], OVER_BOUND)
+        judged["loss_extra_bytes"] = at_most(ours["bytes"], EXTRA_BYTES)
+        judged["loss_gradient_error"] = at_most(ours["gradient_error"] / ROUNDED, 1.0)
+        judged["step_mfu"] = at_least(precisions["bfloat16"][OURS]["mfu"], MFU)
+        if LIGER in sides:
+            slower = sides[LIGER]["over_bound"] / ours["over_bound"]
+            judged["liger_over_ours"] = at_least(slower, OVER_LIGER)
+        return judged
+    measured = {f"loss_{name}": loss["sides"] for name, loss in report["losses"].items()}
+    for name, sides in (measured | {"step": precisions["float32"]}).items():
         ours = sides[OURS]
         judged[f"{name}_error"] = at_most(ours["loss_error"] / LOSS_ERROR, 1.0)
         judged[f"{name}_gradient_error"] = at_most(ours["gradient_error"] / GRADIENT_ERROR, 1.0)
@@ -220,32 +458,12 @@ def _plain_gates(report: Report) -> dict[str, Gate]:
     return judged
 
 
-def _smollm2_gates(report: Report) -> dict[str, Gate]:
-    (sides,) = report["step"]["precisions"].values()
-    seconds = min(sides[name]["seconds"]["median"] for name in (OURS, SINGLE))
-    other_bits = float(not report["step"]["equal"])
-    return {
-        "seconds_a_step": at_most(seconds, STEP_SECONDS),
-        "held_weights_error": at_most(other_bits, 0.0),
-    }
-
-
-def _gpu_gates(report: Report) -> dict[str, Gate]:
-    (loss,) = (loss["sides"] for loss in report["losses"].values())
-    ours = loss[OURS]
-    judged = {
-        "loss_over_bound": at_most(ours["over_bound"], OVER_BOUND),
-        "loss_extra_bytes": at_most(ours["bytes"], EXTRA_BYTES),
-        "loss_gradient_error": at_most(ours["gradient_error"] / ROUNDED, 1.0),
-        "step_mfu": at_least(report["step"]["precisions"]["bfloat16"][OURS]["mfu"], MFU),
-    }
-    if LIGER in loss:
-        slower = loss[LIGER]["over_bound"] / ours["over_bound"]
-        judged["liger_over_ours"] = at_least(slower, OVER_LIGER)
-    return judged
-
-
-def run(head: Shape, shape: BackboneShape, options: argparse.Namespace, report: Report) -> None:
+def run(
+    options: argparse.Namespace,
+    report: Report,
+    head: Shape = LLAMA_8B_HEAD,
+    shape: BackboneShape = LLAMA_1B,
+) -> None:
     """Measure the losses and the step of what was asked for."""
     rounds, rows = options.rounds, options.rows or ROWS[options.on]
     report |= {"on": options.on, "liger": liger_version(), "losses": {}}
@@ -253,42 +471,36 @@ def run(head: Shape, shape: BackboneShape, options: argparse.Namespace, report: 
         report["losses"] = {name: measure_loss(SHAPES[name], rounds) for name in options.shapes}
         report["step"] = measure_step(ids_file(options), rows, rounds)
     elif options.on == "smollm2":
-        report["step"] = measure_precisions(smollm2_batch(options.checkpoint, rows), rounds)
+        umim, tokens = UMIM.from_pretrained(options.checkpoint, dtype="float32"), rows * LENGTH
+        batch = Batch.of(umim, general_text(umim, tokens)[1][:tokens])
+        report["step"] = measure_precisions(batch, rounds)
     else:
         device = torch.device(options.device)
         if device.type == "cuda" and not torch.cuda.is_available():
             raise SystemExit("--on gpu needs a GPU, and torch sees none here")
         report["facts"]["device"] = device_name(device)
         peak = measure_peak(device, torch.bfloat16).peak
-        loss = measure_bounded_loss(head, device, peak, rounds)
-        report["losses"] = {"Llama-3.1-8B": loss}
+        report["losses"] = {"Llama-3.1-8B": measure_bounded_loss(head, device, peak, rounds)}
         report["step"] = measure_random_step(shape, device, peak, rows, options.length, rounds)
 
 
-def main(
-    arguments: list[str] | None = None,
-    head: Shape = LLAMA_8B_HEAD,
-    backbone: BackboneShape = LLAMA_1B,
-) -> int:
-    """Run the benchmark; 1 if a gate is missed or a result differs."""
-    return Benchmark(
-        name="distill_step",
-        doc=__doc__,
-        options=CORPUS_OPTIONS
-        | {
-            "on": {"choices": tuple(ROWS), "default": "embedded"},
-            "shapes": tuple(SHAPES),
-            "checkpoint": CHECKPOINT,
-            "device": "cuda",
-            "rows": int,
-            "length": 1024,
-            "rounds": 10,
-        },
-        measure=partial(run, head, backbone),
-        gates=gates,
-        equal=no_error_gate_missed,
-    ).main(arguments)
-
+BENCHMARK: Final = Benchmark(
+    name="distill_step",
+    doc=__doc__,
+    options=CORPUS_OPTIONS
+    | {
+        "on": {"choices": tuple(ROWS), "default": "embedded"},
+        "shapes": tuple(SHAPES),
+        "checkpoint": CHECKPOINT,
+        "device": "cuda",
+        "rows": int,
+        "length": 1024,
+        "rounds": 10,
+    },
+    measure=run,
+    gates=gates,
+    equal=no_error_gate_missed,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    in_process({"memory": memory}, BENCHMARK.main)

@@ -19,35 +19,147 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from benchmarks.common import Benchmark, Gate, Report, at_least, at_most, save
-from benchmarks.engine_sides import (
-    BACKBONES,
-    OURS,
-    Ids,
-    Subject,
-    generation_sides,
-    logits_error,
-    merging_shares,
-    subject,
+from benchmarks.runner import (
+    Benchmark,
+    Gate,
+    Report,
+    alternate,
+    at_least,
+    at_most,
+    ratio,
+    save,
+    spread,
+    timed,
 )
-from benchmarks.timing import alternate, ratio, spread
+from benchmarks.subjects import BACKBONES, Ids, Subject, subject
+from umim_core.backbone.backbone import Backbone
 from umim_core.config.evaluate import BenchmarkConfig
-from umim_core.throughput.break_even import break_even_markdown
-from umim_core.throughput.roofline import Roofline
+from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
+from umim_core.inference.outputs import Forward
+from umim_core.inference.prompts import read_prompts
+from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.packing import fill_units
+from umim_core.merging.span_cache import SpanCache
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.throughput.break_even import ThroughputRow, break_even_markdown
+from umim_core.throughput.roofline import Roofline, synchronize
 from umim_core.throughput.throughput import measure_throughput, tokens_needed
 
+OURS: Final = "ours"
+CACHES: Final = {"transformers, dynamic cache": "dynamic", "transformers, static cache": "static"}
 PREFILL_OF_BOUND: Final = 0.9
 PREFILL_FROM: Final = 512
 DECODE_RATIO: Final = 0.98
 MERGING_SHARE: Final = 0.03
 LOGITS_ERROR: Final = 1e-5
+Side = Callable[[], list[list[int]]]
+
+
+def generation_sides(backbone: Backbone, prompts: Ids, new_tokens: int) -> dict[str, Side]:
+    """Return ours without rules and transformers with both caches; each returns the new ids.
+
+    Prompts are raw ids [B, L].
+    """
+    engine = Engine(MergedModel.without_merging(backbone))
+    options = GenerateOptions(max_new_tokens=new_tokens)
+
+    def ours() -> list[list[int]]:
+        return [list(row.ids) for row in engine.generate(list(prompts), options).rows]
+
+    def theirs(cache: str) -> list[list[int]]:
+        found = _generate(backbone, prompts, new_tokens, cache)
+        return found.sequences[:, prompts.shape[1] :].tolist()
+
+    return {OURS: ours} | {name: partial(theirs, cache) for name, cache in CACHES.items()}
+
+
+def _generate(backbone: Backbone, prompts: Ids, new_tokens: int, cache: str) -> Any:
+    ids = torch.tensor(prompts, device=backbone.device)
+    with torch.no_grad():
+        return backbone.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            cache_implementation=cache,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+
+
+def merging_shares(
+    subject: Subject, rows: Sequence[ThroughputRow], rounds: int
+) -> list[dict[str, Any]]:
+    """Return what matching and merging take of the prefills by natural rules."""
+    shares = []
+    for row in rows:
+        if (row.phase, row.rules) == ("prefill", "natural"):
+            prompts = subject.ids[: row.batch_size * row.prompt_tokens]
+            seconds = merging_seconds(subject, prompts.reshape(row.batch_size, -1), rounds)
+            share = float(np.median(seconds)) / row.umim_seconds
+            sizes = {"prompt_tokens": row.prompt_tokens, "batch_size": row.batch_size}
+            shares.append(sizes | {"seconds": spread(seconds), "share": share})
+    return shares
+
+
+def merging_seconds(subject: Subject, prompts: Ids, rounds: int) -> list[float]:
+    """Return the seconds that matching, packing, merging and embedding prompts [B, L] take.
+
+    At a merge depth above 0 the module merges states of the same shape, and nothing is embedded.
+    """
+    merged_model, backbone = subject.merged_model, subject.backbone
+    spans = SpanCache(merged_model)
+    ids = torch.tensor(prompts, device=backbone.device)
+    states = backbone.embed(ids)  # of the shape of the states before the merge depth
+
+    @torch.no_grad()
+    def run() -> object:
+        packed = read_prompts(list(prompts), None, merged_model).packed
+        if merged_model.merge_depth:
+            units = merged_model.unit_states(packed, ids, states)
+        else:
+            pooled = spans.merge(packed.span_ids, packed.span_lengths)
+            units = fill_units(packed, backbone, pooled)
+        synchronize(backbone.device)
+        return units
+
+    run()
+    return [timed(run)[0] for _ in range(rounds)]
+
+
+def logits_error(subject: Subject, prompts: Ids, new_tokens: int) -> float:
+    """Return the largest difference of any logit from transformers', under an empty rule set.
+
+    It is infinite where the ids differ. Prompts are raw ids [B, L].
+    """
+    seen: list[torch.Tensor] = []
+
+    def keep(forward: Forward) -> None:
+        seen.append(forward.logits.clone())
+
+    empty = Matcher(RuleSet.from_spans([]))
+    ours = Engine(subject.merged_model.merging_by(empty)).generate(
+        list(prompts), GenerateOptions(max_new_tokens=new_tokens, observer=keep)
+    )
+    theirs = _generate(subject.backbone, prompts, new_tokens, "dynamic")
+    same = [list(row.ids) for row in ours.rows] == theirs.sequences[:, prompts.shape[1] :].tolist()
+    if not same:
+        return float("inf")
+    pairs = zip(seen, theirs.logits, strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 def measure(subject: Subject, config: BenchmarkConfig, roofline: Roofline | None = None) -> Report:
@@ -152,7 +264,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         save(report, options.out)
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="engine",
     doc=__doc__,
     options={
@@ -169,8 +281,7 @@ main = Benchmark(
     measure=run,
     gates=gates,
     equal=equal,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

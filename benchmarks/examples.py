@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.common import Benchmark, Report
+from benchmarks.runner import Benchmark, Report
 from tasks.stages.publish import attention_example, span_similarity
 from umim_core import UMIM
 from umim_core.config.form import Merge
@@ -77,13 +77,12 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report["similarity"] = span_similarity(umim, prompts)
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="examples",
     doc=__doc__,
     options={"checkpoint": "umim-smollm2-135m", "new_tokens": 48},
     measure=run,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

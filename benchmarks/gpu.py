@@ -38,23 +38,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import Benchmark, Gate, Report, at_most, no_error_gate_missed, save
-from benchmarks.distill_sides import Shape
 from benchmarks.distill_step import (
     LLAMA_1B,
     LLAMA_8B_HEAD,
+    Shape,
     measure_bounded_loss,
     measure_random_step,
 )
-from benchmarks.engine_sides import (
-    Ids,
-    Subject,
-    llama_config,
-    merging_shares,
-    random_backbone,
-    random_subject,
+from benchmarks.engine import merging_shares
+from benchmarks.runner import (
+    Benchmark,
+    Gate,
+    Report,
+    at_most,
+    device_name,
+    no_error_gate_missed,
+    save,
+    spread,
+    timed,
 )
-from benchmarks.timing import device_name, spread, timed
+from benchmarks.subjects import Ids, Subject, llama_config, random_backbone, random_subject
 from umim_core.backbone.backbone import Backbone, state_difference, state_tolerance
 from umim_core.backbone.shape import BackboneShape
 from umim_core.checkpoint.untrained import fresh_module
@@ -384,15 +387,14 @@ def gates(report: Report) -> dict[str, Gate]:
     return found | {"seconds": at_most(report["seconds"], LIMIT)}
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="gpu",
     doc=__doc__,
     options={"tiny": {"action": "store_true"}},
     measure=measure,
     gates=gates,
     equal=no_error_gate_missed,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

@@ -1,7 +1,7 @@
 """Matching against a Python loop, pyahocorasick and the tokenizer: a table, then one JSON line.
 
-    python benchmarks/matching.py --out docs/results/matching.json
-    python benchmarks/matching.py --ids tokens.npy --tokenizer DIR --held-out 1000000
+    python -m benchmarks.matching --out docs/results/matching.json
+    python -m benchmarks.matching --ids tokens.npy --tokenizer DIR --held-out 1000000
 
 Rules are mined on the ids but for their end. That end, decoded to text, is what the tokenizer and
 the matchers read, one thread each. All matchers must return the same spans. Gates (P2):
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +22,27 @@ import ahocorasick
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
-from benchmarks.corpus import CORPUS_OPTIONS, EMBEDDED, Ids, ids_file, open_ids
-from benchmarks.processes.mining_process import LENGTH, whole_segments
-from benchmarks.timing import alternate, ratio, spread, timed
+from benchmarks.runner import (
+    Benchmark,
+    Gate,
+    Report,
+    alternate,
+    at_least,
+    at_most,
+    ratio,
+    spread,
+    timed,
+)
+from benchmarks.subjects import (
+    CORPUS_OPTIONS,
+    EMBEDDED,
+    SEGMENT,
+    Ids,
+    ids_file,
+    open_ids,
+    whole_segments,
+)
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
@@ -34,14 +51,11 @@ from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 OURS, LOOP, AHO, TOKENIZER = "ours", "Python sets", "pyahocorasick", "tokenizer"
-RULES_OF_PAPER: Final = {2: 216_700, 3: 684_793, 4: 1_266_080}
+RULES_OF_PAPER: Final = [216_700, 684_793, 1_266_080]  # of 2, 3, 4 tokens
 _VOCABULARY: Final = 1 << 15
 _PIECE_TOKENS: Final = 4096
-_MATCHERS: Final = (OURS, LOOP, AHO)
-
-
-Spans = list[tuple[int, int]]  # (start in the flat ids, length) of every merged span, in order
 _FIRST_CHARACTER: Final = 1 << 16  # above the surrogates; ids end below 2^18
+Spans = list[tuple[int, int]]  # (start in the flat ids, length) of every merged span, in order
 
 
 class SetLoop:
@@ -109,28 +123,13 @@ def _text(ids: NDArray[np.integer]) -> str:
     return characters.tobytes().decode("utf-32-le")
 
 
-def merged_spans(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans:
-    """Return the merged spans among the units of our matcher."""
-    merged = lengths > 1
-    return list(zip(starts[merged].tolist(), lengths[merged].tolist(), strict=True))
-
-
 def rule_sets(counts: NgramCounts) -> dict[str, RuleSet]:
     """Return the rule sets that are measured; counts must reach down to tau 5."""
+    options = {"tau 5": RuleOptions(tau=5), "tau 50": RuleOptions(tau=50)}
+    options["tau 5, nested"] = RuleOptions(tau=5, **AS_FOUND)
     return {
-        "tau 5": RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=5))),
-        "tau 50": RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=50))),
-        "tau 5, nested": RuleSet.from_counts(
-            counts, RuleOrigin(options=RuleOptions(tau=5, **AS_FOUND))
-        ),
+        name: RuleSet.from_counts(counts, RuleOrigin(options=of)) for name, of in options.items()
     }
-
-
-def held_out(ids: Ids, tokenizer: Any) -> tuple[list[str], NDArray[np.int32]]:
-    """Return ids as text in pieces, and the ids [T] that the tokenizer gives for those."""
-    pieces = [ids[low : low + _PIECE_TOKENS].tolist() for low in range(0, len(ids), _PIECE_TOKENS)]
-    texts = [tokenizer.decode(piece) for piece in pieces]
-    return texts, np.concatenate(encode(texts, tokenizer))
 
 
 def encode(texts: list[str], tokenizer: Any) -> list[NDArray[np.int32]]:
@@ -148,8 +147,8 @@ def compare(
     Returns:
         The figures, and whether all matchers gave the same spans.
     """
-    segments = np.asarray(ids).reshape(-1, LENGTH)
-    offsets = np.arange(len(segments) + 1, dtype=np.int64) * LENGTH
+    segments = np.asarray(ids).reshape(-1, SEGMENT)
+    offsets = np.arange(len(segments) + 1, dtype=np.int64) * SEGMENT
     matcher, loop, automaton = Matcher(rules), SetLoop(rules), AhoCorasick(rules)
     sides: dict[str, Callable[[], object]] = {
         OURS: lambda: matcher.segment_many(ids, offsets),
@@ -157,11 +156,14 @@ def compare(
         AHO: lambda: automaton(segments),
         TOKENIZER: tokenize,
     }
-    spans: dict[str, Spans] = {}
+    spans: dict[str, Any] = {}  # of the tokenizer: its own result
 
     def warmed(name: str, result: Any) -> None:
-        if name != TOKENIZER:
-            spans[name] = merged_spans(*result[:2]) if name == OURS else result
+        if name == OURS:
+            starts, lengths = result[:2]
+            merged = lengths > 1
+            result = list(zip(starts[merged].tolist(), lengths[merged].tolist(), strict=True))
+        spans[name] = result
 
     seconds = alternate(sides, rounds, warmed)
     figures: Report = {"rules": {str(n): count for n, count in rules.counts_by_order.items()}}
@@ -175,7 +177,7 @@ def compare(
         for name in sides
     }
     figures["tokenizing_share"] = ratio(seconds, OURS, TOKENIZER)
-    return figures, all(spans[name] == spans[LOOP] for name in _MATCHERS)
+    return figures, spans[OURS] == spans[LOOP] == spans[AHO]
 
 
 def bytes_per_rule(rules: RuleSet, folder: Path) -> dict[str, float]:
@@ -186,12 +188,12 @@ def bytes_per_rule(rules: RuleSet, folder: Path) -> dict[str, float]:
     return {name: size / len(rules) for name, size in sizes.items()}
 
 
-def synthetic_rules(per_order: Mapping[int, int]) -> RuleSet:
+def synthetic_rules(per_order: Sequence[int]) -> RuleSet:
     """Return random rules, which share next to no prefixes: the worst case for the tables."""
     generator = np.random.default_rng(0)
     bits = _VOCABULARY.bit_length() - 1
     ids, support = {}, {}
-    for n, count in per_order.items():
+    for n, count in zip(ORDERS, per_order, strict=True):
         keys = np.zeros(0, dtype=np.int64)
         while len(keys) < count:
             more = generator.integers(0, 1 << n * bits, count, dtype=np.int64)
@@ -201,16 +203,6 @@ def synthetic_rules(per_order: Mapping[int, int]) -> RuleSet:
         ids[n] = np.stack(columns, axis=1).astype(np.int32)
         support[n] = np.ones(count, dtype=np.int64)
     return RuleSet(ids, support)
-
-
-def load_times(folder: Path, ids: Ids, rounds: int) -> list[float]:
-    """Return the seconds from a rule directory to the units of a first segment."""
-
-    def load() -> object:
-        return Matcher(RuleSet.load(folder)).segment(ids[:LENGTH])
-
-    load()
-    return [timed(load)[0] for _ in range(rounds)]
 
 
 def gates(report: Report) -> dict[str, Gate]:
@@ -232,14 +224,14 @@ def gates(report: Report) -> dict[str, Gate]:
 
 def run(options: argparse.Namespace, report: Report) -> None:
     """Mine, then compare the matchers on the end of the ids."""
-    from umim_core.backbone.tokenizer_files import load_tokenizer
-
     ids = open_ids(ids_file(options), options.tokens)
     tokenizer = load_tokenizer(options.tokenizer)
     counts = count_ngrams(*whole_segments(ids[: -options.held_out]), 5)
-    texts, encoded = held_out(ids[-options.held_out :], tokenizer)
-    rest, _ = whole_segments(encoded)
-    report |= {"held_out_tokens": len(rest), "segment_length": LENGTH, "rule_sets": {}}
+    end = ids[-options.held_out :]
+    starts = range(0, len(end), _PIECE_TOKENS)
+    texts = [tokenizer.decode(end[low : low + _PIECE_TOKENS].tolist()) for low in starts]
+    rest, _ = whole_segments(np.concatenate(encode(texts, tokenizer)))
+    report |= {"held_out_tokens": len(rest), "segment_length": SEGMENT, "rule_sets": {}}
     report["equal"] = True
     with tempfile.TemporaryDirectory(prefix="umim-matching-") as folder:
         for number, (name, rules) in enumerate(rule_sets(counts).items()):
@@ -248,17 +240,22 @@ def run(options: argparse.Namespace, report: Report) -> None:
             figures["bytes_per_rule"] = bytes_per_rule(rules, Path(folder) / str(number))
             report["rule_sets"][name] = figures
             report["equal"] &= equal
-        rules = synthetic_rules(dict(zip(ORDERS, options.synthetic, strict=True)))
-        rules.save(Path(folder) / "synthetic")
-        seconds = load_times(Path(folder) / "synthetic", rest, options.rounds)
+        rules, place = synthetic_rules(options.synthetic), Path(folder) / "synthetic"
+        rules.save(place)
+
+        def load() -> object:
+            """Go from a rule directory to the units of a first segment."""
+            return Matcher(RuleSet.load(place)).segment(rest[:SEGMENT])
+
+        load()
         report["synthetic"] = {
             "rules": {str(n): count for n, count in rules.counts_by_order.items()},
-            "bytes_per_rule": bytes_per_rule(rules, Path(folder) / "synthetic"),
-            "load_seconds": spread(seconds),
+            "bytes_per_rule": bytes_per_rule(rules, place),
+            "load_seconds": spread([timed(load)[0] for _ in range(options.rounds)]),
         }
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="matching",
     doc=__doc__,
     libraries=("numba", "numpy", "pyahocorasick", "tokenizers", "transformers"),
@@ -267,12 +264,11 @@ main = Benchmark(
         "tokenizer": EMBEDDED,
         "held_out": 1 << 20,
         "rounds": 10,
-        "synthetic": {"type": int, "nargs": 3, "default": list(RULES_OF_PAPER.values())},
+        "synthetic": {"type": int, "nargs": 3, "default": RULES_OF_PAPER},
     },
     measure=run,
     gates=gates,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

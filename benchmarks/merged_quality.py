@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.common import Benchmark, Report, named, named_backbone
-from benchmarks.corpus import open_ids
-from benchmarks.timing import device_name
+from benchmarks.runner import Benchmark, Report, device_name
+from benchmarks.subjects import open_ids
 from umim_core import UMIM
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.paired_differences import increase_with_error
@@ -67,15 +66,16 @@ def spread_rows(
 
 def run(options: argparse.Namespace, report: Report) -> None:
     """Measure every checkpoint on the same rows."""
-    places = named(options.checkpoints)
     models: dict[str, UMIM] = {}
-    for name, where in places.items():
-        shared = next(iter(models.values())).backbone if models else None
-        load_options: dict[str, object] = {"backbone": shared, "budget": options.budget}
-        if shared is None:
-            load_options |= {"dtype": options.dtype, "device": options.device}
-            load_options |= named_backbone(options.backbone)
-        models[name] = UMIM.from_pretrained(where, **load_options)
+    load_options: dict[str, object] = {"dtype": options.dtype, "device": options.device}
+    load_options |= {} if options.backbone is None else {"backbone": options.backbone}
+    for word in options.checkpoints:
+        name, _, where = word.rpartition("=")  # NAME=WHERE, or WHERE, named by its last part
+        name = name or Path(where).name
+        if name in models:
+            raise SystemExit(f"every checkpoint needs a name of its own, not {name} twice")
+        models[name] = UMIM.from_pretrained(where, budget=options.budget, **load_options)
+        load_options = {"backbone": models[name].backbone}
     first = next(iter(models.values()))
     backbone = first.backbone
     report["facts"]["device"] = device_name(backbone.device)
@@ -156,7 +156,7 @@ def _ratio(own: Sequence[float], other: Sequence[float], targets: Sequence[int])
     return {"mean": ratio, "std": None if error is None else ratio * error}
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="merged_quality",
     doc=__doc__,
     options={
@@ -173,8 +173,7 @@ main = Benchmark(
         "batch_size": 4,
     },
     measure=run,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

@@ -1,47 +1,151 @@
 """Mining against DuckDB, Polars and Python's Counter: a table, then one JSON line.
 
-    python benchmarks/mining.py --out docs/results/mining.json
-    python benchmarks/mining.py --ids tokens.npy --ray more_tokens.npy
+    python -m benchmarks.mining --out docs/results/mining.json
+    python -m benchmarks.mining --ids tokens.npy --ray more_tokens.npy
 
 All sides find the same grams (orders 2 to 4, counts, segments of 512 tokens), checked in the run;
-one of ours goes on to 16.
+one of ours goes on to 16. Peers count keys of 64 bits, into which numpy packs the ids of a gram
+(each of at most 16 bits): faster in every one of them than columns or tuples of ids, which were
+measured, and dropped, at d77cff53. That time counts.
 Gates (P1): equal to Counter; 2.5 times DuckDB, both with two threads; 5 times Counter on one core;
 two threads 1.6 times one; to 16 tokens 0.6 of the speed to 4; memory within its bound; the Ray path
 0.6 of the bare kernel (``--ray``, from 1e8 tokens on). DuckDB runs in two formulations, of which
-the gate takes the faster; on columns of ids it was slower by a quarter, and Counter on tuples by a
-third.
+the gate takes the faster.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from benchmarks.common import THREADS, Benchmark, Gate, Report, at_least, at_most, fresh
-from benchmarks.corpus import CORPUS_OPTIONS, Ids, ids_file, open_ids
-from benchmarks.processes.mining_process import LENGTH, whole_segments
-from benchmarks.timing import alternate, ratio, spread
+from benchmarks.runner import (
+    THREADS,
+    Benchmark,
+    Gate,
+    Report,
+    alternate,
+    at_least,
+    at_most,
+    fresh,
+    in_process,
+    memory_of,
+    ratio,
+    spread,
+    timed,
+)
+from benchmarks.subjects import CORPUS_OPTIONS, SEGMENT, ids_file, open_ids, whole_segments
+from umim_core.config.rule_options import RuleOptions
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.grams import MAX_LONGEST
+from umim_core.mining.mining_memory import mining_memory, sample_shares
+from umim_core.rules.grams import MAX_LONGEST, ORDERS, NgramCounts
+from umim_core.text.token_files import write_tokens
 from umim_core.text.token_ids import UniformOffsets
-
-if TYPE_CHECKING:
-    from benchmarks.peers.mining_peers import Grams
 
 OURS, OURS_1 = "numba, 2 threads", "numba, 1 thread"
 LONG: Final = f"{OURS}, to 16 tokens"
 DUCKDB, DUCKDB_APRIORI = "DuckDB, packed ids", "DuckDB, packed, Apriori"
 POLARS, COUNTER = "Polars, packed ids", "Counter, packed ids"
-PREFIX = f"{OURS_1}, prefix"  # stands in for OURS_1 where Counter reads a prefix only
+PREFIX: Final = f"{OURS_1}, prefix"  # stands in for OURS_1 where Counter reads a prefix only
 BOUND_TOKENS_PER_CORE: Final = 33e6  # memory accesses per token; docs/performance.md, P1
 RAY_TOKENS: Final = 10**8
+MAX_BITS: Final = 16
+_WRITE_TOKENS: Final = 1 << 22
+_OBJECT_STORE: Final = 3 << 30  # bytes
+_GROUP: Final = "SELECT k, count(*) AS c FROM grams GROUP BY k HAVING count(*) >= {tau}"
+_GROUP_SEMI: Final = (
+    "SELECT k, count(*) AS c FROM grams"
+    " SEMI JOIN frequent AS head ON grams.k >> {bits} = head.k"
+    " SEMI JOIN frequent AS tail ON (grams.k & {mask}) = tail.k"
+    " GROUP BY grams.k HAVING count(*) >= {tau}"
+)
+Rows = NDArray[np.integer]  # ids in segments of one length [S, L]
+Grams = dict[int, tuple[NDArray[np.uint64], NDArray[np.integer]]]  # keys [R], counts [R] by order
+
+
+def packed(rows: Rows, order: int, bits: int) -> NDArray[np.uint64]:
+    """Return the keys of all grams of one order that lie within a row."""
+    stop = rows.shape[1] - order + 1
+    keys = rows[:, :stop].astype(np.uint64)
+    for step in range(1, order):
+        keys <<= np.uint64(bits)
+        keys |= rows[:, step : stop + step].astype(np.uint64)
+    return keys.ravel()
+
+
+def duckdb_grams(rows: Rows, bits: int, tau: int, longer: str = _GROUP) -> Grams:
+    """Count the grams of each order with a query, those of the first order with GROUP BY.
+
+    With ``_GROUP_SEMI`` those grams alone are counted whose (n-1)-grams are both frequent.
+    """
+    import duckdb  # where it is used: it complains at the end of a process that imported it
+
+    counts_by_order: Grams = {}
+    with duckdb.connect(config={"threads": THREADS}) as connection:
+        for n in ORDERS:
+            connection.register("grams", pa.table({"k": packed(rows, n, bits)}))
+            query = _GROUP if n == ORDERS[0] else longer
+            query = query.format(tau=tau, bits=bits, mask=(1 << (n - 1) * bits) - 1)
+            table = connection.sql(query).to_arrow_table()
+            counts_by_order[n] = table["k"].to_numpy(), table["c"].to_numpy()
+            connection.register("frequent", pa.table({"k": counts_by_order[n][0]}))
+    return counts_by_order
+
+
+def polars_grams(rows: Rows, bits: int, tau: int) -> Grams:
+    """Count every gram with group_by of the streaming engine, which is the faster one here."""
+    import polars as pl  # reads its threads at import
+
+    counts_by_order: Grams = {}
+    for n in ORDERS:
+        groups = pl.LazyFrame({"k": packed(rows, n, bits)}).group_by("k").len("c")
+        frame = groups.filter(pl.col("c") >= tau).collect(engine="streaming")
+        counts_by_order[n] = frame["k"].to_numpy(), frame["c"].to_numpy()
+    return counts_by_order
+
+
+def counter_counts(rows: Rows, bits: int, tau: int) -> dict[int, dict[int, int]]:
+    """Count integers that numpy has packed: the fastest use of Counter, and the sides' oracle."""
+    return {
+        n: {
+            key: count
+            for key, count in Counter(packed(rows, n, bits).tolist()).items()
+            if count >= tau
+        }
+        for n in ORDERS
+    }
+
+
+def grams_of_counter(counts_by_order: dict[int, dict[int, int]]) -> Grams:
+    """Return the result of Counter as arrays."""
+    return {
+        n: (np.array(list(counts), np.uint64), np.array(list(counts.values()), np.int64))
+        for n, counts in counts_by_order.items()
+    }
+
+
+def grams_of_counts(counts: NgramCounts, bits: int) -> Grams:
+    """Return our result in the form of the peers."""
+    return {n: (packed(counts.ids(n), n, bits), counts.support[n]) for n in ORDERS}
+
+
+def same(one: Grams, other: Grams) -> bool:
+    """Return whether two results hold the same grams with the same counts, in any order."""
+    return one.keys() == other.keys() and all(
+        np.array_equal(a[0][order_a], b[0][order_b])
+        and np.array_equal(a[1][order_a], b[1][order_b])
+        for a, b in ((one[n], other[n]) for n in one)
+        for order_a, order_b in [(np.argsort(a[0]), np.argsort(b[0]))]
+    )
 
 
 @dataclass(frozen=True)
@@ -54,40 +158,36 @@ class Side:
     cores: int = 1
 
 
-def make_sides(ids: Ids, tau: int, counter_tokens: int) -> dict[str, Side]:
+def make_sides(ids: NDArray[np.integer], tau: int, counter_tokens: int) -> dict[str, Side]:
     """Return all sides, on ids in whole segments [T], of which Counter may read a prefix only."""
-    from benchmarks.peers import mining_peers as peers  # Polars reads its threads at import
+    rows = np.array(ids, dtype=np.int32).reshape(-1, SEGMENT)
+    few = rows[: max(1, counter_tokens // SEGMENT)]
+    bits = max(1, int(rows.max()).bit_length())
+    if bits > MAX_BITS:
+        raise SystemExit(f"the peers' keys hold ids below {1 << MAX_BITS}, not {rows.max()}")
 
-    rows = np.array(ids, dtype=np.int32).reshape(-1, LENGTH)
-    few = rows[: max(1, counter_tokens // LENGTH)]
-    bits = peers.id_bits(int(rows.max()))
-
-    def ours(part: Ids, **how: Any) -> Side:
-        offsets = UniformOffsets(LENGTH, len(part))
+    def ours(part: Rows, **how: Any) -> Side:
+        offsets = UniformOffsets(SEGMENT, len(part))
         run = partial(count_ngrams, part.reshape(-1), offsets, tau, **how)
-        read = partial(peers.grams_of_counts, bits=bits)
-        return Side(run, read, part.size, how.get("threads", 1))
+        return Side(run, partial(grams_of_counts, bits=bits), part.size, how.get("threads", 1))
 
-    def packed(count: Callable[[Ids, int, int], Grams]) -> Side:
-        return Side(partial(count, rows, bits, tau), lambda grams: grams, rows.size, THREADS)
+    def peer(count: Callable[..., Grams], *how: str) -> Side:
+        return Side(partial(count, rows, bits, tau, *how), lambda grams: grams, rows.size, THREADS)
 
-    counter = partial(peers.counter_packed, few, bits, tau)
     sides = {
         OURS: ours(rows, threads=THREADS),
         OURS_1: ours(rows, threads=1),
         LONG: ours(rows, threads=THREADS, longest=MAX_LONGEST),
-        DUCKDB: packed(peers.duckdb_packed),
-        DUCKDB_APRIORI: packed(peers.duckdb_apriori),
-        POLARS: packed(peers.polars_groups),
-        COUNTER: Side(counter, peers.grams_of_integers, few.size),
+        DUCKDB: peer(duckdb_grams),
+        DUCKDB_APRIORI: peer(duckdb_grams, _GROUP_SEMI),
+        POLARS: peer(polars_grams),
+        COUNTER: Side(partial(counter_counts, few, bits, tau), grams_of_counter, few.size),
     }
     return sides | ({PREFIX: ours(few, threads=1)} if len(few) < len(rows) else {})
 
 
 def compare(sides: dict[str, Side], rounds: int) -> Report:
     """Run all sides in alternation and check that those that read the same find the same."""
-    from benchmarks.peers.mining_peers import same
-
     firsts: dict[int, Grams] = {}  # by tokens read
     equal: dict[str, bool] = {}
 
@@ -96,10 +196,11 @@ def compare(sides: dict[str, Side], rounds: int) -> Report:
         equal[name] = same(grams, firsts.setdefault(sides[name].tokens, grams))
 
     seconds = alternate({name: side.run for name, side in sides.items()}, rounds, warmed)
-    whole = firsts[sides[OURS].tokens]
+    against = dict.fromkeys((DUCKDB, DUCKDB_APRIORI, POLARS, OURS_1, LONG), OURS)
+    against[COUNTER] = PREFIX if PREFIX in seconds else OURS_1  # on as many cores
     return {
-        "corpus": {"tokens": sides[OURS].tokens, "segment_length": LENGTH},
-        "rules": {str(n): len(counts) for n, (_, counts) in whole.items()},
+        "corpus": {"tokens": sides[OURS].tokens, "segment_length": SEGMENT},
+        "rules": {str(n): len(counts) for n, (_, counts) in firsts[sides[OURS].tokens].items()},
         "same": equal,
         "sides": {
             name: {
@@ -110,65 +211,100 @@ def compare(sides: dict[str, Side], rounds: int) -> Report:
             }
             for name, side in sides.items()
         },
-        "ratios": ratios(seconds),
+        "ratios": {
+            name: {"against": ours, **ratio(seconds, name, ours)}
+            for name, ours in against.items()
+            if name in seconds
+        },
     }
 
 
-def ratios(seconds: dict[str, list[float]]) -> Report:
-    """Return how many times as long each peer takes as ours, on as many cores."""
-    one_core = PREFIX if PREFIX in seconds else OURS_1
-    base = dict.fromkeys((DUCKDB, DUCKDB_APRIORI, POLARS, OURS_1, LONG), OURS) | {COUNTER: one_core}
+def count(ids: str, tokens: int | None, tau: int) -> Report:
+    """Count once, with two threads, next to the bound on the memory."""
+    warm, borders = whole_segments(np.arange(100 * SEGMENT, dtype=np.int32) % 7)
+    count_ngrams(warm, borders, 2, threads=THREADS)  # loads the compiled loops
+    text, offsets = whole_segments(open_ids(Path(ids), tokens))
+    search = RuleOptions(tau=tau)
+    bound = mining_memory(
+        len(text), search, sample_shares(text, offsets, search, threads=THREADS), threads=THREADS
+    )
+    grown, (seconds, counts) = memory_of(
+        lambda: timed(lambda: count_ngrams(text, offsets, tau, threads=THREADS))
+    )
+    sizes = {str(n): len(counts.keys[n]) for n in ORDERS}
+    memory = {"peak_bytes": grown, "bound_bytes": bound}
+    return {"tokens": len(text), "seconds": seconds, **memory, "rules": sizes}
+
+
+def on_ray(ids: str, tokens: int | None, tau: int, rounds: int) -> Report:
+    """Time counting on a cluster of two cores against the bare kernel, over the same shards.
+
+    The start of the cluster and the first count of each side are left out.
+    """
+    from tasks.cluster.ray_cluster import ray_cluster
+    from tasks.data.counting import ClusterCounter
+    from tasks.data.counting_tables import Corpus
+
+    text, offsets = whole_segments(open_ids(Path(ids), tokens))
+    starts = range(0, len(text), _WRITE_TOKENS)
+    results: dict[str, Any] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="umim-ray-benchmark-") as folder,
+        ray_cluster(THREADS, object_store_bytes=_OBJECT_STORE),
+    ):
+        shards = Path(folder) / "shards"
+        write_tokens(shards, ((text[at : at + _WRITE_TOKENS], False) for at in starts))
+        corpus = Corpus(shards, offsets)
+        flat = corpus.open()
+        sides = {
+            "kernel": lambda: count_ngrams(flat, offsets, tau, threads=THREADS),
+            "ray": lambda: ClusterCounter(corpus).count(tau),
+        }
+        seconds = alternate(sides, rounds, results.__setitem__)
+    one, other = results["kernel"], results["ray"]
     return {
-        name: {"against": ours, **ratio(seconds, name, ours)}
-        for name, ours in base.items()
-        if name in seconds
+        "tokens": len(text),
+        "seconds": seconds,
+        "share": ratio(seconds, "kernel", "ray"),
+        "equal": all(
+            np.array_equal(one.keys[n], other.keys[n])
+            and np.array_equal(one.support[n], other.support[n])
+            for n in ORDERS
+        ),
     }
 
 
 def gates(report: Report) -> dict[str, Gate]:
     """Return value, limit and verdict of every gate that applies."""
-    by_name = report["ratios"]
-
-    def times(name: str) -> float:
-        return float(by_name[name]["median"])
-
-    per_core = max(
-        report["sides"][name]["tokens_per_s"] / report["sides"][name]["cores"]
-        for name in (OURS, OURS_1)
-    )
-    measured, same = report["memory"], report["same"]
-    counted_same = same[COUNTER] and same.get(PREFIX, True)
-    gates = {
+    times = {name: float(figures["median"]) for name, figures in report["ratios"].items()}
+    sides, memory, ray = report["sides"], report["memory"], report["ray"]
+    per_core = max(sides[name]["tokens_per_s"] / sides[name]["cores"] for name in (OURS, OURS_1))
+    counted_same = report["same"][COUNTER] and report["same"].get(PREFIX, True)
+    judged = {
         "equal_to_counter": at_least(float(counted_same), 1.0),
-        "times_duckdb": at_least(min(times(DUCKDB), times(DUCKDB_APRIORI)), 2.5),
-        "times_counter_per_core": at_least(times(COUNTER), 5.0),
-        "two_threads_times_one": at_least(times(OURS_1), 1.6),
-        "memory_of_bound": at_most(measured["peak_bytes"] / measured["bound_bytes"], 1.0),
+        "times_duckdb": at_least(min(times[DUCKDB], times[DUCKDB_APRIORI]), 2.5),
+        "times_counter_per_core": at_least(times[COUNTER], 5.0),
+        "two_threads_times_one": at_least(times[OURS_1], 1.6),
+        "memory_of_bound": at_most(memory["peak_bytes"] / memory["bound_bytes"], 1.0),
         "tokens_per_s_and_core_below_bound": at_most(per_core, BOUND_TOKENS_PER_CORE),
     }
-    if LONG in by_name:
-        gates["speed_to_16_of_4"] = at_least(1 / times(LONG), 0.6)
-    ray = report["ray"]
+    if LONG in times:
+        judged["speed_to_16_of_4"] = at_least(1 / times[LONG], 0.6)
     if ray is not None and ray["tokens"] >= RAY_TOKENS:
-        gates["ray_of_kernel"] = at_least(ray["share"]["median"], 0.6)
-    return gates
+        judged["ray_of_kernel"] = at_least(ray["share"]["median"], 0.6)
+    return judged
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
     """Compare all sides, then memory with its bound, then the Ray path."""
-    file = ids_file(options)
+    file, tau = ids_file(options), options.tau
     ids, _ = whole_segments(open_ids(file, options.tokens))
-    report["tau"] = options.tau
-    report |= compare(make_sides(ids, options.tau, options.counter_tokens), options.rounds)
-    counted = {"ids": file, "tokens": options.tokens, "tau": options.tau}
-    report["memory"] = fresh("processes.mining_process", what="count", **counted)
+    report["tau"] = tau
+    report |= compare(make_sides(ids, tau, options.counter_tokens), options.rounds)
+    report["memory"] = fresh("mining", "count", ids=file, tokens=options.tokens, tau=tau)
+    on_cluster = {"tokens": options.ray_tokens, "tau": tau, "rounds": options.ray_rounds}
     report["ray"] = options.ray and fresh(
-        "processes.mining_process",
-        what="ray",
-        ids=options.ray.resolve(),
-        tokens=options.ray_tokens,
-        tau=options.tau,
-        rounds=options.ray_rounds,
+        "mining", "on_ray", ids=options.ray.resolve(), **on_cluster
     )
 
 
@@ -177,7 +313,7 @@ def equal(report: Report) -> bool:
     return all(report["same"].values()) and (report["ray"] is None or report["ray"]["equal"])
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="mining",
     doc=__doc__,
     libraries=("duckdb", "numba", "numpy", "polars", "pyarrow"),
@@ -193,8 +329,7 @@ main = Benchmark(
     measure=run,
     gates=gates,
     equal=equal,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    in_process({"count": count, "on_ray": on_ray}, BENCHMARK.main)

@@ -28,9 +28,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
-from benchmarks.engine_sides import BACKBONES, Subject, subject
-from benchmarks.timing import alternate, ratio, spread
+from benchmarks.runner import (
+    Benchmark,
+    Gate,
+    Report,
+    alternate,
+    at_least,
+    at_most,
+    ratio,
+    spread,
+)
+from benchmarks.subjects import BACKBONES, Subject, subject
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
@@ -146,7 +154,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         report["backbones"][Path(name).name] = measure(backbone_subject, rules, rows, options.pairs)
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="perplexity",
     doc=__doc__,
     options={
@@ -159,8 +167,7 @@ main = Benchmark(
     measure=run,
     gates=gates,
     equal=equal,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

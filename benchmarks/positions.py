@@ -13,8 +13,9 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
-from benchmarks.common import Benchmark, Report
+from benchmarks.runner import Benchmark, Report
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.text.rows import read_objects
 from umim_core.traffic.report import traffic_report
@@ -74,7 +75,7 @@ def schemas(files: Iterable[Path]) -> list[Request]:
     ]
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="positions",
     doc=__doc__,
     libraries=("numpy", "transformers"),
@@ -84,8 +85,7 @@ main = Benchmark(
         "code": f"{sysconfig.get_paths()['stdlib']}/*.py",
     },
     measure=run,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

@@ -26,12 +26,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import Benchmark, Gate, Report, at_least, at_most, no_error_gate_missed
-from benchmarks.engine_sides import CHECKPOINT, Ids, Subject, subject
-from benchmarks.timing import alternate, ratio, spread
+from benchmarks.runner import (
+    Benchmark,
+    Gate,
+    Report,
+    alternate,
+    at_least,
+    at_most,
+    no_error_gate_missed,
+    ratio,
+    spread,
+)
+from benchmarks.subjects import CHECKPOINT, Ids, Subject, subject
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores, preference_loss
-from umim_core.errors import CorpusError
+from umim_core.errors import CorpusError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.throughput.roofline import ModelShape
 
@@ -45,19 +54,17 @@ Result = tuple[float, tuple[Tensor, ...]]  # loss, gradient by every weight
 def questions_of(ids: Ids, shape: argparse.Namespace) -> Questions:
     """Cut text [T] into questions of one context and several answers each."""
     size = shape.context + shape.answers * shape.ending
-    if len(ids) < shape.questions * size:
-        raise CorpusError(
-            f"{shape.questions} questions of {size} tokens must fit the text",
-            f"{len(ids)} tokens",
-            "Ask fewer questions, or shorter ones.",
+    rule = f"{shape.questions} questions of {size} tokens must fit the text"
+    require(len(ids) >= shape.questions * size, CorpusError, rule, f"{len(ids)} tokens")
+    rows = ids[: shape.questions * size].reshape(shape.questions, size)
+    return [
+        EncodedQuestion(
+            row[: shape.context],
+            tuple(np.split(row[shape.context :], shape.answers)),
+            number % shape.answers,
         )
-    questions = []
-    for gold, row in enumerate(ids[: shape.questions * size].reshape(shape.questions, size)):
-        endings = np.split(row[shape.context :], shape.answers)
-        questions.append(
-            EncodedQuestion(row[: shape.context], tuple(endings), gold % shape.answers)
-        )
-    return questions
+        for number, row in enumerate(rows)
+    ]
 
 
 def unpacked_scores(questions: Questions, merged_model: MergedModel) -> list[Tensor]:
@@ -137,7 +144,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     }
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="preference_step",
     doc=__doc__,
     options={
@@ -152,8 +159,7 @@ main = Benchmark(
     measure=run,
     gates=gates,
     equal=no_error_gate_missed,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

@@ -15,20 +15,18 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from benchmarks.answers.__main__ import RAW_TAIL, SUBJECT, Prompt, load, shortened
-from benchmarks.answers.questions import Question
-from benchmarks.common import Benchmark, Report
+from benchmarks.answers import RAW_TAIL, SUBJECT, Prompt, Question, load, points, shortened
+from benchmarks.runner import Benchmark, Report
 from umim_core import UMIM
 from umim_core.baselines.methods import ReducedTokens
 from umim_core.baselines.registry import find_baseline
-from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.text_metrics import code_tests
 from umim_core.model.inputs import encode_prompts
 
@@ -38,7 +36,6 @@ _ASKED: Final = (
 )
 _NUMBER: Final = r"-?\$?\d[\d,]*(?:\.\d+)?"
 _NAMED: Final = re.compile(rf"(?i)answer is[^\d\n-]{{0,12}}({_NUMBER})")
-_SIDES: Final = ("base", "umim", "truncation")
 Row = Mapping[str, Any]
 
 
@@ -61,17 +58,20 @@ def _value(number: str) -> float:
     return float(number.replace(",", "").replace("$", ""))
 
 
+SETS: Final = {  # new tokens, and what counts
+    "humaneval": (192, solves_function),
+    "gsm8k": (256, solves_word_problem),
+}
+
+
 def run(options: argparse.Namespace, report: Report) -> None:
     """Answer every problem from every side."""
     # cuDNN plans attention anew for every length, and decoding has a new one at every token.
     torch.backends.cuda.enable_cudnn_sdp(False)
     umim = load(options, report)
     report["sets"] = {}
-    sets: list[tuple[str, Path | None, int, Callable[[str, Row], bool]]] = [
-        ("humaneval", options.humaneval, 192, solves_function),
-        ("gsm8k", options.gsm8k, 256, solves_word_problem),
-    ]
-    for name, path, new_tokens, solves in sets:
+    for name, (new_tokens, solves) in SETS.items():
+        path: Path | None = getattr(options, name)
         if path is not None:
             lines = path.read_text("utf-8").splitlines()[: options.most]
             rows = [json.loads(line) for line in lines]
@@ -95,26 +95,21 @@ def answer_all(
 
     def answer(asked: list[Any], **options: Any) -> tuple[list[str], list[float]]:
         order = sorted(range(len(asked)), key=lambda place: len(str(asked[place])))
-        texts, reductions = [""] * len(asked), [0.0] * len(asked)
+        found: dict[int, tuple[str, float]] = {}
+        greedy = {"max_new_tokens": new_tokens, "do_sample": False, **options}
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            out = umim.generate(
-                [asked[place] for place in batch],
-                max_new_tokens=new_tokens,
-                do_sample=False,
-                **options,
-            )
-            for place, text, reduction in zip(batch, out.text, out.token_reduction, strict=True):
-                texts[place], reductions[place] = text, float(reduction)
-        return texts, reductions
+            out = umim.generate([asked[place] for place in batch], **greedy)
+            found |= zip(batch, zip(out.text, out.token_reduction, strict=True), strict=True)
+        texts, reductions = zip(*(found[place] for place in range(len(asked))), strict=True)
+        return list(texts), list(reductions)
 
     base, _ = answer(prompts, merge="none")
     merged, reductions = answer(prompts, merge="prompt", raw_tail=RAW_TAIL)
-    savings = [reduction * umim.merged_model.saved_share for reduction in reductions]
+    savings = [float(reduction) * umim.merged_model.saved_share for reduction in reductions]
     pairs = zip(prompts, savings, strict=True)
     truncated, _ = answer([_truncated(umim, asked, share) for asked, share in pairs], merge="none")
-    answers = dict(zip(_SIDES, (base, merged, truncated), strict=True))
-    return answers, float(np.mean(savings))
+    return {"base": base, "umim": merged, "truncation": truncated}, float(np.mean(savings))
 
 
 def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
@@ -133,32 +128,24 @@ def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
 
 def figures(solved: Mapping[str, Sequence[bool]], saving: float, new_tokens: int) -> Report:
     """Return how many problems each side solves, and its points against the base model."""
-    base = np.array(solved["base"], dtype=float)
-    sides = {}
-    for side, right in solved.items():
-        own = np.array(right, dtype=float)
-        error = mean_difference_error(own.tolist(), base.tolist())
-        points = {
-            "mean": 100 * float(own.mean() - base.mean()),
-            "std": None if error is None else 100 * error,
-        }
-        sides[side] = {"solved": int(sum(right)), "points": points}
     return {
-        "problems": len(base),
+        "problems": len(solved["base"]),
         "new_tokens": new_tokens,
         "saving": saving,
-        "sides": sides,
+        "sides": {
+            side: {"solved": sum(right), "points": points(right, solved["base"])}
+            for side, right in solved.items()
+        },
         "rows": {side: [int(x) for x in right] for side, right in solved.items()},
     }
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="problems",
     doc=__doc__,
     options=SUBJECT | {"humaneval": Path, "gsm8k": Path, "batch_size": 8},
     measure=run,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

@@ -143,7 +143,7 @@ def benchmark_page(report: Report) -> str:
     """Return the page of a benchmark's results, its gates and its machine at the end."""
     name = report["benchmark"]
     rows = ROWS[name](report) if name in ROWS else {}
-    runs = any((ROOT / "benchmarks" / file).exists() for file in (name, f"{name}.py"))
+    runs = (ROOT / "benchmarks" / f"{name}.py").exists()
     command = {"command": f"python -m benchmarks.{name}" if runs else None}
     parts = (
         page(f"{name}.md", report | rows, TEMPLATES),

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.common import Report
-from benchmarks.gpu import LIMIT, SHARES, TINY, Run, distillation, gates, main
+from benchmarks.gpu import BENCHMARK, LIMIT, SHARES, TINY, Run, distillation, gates
+from benchmarks.runner import Report
 from umim_core.errors import EvaluationError
 from umim_core.throughput.roofline import Roofline
 
 
 def test_a_tiny_run_measures_every_part_on_the_processor(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    assert main(["--tiny", "--out", str(out)]) == 0
+    assert BENCHMARK.main(["--tiny", "--out", str(out)]) == 0
     report = json.loads(out.read_text("utf-8"))
     assert report["left_out"] == report["failed"] == []
     for row in report["exactness"]:  # a forward of other units would be seen

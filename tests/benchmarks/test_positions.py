@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.positions import main, schemas
+from benchmarks.positions import BENCHMARK, schemas
 
 
 def rows(path: Path, *objects: object) -> Path:
@@ -25,7 +25,7 @@ def test_every_kind_has_its_figures_its_page_and_the_picture(tmp_path: Path) -> 
         (tmp_path / f"{n}.py").write_text(f"import numpy as np\n\n{n} = np.zeros(3)\n", "utf-8")
     out = tmp_path / "positions.json"
     options = ("--data", tmp_path, "--code", tmp_path / "*.py", "--out", out)
-    assert main([*map(str, options), "--tokenizer", "umim-docs-llama"]) == 0
+    assert BENCHMARK.main([*map(str, options), "--tokenizer", "umim-docs-llama"]) == 0
     kinds = json.loads(out.read_text("utf-8"))["kinds"]
     assert {(one["texts"], one["unseen"]) for one in kinds.values()} == {(10, 2)}
     assert all(0 < one["saved"]["16 tokens, 8192 spans"] < 1 for one in kinds.values())

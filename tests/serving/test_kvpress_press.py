@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.engines.engine_processes import ENGINES
+from benchmarks.engines import ENGINES
 from support.processes import output_of
 from support.source_tree import ROOT
 from umim_core.backbone.backbone import load_backbone

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.engines.__main__ import OPENVINO, SCRIPT
+from benchmarks.engines import OPENVINO, SCRIPT
 from support.exported_models import Exported
 from support.processes import output_of
 from umim_core import UMIM

@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine_sides import CHECKPOINT, GENERAL
-from benchmarks.engines.__main__ import (
+from benchmarks.engines import (
+    COMPLETIONS,
+    SERVERS,
     SPEEDUP,
     Prompt,
+    Running,
     prompt_of,
     read_chats,
+    running,
     time_pairs,
     with_spans,
 )
-from benchmarks.engines.engine_processes import COMPLETIONS, SERVERS, Running, running
+from benchmarks.subjects import CHECKPOINT, GENERAL
 from support.processes import output_of
 from support.servers import CHAT, Served
 from support.source_tree import ROOT

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.engines.engine_processes import COMPLETIONS, CONTEXT, SERVERS, Running, running
+from benchmarks.engines import COMPLETIONS, CONTEXT, SERVERS, Running, running
 from support.gguf_files import tiny_bpe
 from support.merged_models import random_merged_model
 from support.tiny_models import random_backbone

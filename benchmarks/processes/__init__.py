@@ -1,1 +1,0 @@
-"""Measurements that run in processes of their own, started by the benchmarks."""

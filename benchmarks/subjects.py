@@ -1,0 +1,215 @@
+"""What the benchmarks measure on: ids of a text, backbones with their rules, text to time."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from benchmarks.runner import fresh, in_process
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.model_files import DTYPES
+from umim_core.backbone.shape import BackboneShape
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.config.rule_options import RuleOptions
+from umim_core.embedded.docstring_corpus import build_corpus, held_out_text, read_documents
+from umim_core.errors import CorpusError, require
+from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.module import MergeModule
+from umim_core.mining.counting import count_ngrams
+from umim_core.model.umim import UMIM
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import RuleOrigin
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.sources import JsonLines
+from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.tokens import first_ids, tokenize_parts
+
+RANDOM: Final = "random-llama"
+BACKBONES: Final = (RANDOM, "umim-docs-llama", "umim-docs-gpt2")
+CHECKPOINT: Final = "umim-smollm2-135m"
+GENERAL: Final = Path(__file__).resolve().parents[2] / "shared" / "data" / "general"
+PASSAGE: Final = 64  # tokens
+SEGMENT: Final = 512
+EMBEDDED: Final = "umim-docs-llama"
+CORPUS_OPTIONS: Final[dict[str, object]] = {
+    "ids": Path,
+    "cache": Path(".umim/benchmarks"),
+    "tokens": int,
+}
+Ids = NDArray[np.int64]
+_PHRASES: Final = 4_000
+_TAU: Final = 5
+_MINED: Final = 400_000  # tokens that the rules of the random backbone are mined on
+_RANDOM_CONFIG: Final = LlamaConfig(  # realistic proportions
+    vocab_size=32_000,
+    hidden_size=512,
+    intermediate_size=1408,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    max_position_embeddings=8192,
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Model, rules and text to time.
+
+    Attributes:
+        merged_model: The model with its natural rules.
+        ids: Text that the rules were not mined on [T].
+        text: What text this is; empty for that of the small backbones.
+    """
+
+    merged_model: MergedModel
+    ids: Ids
+    text: str = ""
+
+    @property
+    def backbone(self) -> Backbone:
+        return self.merged_model.backbone
+
+
+def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
+    """Return a backbone with all it takes."""
+    if name == RANDOM:
+        return random_subject(_RANDOM_CONFIG, tokens, dtype=dtype, device=device)
+    umim = UMIM.from_pretrained(name, dtype=dtype, device=device)
+    if name not in BACKBONES:
+        text, ids = general_text(umim, tokens)
+        return Subject(umim.merged_model, ids, text)
+    ids = np.array(umim.backbone.encode(held_out_text())[:tokens], dtype=np.int64)
+    return Subject(umim.merged_model, ids)
+
+
+def general_text(umim: UMIM, tokens: int) -> tuple[str, Ids]:
+    """Return what held-out text this is, and its ids: passages of every kind of text in turn."""
+    files = sorted(GENERAL.glob("*-test.jsonl.gz"))
+    if not files:
+        ids = np.array(umim.backbone.encode(held_out_text()), dtype=np.int64)
+        return "docstrings of the installed packages, test split", ids[:tokens]
+    tokenizer = umim.backbone.require_tokenizer()
+    passages = -(-tokens // (PASSAGE * len(files)))
+    kinds = [
+        np.resize(
+            first_ids(JsonLines(paths=(str(file),)), tokenizer, passages * PASSAGE)[0],
+            (passages, PASSAGE),
+        )
+        for file in files
+    ]
+    names = ", ".join(file.name.removesuffix("-test.jsonl.gz") for file in files)
+    ids = np.stack(kinds, axis=1).reshape(-1).astype(np.int64)
+    return f"general English ({names}), test split, passages of {PASSAGE} tokens in turn", ids
+
+
+def llama_config(shape: BackboneShape, positions: int) -> LlamaConfig:
+    """Return the configuration of a Llama of a shape, without special tokens."""
+    sizes = {"hidden_size", "intermediate_size", "head_dim", "vocab_size"}
+    return LlamaConfig(
+        **shape.model_dump(include=sizes),
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=positions,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def random_backbone(config: LlamaConfig, *, dtype: str, device: torch.device | str) -> Backbone:
+    """Return a backbone of random weights, made on its device."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=DTYPES[dtype], trust_remote_code=False
+        )
+    return wrap_backbone(model, None)
+
+
+def untrained_module(backbone: Backbone) -> MergeModule:
+    """Return an untrained module of the default form."""
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
+    return module.to(backbone.device)
+
+
+def random_subject(
+    config: LlamaConfig, tokens: int, *, dtype: str, device: torch.device | str, mined: int = _MINED
+) -> Subject:
+    """Return a backbone of random weights, a fresh module, and rules mined on random phrases."""
+    backbone = random_backbone(config, dtype=dtype, device=device)
+    module = untrained_module(backbone).requires_grad_(False)
+    text = phrase_text(mined + tokens, config.vocab_size)
+    counts = count_ngrams(*whole_segments(text[:mined].astype(np.int32)), _TAU)
+    matcher = Matcher(RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=_TAU))))
+    return Subject(MergedModel(backbone, module, matcher, "compact"), text[mined:])
+
+
+def phrase_text(tokens: int, vocab: int) -> Ids:
+    """Return text of single tokens and phrases of 2 to 4, both with frequencies of Zipf's law."""
+    generator = np.random.default_rng(0)
+    phrases = [generator.integers(0, vocab, size=n) for n in generator.integers(2, 5, _PHRASES)]
+    parts: list[Ids] = []
+    length = 0
+    while length < tokens:
+        if generator.random() < 0.75:
+            part = (generator.zipf(1.2, 1) - 1) % vocab
+        else:
+            part = phrases[(int(generator.zipf(1.2)) - 1) % _PHRASES]
+        parts.append(part.astype(np.int64))
+        length += len(part)
+    return np.concatenate(parts)[:tokens]
+
+
+def ids_file(options: argparse.Namespace) -> Path:
+    """Return the file of ids; where none was given, that of the docstring corpus, built once.
+
+    Building needs the tokenizer, hence a process of its own: nothing of it stays in memory.
+    """
+    if options.ids is not None:
+        return Path(options.ids).resolve()
+    file = Path(options.cache).resolve() / "docstrings.npy"
+    if not file.exists():
+        fresh("subjects", "docstrings", file=file)
+    return file
+
+
+def open_ids(path: Path, tokens: int | None = None) -> NDArray[np.integer]:
+    """Map the first ``tokens`` ids of a file into memory."""
+    ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    flat = ids.ndim == 1 and ids.dtype.kind in "iu"
+    require(flat, CorpusError, f"{path.name} must hold one flat array of integers", ids.shape)
+    return ids[:tokens]
+
+
+def whole_segments(ids: NDArray[np.integer]) -> tuple[NDArray[np.integer], UniformOffsets]:
+    """Return ids without the remainder of a segment, and the borders."""
+    segments = len(ids) // SEGMENT
+    return ids[: segments * SEGMENT], UniformOffsets(SEGMENT, segments)
+
+
+def write_docstrings(file: str) -> int:
+    """Write the ids of the training split of the docstring corpus; return how many there are."""
+    target = Path(file)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="docstrings-", dir=target.parent) as folder:
+        build_corpus(Path(folder) / "built", workers=2)
+        texts = (one.text for one in read_documents(Path(folder) / "built" / "train.jsonl"))
+        pieces = tokenize_parts(((text, True) for text in texts), load_tokenizer(EMBEDDED))
+        ids = np.concatenate([ids for ids, _ in pieces])
+        np.save(Path(folder) / "ids.npy", ids.astype(np.int32), allow_pickle=False)
+        (Path(folder) / "ids.npy").replace(target)
+    return len(ids)
+
+
+if __name__ == "__main__":
+    in_process({"docstrings": write_docstrings})

@@ -1,0 +1,215 @@
+"""The frame of benchmarks, and gates: each has its limit."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import ddp_vs_zero2, distill_step, engine, matching, mining, perplexity
+from benchmarks import preference_step as preference
+from benchmarks.runner import Benchmark, Report, alternate, at_least
+
+
+def test_a_gate_is_met_at_its_limit_and_judged_before_rounding() -> None:
+    assert at_least(2.5, 2.5) == (2.5, 2.5, True)
+    assert at_least(2.4999, 2.5) == (2.4999, 2.5, False)
+    assert at_least(2.499999, 2.5) == (2.5, 2.5, False)
+
+
+def test_sides_alternate_after_a_warm_up() -> None:
+    calls: list[str] = []
+    sides = {name: lambda name=name: calls.append(name) for name in "ab"}
+    seconds = alternate(sides, 4)
+    assert calls == ["a", "b", *"abbaabba"]
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 4, "b": 4}
+
+
+@pytest.mark.parametrize(
+    ("passed", "same", "status"), [(True, True, 0), (False, True, 1), (True, False, 1)]
+)
+def test_the_status_tells_a_missed_gate_and_the_results_are_written(
+    passed: bool, same: bool, status: int, tmp_path: Path
+) -> None:
+    def measure(options: argparse.Namespace, report: Report) -> None:
+        report |= {"device": "cpu", "rows": options.rows, "length": 2, "backbones": {}}
+        report["equal"] = same
+
+    benchmark = Benchmark(
+        name="perplexity",
+        doc="A benchmark.",
+        options={"rows": 8},
+        measure=measure,
+        gates=lambda report: {"speed": (1.0, 2.0, passed)},
+        libraries=("numpy",),
+    )
+    out = tmp_path / "x.json"
+    assert benchmark.main(["--out", str(out), "--rows", "3"]) == status
+    assert json.loads(out.read_text("utf-8"))["gates"] == {"speed": [1.0, 2.0, passed]}
+    page = out.with_suffix(".md").read_text("utf-8")
+    assert "3 rows of 2 tokens" in page and "| speed |" in page
+
+
+def of_training() -> Report:
+    """Trainings that agree, as they are compared; steps take 1, 2, ... seconds."""
+    gradient = torch.tensor([4.0, -2.0, 1.0])
+    runs = {}
+    for name, (strategy, workers) in ddp_vs_zero2.SIDES.items():
+        ranks, halved = max(1, workers), name == ddp_vs_zero2.ZERO2
+        rank = {
+            "seconds": [1.0 + step for step in range(ddp_vs_zero2.WARM_UP + 3)],
+            "moment_bytes": 50 if halved else 100,
+            "optimizer_bytes": 50 if halved else 100,
+            "peak_bytes": 2.0**30,
+            "weights": "digest",
+        }
+        curve = [{"step": 1, "train_loss": 2.0, "train_kl": 1.0}, {"step": 1, "valid_kl": 0.5}]
+        sharded = torch.cat([gradient, torch.zeros(1)]).chunk(ranks)
+        gradients = sharded if strategy == "deepspeed" else [gradient.clone() for _ in range(ranks)]
+        runs[name] = {
+            "ranks": [dict(rank) for _ in range(ranks)],
+            "curve": curve,
+            "gradients": list(gradients),
+            "state_bytes": 1000,
+        }
+    return runs
+
+
+def judged(runs: Report) -> Report:
+    return ddp_vs_zero2.gates(ddp_vs_zero2.compare({name: [run] for name, run in runs.items()}))
+
+
+def of_matching() -> Report:
+    sizes = {"memory": 50.0, "disk": 50.0, "directory": 99.0}
+    ours = {
+        "tokenizing_share": {"median": 0.05},
+        "sides": {matching.LOOP: {"ratio": {"median": 5.0}}},
+        "bytes_per_rule": sizes,
+    }
+    synthetic = {"bytes_per_rule": dict(sizes), "load_seconds": {"median": 0.9}}
+    return {"rule_sets": {"nested": ours}, "synthetic": synthetic}
+
+
+def of_mining() -> Report:
+    ratios = {mining.DUCKDB: 2.7, mining.DUCKDB_APRIORI: 2.6, mining.COUNTER: 5.5}
+    ratios |= {mining.OURS_1: 1.7}
+    return {
+        "sides": {n: {"tokens_per_s": 9e6, "cores": 1} for n in (mining.OURS, mining.OURS_1)},
+        "ratios": {name: {"median": median} for name, median in ratios.items()},
+        "same": {mining.COUNTER: True, mining.PREFIX: True},
+        "memory": {"peak_bytes": 90.0, "bound_bytes": 100.0},
+        "ray": {"tokens": 10**8, "share": {"median": 0.6}},
+    }
+
+
+def of_perplexity() -> Report:
+    def sides(times: float) -> Report:
+        return {"times_base": {"median": times}, "listing_times": {"median": 20.0}}
+
+    return {"length": 512, "backbones": {"b": {"plain": sides(1.3), "nested": sides(1.5)}}}
+
+
+def of_preference() -> Report:
+    measured = {"times": {"median": 1.8}, "columns": 1.8, "loss_error": 0, "gradient_error": 0}
+    return {"checkpoints": {"c": measured}}
+
+
+def of_engine() -> Report:
+    def row(phase: str, **more: object) -> Report:
+        sizes = {"batch_size": 1, "prompt_tokens": 512, "rules": "natural", "asked_reduction": None}
+        return {"phase": phase, "speedup": 0.98, "bound": 1.0, **sizes, **more}
+
+    share = {"prompt_tokens": 512, "batch_size": 1, "share": 0.03}
+    sides = {engine.OURS: {}} | {name: {"times_ours": {"median": 1.0}} for name in engine.CACHES}
+    measured = {
+        "engines": {"1": sides},
+        "rows": [row("prefill"), row("decode"), row("decode", asked_reduction=0.2, speedup=0.1)],
+        "merging": [share],
+        "logits_error": {"1": 0.0, "2": 1e-5},
+    }
+    return {"dtype": "float32", "backbones": {"b": measured}}
+
+
+def of_step(on: str) -> Report:
+    side = {"seconds": {"median": 6.0}, "time_ratio": {"median": 1.1}, "loss_error": 1e-5}
+    side |= {"gradient_error": 1e-4, "bytes": 1.0, "over_bound": 1.35, "mfu": 0.45}
+    peer = side | {"bytes": 5.0, "over_bound": 1.35 * 1.31}
+    sides = {distill_step.OURS: side, distill_step.SINGLE: dict(side), distill_step.PLAIN: peer}
+    step = {"precisions": {"bfloat16 and float32": sides}, "equal": True}
+    if on != "smollm2":
+        step = {"precisions": {"float32": copy.deepcopy(sides), "bfloat16": copy.deepcopy(sides)}}
+    losses = {"l": {"sides": sides | {distill_step.LIGER: dict(peer)}}}
+    return {"on": on, "step": step, "losses": losses}
+
+
+GATES: dict[str, tuple[Callable[[], Report], Callable[[Report], Report]]] = {
+    "training": (of_training, judged),
+    "matching": (of_matching, matching.gates),
+    "mining": (of_mining, mining.gates),
+    "perplexity": (of_perplexity, perplexity.gates),
+    "preference": (of_preference, preference.gates),
+    "engine": (of_engine, engine.gates),
+    **{on: (lambda on=on: of_step(on), distill_step.gates) for on in distill_step.ROWS},
+}
+LOOP = f"rule_sets/nested/sides/{matching.LOOP}"
+DDP, ZERO2 = ddp_vs_zero2.DDP, ddp_vs_zero2.ZERO2
+# What is measured, where another figure stands, the figure, the gates that it misses.
+WORSE: list[tuple[str, str, object, list[str]]] = [
+    ("training", f"{DDP}/curve/0/train_loss", 2.0004, ["loss_difference_of_tolerance"]),
+    ("training", f"{DDP}/gradients/1/0", 4.00008, ["gradient_difference_of_tolerance"]),
+    ("training", f"{ZERO2}/ranks/1/weights", "another", ["ranks_equal"]),
+    ("training", f"{ZERO2}/ranks/0/moment_bytes", 100, ["zero2_moments_of_ddp"]),
+    ("matching", "rule_sets/nested/tokenizing_share/median", 0.051, ["nested_of_tokenizing"]),
+    ("matching", f"{LOOP}/ratio/median", 4.9, ["nested_times_python_loop"]),
+    ("matching", "synthetic/bytes_per_rule/memory", 50.1, ["bytes_per_rule_memory"]),
+    ("matching", "synthetic/bytes_per_rule/disk", 50.1, ["bytes_per_rule_disk"]),
+    ("matching", "synthetic/load_seconds/median", 1.1, ["load_seconds"]),
+    ("mining", f"same/{mining.COUNTER}", False, ["equal_to_counter"]),
+    ("mining", f"same/{mining.PREFIX}", False, ["equal_to_counter"]),
+    ("mining", f"ratios/{mining.DUCKDB_APRIORI}/median", 2.4, ["times_duckdb"]),
+    ("mining", "memory/peak_bytes", 101.0, ["memory_of_bound"]),
+    ("mining", "ray/share/median", 0.59, ["ray_of_kernel"]),
+    ("perplexity", "backbones/b/plain/times_base/median", 1.31, ["b_plain_times_base"]),
+    ("perplexity", "backbones/b/nested/times_base/median", 1.51, ["b_nested_times_base"]),
+    ("perplexity", "backbones/b/nested/listing_times/median", 19.9, ["b_nested_listing_times"]),
+    ("preference", "checkpoints/c/times/median", 1.79, ["c_times"]),
+    ("preference", "checkpoints/c/columns", 1.7, ["c_of_bound"]),
+    ("preference", "checkpoints/c/loss_error", 2e-5, ["c_loss_error"]),
+    ("engine", "backbones/b/rows/0/speedup", 0.89, ["b_b1_512_natural_prefill_of_bound"]),
+    ("engine", "backbones/b/rows/1/speedup", 0.97, ["b_b1_512_natural_decode"]),
+    ("engine", "backbones/b/merging/0/share", 0.04, ["b_b1_512_merging_share"]),
+    ("engine", "backbones/b/logits_error/1", 1e-7, ["b_b1_logits"]),
+    ("engine", "backbones/b/logits_error/2", 2e-5, ["b_b2_logits"]),
+    ("embedded", "losses/l/sides/ours/loss_error", 2e-5, ["loss_l_error"]),
+    ("embedded", "losses/l/sides/ours/bytes", 1.1, ["loss_l_memory"]),
+    ("embedded", "step/precisions/float32/ours/gradient_error", 2e-4, ["step_gradient_error"]),
+    ("smollm2", "step/equal", False, ["held_weights_error"]),
+    ("gpu", "step/precisions/bfloat16/ours/mfu", 0.44, ["step_mfu"]),
+    ("gpu", "losses/l/sides/Liger/over_bound", 1.5, ["liger_over_ours"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_figures_at_the_limits_pass_every_gate(name: str) -> None:
+    measured, gates = GATES[name]
+    assert [gate for gate, (_, _, passed) in gates(measured()).items() if not passed] == []
+
+
+@pytest.mark.parametrize(("name", "place", "figure", "missed"), WORSE)
+def test_a_worse_figure_misses_its_gate_alone(
+    name: str, place: str, figure: object, missed: list[str]
+) -> None:
+    measured, gates = GATES[name]
+    report = copy.deepcopy(measured())
+    *path, last = place.split("/")
+    target: Any = report
+    for part in path:
+        target = target[part if isinstance(target, dict) else int(part)]
+    target[last if isinstance(target, dict) else int(last)] = figure
+    assert [gate for gate, (_, _, passed) in gates(report).items() if not passed] == missed

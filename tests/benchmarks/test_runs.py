@@ -1,0 +1,126 @@
+"""Every benchmark on tiny input: equal sides, results without paths, their page, the status."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.runner import Benchmark, Report
+from benchmarks.subjects import SEGMENT
+from docs.make.results import benchmark_page, documents_of
+from support.processes import run_command
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.embedded.docstring_corpus import held_out_text
+
+SMALL, OTHER = "umim-docs-llama", "umim-docs-gpt2"
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": 'def add(a, b):\n    """Return the sum of a and b."""\n',
+    "entry_point": "add",
+    "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
+}
+FILES: dict[str, Callable[[np.random.Generator], np.ndarray | str]] = {
+    "zipf.npy": lambda rng: (300 + rng.zipf(1.3, 80 * SEGMENT) % 500).astype(np.uint32),
+    # Text of the checkpoint's own rules, one after the other.
+    "rules.npy": lambda rng: np.resize(
+        Checkpoint.load(SMALL).rules.ids_by_order[2].reshape(-1), SEGMENT
+    ).astype(np.int32),
+    "text.txt": lambda rng: held_out_text()[:20_000],
+    "humaneval.jsonl": lambda rng: json.dumps(HUMANEVAL),
+}
+QUICK = {
+    "engine": f"--backbones {SMALL} --lengths 64 --batch-sizes 1 --new-tokens 4 --pairs 1 "
+    "--warmup 0 --reductions 0.5 --device cpu",
+    "examples": f"--checkpoint {SMALL} --new-tokens 3",
+    "merged_quality": f"--checkpoints a={SMALL} b={SMALL} --test t=text.txt --rows 2 --window 64",
+    "perplexity": f"--backbones {SMALL} --length 32 --rows 1 --pairs 1 --device cpu",
+    "preference_step": f"--checkpoints {OTHER} --questions 1 --context 32 --ending 4 --rounds 1 "
+    "--device cpu",
+    "problems": f"--checkpoint {SMALL} --humaneval humaneval.jsonl --dtype float32",
+}
+FULL = {
+    "ddp_vs_zero2": "--ids zipf.npy --length 32 --segments 16 --valid-segments 2 --batch-size 4 "
+    "--steps 4 --rounds 1",
+    "distill_step": "--ids rules.npy --shapes embedded --rows 1 --rounds 1",
+    "matching": f"--ids zipf.npy --held-out {20 * SEGMENT} --rounds 2 --synthetic 100 100 100",
+    "mining": "--ids zipf.npy --rounds 1 --counter-tokens 20000 --ray zipf.npy --ray-rounds 1",
+}
+
+
+def words(options: str, folder: Path, rng: np.random.Generator) -> list[str]:
+    """Return options whose files lie in a folder."""
+    for name, make in FILES.items():
+        if name in options:
+            content = make(rng)
+            if isinstance(content, str):
+                (folder / name).write_text(content, "utf-8")
+            else:
+                np.save(folder / name, content)
+            options = options.replace(name, str(folder / name))
+    return [*options.split(), "--commit", "abc", "--out", str(folder / "results.json")]
+
+
+def check(folder: Path, name: str, status: int, printed: str) -> Report:
+    """Return results that agree, of which the run printed page and JSON."""
+    text = (folder / "results.json").read_text("utf-8")
+    report: Report = json.loads(text)
+    assert report["benchmark"] == name and report["facts"]["commit"] == "abc"
+    assert str(folder) not in text and json.loads(printed.splitlines()[-1]) == report
+    passed = [gate[2] for gate in report.get("gates", {}).values()]
+    assert report.get("equal", True) is True and status == int(not all(passed))
+    page = (folder / "results.md").read_text("utf-8")
+    assert page == benchmark_page(report) and printed.startswith(page)
+    assert f"Measured by `python -m benchmarks.{name}`." in page
+    return report
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_tiny_run(
+    name: str, rng: np.random.Generator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark: Benchmark = importlib.import_module(f"benchmarks.{name}").BENCHMARK
+    status = benchmark.main(words(QUICK[name], tmp_path, rng))
+    report = check(tmp_path, name, status, capsys.readouterr().out)
+    if name == "examples":
+        assert any("[" in row["prompt"] for row in report["greedy"])
+        assert not any("[" in row["base"] for row in report["greedy"])
+        for side in ("before", "after"):
+            sums = [sum(row) for row in report["attention"][side]]
+            assert sums == pytest.approx([1.0] * len(sums), abs=1e-3)
+        assert all(len(row["by_offset"]) == row["order"] for row in report["similarity"])
+        assert "<svg" in documents_of(tmp_path / "results.json")[1].make()
+    if name == "merged_quality":
+        one, other = report["subjects"].values()
+        assert one == other and 0 < one["prompt_saving"] < one["saving"] < 1
+    if name == "problems":
+        sides = report["sets"]["humaneval"]["sides"]
+        assert (
+            list(sides) == ["base", "umim", "truncation"] and sides["base"]["points"]["mean"] == 0
+        )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FULL)
+def test_a_tiny_run_in_a_process(name: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    options = words(FULL[name], tmp_path, rng)
+    done = run_command(sys.executable, "-m", f"benchmarks.{name}", *options, seconds=900)
+    report = check(tmp_path, name, done.returncode, done.stdout)
+    if name == "mining":
+        assert report["ray"]["equal"] is True and report["memory"]["peak_bytes"] > 0
+    if name == "distill_step":
+        sides = report["losses"]["embedded"]["sides"]
+        assert 0 < sides["ours"]["bytes"] < sides["plain"]["bytes"]
+
+
+def test_every_benchmark_is_run_here_or_has_tests_of_its_own() -> None:
+    scripts = Path(str(sys.modules["benchmarks"].__path__[0])).glob("*.py")
+    named = {path.stem for path in scripts if re.search("^BENCHMARK", path.read_text(), re.M)}
+    elsewhere = {"answers", "calls", "gpu", "positions"}  # next to this
+    assert named - elsewhere == {*QUICK, *FULL, "engines"}  # tests/serving

@@ -1,0 +1,311 @@
+"""Sides of the benchmarks find the same; what counts as an answer, and what methods save."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import distill_step, mining
+from benchmarks.answers import (
+    HALVES,
+    LISTS,
+    Prompt,
+    Question,
+    answer_shortened,
+    points,
+    questions,
+)
+from benchmarks.distill_step import CASTS, LIGER, OURS, PLAIN, SINGLE, Batch, Shape
+from benchmarks.engine import generation_sides, logits_error
+from benchmarks.examples import PROMPTS, bracketed
+from benchmarks.matching import AhoCorasick, SetLoop, Spans, compare
+from benchmarks.mining import Grams, make_sides
+from benchmarks.perplexity import measure as measure_perplexity
+from benchmarks.perplexity import rule_sets
+from benchmarks.preference_step import measure as measure_preference
+from benchmarks.problems import answer_all, solves_function, solves_word_problem
+from benchmarks.runner import Report
+from benchmarks.subjects import SEGMENT, Subject, random_subject, untrained_module
+from docs.make.results import benchmark_page
+from support.ngram_oracle import oracle
+from support.tiny_models import tiny_config
+from support.unit_counts import units_of
+from umim_core import UMIM
+from umim_core.backbone.shape import BackboneShape
+from umim_core.baselines.registry import find_baseline
+from umim_core.errors import ConfigError
+from umim_core.mining.counting import count_ngrams
+from umim_core.model.showing import Piece
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import UniformOffsets
+
+NESTED = [(1, 2), (1, 2, 3), (2, 3), (2, 3, 1, 2), (3, 3, 3), (0, 0), (0, 0, 0, 0)]
+TINY = Shape(rows=300, hidden=16, vocab=101)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Subject:
+    """A random backbone with rules of phrases, and 22,000 tokens of text."""
+    config = tiny_config(vocab_size=500, max_position_embeddings=1024, initializer_range=0.02)
+    return random_subject(config, 22_000, dtype="float32", device="cpu", mined=40_000)
+
+
+# --- matching, mining
+
+
+def merged_spans(segments: np.ndarray, rules: RuleSet) -> Spans:
+    """Try every length at every position."""
+    spans = {tuple(map(int, row)) for found in rules.ids_by_order.values() for row in found}
+    return [
+        (number * len(row) + at, length)
+        for number, row in enumerate(segments)
+        for at, length in units_of(row.tolist(), spans)
+        if length > 1
+    ]
+
+
+@pytest.mark.parametrize("peer", [SetLoop, AhoCorasick])
+@pytest.mark.parametrize("spans", [NESTED, [(1, 2, 3), (0, 0), (3, 1)], []])
+def test_a_peer_matches_what_a_plain_loop_does(
+    peer: type[SetLoop] | type[AhoCorasick], spans: list[tuple[int, ...]], rng: np.random.Generator
+) -> None:
+    segments, rules = rng.integers(0, 4, (40, 16)), RuleSet.from_spans(spans)
+    assert peer(rules)(segments) == merged_spans(segments, rules)
+
+
+def test_matchers_are_compared_on_all_spans(rng: np.random.Generator) -> None:
+    ids = rng.integers(0, 4, 4 * SEGMENT).astype(np.int32)
+    rules = RuleSet.from_spans(NESTED)
+    found, equal = compare(rules, ids, lambda: None, rounds=2)
+    assert equal
+    assert found["merged_spans"] == len(merged_spans(ids.reshape(-1, SEGMENT), rules)) > 0
+    assert {side["seconds"]["runs"] for side in found["sides"].values()} == {2}
+
+
+PEERS = {
+    "DuckDB": mining.duckdb_grams,
+    "DuckDB, Apriori": partial(mining.duckdb_grams, longer=mining._GROUP_SEMI),
+    "Polars": mining.polars_grams,
+    "Counter": lambda *given: mining.grams_of_counter(mining.counter_counts(*given)),
+    "ours": lambda rows, bits, tau: mining.grams_of_counts(
+        count_ngrams(rows.ravel(), UniformOffsets(rows.shape[1], len(rows)), tau), bits
+    ),
+}
+
+
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize("vocabulary", [1, 3, 5])
+def test_a_peer_finds_the_grams_that_a_plain_loop_does(
+    peer: str, vocabulary: int, rng: np.random.Generator
+) -> None:
+    rows, bits = rng.integers(0, vocabulary, (60, 16), dtype=np.int32), 3
+    counts, grams = oracle(rows.tolist(), 3), Grams()
+    for n in ORDERS:
+        of_order = [gram for gram in counts if len(gram) == n]
+        keys = [sum(id_ << bits * (n - 1 - at) for at, id_ in enumerate(gram)) for gram in of_order]
+        grams[n] = np.array(keys, np.uint64), np.array([counts[gram] for gram in of_order])
+    assert len(grams[4][0])
+    assert mining.same(PEERS[peer](rows, bits, 3), grams)
+
+
+def test_all_sides_of_mining_find_the_same_and_one_that_finds_less_is_seen(
+    rng: np.random.Generator,
+) -> None:
+    ids = (rng.zipf(1.3, 80 * SEGMENT) % 1000).astype(np.uint32)
+    sides = make_sides(ids, 5, counter_tokens=len(ids))
+    assert mining.PREFIX not in sides
+    report = mining.compare(sides, rounds=1)
+    assert report["same"] == dict.fromkeys(sides, True)
+    counts = count_ngrams(ids, UniformOffsets(SEGMENT, 80), 5)
+    assert report["rules"] == {str(n): len(counts.keys[n]) for n in ORDERS}
+    assert min(report["rules"].values()) > 0
+    whole = sides[mining.POLARS]
+
+    def short() -> Grams:
+        result = whole.run()
+        keys, found = result[4]
+        return {**result, 4: (keys[1:], found[1:])}
+
+    few = {mining.OURS: sides[mining.OURS], mining.POLARS: replace(whole, run=short)}
+    assert mining.compare(few, rounds=1)["same"] == {mining.OURS: True, mining.POLARS: False}
+
+
+# --- engine, perplexity, training steps
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_all_engines_generate_the_same_ids(tiny: Subject, rows: int) -> None:
+    sides = generation_sides(tiny.backbone, tiny.ids[: 20 * rows].reshape(rows, 20), 6)
+    ids = [side() for side in sides.values()]
+    assert np.array(ids).shape == (3, rows, 6)
+    assert ids[0] == ids[1] == ids[2]
+    assert logits_error(tiny, tiny.ids[None, :30], 5) == 0.0  # under an empty rule set
+
+
+def test_one_forward_gives_what_the_listing_gives(tiny: Subject) -> None:
+    rows, rules = list(tiny.ids[:96].reshape(2, 48)), rule_sets(tiny, tiny.ids[96:])
+    measured = measure_perplexity(tiny, rules, rows, 1)
+    assert max(measured[name]["difference"] for name in rules) < 2e-3
+    assert measured["plain"]["infix_free"] and not measured["nested"]["infix_free"]
+    assert min(measured[name]["token_reduction"] for name in rules) > 0.1
+
+
+def test_packed_and_unpacked_answers_give_one_loss_and_one_gradient(tiny: Subject) -> None:
+    shape = argparse.Namespace(questions=2, answers=3, context=24, ending=6, rounds=1)
+    measured = measure_preference(tiny, shape)
+    assert max(measured["loss_error"], measured["gradient_error"]) < 1e-5
+    assert measured["token_reduction"] > 0.05
+    assert measured["loss"] != pytest.approx(np.log(2), abs=1e-6)  # not at the reference
+
+
+def test_all_sides_of_the_loss_agree() -> None:
+    sides = distill_step.loss_sides(TINY)
+    assert set(sides) == {OURS, PLAIN} | ({LIGER} if distill_step.liger_version() else set())
+    loss, gradient = sides[PLAIN]()
+    for side in sides.values():
+        other_loss, other = side()
+        assert other_loss == pytest.approx(loss, rel=1e-5)
+        torch.testing.assert_close(other, gradient, rtol=1e-4, atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def batch(tiny: Subject) -> Batch:
+    rows = list(tiny.ids[: 2 * distill_step.LENGTH].reshape(2, -1))
+    cuts = [tiny.merged_model.require_matcher().segment(row) for row in rows]
+    return Batch(tiny.backbone, untrained_module(tiny.backbone), rows, cuts)
+
+
+def test_all_sides_of_a_step_agree(batch: Batch) -> None:
+    """Held weights give the bits of casts, halves are near float32."""
+    sides = distill_step.step_sides(batch, autocast=False)
+    (loss, gradient), (plain_loss, plain_gradient) = sides[OURS](), sides[PLAIN]()
+    assert loss == pytest.approx(plain_loss, rel=1e-5)
+    assert float((gradient - plain_gradient).norm() / plain_gradient.norm()) < 1e-4
+    report: Report = {"benchmark": "distill_step", "on": "smollm2", "losses": {}}
+    report |= {"facts": {"platform": "Linux", "versions": {}, "commit": None}}
+    report["step"] = distill_step.measure_precisions(batch, 1)
+    distill_step.BENCHMARK.judge(report)
+    (found,) = report["step"]["precisions"].values()
+    assert report["equal"] and found[SINGLE]["gradient_error"] == 0.0
+    assert 1e-5 < found[OURS]["gradient_error"] == found[CASTS]["gradient_error"] < 0.1
+    page = benchmark_page(report)
+    assert all(text in page for text in (OURS, CASTS, SINGLE, "over the bound", "seconds a step"))
+
+
+@pytest.mark.full
+def test_what_a_gpu_measures_runs_on_the_processor(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 4, "kv_heads": 2}
+    shape = BackboneShape(**sizes, head_dim=16, vocab_size=128, tied=True, gated_mlp=True)
+    small = partial(distill_step.run, head=Shape(256, 64, 512), shape=shape)
+    out = tmp_path / "distill_gpu.json"
+    arguments = ["--on", "gpu", "--device", "cpu", "--rows", "2", "--length", "64", "--rounds", "1"]
+    replace(distill_step.BENCHMARK, measure=small).main([*arguments, "--out", str(out)])
+    assert "Llama-3.1-8B" in out.with_suffix(".md").read_text()
+
+
+# --- questions and answers
+
+
+def test_the_halves_share_no_sentence() -> None:
+    said = {
+        half: {
+            sentence
+            for which in LISTS
+            for question in questions(which, half)
+            for sentence in re.split(r"(?<=[.?!])\s+", question.text)
+        }
+        for half in HALVES
+    }
+    assert not said["choose"] & said["report"]
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_half_has_400_questions_and_documents_hold_their_answers(half: str) -> None:
+    asked = {which: questions(which, half) for which in LISTS}  # type: ignore[arg-type]
+    assert {which: len(found) for which, found in asked.items()} == {"chats": 280, "documents": 120}
+    assert asked["chats"] == questions("chats", half)  # type: ignore[arg-type]
+    for question in asked["documents"]:
+        assert question.accepts(question.text.rpartition("\n\n")[0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "accepted"),
+    [("A Cat.", True), ("7!", True), ("concatenate", False), ("17", False)],
+)
+def test_a_key_is_a_whole_word(answer: str, accepted: bool) -> None:
+    assert Question("q", "?", ("cat", "7")).accepts(answer) is accepted
+
+
+@pytest.mark.parametrize("name", ["truncation", "selective-context", "h2o", "streaming-llm"])
+def test_every_method_realises_the_saving(tiny_umim: UMIM, name: str) -> None:
+    """Of a prompt [24] whose first four and last four tokens are protected."""
+    ids = np.arange(24, dtype=np.int64) % tiny_umim.backbone.vocab_size
+    protected = np.arange(24) % 20 < 4
+    prompt = Prompt(ids, protected, ids[-4:])
+    method = find_baseline(name).make(tiny_umim.backbone, tiny_umim.matcher)
+    text, saving = answer_shortened(method, prompt, 0.25, tiny_umim, new_tokens=3)
+    assert saving == pytest.approx(0.25)
+    if name == "truncation":
+        rest, plain = np.concatenate([ids[:4], ids[10:]]), {"do_sample": False, "merge": "none"}
+        assert text == tiny_umim.generate(rest, max_new_tokens=3, **plain).text[0]
+    spans = find_baseline("random-spans").make(tiny_umim.backbone, tiny_umim.matcher)
+    with pytest.raises(ConfigError, match="drop tokens"):
+        answer_shortened(spans, prompt, 0.25, tiny_umim, new_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "counts"),
+    [
+        ("So the answer is 1004.", True),
+        ("First 3 apples. The answer is: $1,004.00", True),
+        ("12 apples, then 1,004 apples", True),
+        ("The Answer is, **1,004**", True),
+        ("The answer is 1003, not 1004", False),
+        ("The answer is -1004", False),
+        ("no number", False),
+    ],
+)
+def test_a_word_problem_counts_by_the_number_that_is_named_or_else_the_last(
+    answer: str, counts: bool
+) -> None:
+    assert solves_word_problem(answer, {"answer": "Two and two.\n#### 1,004"}) is counts
+
+
+def test_a_function_counts_by_its_tests_and_ends_at_the_next_statement() -> None:
+    row = {"prompt": "def one():\n", "entry_point": "one"}
+    row["test"] = "def check(candidate):\n    assert candidate() == 1\n"
+    assert solves_function("    return 1\nprint(1 / 0)", row)
+    assert not solves_function("    return 2", row)
+
+
+def test_points_are_paired_differences_to_the_base_model() -> None:
+    base, own = [True, True, False, False], [True, False, False, False]
+    assert points(own, base) == pytest.approx({"mean": -25.0, "std": 25.0})
+    assert points(base, base) == {"mean": 0.0, "std": 0.0}
+
+
+def test_every_side_answers_every_problem_in_its_place(tiny_umim: UMIM) -> None:
+    texts = ["the of and to in is " * n for n in (9, 5, 7)]
+    rows = [{"prompt": text} for text in texts]
+    answers, saving = answer_all(tiny_umim, "humaneval", rows, 3, batch_size=2)
+    alone = [
+        tiny_umim.generate([text], max_new_tokens=3, do_sample=False, merge="none").text[0]
+        for text in texts
+    ]
+    assert answers["base"] == alone and set(answers) == {"base", "umim", "truncation"}
+    assert 0.0 <= saving < 1.0
+
+
+def test_merged_spans_stand_in_brackets_and_nothing_else_changes() -> None:
+    shown = bracketed([Piece("Return", 1), Piece(" the value", 2), Piece(" of it", 1)])
+    assert re.fullmatch(r"[^\[\]]*\[[^\[\]]+\][^\[\]]*", shown)
+    assert re.sub(r"[\[\] ]", "", shown) == "Returnthevalueofit"
+    assert len(set(PROMPTS)) == 5
