@@ -79,8 +79,8 @@ def held_out_reduction(text: Path, rules: RuleSet) -> float:
     ids = np.array([WORDS.index(word) for word in words])
     offsets = UniformOffsets.within(len(ids), LENGTH)
     held = offsets.count // 10 * LENGTH
-    text = ids[offsets[-1] - held : offsets[-1]]
-    return Matcher(rules).token_reduction(text, np.arange(0, held + 1, LENGTH))
+    last = ids[offsets[-1] - held : offsets[-1]]
+    return Matcher(rules).token_reduction(last, np.arange(0, held + 1, LENGTH))
 
 
 def printed(result: Result) -> list[list[str]]:

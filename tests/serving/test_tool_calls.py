@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.serving.openai_api import PromptFields
 from umim_core.serving.tool_calls import CallForm, Calls
+from umim_core.text import template_process
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -145,7 +147,8 @@ def calls_of(message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_calls_are_told_from_content(place: tuple[str, Backbone], streamed: bool) -> None:
-    for text, content, calls in REPLIES:
+    """The forms of an answer at the servers; all replies are read below, without a model."""
+    for text, content, calls in (*REPLIES[:4], REPLIES[5], ("{", "{", [])):
         message = asked(place, text, streamed)
         assert (message["role"], message["content"]) == ("assistant", content), text
         assert calls_of(message) == calls, text
@@ -153,26 +156,25 @@ def test_calls_are_told_from_content(place: tuple[str, Backbone], streamed: bool
         assert message["finish"] == ("tool_calls" if calls else "stop")
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_what_a_request_chooses_holds(place: tuple[str, Backbone], streamed: bool) -> None:
+def test_what_a_request_chooses_holds(place: tuple[str, Backbone]) -> None:
     """A call that must come is begun behind the prompt; what must not be called is left out."""
     rest = call("add", x=1).removeprefix('<tool_call>\n{"name": "')
-    required = asked(place, rest, streamed, tool_choice="required")
+    required = asked(place, rest, False, tool_choice="required")
     assert calls_of(required) == [("add", {"x": 1})] and required["content"] is None
     named = {"type": "function", "function": {"name": "add"}}
-    message = asked(place, ' {"x": 2}}\n</tool_call>', streamed, tool_choice=named)
+    message = asked(place, ' {"x": 2}}\n</tool_call>', False, tool_choice=named)
     assert calls_of(message) == [("add", {"x": 2})]
     text = "no call"
     begun = '<tool_call>\n{"name": "'
-    assert asked(place, text, streamed, tool_choice="required")["content"] == begun + text
+    assert asked(place, text, False, tool_choice="required")["content"] == begun + text
     both = call("add", x=1) + call("stop")
-    single = asked(place, both, streamed, parallel_tool_calls=False)
+    single = asked(place, both, False, parallel_tool_calls=False)
     assert calls_of(single) == [("add", {"x": 1})] and single["content"] is None
-    none = asked(place, both, streamed, tool_choice="none")
-    without = asked(place, both, streamed, tools=[])
+    none = asked(place, both, False, tool_choice="none")
+    without = asked(place, both, False, tools=[])
     assert none["content"] == without["content"] == both and none["finish"] == "stop"
     assert none["usage"]["umim"] == without["usage"]["umim"]
-    cut = asked(place, call("add", x=1), streamed, max_tokens=3)
+    cut = asked(place, call("add", x=1), False, max_tokens=3)
     assert cut["finish"] == "length" and cut["content"] in call("add", x=1)
 
 
@@ -238,6 +240,11 @@ def read(pieces: list[str], form: CallForm = FORM) -> tuple[str, list[tuple[str,
     return content, calls_of({"tool_calls": found})
 
 
+@pytest.mark.parametrize(("text", "content", "calls"), REPLIES)
+def test_a_reply_is_read(text: str, content: str | None, calls: list[Any]) -> None:
+    assert read([text]) == (content or "", calls)
+
+
 @given(
     st.lists(st.sampled_from([*(reply for reply, _, _ in REPLIES), " ", "<", "a\n"]), min_size=1),
     st.lists(st.integers(0, 400), max_size=8),
@@ -269,7 +276,9 @@ def test_of_several_templates_the_one_for_tools_says_how_calls_look() -> None:
     assert CallForm.of(tokenizer) is None
 
 
-def test_a_response_template_says_how_a_reply_is_read() -> None:
+def test_a_response_template_says_how_a_reply_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = load_tokenizer("umim-docs-llama")
     tokenizer.response_template = QWEN
     form = CallForm.of(tokenizer)
@@ -281,6 +290,9 @@ def test_a_response_template_says_how_a_reply_is_read() -> None:
         assert read([text], form) == (text, [])
     shown = CallForm(QWEN, frozenset({"<tool_call>"}))  # special tokens, which others never see
     assert read(["a <tool_call>{"], shown) == ("a {", [])
-    endless = deepcopy(QWEN)
-    endless["fields"]["tool_calls"]["open_pattern"] = "(a|a)+b"
-    assert read(["a" * 60], CallForm(endless, frozenset())) == ("a" * 60, [])  # ended in seconds
+    program = tmp_path / "python"  # a pattern that does not end is ended by the alarm
+    program.write_text("#!/bin/sh\nread request\nkill -ALRM $$\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(template_process, "_writers", {})
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert read(["a" * 60], form) == ("a" * 60, [])

@@ -423,8 +423,13 @@ def test_a_malformed_chat_is_refused(
         encode_parts(tokenizer, written.text, written.places)
 
 
-@pytest.mark.parametrize("content", ["", "hi there", "</think>"])
-@pytest.mark.parametrize("name", ["plain", "trim", "think", "upper replies"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("plain", content) for content in ("", "hi there")),
+        *(("trim", ""), ("think", ""), ("think", "</think>"), ("upper replies", "hi there")),
+    ],
+)
 def test_writing_a_chat_is_linear_in_its_size(
     tokenizer: PreTrainedTokenizerBase, name: str, content: str
 ) -> None:

@@ -7,14 +7,11 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, Final, Protocol
 
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from transformers import PreTrainedTokenizerFast
 
 from umim_core.backbone.backbone import Backbone, load_backbone
@@ -27,6 +24,8 @@ from umim_core.inference.options import SAMPLING, GenerateOptions
 from umim_core.inference.prompts import PromptIds
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
+from umim_core.serving import guard
+from umim_core.serving import openai_api as api
 from umim_core.serving.engine_worker import (
     BatchSizes,
     EngineWorker,
@@ -35,30 +34,6 @@ from umim_core.serving.engine_worker import (
     Job,
     Piece,
     Started,
-)
-from umim_core.serving.guard import (
-    EventStream,
-    Limits,
-    ServerMetrics,
-    deadline,
-    guarded,
-    merging_wanted,
-    read_body,
-    unless_gone,
-)
-from umim_core.serving.openai_api import (
-    CHAT,
-    COMPLETIONS,
-    MODEL,
-    MODELS,
-    Answer,
-    AnyBody,
-    ChatBody,
-    Choice,
-    bad_field,
-    parse_body,
-    unknown_model,
-    usage,
 )
 from umim_core.serving.prompt_reader import Lanes, PromptReader, most_raw_tokens
 from umim_core.serving.tool_calls import CallForm, Calls
@@ -80,35 +55,32 @@ class AnswerEngine(Protocol):
     name: str
     positions: int | None
     call_form: CallForm | None
-    metrics: ServerMetrics
+    metrics: guard.ServerMetrics
 
     def life(self) -> AbstractAsyncContextManager[None]:
         """Answer requests for the length of a block."""
 
     async def alive(self) -> bool: ...
 
-    def events(self, body: AnyBody, merging: bool, new_tokens: int) -> AsyncGenerator[Event, None]:
+    def events(
+        self, body: api.AnyBody, merging: bool, new_tokens: int
+    ) -> AsyncGenerator[Event, None]:
         """Give what happens to a request, its prompt first; closing it frees the rows.
 
         The answer has at most ``new_tokens`` where the request says no number.
         """
 
 
-class EngineServer:
-    def __init__(self, engine: AnswerEngine, limits: Limits) -> None:
-        self.engine, self._limits = engine, limits
+class EngineServer(guard.ApiServer):
+    """One engine behind OpenAI's interface."""
+
+    def __init__(self, engine: AnswerEngine, limits: guard.Limits) -> None:
+        super().__init__(engine.metrics, limits)
+        self.engine = engine
         self._began, self._lanes = int(time.time()), Lanes()
 
-    def app(self, token: str | None) -> Starlette:
-        """Return the application, for requests with a bearer token; its engine lives with it."""
-        routes = [
-            Route(CHAT, partial(self._answer, CHAT), methods=["POST"]),
-            Route(COMPLETIONS, partial(self._answer, COMPLETIONS), methods=["POST"]),
-            Route(MODELS, self._models, methods=["GET"]),
-            Route(MODEL, self._model, methods=["GET"]),
-            Route("/health", self._health, methods=["GET"]),
-        ]
-        return guarded(routes, token, self.engine.metrics, lambda app: self.engine.life())
+    def life(self) -> AbstractAsyncContextManager[None]:
+        return self.engine.life()
 
     def _described(self) -> dict[str, Any]:
         return {
@@ -119,56 +91,56 @@ class EngineServer:
             "max_model_len": self.engine.positions,
         }
 
-    async def _models(self, request: Request) -> Response:
+    async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
 
-    async def _model(self, request: Request) -> Response:
+    async def model(self, request: Request) -> Response:
         if request.path_params["name"] != self.engine.name:
-            raise unknown_model(self.engine.name, request.path_params["name"])
+            raise api.unknown_model(self.engine.name, request.path_params["name"])
         return JSONResponse(self._described())
 
-    async def _health(self, request: Request) -> Response:
+    async def health(self, request: Request) -> Response:
         alive = await self.engine.alive()
         return JSONResponse({"status": "ok" if alive else "stopped"}, 200 if alive else 503)
 
-    async def _answer(self, path: str, request: Request) -> Response:
+    async def answer(self, path: str, request: Request) -> Response:
         """Answer a request, whole or streamed; what fails before the first token is a 4xx."""
-        raw = await read_body(request, self._limits)
-        body = await self._lanes.run(len(raw), lambda: parse_body(path, raw))
-        most, until = self._limits.new_tokens, deadline(self._limits.answer_seconds)
+        raw = await guard.read_body(request, self.limits)
+        body = await self._lanes.run(len(raw), lambda: api.parse_body(path, raw))
+        most, until = self.limits.new_tokens, guard.deadline(self.limits.answer_seconds)
         if body.model not in (None, self.engine.name):
-            raise unknown_model(self.engine.name, body.model)
+            raise api.unknown_model(self.engine.name, body.model)
         if (body.new_tokens or 0) > most:
-            raise bad_field(
+            raise api.bad_field(
                 "max_tokens", f"at most {most} tokens may be asked for", body.new_tokens,
                 "Ask for fewer, or raise --max-new-tokens.",
             )  # fmt: skip
-        calls = Calls.of(body, self.engine.call_form) if isinstance(body, ChatBody) else None
-        answer = Answer(path == CHAT, self.engine.name, calls)
-        documents = self._documents(body, merging_wanted(request), answer)
+        calls = Calls.of(body, self.engine.call_form) if isinstance(body, api.ChatBody) else None
+        answer = api.Answer(path == api.CHAT, self.engine.name, calls)
+        documents = self._documents(body, guard.merging_wanted(request), answer)
 
         async def begun() -> dict[str, Any]:
             """Return the first document, or the whole answer; an early end frees the rows."""
             document = await anext(documents)
             return document if body.stream else await anext(documents)
 
-        document = await unless_gone(request, begun(), until)
-        return EventStream(documents, until) if body.stream else JSONResponse(document)
+        document = await guard.unless_gone(request, begun(), until)
+        return guard.EventStream(documents, until) if body.stream else JSONResponse(document)
 
     async def _documents(
-        self, body: AnyBody, merging: bool, answer: Answer
+        self, body: api.AnyBody, merging: bool, answer: api.Answer
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Give {} when the prompt is read, then the chunks of an answer or all of it; count it."""
         metrics, began = self.engine.metrics, time.monotonic()
         read, cached, generated = Started(0, 0, 0), 0, dict[int, int]()
-        events = self.engine.events(body, merging, self._limits.new_tokens)
+        events = self.engine.events(body, merging, self.limits.new_tokens)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Failed):
                     raise event.error
                 if isinstance(event, Started):
                     # Others' prompts could be guessed from it: whether their beginning was read.
-                    read, cached = event, event.reused if self._limits.report_cached else 0
+                    read, cached = event, event.reused if self.limits.report_cached else 0
                     metrics.raw_tokens.inc(read.raw)
                     metrics.merged_tokens.inc(read.merged)
                     metrics.reused_tokens.inc(cached)
@@ -178,11 +150,11 @@ class EngineServer:
                     metrics.first_token.observe(time.monotonic() - began)
                 metrics.generated_tokens.inc()
                 generated[event.index] = event.generated
-                chunk = answer.chunk([Choice(event.index, event.text, event.finish)])
+                chunk = answer.chunk([api.Choice(event.index, event.text, event.finish)])
                 (choice,) = chunk["choices"]
                 if body.stream and (choice.get("delta") or choice.get("text") or event.finish):
                     yield chunk
-        count = usage(read.raw, read.merged, sum(generated.values()), cached)
+        count = api.usage(read.raw, read.merged, sum(generated.values()), cached)
         if not body.stream:
             yield answer.whole(count)
         elif body.stream_options.include_usage:
@@ -251,7 +223,7 @@ class LocalEngine:
         self._served = served
         self.name, self.positions = served.name, served.backbone.max_positions
         self.call_form = CallForm.of(tokenizer)
-        self.metrics = ServerMetrics()
+        self.metrics = guard.ServerMetrics()
         engine = Engine(served.merged_model)
         self.worker = EngineWorker(engine, tokenizer.backend_tokenizer, self.metrics, sizes)
         self._reader = PromptReader(tokenizer, served.roles)
@@ -268,7 +240,7 @@ class LocalEngine:
         return self.worker.alive
 
     async def events(
-        self, body: AnyBody, merging: bool, new_tokens: int
+        self, body: api.AnyBody, merging: bool, new_tokens: int
     ) -> AsyncGenerator[Event, None]:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[list[Event]]()
 
@@ -277,7 +249,7 @@ class LocalEngine:
 
         merge: Merge = self._served.merge if merging else "none"
         try:
-            calls = Calls.of(body, self.call_form) if isinstance(body, ChatBody) else None
+            calls = Calls.of(body, self.call_form) if isinstance(body, api.ChatBody) else None
             prompt = await self._prompt(body, merge, calls)
             options = self._options(body, merge, new_tokens)
             marks = calls.form.shown if calls else frozenset[str]()
@@ -297,7 +269,7 @@ class LocalEngine:
         finally:
             self.worker.cancel(job)
 
-    def _options(self, body: AnyBody, merge: Merge, new_tokens: int) -> GenerateOptions:
+    def _options(self, body: api.AnyBody, merge: Merge, new_tokens: int) -> GenerateOptions:
         """Sample as OpenAI's, whatever the model's own generation_config says."""
         sampled = body.temperature != 0
         given: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
@@ -314,10 +286,10 @@ class LocalEngine:
             **given,
         ).of_model(self._served.backbone)
 
-    async def _prompt(self, body: AnyBody, merge: Merge, calls: Calls | None) -> PromptIds:
+    async def _prompt(self, body: api.AnyBody, merge: Merge, calls: Calls | None) -> PromptIds:
         by_units = merge != "none" and self._served.merged_model.unit_positions == "compact"
         most = most_raw_tokens(self.positions, self._served.merged_model.longest if by_units else 1)
-        if isinstance(body, ChatBody):
+        if isinstance(body, api.ChatBody):
             chat = [message.plain() for message in body.messages]
             read = await self._reader.read(chat, most, calls, body.roles)
         else:

@@ -15,46 +15,19 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 from pydantic_core import from_json
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from umim_core.addresses import has_credentials
 from umim_core.errors import ConfigError, GenerationError, UmimError, require
-from umim_core.serving.guard import (
-    EventStream,
-    Limits,
-    ServerMetrics,
-    deadline,
-    guarded,
-    merging_wanted,
-    read_body,
-    unless_gone,
-)
-from umim_core.serving.openai_api import (
-    CHAT,
-    COMPLETIONS,
-    MODEL,
-    MODELS,
-    Answer,
-    ApiError,
-    Choice,
-    Messages,
-    PromptFields,
-    bad_field,
-    neutral,
-    read_json,
-    try_later,
-    unknown_model,
-)
+from umim_core.serving import guard
+from umim_core.serving import openai_api as api
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.serving.prompt_reader import PromptReader, ReadPrompt, most_raw_tokens
 from umim_core.serving.tool_calls import CallForm, Calls
@@ -72,20 +45,21 @@ _MOST_EVENT: Final = 4 << 20
 _NEVER: Final = -100.0  # least logit bias of OpenAI's interface; e^-100 of a chance
 # Fields that the engine must see with the prompt as it came.
 _SEEN: Final = {
-    CHAT: (
+    api.CHAT: (
         "audio", "chat_template", "chat_template_kwargs", "continue_final_message", "documents",
         "echo", "function_call", "functions", "modalities", "reasoning", "reasoning_effort",
         "response_format", "thinking",
     ),
-    COMPLETIONS: ("echo", "suffix"),
+    api.COMPLETIONS: ("echo", "suffix"),
 }  # fmt: skip
+_PROMPT: Final = api.PromptFields.model_fields.keys()
 _ID: Final = re.compile("0|[1-9][0-9]{0,18}")
-_MESSAGES: Final = TypeAdapter(Messages)
+_MESSAGES: Final = TypeAdapter(api.Messages)
 _SHOWN: Final = (b"content-type", b"retry-after")  # headers of an engine's answer
 Translate = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class Gateway:
+class Gateway(guard.ApiServer):
     """The routes of a gateway.
 
     Args:
@@ -103,12 +77,13 @@ class Gateway:
         upstream: str,
         tokenizer: PreTrainedTokenizerBase,
         merger: PromptMerger,
-        limits: Limits,
+        limits: guard.Limits,
         key: str | None = None,
         upstream_masks: bool = False,
     ) -> None:
+        super().__init__(guard.ServerMetrics(), limits)
         self._reader = PromptReader(tokenizer, merger.roles)
-        self._merger, self._limits = merger, limits
+        self._merger = merger
         form = CallForm.of(tokenizer)
         self._call_form = None if form is None or form.shown else form  # engines show none
         self._contexts: dict[object, int] = {}  # by the names of models
@@ -117,7 +92,6 @@ class Gateway:
         self._bias = (
             {} if upstream_masks else dict.fromkeys(map(str, range(first, first + count)), _NEVER)
         )
-        self.metrics = ServerMetrics()
         headers = {b"accept-encoding": b"identity"}
         if key is not None:
             headers[b"authorization"] = b"Bearer " + key.encode("utf-8", "surrogateescape")
@@ -129,52 +103,42 @@ class Gateway:
             trust_env=False,
         )
 
-    def app(self, token: str | None) -> Starlette:
-        routes = [
-            Route(CHAT, partial(self._answer, CHAT), methods=["POST"]),
-            Route(COMPLETIONS, partial(self._answer, COMPLETIONS), methods=["POST"]),
-            Route(MODELS, self._models, methods=["GET"]),
-            Route(MODEL, self._model, methods=["GET"]),
-            Route("/health", self._health, methods=["GET"]),
-        ]
-        return guarded(routes, token, self.metrics, self._life)
-
     @asynccontextmanager
-    async def _life(self, app: Starlette) -> AsyncIterator[None]:
+    async def life(self) -> AsyncIterator[None]:
         async with self._client:
             yield
 
-    async def _models(self, request: Request) -> Response:
-        return _passed(await self._asked(request, "GET", MODELS))
+    async def models(self, request: Request) -> Response:
+        return _passed(await self._asked(request, "GET", api.MODELS))
 
-    async def _model(self, request: Request) -> Response:
+    async def model(self, request: Request) -> Response:
         """Describe one model; not all engines have such a path."""
-        name, answer = request.path_params["name"], await self._asked(request, "GET", MODELS)
+        name, answer = request.path_params["name"], await self._asked(request, "GET", api.MODELS)
         if answer.status_code != 200:
             return _passed(answer)
         models = {model.get("id"): model for model in _models_of(answer)}
         if name not in models:
-            raise unknown_model(" or ".join(map(str, models)), name)
+            raise api.unknown_model(" or ".join(map(str, models)), name)
         return JSONResponse(models[name])
 
-    async def _health(self, request: Request) -> Response:
+    async def health(self, request: Request) -> Response:
         return _passed(
-            await self._asked(request, "GET", "/health", until=deadline(_HEALTH_SECONDS))
+            await self._asked(request, "GET", "/health", until=guard.deadline(_HEALTH_SECONDS))
         )
 
-    async def _answer(self, path: str, request: Request) -> Response:
+    async def answer(self, path: str, request: Request) -> Response:
         """Send a prompt's merged ids; where the engine must see more, the request as it came."""
-        document = read_json(await read_body(request, self._limits))
-        if not merging_wanted(request):
+        document = api.read_json(await guard.read_body(request, self.limits))
+        if not guard.merging_wanted(request):
             return await self._forward(request, path, document, None)
         prompt, reason = _mergeable(path, document)
         calls, roles = None, None
-        if path == CHAT and prompt is not None:
-            fields = {name: document[name] for name in PromptFields.model_fields.keys() & document}
+        if path == api.CHAT and prompt is not None:
+            fields = {name: document[name] for name in _PROMPT & document.keys()}
             try:
-                asked = PromptFields.model_validate(fields)
+                asked = api.PromptFields.model_validate(fields)
                 calls, roles = Calls.of(asked, self._call_form), asked.roles
-            except (ValidationError, ApiError):  # the engine may know more of tools, or say why not
+            except (ValidationError, api.ApiError):  # the engine may know more, or say why not
                 prompt, reason = None, "tools"
         if prompt is None:
             if reason:
@@ -191,27 +155,27 @@ class Gateway:
             self.metrics.stays_raw("template", read.left_raw)
         ids = self._merged(read)
         counts = {"raw_prompt_tokens": len(read.ids), "merged_prompt_tokens": len(ids)}
-        if path == COMPLETIONS:
+        if path == api.COMPLETIONS:
 
             def counted(part: dict[str, Any]) -> dict[str, Any]:
                 count = part.get("usage")
                 return {**part, "usage": {**count, "umim": counts}} if count else part
 
             return await self._forward(request, path, {**document, "prompt": ids}, counted)
-        answer = Answer(True, str(document.get("model") or ""), calls)
+        answer = api.Answer(True, str(document.get("model") or ""), calls)
 
         def translated(part: dict[str, Any]) -> dict[str, Any]:
             completion = _completion(part)
             choices = [
-                Choice(one.index, one.text or "", one.finish_reason, _chat_logprobs(one.logprobs))
-                for one in completion.choices or ()
+                api.Choice(new.index, new.text or "", new.finish_reason, _chat_logprobs(new))
+                for new in completion.choices or ()
             ]
             count = completion.usage and {**completion.usage, "umim": counts}
             chunk = answer.chunk(choices, count)
             return chunk if document.get("stream") else answer.whole(count)
 
         body = self._as_completion(document, ids, context)
-        return await self._forward(request, COMPLETIONS, body, translated)
+        return await self._forward(request, api.COMPLETIONS, body, translated)
 
     def _merged(self, read: ReadPrompt) -> list[int]:
         try:
@@ -228,12 +192,12 @@ class Gateway:
     ) -> dict[str, Any]:
         """Return the body of a chat as that of a completion."""
         # The prompt holds what add_generation_prompt asks for, as true is all that came here.
-        left_out = (*_SEEN[CHAT], *PromptFields.model_fields, "messages", "add_generation_prompt")
+        left_out = {*_SEEN[api.CHAT], *_PROMPT, "messages", "add_generation_prompt"}
         body = {name: value for name, value in chat.items() if name not in left_out}
         most = body.pop("max_completion_tokens", None)
         most = body.get("max_tokens") if most is None else most
         if most is None:  # completions get few
-            most = self._limits.new_tokens
+            most = self.limits.new_tokens
             most = max(1, min(most, context - len(ids))) if context else most
         best = body.pop("top_logprobs", None)
         if body.pop("logprobs", None):
@@ -242,13 +206,13 @@ class Gateway:
 
     async def _context(self, request: Request, model: object) -> int | None:
         """Return how many tokens the engine's model has room for, if it says so; kept a while."""
-        until = deadline(_HEALTH_SECONDS)
+        until = guard.deadline(_HEALTH_SECONDS)
         now = until - _HEALTH_SECONDS
         if now >= self._known_until:
             try:
-                answer = await self._asked(request, "GET", MODELS, until=until)
+                answer = await self._asked(request, "GET", api.MODELS, until=until)
                 models = _models_of(answer) if answer.status_code == 200 else []
-            except ApiError:  # a request that needs the engine will say what is wrong
+            except api.ApiError:  # a request that needs the engine will say what is wrong
                 models = []
             lengths = [(one.get("id"), one.get("max_model_len")) for one in models]
             self._contexts = {
@@ -264,10 +228,10 @@ class Gateway:
         self, request: Request, path: str, body: dict[str, Any], translate: Translate | None
     ) -> Response:
         """Send a body to the engine and return its answer, translated where it is one."""
-        until = deadline(self._limits.answer_seconds)
+        until = guard.deadline(self.limits.answer_seconds)
         answer = await self._asked(request, "POST", path, self._masked(body), until)
         if not answer.is_closed:
-            return EventStream(_documents(answer, translate), until)
+            return guard.EventStream(_documents(answer, translate), until)
         if answer.status_code != 200 or translate is None:
             return _passed(answer)
         document = _document(answer.content)
@@ -296,7 +260,7 @@ class Gateway:
             kept = [pair for pair in asked if str(pair[0]) not in self._bias]
             never = [[int(token), value] for token, value in self._bias.items()]
             return {**body, "logit_bias": [*kept, *never]}
-        raise bad_field(
+        raise api.bad_field(
             "logit_bias", "logit_bias must be an object or a list of pairs, with plain ids",
             "something else", 'Write an id as 17, in an object as "17".',
         )  # fmt: skip
@@ -311,11 +275,11 @@ class Gateway:
     ) -> httpx.Response:
         """Return the engine's answer: whole and closed, or open if it is a stream."""
         streamed = bool(body and body.get("stream"))
-        until = until or deadline(self._limits.answer_seconds)
+        until = until or guard.deadline(self.limits.answer_seconds)
         try:
             built = self._client.build_request(method, path, json=body)
         except ValueError as error:  # 1e999
-            raise ApiError(400, "invalid_json", "numbers must be finite", str(error)) from error
+            raise api.ApiError(400, "invalid_json", "numbers must be finite", str(error)) from error
 
         async def answered() -> httpx.Response:
             async with AsyncExitStack() as closing:
@@ -334,12 +298,10 @@ class Gateway:
                 return httpx.Response(answer.status_code, headers=shown, content=content)
 
         try:
-            return await unless_gone(
-                request, answered(), until or deadline(self._limits.answer_seconds)
-            )
+            return await guard.unless_gone(request, answered(), until)
         except httpx.PoolTimeout as error:
             rule = f"at most {_CONNECTIONS} requests run"
-            raise try_later("overloaded", rule, "more") from error
+            raise api.try_later("overloaded", rule, "more") from error
         except httpx.HTTPError as error:
             raise _broken(type(error).__name__) from error
 
@@ -359,14 +321,14 @@ def _address(upstream: str) -> httpx.URL:
     return address
 
 
-def _broken(value: str) -> ApiError:
+def _broken(value: str) -> api.ApiError:
     """Return what a failed exchange with the engine means to the client."""
     rule = "the engine behind this gateway must answer"
-    return ApiError(502, "upstream_unreachable", rule, value, "Try again later.")
+    return api.ApiError(502, "upstream_unreachable", rule, value, "Try again later.")
 
 
-def _malformed(rule: str) -> ApiError:
-    return ApiError(502, "upstream_malformed", rule, "something else")
+def _malformed(rule: str) -> api.ApiError:
+    return api.ApiError(502, "upstream_malformed", rule, "something else")
 
 
 async def _whole(answer: httpx.Response) -> bytes:
@@ -474,9 +436,9 @@ def _mergeable(
 ) -> tuple[str | list[dict[str, str]] | None, str]:
     """Return a prompt that may merge, or the field that the engine must see, or neither: ids."""
     for name in _SEEN[path]:
-        if document.get(name) is not False and not neutral(name, document.get(name)):
+        if document.get(name) is not False and not api.neutral(name, document.get(name)):
             return None, name
-    if path == COMPLETIONS:
+    if path == api.COMPLETIONS:
         prompt = document.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1:
             prompt = prompt[0]
@@ -493,8 +455,9 @@ def _mergeable(
     return [message.plain() for message in messages], ""
 
 
-def _chat_logprobs(logprobs: _Logprobs | None) -> dict[str, Any] | None:
+def _chat_logprobs(choice: _EngineChoice) -> dict[str, Any] | None:
     """Return a completion's log-probabilities in a chat's form; those in it stay as they are."""
+    logprobs = choice.logprobs
     if logprobs is None:
         return None
     if logprobs.tokens is None:

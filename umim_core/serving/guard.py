@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -29,7 +30,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from umim_core.errors import UmimError
-from umim_core.serving.openai_api import DONE, MODELS, ApiError, api_error, event
+from umim_core.serving.openai_api import (
+    CHAT,
+    COMPLETIONS,
+    DONE,
+    MODEL,
+    MODELS,
+    ApiError,
+    api_error,
+    event,
+)
 
 MERGE_HEADER: Final = "x-umim-merge"
 _PROMETHEUS: Final = "text/plain; version=0.0.4"
@@ -268,6 +278,41 @@ def guarded(
         guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL))
     handlers: dict[Any, Any] = dict.fromkeys(_HANDLED, _answer_error)
     return Starlette(routes=served, middleware=guards, exception_handlers=handlers, lifespan=life)
+
+
+class ApiServer(ABC):
+    """The paths of OpenAI's interface, guarded; a subclass says what answers them."""
+
+    def __init__(self, metrics: ServerMetrics, limits: Limits) -> None:
+        self.metrics, self.limits = metrics, limits
+
+    def app(self, token: str | None) -> Starlette:
+        """Return the application, for requests with a bearer token; its engine lives with it."""
+        routes = [
+            Route(CHAT, partial(self.answer, CHAT), methods=["POST"]),
+            Route(COMPLETIONS, partial(self.answer, COMPLETIONS), methods=["POST"]),
+            Route(MODELS, self.models, methods=["GET"]),
+            Route(MODEL, self.model, methods=["GET"]),
+            Route("/health", self.health, methods=["GET"]),
+        ]
+        return guarded(routes, token, self.metrics, lambda app: self.life())
+
+    @abstractmethod
+    def life(self) -> AbstractAsyncContextManager[None]:
+        """Answer requests for the length of a block."""
+
+    @abstractmethod
+    async def answer(self, path: str, request: Request) -> Response:
+        """Answer a chat or a completion, whole or streamed."""
+
+    @abstractmethod
+    async def models(self, request: Request) -> Response: ...
+
+    @abstractmethod
+    async def model(self, request: Request) -> Response: ...
+
+    @abstractmethod
+    async def health(self, request: Request) -> Response: ...
 
 
 class EventStream(StreamingResponse):
