@@ -23,8 +23,8 @@ from umim_core.evaluation.questions import (
     QuestionSource,
     ShardScores,
     mean_of,
-    reduction,
 )
+from umim_core.evaluation.sizes import Sizes
 from umim_core.store.artifacts import directory_digest
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 QUESTIONS: Final = "questions.json"
 SHARDS: Final = "shards"
 Report = dict[str, Any]
-_PARTS: Final = ("prompts", "answers", "sizes")  # lists over questions
-_NONE: Final = (0, 0)
 
 
 def read_questions(directory: Path) -> QuestionSet:
@@ -48,18 +46,18 @@ def read_questions(directory: Path) -> QuestionSet:
 def read_shards(directory: Path) -> ShardScores:
     """Return the shards of an artifact put together, in the order of the questions."""
     shards = [read_report(path) for path in sorted((directory / SHARDS).glob("*.json"))]
-    joined = {part: [entry for shard in shards for entry in shard.get(part, ())] for part in _PARTS}
-    inputs, contexts, columns = (
-        tuple(sum(shard.get(name, _NONE)[side] for shard in shards) for side in (0, 1))
-        for name in ("inputs", "contexts", "columns")
-    )
     values = {
         metric: [value for shard in shards for value in shard["values"][metric]]
         for metric in (shards[0]["values"] if shards else ())
     }
-    over = [shard.get("shortfall") for shard in shards]
-    shortfall = None if None in over else sum(over)
-    return ShardScores(values, inputs, contexts, columns=columns, shortfall=shortfall, **joined)
+    return ShardScores(
+        values,
+        [prompt for shard in shards for prompt in shard["prompts"]],
+        sum((Sizes(**shard["total"]) for shard in shards), Sizes()),
+        [texts for shard in shards for texts in shard["answers"]],
+        [Sizes(**sizes) for shard in shards for sizes in shard["sizes"]],
+        any(shard["baseline"] for shard in shards),
+    )
 
 
 def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> Report:
@@ -76,14 +74,15 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
             f"other prompts under {setting}",
             "Use a task whose prompts do not change from one reading to the next.",
         )
+    total = own.total
     return {
         "task": task,
         "setting": setting,
         "questions": len(own.prompts),
-        "token_reduction": reduction(own.inputs),
-        "context_token_reduction": reduction(own.contexts),
-        "cache_reduction": reduction(own.columns),
-        "shortfall": missing(own),
+        "token_reduction": total.token_reduction if total.tokens else None,
+        "context_token_reduction": total.context_token_reduction,
+        "cache_reduction": None if total.columns is None else total.cache_reduction,
+        "shortfall": total.shortfall_share if own.baseline and total.context_tokens else None,
         **{name: mean_of(values) for name, values in own.values.items()},
         **{
             f"{name}_difference": mean_of(np.subtract(values, base.values[name]).tolist())
@@ -91,12 +90,6 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
             if name in base.values
         },
     }
-
-
-def missing(scores: ShardScores) -> float | None:
-    """Return units over the budget / raw tokens of contexts; None without a baseline or context."""
-    raw, _ = scores.contexts
-    return None if scores.shortfall is None or not raw else scores.shortfall / raw
 
 
 def read_report(path: Path) -> Report:

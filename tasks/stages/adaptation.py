@@ -41,6 +41,7 @@ from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.questions import ChoiceScores, score_choices
+from umim_core.evaluation.sizes import Sizes
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import (
     canonical_json,
@@ -180,7 +181,7 @@ def choice_scores_stage(
         scored = {"model": (model.control or model.artifact).digest, "base": base.digest}
     spec = StageSpec(
         "choice-scores",
-        1,
+        2,
         {
             "setting": model.setting,
             "tau": model.tau,
@@ -226,7 +227,7 @@ def score_task_choices(
 def read_scores(artifact: Artifact) -> ChoiceScores:
     """Return the scores that the stage ``choice-scores`` wrote."""
     body = read_json(artifact.path / SCORES)
-    return ChoiceScores(**{**body, "contexts": tuple(body["contexts"])})
+    return ChoiceScores(**{**body, "total": Sizes(**body["total"])})
 
 
 def compared(own: ChoiceScores, base: ChoiceScores | None) -> Metrics:
@@ -234,8 +235,8 @@ def compared(own: ChoiceScores, base: ChoiceScores | None) -> Metrics:
     figures = {"accuracy": own.hits(), "margin": own.margins()}
     metrics: Metrics = {
         "questions": float(len(own.golds)),
-        "token_reduction": own.token_reduction(),
-        "input_reduction": own.input_reduction(),
+        "token_reduction": own.total.context_token_reduction or 0.0,
+        "input_reduction": own.total.token_reduction,
     }
     zeros = [0.0] * len(own.golds)
     for name, values in figures.items():

@@ -142,7 +142,7 @@ def shards_stage(
     own = None if setting.method is None else own_model(setting.method)
     spec = StageSpec(
         "shards",
-        2 if setting.method is None else 4,  # of baselines: a question and a cue are known
+        5,
         {
             **setting.model_dump(exclude={"name"}),
             "task": task,  # several tasks ask the same questions

@@ -16,26 +16,27 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.questions import ChoiceScores, evaluate_task, score_choices
+from umim_core.evaluation.sizes import Sizes
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
 from umim_core.task_sets.spec import TASKS, read_questions
 
-BASE = ChoiceScores([[-1.0, -2.0], [-1.0, -2.0], [-3.0, -2.5]], [0, 1, 1], (10, 10), 6)
-OWN = ChoiceScores([[-1.0, -2.0], [-3.0, -2.0], [-2.0, -2.5]], [0, 1, 1], (10, 8), 6)
+BASE = ChoiceScores([[-1.0, -2.0], [-1.0, -2.0], [-3.0, -2.5]], [0, 1, 1], Sizes(16, 16, 10, 10))
+OWN = ChoiceScores([[-1.0, -2.0], [-3.0, -2.0], [-2.0, -2.5]], [0, 1, 1], Sizes(16, 14, 10, 8))
 
 
 def test_figures_of_a_hand_made_case() -> None:
     assert OWN.hits() == [1.0, 1.0, 0.0] and BASE.hits() == [1.0, 0.0, 1.0]
     assert OWN.margins() == [1.0, 1.0, -0.5]
-    assert OWN.token_reduction() == pytest.approx(0.2)
-    assert OWN.input_reduction() == pytest.approx(2 / 16)
     found = compared(OWN, BASE)
+    assert found["token_reduction"] == pytest.approx(0.2)
+    assert found["input_reduction"] == pytest.approx(2 / 16)
     assert found["accuracy"] == pytest.approx(2 / 3) and found["difference"] == 0.0
     assert found["difference_se"] == pytest.approx((2 / 2) ** 0.5 / 3**0.5)  # steps 0, 1, -1
     assert (found["gained"], found["lost"]) == (1.0, 1.0)
     assert found["margin_difference"] == pytest.approx((0.0 + 2.0 - 1.0) / 3)
     assert "difference" not in compared(BASE, None)
-    tied = ChoiceScores([[-1.0, -1.0], [-1.0, -1.0]], [0, 1], (4, 4), 4)
+    tied = ChoiceScores([[-1.0, -1.0], [-1.0, -1.0]], [0, 1], Sizes(8, 8, 4, 4))
     assert tied.hits() == [1.0, 0.0] and tied.margins() == [0.0, 0.0]
 
 
@@ -53,9 +54,10 @@ def test_accuracy_and_reduction_are_those_of_lm_eval(
         found = score_choices(questions, merged_model, batch)
         assert sum(found.hits()) / len(found.golds) == pytest.approx(expected["acc_tok"])
         if merge == "prompt":
-            assert 0 < found.token_reduction() == pytest.approx(expected["context_token_reduction"])
+            reduction = found.total.context_token_reduction
+            assert 0 < reduction == pytest.approx(expected["context_token_reduction"])
         else:
-            assert found.token_reduction() == 0.0
+            assert found.total.context_token_reduction == 0.0
 
 
 def test_what_has_no_score_is_refused(tiny_llama: Backbone) -> None:

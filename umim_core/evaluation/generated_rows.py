@@ -25,8 +25,8 @@ from umim_core.evaluation.scoring import (
     Query,
     ReducedScorer,
     Scorer,
-    Sizes,
 )
+from umim_core.evaluation.sizes import Sizes
 from umim_core.inference.choice import eos_ids
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import HONOURED, IGNORED, GenerateOptions

@@ -62,10 +62,10 @@ from umim_core.evaluation.scoring import (
     ReducedScorer,
     Request,
     Scorer,
-    Sizes,
     method_scorer,
     named_method,
 )
+from umim_core.evaluation.sizes import Sizes
 from umim_core.inference.choice import fresh_seed
 from umim_core.model.loading import LoadOptions
 from umim_core.rules.matcher import Parts

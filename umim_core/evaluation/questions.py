@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ import numpy as np
 
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import ConfigError, EvaluationError, MissingExtraError, require
+from umim_core.evaluation.sizes import Sizes
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 
 if TYPE_CHECKING:
@@ -92,24 +93,19 @@ class ShardScores:
 
     Attributes:
         values: Metric -> a value per question.
-        inputs: Raw tokens and units of contexts and answers, ``contexts`` of contexts alone; zeros
-            where nothing was matched.
         prompts: lm-eval's hash of the prompt of each question.
+        total: Sizes of all contexts and answers; zeros where nothing was matched.
         answers: Generated texts of each question; empty for a task of likelihoods.
-        sizes: Raw tokens and units of a question's prompts and answers together, then of its
-            prompts alone, [Q][4]; zeros and empty as above.
-        columns: Raw tokens of contexts, and columns of the KV cache that stayed of them, if any go.
-        shortfall: Tokens or columns that stayed beyond the budget of a baseline; None without one.
+        sizes: Those of each question's prompts and answers; empty likewise.
+        baseline: Whether a baseline shortened the contexts.
     """
 
     values: dict[str, list[float]]
-    inputs: tuple[int, int]
-    contexts: tuple[int, int]
     prompts: list[str]
+    total: Sizes = field(default_factory=Sizes)
     answers: list[list[str]] = field(default_factory=list)
-    sizes: list[list[int]] = field(default_factory=list)
-    columns: tuple[int, int] = (0, 0)
-    shortfall: int | None = None
+    sizes: list[Sizes] = field(default_factory=list)
+    baseline: bool = False
 
     def figures(self) -> dict[str, float]:
         """Return means, standard errors (``_stderr``) and token reduction as flat figures."""
@@ -119,7 +115,7 @@ class ShardScores:
             **{name: float(mean["mean"] or 0.0) for name, mean in means.items()},
             **{name: error for name, error in errors.items() if error is not None},
             "questions": float(len(self.prompts)),
-            "token_reduction": reduction(self.inputs) or 0.0,
+            "token_reduction": self.total.token_reduction,
         }
 
 
@@ -128,12 +124,6 @@ def mean_of(values: Sequence[float]) -> dict[str, float | None]:
     many = len(values) > 1
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if many else None
     return {"mean": float(np.mean(values)), "stderr": error}
-
-
-def reduction(tally: Sequence[int]) -> float | None:
-    """Return (raw tokens - units) / raw tokens of such a pair; None where nothing was matched."""
-    raw, units = tally
-    return (raw - units) / raw if raw else None
 
 
 def question_set(source: QuestionSource) -> QuestionSet:
@@ -265,7 +255,6 @@ def score_range(
     from lm_eval.defaults import DEFAULT_OTHER_SEED
 
     from umim_core.backbone.devices import forked_generators
-    from umim_core.evaluation.scoring import Sizes
     from umim_core.evaluation.tasks.lm_eval_tasks import SequenceTask, run_task
 
     if isinstance(task, SequenceTask):
@@ -289,22 +278,15 @@ def score_range(
     rows = next(iter(by_filter.values()))
     known = model.question_sizes(task.task_name)
     sizes = [known.get(number, Sizes()) for number in range(len(rows))]
-    total = sum(sizes, Sizes())
-    answers: list[list[str]] = []
-    by_answer: list[list[int]] = []
-    if _generates(task):  # str(): without the reductions that a generated text carries
-        answers = [[str(text) for texts in row["resps"] for text in texts] for row in rows]
-        by_answer = [[s.tokens, s.units, s.context_tokens, s.context_units] for s in sizes]
     scores = ShardScores(
         values,
-        (total.tokens, total.units),
-        (total.context_tokens, total.context_units),
         [row["prompt_hash"] for row in rows],
-        answers,
-        by_answer,
-        (0, 0) if total.columns is None else (total.context_tokens, total.columns),
-        None if model.method is None else total.shortfall,
+        sum(sizes, Sizes()),
+        baseline=model.method is not None,
     )
+    if _generates(task):  # str(): without the reductions that a generated text carries
+        answers = [[str(text) for texts in row["resps"] for text in texts] for row in rows]
+        scores = replace(scores, answers=answers, sizes=sizes)
     return scores, rows
 
 
@@ -351,7 +333,7 @@ def evaluate_task(
     questions = range(len(loaded.eval_docs))[:limit]
     scores, samples = score_range(model, loaded, questions)
     scores.values["acc_tok"] = [_hit_per_token(sample, model) for sample in samples]
-    alone = 0.0 if model.merge == "none" else reduction(scores.contexts)
+    alone = 0.0 if model.merge == "none" else scores.total.context_token_reduction
     return scores.figures() | ({} if alone is None else {"context_token_reduction": alone})
 
 
@@ -377,15 +359,13 @@ def _hit_per_token(sample: Mapping[str, Any], model: UmimLM) -> float:
 class ChoiceScores:
     """Scores of a task's questions, in their order.
 
-    ``scores`` are mean token log-probabilities of every answer, per question (nats); ``contexts``
-    the raw tokens of all contexts, and units that they became; ``answers`` raw tokens of all
-    answers.
+    ``scores`` are mean token log-probabilities of every answer, per question (nats); ``total`` has
+    every context once, and all answers.
     """
 
     scores: list[list[float]]
     golds: list[int]
-    contexts: tuple[int, int]
-    answers: int
+    total: Sizes
 
     def hits(self) -> list[float]:
         pairs = zip(self.scores, self.golds, strict=True)
@@ -395,13 +375,6 @@ class ChoiceScores:
         """Return by how much the right answer leads the best wrong one, per question (nats)."""
         pairs = zip(self.scores, self.golds, strict=True)
         return [row[gold] - max(row[:gold] + row[gold + 1 :]) for row, gold in pairs]
-
-    def token_reduction(self) -> float:
-        return reduction(self.contexts) or 0.0
-
-    def input_reduction(self) -> float:
-        raw, units = self.contexts
-        return (raw - units) / (raw + self.answers)
 
 
 def score_choices(
@@ -418,9 +391,10 @@ def score_choices(
     likelihoods = iter(zip(requests, scored, strict=True))
     rows = [[next(likelihoods) for _ in question.endings] for question in questions]
     firsts = [row[0][1].sizes for row in rows]  # the answers of a question share their context
+    raw, units = (sum(s.context_tokens for s in firsts), sum(s.context_units for s in firsts))
+    ends = sum(len(request.continuation) for request in requests)
     return ChoiceScores(
         [[score.log_prob / len(request.continuation) for request, score in row] for row in rows],
         [question.gold for question in questions],
-        (sum(s.context_tokens for s in firsts), sum(s.context_units for s in firsts)),
-        sum(len(request.continuation) for request in requests),
+        Sizes(raw + ends, units + ends, raw, units),
     )

@@ -22,6 +22,7 @@ from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.questions import shard_seed
+from umim_core.evaluation.sizes import Sizes
 from umim_core.evaluation.tasks.lm_eval_tasks import load_tasks, run_task
 from umim_core.evaluation.text_metrics import contest_answer
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
@@ -55,9 +56,11 @@ def test_answers_and_sizes_are_kept_by_question(whole: Walk, problems: Path) -> 
         contest_answer(texts, {"references": references})["pass@1"]
         for texts, references in zip(own.answers, wanted, strict=True)
     ]
-    assert tuple(map(sum, zip(*own.sizes, strict=True))) == (*own.inputs, *own.contexts)
-    assert own.values["prompt_tr"] == [1 - units / tokens for _, _, tokens, units in own.sizes]
-    assert min(own.values["prompt_tr"]) > 0 and base.inputs == (0, 0)
+    assert sum(own.sizes, Sizes()) == own.total
+    assert own.values["prompt_tr"] == [
+        1 - sizes.context_units / sizes.context_tokens for sizes in own.sizes
+    ]
+    assert min(own.values["prompt_tr"]) > 0 and base.total == Sizes()
 
 
 @pytest.mark.parametrize(("number", "merge"), [(0, "none"), (1, "all")])

@@ -213,6 +213,6 @@ def test_a_checkpoint_that_another_machine_has_otherwise_is_refused(
 
 
 def test_other_prompts_under_another_setting_are_refused() -> None:
-    base, own = (ShardScores({"acc": [1.0]}, (0, 0), (0, 0), [prompt]) for prompt in "ab")
+    base, own = (ShardScores({"acc": [1.0]}, [prompt]) for prompt in "ab")
     with pytest.raises(EvaluationError, match="other prompts under own"):
         table_row("t", "own", own, base)
