@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from flows import pipeline_flows
-from tasks.report.comparison_table import SETTINGS, comparison
+from tasks.report.comparison_table import summary
 from tasks.report.render import columns_table, environment, table_text
 from tasks.report.report_data import ReportData
 from tasks.stages.adaptation import RESULT
@@ -92,9 +91,8 @@ def launch(
     began = time.monotonic()
     path = Path(pipeline_flows.full_pipeline(recipe))
     data = ReportData.model_validate_json((path / "report.json").read_text(encoding="utf-8"))
-    compared = comparison(data.rows, data.config)
     lines = [
-        table_text(replace(compared, note=f"{SETTINGS} {compared.note}")).rstrip(),
+        table_text(summary(data.rows, data.config)).rstrip(),
         "",
         f"report: {path / 'report.html'}",
         f"{time.monotonic() - began:.0f} s",
@@ -104,16 +102,12 @@ def launch(
 
 
 def _checkpoint_lines(recipe: str) -> list[str]:
-    """Return the names and directories of what the recipe trained, and how to use the first."""
+    """Return the names of what the recipe trained, and how to use the first."""
     from umim_core.checkpoint.checkpoint_index import own_checkpoints, own_name
     from umim_core.checkpoint.next_steps import after_training
 
     prefix = own_name(recipe) + "/"
-    checkpoints = {
-        name: path for name, path in own_checkpoints().items() if name.startswith(prefix)
-    }
-    if not checkpoints:
+    names = [name for name in own_checkpoints() if name.startswith(prefix)]
+    if not names:
         return []
-    width = max(map(len, checkpoints))
-    lines = [f"  {name:<{width}}  {path}" for name, path in checkpoints.items()]
-    return ["", "checkpoints:", *lines, "", "Next:", *after_training(next(iter(checkpoints)))]
+    return ["", "checkpoints:", *(f"  {name}" for name in names), "", *after_training(names[0])]

@@ -321,8 +321,9 @@ def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Shipped]:
         reason = why_absent(headline.checkpoint, local_files_only=isinstance(run, Planner))
         if reason is None:
             check_headline_positions(recipe, headline)  # it may have been fetched just now
-            first = (headline.checkpoint, headline.evaluate, headline.benchmark, True)
-            wanted.insert(0, first)
+            names = (headline.checkpoint, *headline.beside)
+            leading = [(name, headline.evaluate, headline.benchmark, True) for name in names]
+            wanted = [*leading, *wanted]
         else:
             logger.warning("the row of %s is left out: %s", headline.checkpoint, reason)
     shipped = []

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from docs.make.document import RESULTS, ROOT, Document, with_blocks
-from docs.make.results import adaptation_summary
-from tasks.report.comparison_table import comparison
-from tasks.report.render import Report, Table, table_markdown
+from docs.make.results import TEMPLATES, adaptation_summary
+from tasks.report.comparison_table import comparison, summary
+from tasks.report.render import Report, Table, page, table_markdown
 from tasks.report.report_data import ReportData
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.model.compression import compress_text
@@ -33,25 +33,6 @@ _TEXT: Final = (
     "the history of science. In order to be able to take part, students had to read a number of "
     "books at the beginning of the year, and most of them did so as soon as possible."
 )
-_PIPELINE: Final = """\
-# What `make demo` prints
-
-The pipeline trains on the embedded docstring corpus for seconds, on two CPU cores. Rows marked \\*
-are shipped checkpoints, trained longer.
-
-- **backbone**: the frozen model. **τ**: how often a span must occur in the corpus to be merged.
-- **setting**: *WT* is the module trained on the corpus with the spans mined there; *WT + Rules*
-  takes the task's own spans without further training; *WT + FT* trains on the task's texts;
-  *Task-Adapted* then on its answers (DPO).
-- **positions**: whether the module sees where in its span a token stands (*none*: the paper's
-  form). **residual**: what the module adds to, here nothing or the span's last token.
-- **rule rows**: frequent rules with a learned offset of their own.
-- **unit positions**: positions in the shortened text are counted anew (*compact*) or are those of
-  the raw tokens (*preserved*).
-- **acc.**: accuracy on the docstring task in percent, chance is 25. **prefill ×**: time of the base
-  model's prefill divided by UMIM's.
-
-"""
 
 
 def readme_table(folder: Path = RESULTS) -> str:
@@ -130,6 +111,6 @@ def _with_table(path: Path) -> str:
 def _pipeline() -> str:
     """Return the page of the table that ``make demo`` prints."""
     data = ReportData.model_validate_json((RESULTS / "embedded.json").read_text(encoding="utf-8"))
-    host = ", ".join(f"{name} {value}" for name, value in data.host.items())
-    table = table_markdown(comparison(data.rows, data.config))
-    return f"{_PIPELINE}{table}\n\nMachine: {host}.\n"
+    tables = {"printed": summary, "whole": comparison}
+    shown = {name: table_markdown(make(data.rows, data.config)) for name, make in tables.items()}
+    return page("embedded.md", {"host": data.host, **shown}, TEMPLATES) + "\n"

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tasks.report.comparison import ComparisonRow, Measured, RowRules, shown_name
-from tasks.report.render import DASH, Column, Table, make_table, number_column, shown
+from tasks.report.render import DASH, Column, Table, fitted, make_table, number_column, shown
 from umim_core.adaptation.settings import ADAPTED, BASE, WT
-from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.config.recipe import DEFAULT_TASK, Cell
 
 STATES: Final = (
     "which depend on the rules; states: at every state that decoding passes through, to compare "
@@ -27,11 +27,16 @@ def with_error(score: Measured) -> dict[str, float | None]:
     return {"mean": score.value, "stderr": score.stderr}
 
 
-SETTINGS: Final = (
-    "τ: how often a span occurs in the corpus to be merged; positions: whether the module sees "
-    "where in its span a token stands. WT: trained on the corpus, with its spans; WT + Rules: with "
-    "the task's spans, not trained further; WT + FT: trained on the task; Task-Adapted: then on "
-    "its answers (DPO)."
+_SUMMARY: Final = (
+    "τ: how often a merged span occurs in the corpus. form: the paper's, or what ours adds. WT: "
+    "trained on the corpus; WT + Rules: the task's spans, not trained further; WT + FT: trained on "
+    "the task; Task-Adapted: then on its answers. TR: tokens saved. Top-1: agreement with the base "
+    "model. PPL ×: perplexity over the base model's. acc.: on the task, before and after. prefill "
+    "×: base time over UMIM's. *: shipped checkpoint, trained longer."
+)
+_SUMMARY_ROWS: Final = 12
+_BACKBONE: Final = Column(
+    "backbone", lambda r: shown_name(r.cell.backbone) + " *" * (r.source == "shipped"), left=True
 )
 TAU: Final = Column("τ", lambda row: DASH if row.tau is None else str(row.tau))
 _VARIANTS: Final = (
@@ -67,9 +72,7 @@ def comparison(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None =
     """Return the comparison as people read it, a dash where nothing was measured."""
     tasks = dict.fromkeys(task for row in rows for task in row.tasks)
     columns = (
-        Column(
-            "backbone", lambda r: shown_name(r.cell.backbone) + " *" * (r.source == "shipped"), True
-        ),
+        _BACKBONE,
         TAU,
         *variant_columns(rows),
         Column("setting", lambda row: row.setting, left=True),
@@ -84,6 +87,49 @@ def comparison(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None =
     table = make_table(columns, rows)
     amounts = _amounts(rows, config or {})
     return replace(table, note=" ".join(filter(None, [_notes(rows, table), amounts])))
+
+
+def summary(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None = None) -> Table:
+    """Return the comparison in few rows and columns, which fit a terminal."""
+
+    def ratio(row: ComparisonRow) -> float | None:
+        base, ours = row.metric("ppl_base"), row.metric("ppl_umim")
+        return ours / base if base and ours else None
+
+    def accuracy(row: ComparisonRow) -> str:
+        scores = [row.score(of, row.tasks[0]) if row.tasks else None for of in (BASE, row.setting)]
+        return DASH if None in scores else " → ".join(shown(score, 1, 100) for score in scores)
+
+    columns = (
+        _BACKBONE,
+        Column("rules", lambda row: _of_rules(row, _in_short), left=True),
+        Column("form", lambda row: _form_in_short(row.cell), left=True),
+        Column("setting", lambda row: row.setting, left=True),
+        Column("TR %", lambda row: shown(row.metric("token_reduction"), 1, 100)),
+        Column("Top-1", lambda row: shown(row.metric("top1"), 3)),
+        Column("PPL ×", lambda row: shown(ratio(row), 2)),
+        Column("acc. %", accuracy),
+        Column("prefill ×", lambda row: shown(row.metric("prefill_speedup"), 2)),
+    )
+    more = len(rows) - _SUMMARY_ROWS
+    notes = (
+        f"{more} more rows: see the report." if more > 0 else "",
+        _SUMMARY,
+        _amounts(rows, config or {}),
+    )
+    table = make_table(columns, rows[:_SUMMARY_ROWS], " ".join(filter(None, notes)))
+    return fitted(table)
+
+
+def _in_short(rules: RowRules) -> str:
+    return rules.made_by if rules.tau is None else f"τ {rules.tau}"
+
+
+def _form_in_short(cell: Cell) -> str:
+    """Return the most that a form adds to the paper's, in a word or two."""
+    added = {"inside": cell.merge_depth, "adapters": cell.adapter_rank, "rule rows": cell.rule_rows}
+    words = [word for word, size in added.items() if size]
+    return next(iter(words), "ours" if cell.deviations() else "paper's")
 
 
 def _amounts(rows: Sequence[ComparisonRow], config: Mapping[str, Any]) -> str:

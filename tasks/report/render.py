@@ -18,7 +18,7 @@ import re
 import textwrap
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -90,6 +90,19 @@ def _aligned(table: Table, lines: Sequence[Sequence[str]]) -> list[list[str]]:
     ]
 
 
+def fitted(table: Table) -> Table:
+    """Return a table whose longest texts are cut until it fits a terminal; their ends stay."""
+    lines = [list(line) for line in (table.headings, *table.rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > _WIDTH:
+        widest = max(table.left, key=widths.__getitem__)
+        widths[widest] -= 1
+        for line in lines:
+            if len(line[widest]) > widths[widest]:
+                line[widest] = f"{line[widest][: widths[widest] - 3]}…{line[widest][-2:]}"
+    return replace(table, headings=tuple(lines[0]), rows=tuple(map(tuple, lines[1:])))
+
+
 def table_text(table: Table) -> str:
     """Return a table for a terminal, the note below it, ending in a newline.
 
@@ -101,8 +114,8 @@ def table_text(table: Table) -> str:
     for columns in _parts(table, [len(cell) for cell in cells[0]]):
         lines = ["  ".join(line[column] for column in columns).rstrip() for line in cells]
         blocks.append("\n".join(lines))
-    note = textwrap.wrap(table.note, _WIDTH)
-    return "\n".join(["\n\n".join(blocks), *note]) + "\n"
+    note = "\n".join(textwrap.wrap(table.note, _WIDTH))
+    return "\n\n".join(filter(None, [*blocks, note])) + "\n"
 
 
 def _parts(table: Table, widths: Sequence[int]) -> list[list[int]]:

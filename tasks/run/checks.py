@@ -160,7 +160,8 @@ def check_adaptation(recipe: AdaptationRecipe) -> None:
 def check_headline_positions(recipe: Recipe, headline: HeadlineConfig) -> None:
     """Refuse rows longer than the positions of the backbone of the headline."""
     timed = _timed("headline.benchmark", headline.benchmark)
-    _check_checkpoint(headline.checkpoint, {"segment_length": recipe.segment_length, **timed})
+    for name in (headline.checkpoint, *headline.beside):
+        _check_checkpoint(name, {"segment_length": recipe.segment_length, **timed})
 
 
 def why_absent(checkpoint: str, *, local_files_only: bool = False) -> str | None:

@@ -31,6 +31,7 @@ def recipe(checkpoint: str, prompt: int = 512, segment: int = 512) -> Recipe:
             "segment_length": segment,
             "headline": {
                 "checkpoint": checkpoint,
+                "beside": [f"{checkpoint}-adapted"],
                 "evaluate": {"alignment_rows": 3, "task_questions": 5},
                 "benchmark": {"prompt_lengths": [prompt], "pairs": 2},
             },
@@ -44,6 +45,7 @@ def test_it_is_measured_on_its_own_amounts_and_leads() -> None:
     _, shipped = parts.run_everything(run)
     assert [(result.name, result.leads) for result in shipped] == [
         ("umim-docs-gpt2", True),
+        ("umim-docs-gpt2-adapted", True),
         ("umim-docs-llama", False),
     ]
     assert asked.headline is not None

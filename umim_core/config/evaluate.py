@@ -65,5 +65,8 @@ class HeadlineConfig(Model):
     """A shipped checkpoint of a larger model, measured on amounts of its own."""
 
     checkpoint: str = Field(description="Embedded name, directory or hub repository.")
+    beside: tuple[str, ...] = Field(
+        default=(), description="Others of its backbone, measured as it is and shown next."
+    )
     evaluate: EvaluateConfig = EvaluateConfig()
     benchmark: BenchmarkConfig | None = None
