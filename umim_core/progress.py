@@ -44,7 +44,6 @@ Listener = Callable[[Points], None]
 class _Listening(NamedTuple):
     listener: Listener | None = None
     label: str = ""
-    before_note: Callable[[], None] | None = None
 
 
 _NOBODY: Final = _Listening()
@@ -59,8 +58,6 @@ def warn_once(log: logging.Logger, line: str) -> None:
 
 def leave_note(state: Path, step: int, total: int, text: str, points: Points | None = None) -> None:
     """Write where a run stands; a reader sees the old note or the new one, never half of it."""
-    if (before_note := _listening.get().before_note) is not None:
-        before_note()
     state.mkdir(parents=True, exist_ok=True)
     draft = state / f"{_NOTE}.tmp"
     draft.write_text(json.dumps([step, total, text, dict(points or {})]), encoding="utf-8")
@@ -68,19 +65,15 @@ def leave_note(state: Path, step: int, total: int, text: str, points: Points | N
 
 
 @contextmanager
-def listening(
-    listener: Listener, label: str = "", before_note: Callable[[], None] | None = None
-) -> Iterator[None]:
+def listening(listener: Listener, label: str = "") -> Iterator[None]:
     """Give a listener the numbers of every run that is followed in the block, by and by.
 
     Args:
         listener: Called from another thread with the points that are new, every ten seconds at
             most, and with the last ones. It must not raise.
         label: What the block works on, for lines of runs that go on at the same time.
-        before_note: Called before each note that the block itself leaves: after every step of a
-            training in this process. A run that is being stopped does not return from it.
     """
-    token = _listening.set(_Listening(listener, label, before_note))
+    token = _listening.set(_Listening(listener, label))
     try:
         yield
     finally:
@@ -122,7 +115,7 @@ class _Follower:
 
     def __init__(self, state: Path, stack: ExitStack) -> None:
         self._note = state / _NOTE
-        self._listener, self._label, _ = _listening.get()
+        self._listener, self._label = _listening.get()
         self._bar = stack.enter_context(_DISPLAY.bar()) if sys.stderr.isatty() else None
         self._lines = ProgressLines()
         self._told: Points = {}

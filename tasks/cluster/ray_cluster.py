@@ -1,9 +1,9 @@
 """The only ``ray.init`` of the project: a private loopback cluster, or a named one.
 
-A local cluster listens on 127.0.0.1 alone, asks every caller for a random token, keeps its files
-in a private folder that is removed at the end, and gives its workers the import path of this
-checkout. What Ray reads from the environment it reads when it is imported, so the environment is
-prepared first, and refreshed where another module has imported Ray before.
+A local cluster listens on 127.0.0.1 alone, asks every caller for a random token, ends with this
+process, keeps its files in a private folder that is then removed, and gives its workers the import
+path of this checkout. What Ray reads from the environment it reads when it is imported, so the
+environment is prepared first, and refreshed where another module has imported Ray before.
 """
 
 from __future__ import annotations
@@ -11,26 +11,25 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
-import signal
 import socket
+import subprocess
+import sys
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from typing import Final
 
 import psutil
 
 from tasks.cluster import guard
-from tasks.cluster.stopping import FOLDER_PREFIX
 from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
-from umim_core.errors import ClusterError
+from umim_core.errors import ClusterError, require
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOCAL = "local"
-RENDEZVOUS_VARIABLE = "UMIM_RENDEZVOUS"
+_FOLDER_PREFIX: Final = "umim-ray-"
 _MIB = 1 << 20
 _MIN_OBJECT_STORE = 80 * _MIB
 _CONNECT_SECONDS = 5.0
@@ -48,7 +47,6 @@ class Cluster:
         address: ``host:port`` of the cluster's control service.
         cpus: CPU cores it offers.
         gpus: GPUs it offers.
-        started: Whether this process started the cluster (and stops it).
         logs: Ray's log files of a cluster started here, deleted when it stops; None for others.
         joined: Whether others started it, and this block connected to it.
         shared: Whether all of its nodes see the artifact root of this process.
@@ -57,10 +55,14 @@ class Cluster:
     address: str
     cpus: int
     gpus: int
-    started: bool
     logs: Path | None = None
     joined: bool = False
     shared: bool = True
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is of this machine alone, so that its size stays."""
+        return self.address.startswith("127.0.0.1:")
 
     def beside_driver(self) -> dict[str, float]:
         """Return the resources that put a task which writes into the artifact root near it.
@@ -94,21 +96,22 @@ def ray_cluster(
             starts one. None means the environment's ``RAY_ADDRESS``, else "local".
         object_store_bytes: Shared memory of a cluster started here, in bytes.
     """
-    _check_arguments(cpus, object_store_bytes)
+    require(cpus is None or cpus >= 1, ClusterError, "cpus must be at least 1", cpus)
+    rule = f"object_store_bytes must be at least {_MIN_OBJECT_STORE}"
+    require(object_store_bytes >= _MIN_OBJECT_STORE, ClusterError, rule, object_store_bytes)
     import ray
 
     if ray.is_initialized():
-        yield _describe(started=False)
+        yield _describe()
         return
     target = cluster_address(address)
     with contextlib.ExitStack() as stack:
         options: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
-        environment = worker_environment(local=target == LOCAL)
+        options["runtime_env"] = {"env_vars": worker_environment(local=target == LOCAL)}
         sockets_before = set(listening_addresses())
         if target == LOCAL:
-            folder = stack.enter_context(_cluster_folder())
-            environment[RENDEZVOUS_VARIABLE] = str(folder)
-            stack.enter_context(_private_environment())
+            folder = stack.enter_context(_guarded_folder())
+            stack.enter_context(_private_environment(folder))
             _refresh_ray_settings()
             options |= {
                 "address": LOCAL,
@@ -121,12 +124,17 @@ def ray_cluster(
         else:
             _check_reachable(target)
             options["address"] = target
-        options["runtime_env"] = {"env_vars": environment}
+        # A thread of its own: the kernel ends Ray's processes with the thread that started them,
+        # and in the main one Ray would take over SIGTERM.
+        starter = stack.enter_context(ThreadPoolExecutor(1, "ray"))
         stack.callback(ray.shutdown)
-        _init(options, target)
+        require_started(starter.submit(ray.init, **options).exception(), target)
         if target == LOCAL:
             require_loopback(set(listening_addresses()) - sockets_before)
-        yield _describe(started=target == LOCAL, joined=target != LOCAL)
+            logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+            yield replace(_describe(), logs=logs)
+        else:
+            yield replace(_describe(), joined=True)
 
 
 def cluster_address(address: str | None) -> str:
@@ -167,19 +175,11 @@ def worker_environment(*, local: bool) -> dict[str, str]:
     return env
 
 
-def _check_arguments(cpus: int | None, object_store_bytes: int) -> None:
-    if cpus is not None and cpus < 1:
-        raise ClusterError("cpus must be at least 1", cpus)
-    if object_store_bytes < _MIN_OBJECT_STORE:
-        raise ClusterError(
-            f"object_store_bytes must be at least {_MIN_OBJECT_STORE}", object_store_bytes
-        )
-
-
 @contextlib.contextmanager
-def _private_environment() -> Iterator[None]:
+def _private_environment(folder: Path) -> Iterator[None]:
     """Set what a local cluster needs in this process's environment, then put the old back."""
-    wanted = {
+    ours = {
+        guard.VARIABLE: str(folder),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every socket on 127.0.0.1
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # so that no token file is written
@@ -189,8 +189,8 @@ def _private_environment() -> Iterator[None]:
         "RAY_raylet_start_wait_time_s": "180",  # 30 s are too few on a busy machine
         "SPT_NOENV": "1",  # titles leave the environment, by which the guard finds processes
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
     try:
         yield
     finally:
@@ -245,109 +245,45 @@ def _refusal(host: str, port: int) -> OSError | None:
     return None
 
 
-def _init(options: dict[str, object], target: str) -> None:
-    import ray
-
-    main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM) if main_thread else None
-    try:
-        with StartErrors(target):
-            ray.init(**options)
-    finally:
-        # ray.init takes over SIGTERM; whoever handled it before (Prefect does) keeps it.
-        if main_thread and callable(before):
-            signal.signal(signal.SIGTERM, before)
-
-
-class StartErrors(contextlib.AbstractContextManager[None]):
-    """Raise what ``ray.init`` does as a ClusterError, bare ``Exception`` too.
+def require_started(error: BaseException | None, target: str) -> None:
+    """Raise what ``ray.init`` raised as a ClusterError, bare ``Exception`` too.
 
     Ray has no type for a node that is not up after the 30 seconds of its own, which cannot be
     changed; a type derived from Exception that is not listed stays what it is.
     """
+    from ray.exceptions import RayError
 
-    def __init__(self, target: str) -> None:
-        self._target = target
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        from ray.exceptions import RayError
-
-        listed = (OSError, RuntimeError, ValueError, AssertionError, RayError)
-        if kind is Exception or isinstance(error, listed):
-            late = kind is Exception and "timed out" in str(error)
-            remedy = "Run the same command again when the machine is less busy." if late else ""
-            raise ClusterError("Ray must start", f"{self._target}: {error}", remedy) from error
+    listed = (OSError, RuntimeError, ValueError, AssertionError, RayError)
+    if type(error) is Exception or isinstance(error, listed):
+        late = type(error) is Exception and "timed out" in str(error)
+        remedy = "Run the same command again when the machine is less busy." if late else ""
+        raise ClusterError("Ray must start", f"{target}: {error}", remedy) from error
+    if error is not None:
+        raise error
 
 
-def _describe(*, started: bool, joined: bool = False) -> Cluster:
+def _describe() -> Cluster:
     import ray
 
-    resources = ray.cluster_resources()
+    offered = ray.cluster_resources()
     return Cluster(
         address=ray.get_runtime_context().gcs_address,
-        cpus=int(resources.get("CPU", 0)),
-        gpus=int(resources.get("GPU", 0)),
-        started=started,
-        logs=Path(ray._private.worker._global_node.get_logs_dir_path()) if started else None,
-        joined=joined,
+        cpus=int(offered.get("CPU", 0)),
+        gpus=int(offered.get("GPU", 0)),
     )
 
 
-def is_alive(cluster: Cluster) -> bool:
-    """Tell, in a few seconds at most, whether a cluster that was connected to can still be used."""
-    import ray
-
-    if not ray.is_initialized():
-        return False
-    if cluster.started:
-        dead = {kind for kind, _ in ray._private.worker._global_node.dead_processes()}
-        if dead & {"raylet", "gcs_server"}:
-            return False
-    host, _, port = cluster.address.rpartition(":")
-    return _refusal(host, int(port)) is None
-
-
-def abandon() -> None:
-    """Kill what is left of a private cluster, for a shutdown would wait for what is dead."""
-    import ray
-
-    node = ray._private.worker._global_node
-    if node is not None:
-        node.kill_all_processes(check_alive=False, allow_graceful=False)
-
-
 @contextlib.contextmanager
-def _cluster_folder() -> Iterator[Path]:
-    """Give a short private folder, and sweep those that killed processes left behind."""
+def _guarded_folder() -> Iterator[Path]:
+    """Give a short private folder; its guard removes it, and ends what Ray left, when we end."""
     base = Path(tempfile.gettempdir())
-    if len(str(base).encode()) + len(f"/{FOLDER_PREFIX}4194304-12345678") > _MAX_TEMP_DIR_BYTES:
+    if len(f"{base}/{_FOLDER_PREFIX}12345678".encode()) > _MAX_TEMP_DIR_BYTES:
         base = Path("/tmp")  # noqa: S108  the only short name; mkdtemp makes the folder private
-    for old in base.glob(f"{FOLDER_PREFIX}*-*"):
-        with contextlib.suppress(ValueError, FileNotFoundError):
-            pid = int(old.name.split("-")[2])
-            if old.stat().st_uid == os.getuid() and not psutil.pid_exists(pid):
-                shutil.rmtree(old, ignore_errors=True)
-    path = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=base))
-    try:
-        yield path
-    finally:
-        _end_processes(path)
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _end_processes(folder: Path) -> None:
-    """Kill this process's children that name a folder: Ray leaves those of a start that failed."""
-    left = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it is gone, or another user's
-            if any(str(folder) in word for word in process.cmdline()):
-                left.append(process)
-    guard.kill(left)
+    folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base)
+    # A session of its own: it gets no Ctrl-C, and no TERM to this process's group.
+    command = [sys.executable, "-P", guard.__file__, folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # noqa: S603  no argument is anybody's input
+        yield Path(folder)
 
 
 def listening_addresses() -> list[tuple[str, str, int]]:

@@ -232,17 +232,16 @@ def replicated(
         _deleted(application),
         ExitStack() as ends,
     ):
-        local = cluster.address.startswith("127.0.0.1:")
         deployment = serve.deployment(EngineReplica, **options)
         try:
             serve.start(proxy_location="Disabled")
-            bound = deployment.bind(load, sizes, local)
+            bound = deployment.bind(load, sizes, cluster.is_here)
             handle = serve.run(bound, name=application, route_prefix=None)
             ends.callback(handle.shutdown)  # or its next report to Ray Serve starts Ray again
             described = handle.described.remote().result()
         except (RuntimeError, RayError, RayServeException) as error:
             raise ClusterError("all replicas must start", _reason(error, application)) from error
-        if local:
+        if cluster.is_here:
             require_loopback(listening_addresses())
         engine = ReplicatedEngine(handle, *described)
         ends.callback(engine.end)

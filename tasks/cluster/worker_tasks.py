@@ -13,7 +13,6 @@ from typing import Final, TypeVar
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import LOCAL, Cluster, cluster_address
-from tasks.cluster.stopping import park_if_stopping
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.storage.node_files import fetch_inputs
 from umim_core.backbone.devices import release_memory
@@ -54,7 +53,6 @@ def run_on_workers(
     if lease.config.workers == 0:
         for key, job in jobs.items():
             with _here:
-                park_if_stopping()
                 result = job()
             finished(key, result)
         return
@@ -65,7 +63,7 @@ def run_on_workers(
 
     gpus = int(lease.config.use_gpu)
     for wanted, room, kind in ((cores, cluster.cpus, "cores"), (gpus, cluster.gpus, "GPUs")):
-        if cluster.address.startswith("127.0.0.1:") and wanted > room:
+        if cluster.is_here and wanted > room:
             raise ClusterError(
                 f"a task of the cluster needs {wanted} {kind}", room, "Name a larger cluster."
             )
@@ -81,7 +79,6 @@ def run_on_workers(
     try:
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=_WAIT_SECONDS)
-            park_if_stopping()
             for reference in done:
                 finished(waiting.pop(reference), _result(ray.get(reference)))
     except ray.exceptions.RayError as error:
@@ -133,7 +130,7 @@ def cores_of_a_call(config: ClusterConfig, cluster: Cluster) -> int:
     A call has its share of this machine: of the stages that may run side by side, or of the GPUs.
     On a cluster elsewhere, whose machines may be of any size, it has one core.
     """
-    if not cluster.address.startswith("127.0.0.1:"):
+    if not cluster.is_here:
         return 1
     shares = max(1, cluster.gpus) if config.use_gpu else config.parallel_stages
     return max(1, cluster.cpus // shares)

@@ -24,16 +24,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
-from prefect.states import State
 
 from tasks.cluster.code_identity import code_identity
 from tasks.cluster.lease import ClusterLease
-from tasks.cluster.stopping import on_stop, park_if_stopping, parked_by_a_stop
+from tasks.cluster.stopping import on_stop
 from tasks.run.checks import check_adaptation, check_machine, check_positions, check_root
 from tasks.run.prefect_runs import (
     in_the_checkout,
     logs_on_the_run_page,
-    remembering_the_first_error,
     stopping_of_this_run,
 )
 from tasks.run.recipes import find_recipe
@@ -48,7 +46,7 @@ from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_name, record_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Recipe, RunRecipe
-from umim_core.errors import ArtifactError, ClusterError, ConfigError, TrackingError, UmimError
+from umim_core.errors import ArtifactError, ConfigError
 from umim_core.progress import listening
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.training.train_job import CURVE, read_curve
@@ -85,7 +83,7 @@ def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
     def run(part: Callable[[], T]) -> T:
         if failed.is_set():
             raise CancelledError
-        with ExitStack() as unless_returned, parked_by_a_stop():
+        with ExitStack() as unless_returned:
             unless_returned.callback(failed.set)
             result = part()
             unless_returned.pop_all()
@@ -126,22 +124,18 @@ class PipelineRun(Generic[R]):
         setting: str = "",
     ) -> Artifact:
         """Run one stage as a Prefect task and record it in MLflow."""
-        park_if_stopping()
         name = function.__name__.removesuffix("_stage").replace("_", "-")
         shown = " ".join(part for part in (name, label, setting) if part)
         started = task(
-            # A stage that a stop cuts off is not tried again.
-            remembering_the_first_error(parked_by_a_stop()(function)),
+            function,
             name=name,
             task_run_name=shown,
             cache_policy=NO_CACHE,
             persist_result=False,
-            retries=1,
-            retry_condition_fn=_worth_a_retry,
         )
         of = " ".join(part for part in (label, setting) if part)
         live = LiveMetrics(self.tracker, self.key, shown)
-        with listening(live, of, before_note=park_if_stopping):
+        with listening(live, of):
             try:
                 artifact: Artifact = started(self.root, *args)
             finally:
@@ -304,9 +298,3 @@ def _prefect_url() -> str | None:
     """Return the flow run's page, no password in it; None where Prefect says "None/flow-runs"."""
     url = flow_run.ui_url if FlowRunContext.get() is not None else None
     return redacted(url) if url and url.startswith(("http://", "https://")) else None
-
-
-def _worth_a_retry(_: object, __: object, state: State[object]) -> bool:
-    """Retry what may pass (a lost node, a server away), not what a person must correct."""
-    error = state.data
-    return isinstance(error, ClusterError | TrackingError) or not isinstance(error, UmimError)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import signal
+import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, chdir, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final
 from uuid import UUID
 
 import httpx
@@ -27,7 +26,11 @@ from prefect.events import ChangeFlowRunState, emit_event
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogHandler
-from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    get_current_settings,
+)
 from prefect.states import Cancelled, StateType
 
 from tasks.cluster.ray_cluster import CHECKOUT
@@ -35,12 +38,11 @@ from tasks.cluster.stopping import is_stoppable, on_stop, stoppable
 from tasks.run.services import POOL
 from umim_core.addresses import scrubbed
 from umim_core.errors import ClusterError, ConfigError, UmimError
+from umim_core.store.child_processes import die_with_parent
 
 logger = logging.getLogger("umim.prefect")
 _CONNECTION_LIBRARIES: Final = ("anyio", "asyncio", "httpcore", "httpx", "prefect")
 _TOLD_SECONDS: Final = 2.0
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 # Two and a half heartbeats, whose interval prefect.yaml sets: the server looks every five seconds
 # and takes some to act, and the run shall be Crashed within three.
 SILENCE: Final = timedelta(seconds=75)
@@ -70,20 +72,30 @@ def require_own_checkout() -> None:
 
 
 def start_temporary_server() -> None:
-    """Start Prefect's temporary server where no other is named, deaf to the terminal's Ctrl-C.
+    """Start Prefect's temporary server where no other is named, to end with this process.
 
-    Prefect would start it itself, but then Ctrl-C would end it before it hears of the end of the
-    run, with a traceback per connection.
+    Prefect itself would leave it running after a kill, and let the terminal's Ctrl-C end it before
+    it hears of the end of the run, with a traceback per connection.
     """
     if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
         return
     from prefect.server.api.server import SubprocessASGIServer
 
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a new process inherits it
-    try:
-        SubprocessASGIServer().start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    class Server(SubprocessASGIServer):
+        def _run_uvicorn_command(self) -> subprocess.Popen[bytes]:
+            app = "prefect.server.api.server:create_app"
+            command = [sys.executable, "-m", "uvicorn", "--factory", app, "--host", "127.0.0.1"]
+            command += ["--port", str(self.port), "--log-level", "error", "--lifespan", "on"]
+            own = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
+            own |= get_current_settings().to_environment_variables(exclude_unset=True)
+            return subprocess.Popen(  # noqa: S603  commands are our own
+                command,
+                env={**os.environ, **own, "PREFECT__SERVER_FINAL": "1"},
+                preexec_fn=die_with_parent,
+                start_new_session=True,
+            )
+
+    Server().start()
 
 
 @contextmanager
@@ -221,32 +233,6 @@ def _tell_why(run_id: UUID, error: UmimError) -> None:
         waiting = threading.Thread(target=EventsWorker.instance().wait_until_empty, daemon=True)
         waiting.start()
         waiting.join(_TOLD_SECONDS)  # a server that died is not waited for
-
-
-def remembering_the_first_error(function: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
-    """Return the function; the error of a later call has a note of the first one's.
-
-    A second try often fails for another reason, such as a core that the first one still holds.
-    """
-    first: list[BaseException] = []
-
-    @functools.wraps(function)
-    def call(*args: *Ts) -> T:
-        returned = False
-        try:
-            result = function(*args)
-            returned = True
-            return result
-        finally:
-            error = None if returned else sys.exception()
-            if error is not None and first:
-                notes = getattr(first[0], "__notes__", [])
-                text = f"The first try failed with {type(first[0]).__name__}: {first[0]}"
-                error.add_note("\n".join([text, *notes]))
-            elif error is not None:
-                first.append(error)
-
-    return call
 
 
 def deploy() -> None:

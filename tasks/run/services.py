@@ -22,7 +22,6 @@ from typing import Final
 import httpx
 import psutil
 
-from tasks.cluster import guard
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.tracking.tracking_values import sqlite_address
 from umim_core.errors import ClusterError
@@ -158,7 +157,6 @@ def _start(folder: Path, service: Service) -> None:
                 )
     with _log(folder, service.name).open("ab") as log:
         environment = {**os.environ, **service.environment}
-        environment.pop(guard.VARIABLE, None)  # the guard ends what carries it with this command
         for command in service.before:
             words = " ".join(command)
             try:

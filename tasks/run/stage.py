@@ -1,18 +1,15 @@
 """The stage contract: a stage is a function of its configuration and its inputs, built once.
 
 A stage's key is the SHA-256 of its name, version, configuration and input digests; it is built once
-(``store.publication``) as ``<root>/<stage>/<key>``. What a stop of the run cuts off is not
-published. Asking for a finished stage executes nothing. Times, host facts and versions live in the
-manifest, outside the digest. A found stage is read whole and held against its manifest, within
-``verifying_once`` at its first use only.
+(``store.publication``) as ``<root>/<stage>/<key>``. Asking for a finished stage executes nothing.
+Times, host facts and versions live in the manifest, outside the digest. A found stage is read whole
+and held against its manifest, within ``verifying_once`` at its first use only.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import platform
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +20,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from tasks.cluster.stopping import on_stop, parked_by_a_stop
 from tasks.storage.remote_root import remote_root
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ArtifactError
@@ -147,7 +143,7 @@ def _local(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
     def fill(out: Path) -> dict[str, object]:
         logger.info("%s: %s", spec.name, _beginning(out, spec.key[:12]))
         began = time.monotonic()
-        with _thrown_away(out.parent, spec), spec.machine(), parked_by_a_stop():
+        with spec.machine():
             metrics = build(out)
         return {
             "stage": spec.name,
@@ -175,13 +171,6 @@ def _local(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
     else:
         logger.info("%s: found %s", spec.name, spec.key[:12])
     return Artifact(spec.name, spec.key, final, str(built.record["digest"]), built.executed)
-
-
-def _thrown_away(scratch: Path, spec: StageSpec) -> AbstractContextManager[None]:
-    """Have a stop, which unwinds nothing, remove what nobody could go on with."""
-    if spec.resumable:
-        return nullcontext()
-    return on_stop(functools.partial(shutil.rmtree, scratch, ignore_errors=True))
 
 
 def _beginning(partial: Path, key: str) -> str:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Final
 
 from tasks.cluster.ray_cluster import CHECKOUT
-from tasks.cluster.stopping import park_if_stopping, stop_deferred
 from tasks.tracking.compare_view import COMPARISON_VIEW, SOURCE_TAG, described, shared_view
 from tasks.tracking.mlflow_store import (
     CALL_SECONDS,
@@ -270,7 +269,7 @@ class Tracker:
             if run is not None:
                 runs.append((store.experiment_id, run.run_id))
 
-        with stop_deferred(), self._busy:
+        with self._busy:
             if self._resting() or not self._done(look, CALL_SECONDS) or not runs:
                 return None
         [(experiment, run_id)] = runs
@@ -299,7 +298,7 @@ class Tracker:
     def _write(self, call: Callable[[Store], None], *, last: bool = False) -> None:
         """Write a record behind those that wait, as far as the store answers."""
         _ = self.owner  # a disk that refuses it is an error of its own
-        with stop_deferred(), self._busy:
+        with self._busy:
             self._waiting.append(call)
             while self._waiting and not self._resting(last=last):
                 seconds = max(1, int(min(CALL_SECONDS, self._left)))
@@ -308,8 +307,7 @@ class Tracker:
                 self._waiting.popleft()
 
     def _upload(self, send: Callable[[Store], None]) -> bool:
-        """Return whether files need no other try. A stop does not wait for them."""
-        park_if_stopping()
+        """Return whether files need no other try."""
         with self._busy:
             return self._left >= 1 and self._done(send, UPLOAD_SECONDS, upload=True)
 

@@ -18,7 +18,7 @@ from ray.train.torch.config import (
     _TorchBackend,
 )
 
-from tasks.cluster.ray_cluster import RENDEZVOUS_VARIABLE
+from tasks.cluster import guard
 
 
 @dataclass
@@ -36,7 +36,7 @@ class MeetingConfig(TorchConfig):
 class _MeetingBackend(_TorchBackend):
     def on_start(self, worker_group: BaseWorkerGroup, backend_config: MeetingConfig) -> None:
         """Join the workers of a fresh group, after every restart anew."""
-        folder = os.environ.get(RENDEZVOUS_VARIABLE)
+        folder = os.environ.get(guard.VARIABLE)
         if folder is None:
             super().on_start(worker_group, backend_config)
             return

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from tasks.cluster.lease import ClusterLease
-from tasks.cluster.stopping import resuming_at
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.training.strategies import make_strategy
 from umim_core.config.recipe import ClusterConfig
@@ -27,7 +26,6 @@ from umim_core.store.disk import leave_mark, not_shared, sees_mark
 from umim_core.store.publication import STATE
 from umim_core.training.train_job import TrainJob, read_summary, run_job
 from umim_core.training.train_ranks import rank_and_world, ranks_where
-from umim_core.training.train_state import last_step
 
 logger = logging.getLogger("umim.train")
 Fields = dict[str, object]
@@ -48,7 +46,7 @@ def launch_worker(
 ) -> dict[str, float]:
     """Call a worker function on every rank, and return the numbers of the summary it left."""
     state = out / STATE
-    with resuming_at(partial(last_step, state)), followed(state):
+    with followed(state):
         if lease.config.workers == 0:
             worker(fields)
         else:

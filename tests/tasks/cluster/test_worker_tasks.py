@@ -63,5 +63,5 @@ def test_an_error_of_a_worker_that_is_none_of_ours_is_named_with_its_text() -> N
 def test_a_call_has_its_share_of_this_machine_however_many_workers_there_are(
     address: str, config: dict[str, Any], cores: int, workers: int
 ) -> None:
-    cluster = Cluster(address, cpus=16, gpus=4, started=True)
+    cluster = Cluster(address, cpus=16, gpus=4)
     assert cores_of_a_call(ClusterConfig(workers=workers, **config), cluster) == cores
