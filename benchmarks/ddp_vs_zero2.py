@@ -116,7 +116,7 @@ def train_measured(job: Report) -> dict[str, bool]:
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
     objective = DistillObjective(
-        MergedModel(backbone, module, Matcher(RuleSet.load(data / "rules")), "compact"),
+        MergedModel(backbone, module, Matcher(RuleSet.load(data / "rules"))),
         TokenRows.load(data / "train", 0),
         TokenRows.load(data / "valid", 0),
         bf16=config.bf16,

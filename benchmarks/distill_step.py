@@ -146,7 +146,7 @@ class Batch:
 
     @property
     def merged_model(self) -> MergedModel:
-        return MergedModel(self.backbone, self.module, None, "compact")
+        return MergedModel(self.backbone, self.module, None)
 
     def sizes(self) -> Report:
         units = sum(len(starts) for starts, _ in self.cuts)

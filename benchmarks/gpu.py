@@ -216,8 +216,7 @@ def dense_model(backbone: Backbone, inside: bool) -> MergedModel:
     if module.adapters is not None:
         for weight in (module.norm_o.weight, *module.adapters.up.values()):
             weight.normal_(0.0, 0.3)
-    positions, depth = form.unit_positions, form.merge_depth
-    return MergedModel(backbone, module, Matcher(rules), positions, merge_depth=depth)
+    return MergedModel(backbone, module, Matcher(rules))
 
 
 @torch.no_grad()

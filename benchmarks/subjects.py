@@ -151,7 +151,7 @@ def random_subject(
     text = phrase_text(mined + tokens, config.vocab_size)
     counts = count_ngrams(*whole_segments(text[:mined].astype(np.int32)), _TAU)
     matcher = Matcher(RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=_TAU))))
-    return Subject(MergedModel(backbone, module, matcher, "compact"), text[mined:])
+    return Subject(MergedModel(backbone, module, matcher), text[mined:])
 
 
 def phrase_text(tokens: int, vocab: int) -> Ids:

@@ -27,7 +27,7 @@ def test_surrogates_units_and_loss_stay_on_the_device_of_the_weights(form: str) 
     backbone = random_backbone()
     module = module_of(form, backbone.hidden_size).requires_grad_()
     backbone.model.to("meta")
-    model = DistillModel(MergedModel(backbone, module.to("meta"), None, "compact"))
+    model = DistillModel(MergedModel(backbone, module.to("meta"), None))
     lengths = [np.array(row, dtype=np.int64) for row in UNITS]
     rows = [np.arange(int(row.sum())) % 32 for row in lengths]
     packed = pack_rows(rows, [(np.cumsum(row) - row, row) for row in lengths])

@@ -91,8 +91,8 @@ def packed_loss(
     backbone: Backbone, policy: MergeModule, reference: MergeModule, beta: float
 ) -> torch.Tensor:
     with torch.no_grad():
-        fixed = ending_scores(QUESTIONS, MergedModel(backbone, reference, MATCHER, "compact"))
-    scores = ending_scores(QUESTIONS, MergedModel(backbone, policy, MATCHER, "compact"))
+        fixed = ending_scores(QUESTIONS, MergedModel(backbone, reference, MATCHER))
+    scores = ending_scores(QUESTIONS, MergedModel(backbone, policy, MATCHER))
     return preference_loss(scores, fixed, [q.gold for q in QUESTIONS], beta=beta)
 
 

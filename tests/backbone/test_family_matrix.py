@@ -25,6 +25,7 @@ from support.engine_matrix import (
     settings,
 )
 from support.family_configs import EXACT, REFUSED, VOCAB, random_model
+from support.merged_models import placed
 from support.tiny_models import random_backbone
 from umim_core.backbone.attention_masks import (
     attention_switched,
@@ -112,7 +113,9 @@ def test_generation_equals_a_forward_from_scratch(
     prompts = random_prompts(5, 3)
     parts = [[prompt.tolist()] for prompt in prompts]
     options = exact_steps(backbone, module, matcher, parts, positions)
-    output = Engine(MergedModel(backbone, module, matcher, positions)).generate(prompts, options)
+    output = Engine(placed(MergedModel(backbone, module, matcher), positions)).generate(
+        prompts, options
+    )
     assert any(row.prompt_spans for row in output.rows)
     assert any(row.gen_kv_reduction > 0 for row in output.rows)
 
@@ -122,7 +125,7 @@ def test_generation_equals_a_forward_from_scratch(
 def test_one_row_goes_beyond_the_window_exactly(family: str) -> None:
     backbone, module = backbone_of(family, WINDOW)
     matcher = random_rules(3, infix_free=False)
-    engine = Engine(MergedModel(backbone, module, matcher, "compact"))
+    engine = Engine(MergedModel(backbone, module, matcher))
     parts = [[PROMPT.tolist()]]
     options = exact_steps(backbone, module, matcher, parts)
     first = engine.generate([PROMPT], options)
@@ -160,7 +163,7 @@ def test_perplexity_equals_the_listing_of_two_stages(family: str, positions: Uni
     backbone, module = backbone_of(family)
     matcher = random_rules(3, infix_free=True)
     rows = [ids for ids in random_prompts(7, 4) if len(ids) > 1][:2]
-    found = token_log_probs(rows, MergedModel(backbone, module, matcher, positions))
+    found = token_log_probs(rows, placed(MergedModel(backbone, module, matcher), positions))
     for ids, ours in zip(rows, found, strict=True):
         expected = log_probs_from_scratch(backbone, module, matcher, ids, positions)
         assert torch.allclose(ours, expected, rtol=0, atol=TOLERANCE)
@@ -175,7 +178,11 @@ def test_scores_equal_one_forward_per_continuation(
     matcher = random_rules(3, infix_free=not nested)
     contexts, endings = random_prompts(9, 2), [[[3, 1, 4], [2]], [[5, 9], [8, 7]]]
     arrays = [[np.array(ids) for ids in row] for row in endings]
-    found = score_continuations(contexts, arrays, MergedModel(backbone, module, matcher, positions))
+    found = score_continuations(
+        contexts,
+        arrays,
+        placed(MergedModel(backbone, module, matcher), positions),
+    )
     for context, row, scores in zip(contexts, endings, found, strict=True):
         for ids, score in zip(row, scores, strict=True):
             parts = [context.tolist()]

@@ -79,7 +79,7 @@ def test_training_leaves_weights_identity_and_what_is_saved_as_they_were(tmp_pat
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert model_identity(backbone.model) == backbone.identity
     matcher = Matcher(RuleSet.from_spans([(1, 2)]))
-    Checkpoint.of(MergedModel(backbone, model.module, matcher, "compact")).write(tmp_path)
+    Checkpoint.of(MergedModel(backbone, model.module, matcher)).write(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     assert {value.dtype for value in saved.values()} == {torch.float32}
 

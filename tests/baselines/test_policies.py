@@ -212,7 +212,7 @@ def test_a_budget_of_all_tokens_generates_as_the_engine_does(
     case: Case, settings: dict[str, object]
 ) -> None:
     options = replace(PLAIN, seed=7, **settings)
-    base = Engine(MergedModel(case.backbone, None, None, "compact")).generate(PROMPTS, options)
+    base = Engine(MergedModel(case.backbone, None, None)).generate(PROMPTS, options)
     full = Case(case.backbone, method_of("full-cache", case.backbone))
     for method in (case, full):
         for found, plain in zip(method.rows(1.0, options), base.rows, strict=True):

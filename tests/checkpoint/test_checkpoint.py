@@ -44,9 +44,7 @@ def make(backbone: Backbone, form: str = "paper", **rules: str) -> Checkpoint:
 def with_rows(backbone: Backbone, form: str = "paper") -> Checkpoint:
     """A checkpoint whose first two rules have rows."""
     module = give_rows(module_of(form, backbone.hidden_size), SPANS[:2])
-    return Checkpoint.of(
-        MergedModel(backbone, module, Matcher(RuleSet.from_spans(SPANS)), "compact")
-    )
+    return Checkpoint.of(MergedModel(backbone, module, Matcher(RuleSet.from_spans(SPANS))))
 
 
 @pytest.fixture
@@ -317,9 +315,7 @@ def test_rows_stay_with_their_rules(tiny_llama: Backbone, tmp_path: Path) -> Non
     checkpoint = with_rows(tiny_llama)
     kept = checkpoint.with_contents(checkpoint.module, RuleSet.from_spans([(3, 4, 5), (8, 9)]))
     matcher = Matcher(kept.rules)  # what trains has the rows of all rules
-    Checkpoint.of(MergedModel(tiny_llama, checkpoint.module, matcher, "compact")).save(
-        tmp_path / "x"
-    )
+    Checkpoint.of(MergedModel(tiny_llama, checkpoint.module, matcher)).save(tmp_path / "x")
     for made in (kept, Checkpoint.load(tmp_path / "x")):
         assert (made.config.rule_rows, made.module.rows.spans.tolist()) == (1, [[3, 4, 5, -1]])
         assert torch.equal(made.module.rows.table, checkpoint.module.rows.table[1:])

@@ -134,7 +134,7 @@ def chatty(
     (folder / "backbone" / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
     backbone = load_backbone(str(folder / "backbone"))
     own = tiny_umim.merged_model
-    made = Checkpoint.of(MergedModel(backbone, own.module, own.matcher, "compact"))
+    made = Checkpoint.of(MergedModel(backbone, own.module, own.matcher))
     made.recommending("all").save(folder / "merge")
     return folder / "merge"
 

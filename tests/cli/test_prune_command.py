@@ -54,7 +54,7 @@ def made(
     for seed, name in enumerate(("start", "other")):
         module = MergeModule(backbone.hidden_size)
         module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
-        Checkpoint.of(MergedModel(backbone, module, matcher, "compact")).save(folder / name)
+        Checkpoint.of(MergedModel(backbone, module, matcher)).save(folder / name)
     rng = np.random.default_rng(0)
     choices = [*SPANS, *ascii_lowercase]
     words = " ".join(choices[i] for i in rng.integers(0, len(choices), LENGTH * ROWS))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from support.engine_matrix import families, from_scratch, module_for, tiny_backbone
 from support.family_configs import EXACT
+from support.merged_models import placed
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import NumericalError
@@ -198,7 +199,7 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
             states.append(values)
             aligned += [values] if t in unit_ends else []
             by_row[-1] += [values] if t in unit_ends else []
-    merged_model = MergedModel(backbone, module, matcher, unit_positions)
+    merged_model = placed(MergedModel(backbone, module, matcher), unit_positions)
     found = evaluate_alignment(rows, merged_model, batch_size=2, base=other)
     assert (found.aligned_rows, found.state_rows) == (len(aligned), len(states))
     assert len(aligned) < len(states)
@@ -220,4 +221,4 @@ def test_weights_that_are_not_finite_are_reported() -> None:
     module = module_for(backbone)
     module.norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="alignment metric must be finite"):
-        evaluate_alignment(random_rows(), MergedModel(backbone, module, matcher, "compact"))
+        evaluate_alignment(random_rows(), MergedModel(backbone, module, matcher))

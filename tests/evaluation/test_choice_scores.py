@@ -65,7 +65,7 @@ def test_what_has_no_score_is_refused(tiny_llama: Backbone) -> None:
     backbone = wrap_backbone(broken, tiny_llama.tokenizer, name="broken")
     with torch.no_grad():
         broken.get_output_embeddings().weight[7] = float("nan")
-    merged_model = MergedModel(backbone, None, None, "compact")
+    merged_model = MergedModel(backbone, None, None)
     question = EncodedQuestion(np.array([1, 2]), (np.array([3]), np.array([4])), 0)
     with pytest.raises(EvaluationError, match="a task must have questions"):
         score_choices([], merged_model, 1)

@@ -156,7 +156,7 @@ def test_with_rules_the_raw_text_alone_decides_stops(merge: str, batch_size: int
     spans = [tuple(ids[k : k + 2]) for row in rows for ids in row for k in range(len(ids) - 1)]
     rules = RuleSet.from_spans([span for span in spans if 0 not in span])
     models.checkpoint = Checkpoint.of(
-        MergedModel(models.backbone, models.checkpoint.module, Matcher(rules), "compact")
+        MergedModel(models.backbone, models.checkpoint.module, Matcher(rules))
     ).recommending("all")  # without a raw tail
     free = models.ours(merge, 1).generate_until(models.requests())
     model = models.ours(merge, batch_size)

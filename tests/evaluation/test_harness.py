@@ -13,7 +13,7 @@ import pytest
 from lm_eval.models.huggingface import HFLM
 
 from support.engine_matrix import module_for
-from support.merged_models import fresh_model
+from support.merged_models import fresh_model, placed
 from support.tiny_models import random_model, tiny_config
 from tests.evaluation.conftest import (
     MAX_LENGTH,
@@ -187,12 +187,13 @@ def test_all_mode_scores_the_continuation_by_two_stage_accounting(
     checkpoint_path: Path, positions: UnitPositions
 ) -> None:
     made = Checkpoint.load(checkpoint_path)
-    config = made.config.model_copy(update={"unit_positions": positions})
-    model = UmimLM(replace(made, config=config), "all", device="cpu", batch_size=4)
+    form = made.module.form.model_copy(update={"unit_positions": positions})
+    made.module._form = form
+    model = UmimLM(made.with_contents(made.module, made.rules), "all", device="cpu", batch_size=4)
     found = values(model.loglikelihood(likelihoods(SHORT)))
     by_positions = {}
     for policy in ("compact", "preserved"):
-        merged_model = replace(model.scorer.merged_model, unit_positions=policy)
+        merged_model = placed(model.scorer.merged_model, policy)
         pairs = [model._encode_pair(*pair) for pair in SHORT]
         scores = token_log_probs([np.array(a + b) for a, b in pairs], merged_model)
         sums = [float(row[-len(b) :].sum()) for row, (_, b) in zip(scores, pairs, strict=True)]
@@ -296,7 +297,8 @@ def test_nothing_depends_on_the_batch(family: str, mode: dict[str, Any]) -> None
     spans = {tuple(ids[i : i + n]) for n, i in ((2, 1), (3, 4), (2, 8), (4, 12), (2, 0))}
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     positions = mode.get("unit_positions", "compact")
-    made = Checkpoint.of(MergedModel(backbone, module_for(backbone), Matcher(rules), positions))
+    merged_model = MergedModel(backbone, module_for(backbone), Matcher(rules))
+    made = Checkpoint.of(placed(merged_model, positions))
     options = {name: value for name, value in mode.items() if name != "unit_positions"}
     one, three, eight = (
         UmimLM(made, backbone=backbone, batch_size=size, **{"merge": "prompt", **options})

@@ -20,6 +20,7 @@ from support.engine_matrix import (
 from support.engine_matrix import (
     random_rules as dense_rules,
 )
+from support.merged_models import placed
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError, NumericalError
@@ -119,7 +120,7 @@ def test_every_target_equals_a_forward_over_its_prefix(
     backbone = build(name, dtype, attention)
     module, matcher = module_for(backbone, longest), random_rules(longest=longest)
     rows = random_rows(tokens=VOCAB if longest == 4 else 2)
-    scored = token_log_probs(rows, MergedModel(backbone, module, matcher, positions))
+    scored = token_log_probs(rows, placed(MergedModel(backbone, module, matcher), positions))
     assert any(matcher.segment(row)[1].max() == longest for row in rows) or longest == 16
     for row, ours in zip(rows, scored, strict=True):
         theirs = log_probs_from_scratch(backbone, module, matcher, row, positions)
@@ -134,18 +135,18 @@ def test_without_nested_rules_every_target_equals_the_papers_listing() -> None:
     assert flat.rules.infix_free and not random_rules().rules.infix_free
     for row in rows:
         theirs = papers_listing(row, flat, module, backbone)
-        (ours,) = token_log_probs([row], MergedModel(backbone, module, flat, "compact"))
+        (ours,) = token_log_probs([row], MergedModel(backbone, module, flat))
         assert ours.tolist() == pytest.approx([theirs[t] for t in range(1, len(row))], abs=1e-10)
     # With nested rules the paper's state before a token depends on that token.
     nested = papers_listing(rows[0], random_rules(), module, backbone)
-    (ours,) = token_log_probs(rows[:1], MergedModel(backbone, module, random_rules(), "compact"))
+    (ours,) = token_log_probs(rows[:1], MergedModel(backbone, module, random_rules()))
     assert max(abs(ours[t - 1].item() - score) for t, score in nested.items()) > 1e-4
 
 
 def test_perplexity_and_alignment_are_those_of_the_positions() -> None:
     backbone, rows = build("llama"), random_rows()[:1]
     compact, preserved = (
-        MergedModel(backbone, module_for(backbone), random_rules(), positions)
+        placed(MergedModel(backbone, module_for(backbone), random_rules()), positions)
         for positions in ("compact", "preserved")
     )
     parts = (backbone, preserved.module, preserved.matcher, rows[0], "preserved")
@@ -183,7 +184,7 @@ FAULTS: dict[str, Callable[[BranchLayout], BranchLayout]] = {
 def test_a_wrong_layout_misses_the_listing(name: str, fault: str) -> None:
     backbone = build(name)
     module, matcher, rows = module_for(backbone), random_rules(), random_rows()[:1]
-    model = MergedModel(backbone, module, matcher, "compact")
+    model = MergedModel(backbone, module, matcher)
     theirs = log_probs_from_scratch(backbone, module, matcher, rows[0])
 
     def error(layout: BranchLayout) -> float:
@@ -204,13 +205,13 @@ def test_without_rules_the_base_model_scores_plain_text(name: str) -> None:
         logits = backbone.model(input_ids=torch.tensor(row)[None]).logits[0, :-1].double()
         theirs = logits.log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
         assert torch.allclose(ours, theirs, atol=1e-5)
-    empty = MergedModel(backbone, None, Matcher(RuleSet.from_spans([])), "compact")
+    empty = MergedModel(backbone, None, Matcher(RuleSet.from_spans([])))
     assert all(map(torch.equal, base, token_log_probs(rows, empty)))
 
 
 def test_given_tokens_are_context_and_no_targets() -> None:
     backbone, rows = build("llama"), random_rows()[3:5]
-    umim = MergedModel(backbone, module_for(backbone), random_rules(), "compact")
+    umim = MergedModel(backbone, module_for(backbone), random_rules())
     whole = [scores.tolist() for scores in token_log_probs(rows, umim)]
     found = perplexity(rows, umim, given=[4, 9])
     assert found.row_targets == (13, 15)
@@ -231,10 +232,11 @@ def test_rows_that_cannot_be_scored_are_refused() -> None:
         perplexity([np.array([1, 2])], base, batch_size=0)
     row = [np.ones(66, dtype=np.int64)]
     module, matcher = module_for(backbone), Matcher(RuleSet.from_spans([(1, 1, 1, 1)]))
-    assert len(token_log_probs(row, MergedModel(backbone, module, matcher, "compact"))[0]) == 65
-    for model in (base, MergedModel(backbone, module, matcher, "preserved")):
+    assert len(token_log_probs(row, MergedModel(backbone, module, matcher))[0]) == 65
+    long = placed(MergedModel(backbone, module, matcher), "preserved")
+    for model in (base, long):
         with pytest.raises(EvaluationError, match="64 positions; got 65"):
             token_log_probs(row, model)
     module.norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="finite"):
-        perplexity(row, MergedModel(backbone, module, matcher, "compact"))
+        perplexity(row, MergedModel(backbone, module, matcher))

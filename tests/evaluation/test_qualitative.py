@@ -29,9 +29,9 @@ def reference(backbone: Backbone) -> np.ndarray:
 
 
 def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone) -> None:
-    maps = attention_maps(IDS, MergedModel(tiny_backbone, module_of("paper"), RULES, "compact"))
+    maps = attention_maps(IDS, MergedModel(tiny_backbone, module_of("paper"), RULES))
     assert maps.before == pytest.approx(reference(tiny_backbone), abs=1e-6)
     assert (maps.lengths, maps.starts) == ((1, 2, 1, 2, 1), (0, 1, 3, 4, 6))
     assert maps.layer == 1
     with pytest.raises(EvaluationError, match="needs a token"):
-        attention_maps([], MergedModel(tiny_backbone, module_of("paper"), RULES, "compact"))
+        attention_maps([], MergedModel(tiny_backbone, module_of("paper"), RULES))

@@ -35,9 +35,7 @@ def rows_of(spans: list[tuple[int, ...]]) -> list[np.ndarray]:
 
 def compressed_of(spans: list[tuple[int, ...]]) -> MergedModel:
     backbone = build("llama")
-    return MergedModel(
-        backbone, module_for(backbone, 6), Matcher(RuleSet.from_spans(spans)), "compact"
-    )
+    return MergedModel(backbone, module_for(backbone, 6), Matcher(RuleSet.from_spans(spans)))
 
 
 def by_rule(table: DamageTable) -> Damage:

@@ -13,7 +13,7 @@ import torch
 from lm_eval.api.instance import Instance
 
 from support.engine_matrix import families, log_probs_from_scratch, module_for, tiny_backbone
-from support.merged_models import fresh_model
+from support.merged_models import fresh_model, placed
 from support.ngram_oracle import filtered
 from support.tiny_models import random_backbone
 from tests.evaluation.conftest import generation
@@ -40,9 +40,9 @@ LIMIT = 12
 
 def scorer(scope: Merge, raw_tail: int = 0, positions: UnitPositions = "compact") -> Scorer:
     backbone = random_backbone("gpt2", vocab_size=20, hidden_size=8, max_position_embeddings=LIMIT)
-    merged_model = fresh_model(backbone, [(1, 2), (3, 4, 5), (6, 7, 8, 9)], 0.2)
-    merged_model = replace(merged_model.reading(scope, raw_tail), unit_positions=positions)
-    return Scorer(merged_model, scope, LIMIT)
+    spans = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
+    merged_model = fresh_model(backbone, spans, 0.2, unit_positions=positions)
+    return Scorer(merged_model.reading(scope, raw_tail), scope, LIMIT)
 
 
 def request(context: list[int], continuation: list[int]) -> Request:
@@ -184,7 +184,7 @@ def test_truncated_contexts_have_as_many_tokens_as_umim_has_units(
 def test_a_budget_is_of_equal_saving_where_layers_below_the_depth_read_every_token(
     umim: Scorer, tiny_llama: Backbone
 ) -> None:
-    inside = replace(umim.merged_model, unit_positions="preserved", merge_depth=1)
+    inside = placed(umim.merged_model, "preserved", merge_depth=1)
     assert tiny_llama.num_layers == 2
     reduced = ReducedScorer(Scorer(inside, "prompt", 64), Truncation())
     assert reduced.fit(CONTEXT, 64)[1] == 7  # 9 tokens, 5 units: 4 saved by one layer of two
@@ -310,7 +310,10 @@ def test_scores_are_likelihoods_that_add_up_to_1(
     rules = filtered(counts, overlap=overlap, containment=containment)  # cut down differently
     assert rules.infix_free is (containment == "drop") and len(rules) >= 3
     llama, gpt2 = (
-        MergedModel(backbone, module_for(backbone, 5), Matcher(rules), unit_positions)
+        placed(
+            MergedModel(backbone, module_for(backbone, 5), Matcher(rules)),
+            unit_positions,
+        )
         for backbone in (
             tiny_backbone(families(POSITIONS)[name](), VOCAB, torch.float64, "sdpa")
             for name in ("llama", "gpt2")

@@ -23,7 +23,7 @@ from support.engine_matrix import (
     random_rules,
     settings,
 )
-from support.merged_models import random_merged_model
+from support.merged_models import placed, random_merged_model
 from support.pairwise import pairwise
 from umim_core import UMIM
 from umim_core.config.form import Merge
@@ -52,7 +52,10 @@ def model(kind: str) -> MergedModel:
         return random_merged_model(build("llama"), random_rules(0, False), 1, 2)
     backbone = build("llama")
     positions = "preserved" if kind == "preserved" else "compact"
-    return MergedModel(backbone, module_for(backbone), random_rules(0, False), positions)
+    return placed(
+        MergedModel(backbone, module_for(backbone), random_rules(0, False)),
+        positions,
+    )
 
 
 def prompts(seed: int, vocab: int) -> list[np.ndarray]:
@@ -381,7 +384,7 @@ def test_every_step_equals_a_masked_forward(
             everything += len(gone)
 
     ends = {"eos_token_id": [1, 3]} if rows > 1 else {}
-    output = Engine(MergedModel(backbone, module_for(backbone), matcher, "compact")).generate(
+    output = Engine(MergedModel(backbone, module_for(backbone), matcher)).generate(
         prompts,
         settings(12, **SAMPLED, **ends, merge="none", span_eviction=age, seed=0, observer=compare),
     )

@@ -136,9 +136,7 @@ class _Only(LogitsProcessor):
 
 def test_a_processor_sees_each_rows_raw_ids() -> None:
     backbone, processor = build("gpt2"), _Only()
-    engine = Engine(
-        MergedModel(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
-    )
+    engine = Engine(MergedModel(backbone, module_for(backbone), random_rules(1, infix_free=False)))
     rows = engine.generate(
         [[3], [7, 8, 9]], settings(4, logits_processor=LogitsProcessorList([processor]))
     ).rows
@@ -175,9 +173,7 @@ class _LongerThan(StoppingCriteria):
 
 def test_a_criterion_ends_each_row_by_its_raw_ids() -> None:
     backbone = build("gpt2")
-    engine = Engine(
-        MergedModel(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
-    )
+    engine = Engine(MergedModel(backbone, module_for(backbone), random_rules(1, infix_free=False)))
     rows = engine.generate(
         [[1], [1, 2, 3, 4]],
         settings(20, stopping_criteria=StoppingCriteriaList([_LongerThan()])),

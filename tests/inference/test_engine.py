@@ -20,6 +20,7 @@ from support.engine_matrix import (
     random_rules,
     settings,
 )
+from support.merged_models import placed
 from support.pairwise import pairwise
 from support.tiny_models import random_model, tiny_config, written_by_transformers
 from umim_core.backbone.backbone import Backbone, wrap_backbone
@@ -56,7 +57,7 @@ def chain() -> Backbone:
 
 
 def chained(chain: Backbone, rules: list[tuple[int, ...]]) -> Engine:
-    return Engine(MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans(rules)), "compact"))
+    return Engine(MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans(rules))))
 
 
 def widths_of(backbone: Backbone, seen: list[int]) -> torch.utils.hooks.RemovableHandle:
@@ -180,7 +181,7 @@ def test_a_row_alone_equals_the_row_in_a_batch_and_its_samples(
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_empty_rules_give_the_base_models_bits_at_batch_one(name: str, attention: str) -> None:
     backbone = build(name, torch.float32, attention)
-    engine = Engine(MergedModel(backbone, None, Matcher(RuleSet.from_spans([])), "compact"))
+    engine = Engine(MergedModel(backbone, None, Matcher(RuleSet.from_spans([]))))
     for prompt in random_prompts(9, 3):
         ours: list[Tensor] = []
         output = engine.generate(
@@ -261,7 +262,7 @@ def test_what_cannot_continue_a_state_is_refused_and_leaves_it_alone() -> None:
         (engine, [[4]], 200, "96 positions"),
         (engine, [[4], [5]], 2, "one prompt per row"),
         (Engine(MergedModel.without_merging(build("mistral"))), [[4]], 2, "depth that made it"),
-        (Engine(MergedModel(backbone, None, None, "preserved")), [[4]], 2, "depth that made it"),
+        (merging_engine(backbone, random_rules(1, True), "preserved"), [[4]], 2, "depth that made"),
     ):
         with pytest.raises(GenerationError, match=message):
             other.generate(prompts, settings(new), past=state)
@@ -275,9 +276,11 @@ def test_preserved_positions_count_against_the_limit() -> None:
     module, matcher = module_for(backbone), random_rules(3, infix_free=False)
     prompt = random_prompts(1, 1)[0].tolist() * 12
     assert len(matcher.segment(np.array(prompt))[0]) + 20 < 96 < len(prompt) + 20
-    Engine(MergedModel(backbone, module, matcher, "compact")).generate([prompt], settings(20))
+    Engine(MergedModel(backbone, module, matcher)).generate([prompt], settings(20))
     with pytest.raises(GenerationError, match="96 positions"):
-        Engine(MergedModel(backbone, module, matcher, "preserved")).generate([prompt], settings(20))
+        Engine(placed(MergedModel(backbone, module, matcher), "preserved")).generate(
+            [prompt], settings(20)
+        )
 
 
 @pytest.mark.parametrize("samples", [1, 3])

@@ -21,7 +21,7 @@ from support.engine_matrix import (
     tail_apart,
 )
 from support.merge_modules import give_rows
-from support.merged_models import oracle_states, random_merged_model
+from support.merged_models import oracle_states, placed, random_merged_model
 from support.pairwise import pairwise
 from umim_core.backbone.backbone import Backbone
 from umim_core.inference.engine import Engine
@@ -56,7 +56,7 @@ def merged_model(backbone: Backbone, matcher: Matcher, form: str, rule_rows: boo
     if rule_rows:
         orders = matcher.rules.ids_by_order.values()
         give_rows(module, [ids for rows in orders for ids in rows[::2].tolist()])
-    return MergedModel(backbone, module, matcher, "compact" if form == "compact" else "preserved")
+    return placed(MergedModel(backbone, module, matcher), form)
 
 
 def recomputed(

@@ -219,7 +219,7 @@ SAMPLING = settings(**SAMPLED, seed=0)
 
 def model(matcher: Matcher, bound: float | None = None) -> MergedModel:
     backbone = build("llama")
-    return MergedModel(backbone, module_for(backbone), matcher, "compact", decode_max_damage=bound)
+    return MergedModel(backbone, module_for(backbone), matcher, decode_max_damage=bound)
 
 
 def rows_of(merged_model: MergedModel, **options: object) -> tuple[Row, ...]:

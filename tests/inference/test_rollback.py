@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from support.engine_matrix import build, from_scratch, module_for, settings
+from support.merged_models import placed
 from support.pairwise import pairwise
 from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
@@ -125,7 +126,7 @@ def compared(
             assert float((forward.logits[b] - expected).abs().max()) <= tolerance, made
             seen += 1
 
-    output = Engine(MergedModel(backbone, module, matcher, unit_positions)).generate(
+    output = Engine(placed(MergedModel(backbone, module, matcher), unit_positions)).generate(
         [case.prompt for case in cases],
         settings(
             max(len(case.chosen) for case in cases),
@@ -175,7 +176,7 @@ def test_the_unmerged_end_of_a_turn_is_the_first_unit_of_the_next() -> None:
     case = CASES["an end that completes a rule"]
     module, matcher = module_for(build("llama")), Matcher(RuleSet.from_spans(case.rules))
     first = compared([case], "llama", torch.float64, 1e-10)
-    engine = Engine(MergedModel(first.state._merged_model.backbone, module, matcher, "compact"))
+    engine = Engine(MergedModel(first.state._merged_model.backbone, module, matcher))
     seen: list[Tensor] = []
     engine.generate(
         [(5, 1, 2)],

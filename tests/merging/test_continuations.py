@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.merged_models import random_merged_model
+from support.merged_models import placed, random_merged_model
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
@@ -76,7 +76,9 @@ def test_continuations_go_on_from_the_last_position_of_their_context(
     matcher = Matcher(RuleSet.from_spans([(2, 3, 4)]))
     with torch.no_grad():
         [scores, _] = score_continuations(
-            contexts, endings, MergedModel(backbone, module, matcher, policy)
+            contexts,
+            endings,
+            placed(MergedModel(backbone, module, matcher), policy),
         )
         surrogate = module(backbone.embed(torch.tensor([[2, 3, 4]])), torch.tensor([3]))
         for ending, score in zip(endings[0], scores, strict=True):
@@ -94,9 +96,13 @@ def test_preserved_positions_fill_the_backbone_sooner() -> None:
     small = random_backbone(vocab_size=23, max_position_embeddings=6)
     module, matcher = MergeModule(16), Matcher(RuleSet.from_spans([(2, 3, 4)]))
     context, endings = ids(1, 2, 3, 4, 5), [ids(6, 7, 8)]
-    assert score_continuations([context], [endings], MergedModel(small, module, matcher, "compact"))
+    assert score_continuations([context], [endings], MergedModel(small, module, matcher))
     with pytest.raises(EvaluationError, match="6 positions; got 7 positions for 5 units"):
-        score_continuations([context], [endings], MergedModel(small, module, matcher, "preserved"))
+        score_continuations(
+            [context],
+            [endings],
+            placed(MergedModel(small, module, matcher), "preserved"),
+        )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +125,7 @@ def test_one_continuation_per_row_makes_no_mask_of_columns(
         [ids(1, 2, 3, 4, 5, 6, 7), ids(8), ids(9, 1, 2)],
         [ids(3, 1), ids(2), ids(5, 6, 7, 8)],
     )
-    model = MergedModel(backbone, module, rules, positions)
+    model = placed(MergedModel(backbone, module, rules), positions)
     with torch.no_grad():
         masked = score_continuations(contexts, [[e, ids(1)] for e in endings], model)
         monkeypatch.delattr("umim_core.merging.continuations.block_mask")

@@ -61,8 +61,6 @@ def test_scores_that_are_no_numbers_are_refused(
 
 @pytest.mark.parametrize("scope", ["prompt", "all"])
 def test_requests_of_a_harness_that_have_no_numbers_are_refused(broken: UMIM, scope: Merge) -> None:
-    scorer = Scorer(
-        MergedModel(broken.backbone, broken.module, broken.matcher, "compact"), scope, 32
-    )
+    scorer = Scorer(MergedModel(broken.backbone, broken.module, broken.matcher), scope, 32)
     with pytest.raises(NumericalError, match="log-probability must be finite; got nan"):
         scorer.score([Request(np.array([1, 2]), np.array([3]))], 1)

@@ -84,7 +84,7 @@ def test_embeddings_equal_the_naive_construction(
 ) -> None:
     rows = [[3, 1, 4, 1, 5, 9], [2, 6, 5]]
     module = module_for(tiny_backbone)
-    got = MergedModel(tiny_backbone, module, None, "compact").embed(pack(rows, units))
+    got = MergedModel(tiny_backbone, module, None).embed(pack(rows, units))
     for b, (ids, sizes) in enumerate(zip(rows, units, strict=True)):
         position = 0
         for s, size in enumerate(sizes):
@@ -109,17 +109,17 @@ def test_spans_without_a_module_are_refused(tiny_llama: Backbone) -> None:
 
 def test_rules_that_the_module_is_not_made_for_are_refused(tiny_llama: Backbone) -> None:
     with pytest.raises(ConfigError, match="rules need a merge module"):
-        MergedModel(tiny_llama, None, Matcher(RuleSet.from_spans([(1, 2)])), "compact")
+        MergedModel(tiny_llama, None, Matcher(RuleSet.from_spans([(1, 2)])))
     long = Matcher(RuleSet.from_spans([(1, 2), (1, 2, 3, 4, 5)]))
     with pytest.raises(ConfigError, match="at most 4 tokens, as those of the module; got 5"):
-        MergedModel(tiny_llama, module_for(tiny_llama), long, "compact")
+        MergedModel(tiny_llama, module_for(tiny_llama), long)
 
 
 def test_surrogates_have_the_type_of_the_backbone_and_reach_the_module(
     tiny_llama: Backbone,
 ) -> None:
     module = module_for(tiny_llama).double().requires_grad_(True)
-    out = MergedModel(tiny_llama, module, None, "compact").surrogates(
+    out = MergedModel(tiny_llama, module, None).surrogates(
         torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 2])
     )
     assert out.dtype is tiny_llama.dtype
@@ -130,7 +130,7 @@ def test_surrogates_have_the_type_of_the_backbone_and_reach_the_module(
 
 def test_gradients_flow_to_merged_units_only(tiny_llama: Backbone) -> None:
     module = module_for(tiny_llama).requires_grad_(True)
-    embeddings = MergedModel(tiny_llama, module, None, "compact").embed(pack([[1, 2, 3]], [[2, 1]]))
+    embeddings = MergedModel(tiny_llama, module, None).embed(pack([[1, 2, 3]], [[2, 1]]))
     raw = torch.autograd.grad(embeddings[0, 1].sum(), module.linear_o.weight, retain_graph=True)[0]
     # of a LayerNorm's output any sum over all components is constant
     merged = torch.autograd.grad(embeddings[0, 0, 0], module.linear_o.weight)[0]

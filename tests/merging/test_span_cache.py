@@ -28,10 +28,10 @@ def test_every_form_gives_the_modules_own_surrogates(
     module = module_of(form, 32, 4, torch.float64)
     if rows:
         give_rows(module, rows)
-    cache = SpanCache(MergedModel(backbone, module, None, "compact"))
+    cache = SpanCache(MergedModel(backbone, module, None))
     assert (cache.table is not None) == tabulated
     for span, found in zip(SPANS, cache.find(SPANS), strict=True):
-        direct = MergedModel(backbone, module, None, "compact").surrogates(
+        direct = MergedModel(backbone, module, None).surrogates(
             torch.tensor([span]), torch.tensor([len(span)])
         )
         assert torch.allclose(found, direct[0], rtol=0, atol=1e-12)
@@ -91,15 +91,12 @@ def test_a_table_beyond_its_limit_is_not_made() -> None:
     backbone = build("llama")
     module = module_for(backbone)
     size = VOCAB * 32 * 8
-    assert (
-        SpanCache(MergedModel(backbone, module, None, "compact"), table_bytes=size).table
-        is not None
-    )
-    small = SpanCache(MergedModel(backbone, module, None, "compact"), table_bytes=size - 1)
+    assert SpanCache(MergedModel(backbone, module, None), table_bytes=size).table is not None
+    small = SpanCache(MergedModel(backbone, module, None), table_bytes=size - 1)
     assert small.table is None
     assert torch.allclose(
         small.find(SPANS),
-        SpanCache(MergedModel(backbone, module, None, "compact")).find(SPANS),
+        SpanCache(MergedModel(backbone, module, None)).find(SPANS),
         rtol=0,
         atol=1e-12,
     )
@@ -107,7 +104,7 @@ def test_a_table_beyond_its_limit_is_not_made() -> None:
 
 def test_a_span_is_computed_once_and_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = build("llama", torch.float32)
-    cache = SpanCache(MergedModel(backbone, module_for(backbone), None, "compact"), kept_spans=3)
+    cache = SpanCache(MergedModel(backbone, module_for(backbone), None), kept_spans=3)
     computed: list[int] = []
     merge = cache.merge
 
@@ -129,7 +126,7 @@ def test_a_span_is_computed_once_and_gives_the_same_bits(monkeypatch: pytest.Mon
 
 def test_what_is_kept_has_the_precision_it_has_without_autocast() -> None:
     backbone = build("llama", torch.float32)
-    model = MergedModel(backbone, module_for(backbone), None, "compact")
+    model = MergedModel(backbone, module_for(backbone), None)
     cache, expected = SpanCache(model), SpanCache(model).find(SPANS)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(cache.find(SPANS), expected)

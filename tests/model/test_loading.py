@@ -131,9 +131,7 @@ def test_a_checkpoint_of_a_model_with_such_a_setting_takes_the_model_without(
 ) -> None:
     edit(home / "config.json", **NEUTRAL)
     umim = UMIM.from_pretrained(tiny_checkpoint, backbone=str(home))
-    made = Checkpoint.of(
-        MergedModel(umim.backbone, umim.checkpoint.module, Matcher(umim.rules), "compact")
-    )
+    made = Checkpoint.of(MergedModel(umim.backbone, umim.checkpoint.module, Matcher(umim.rules)))
     made.save(tmp_path / "made")
     loaded = UMIM.from_pretrained(
         tmp_path / "made", backbone=str(tiny_checkpoint.parent / "backbone")

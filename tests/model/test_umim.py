@@ -149,7 +149,7 @@ def test_perplexity_is_that_of_the_evaluation_and_a_text_has_its_bos(
 ) -> None:
     rows = [np.array([BOS, *IDS]), np.array([BOS, 5, 6, 2, 3])]
     matcher = starting.matcher if merge == "all" else None
-    model = MergedModel(starting.backbone, starting.module, matcher, "compact")
+    model = MergedModel(starting.backbone, starting.module, matcher)
     theirs = pytest.approx(perplexity(rows, model).ppl, rel=1e-5)
     assert starting.perplexity(rows, merge=merge) == theirs
     assert starting.perplexity([TEXT, "w5 w6 w2 w3"], merge=merge) == theirs

@@ -67,7 +67,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     with torch.no_grad():  # what training would have moved
         generator = torch.Generator().manual_seed(1)
         module.norm_o.bias.normal_(0.0, backbone.embedding_std / 3, generator=generator)
-    merged_model = MergedModel(backbone, module, Matcher(rules), "compact")
+    merged_model = MergedModel(backbone, module, Matcher(rules))
     Checkpoint.of(merged_model).save(folder / "merge")
     arguments = ["export", folder / "merge", "--out", folder / "model", "--spans", SPANS, "--gguf"]
     arguments += ["--text", ROOT / "docs" / "*.md", "--dtype", "float32"]

@@ -69,9 +69,7 @@ def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def checkpoint_of(backbone: Any, form: ModuleForm, spans: Any = ((1, 2), (3, 4, 5))) -> UMIM:
     rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint or None)
     module = fresh_module(backbone, rules, form, 0)
-    merged_model = MergedModel(
-        backbone, module, Matcher(rules), form.unit_positions, merge_depth=form.merge_depth
-    )
+    merged_model = MergedModel(backbone, module, Matcher(rules))
     return UMIM(backbone, Checkpoint.of(merged_model))
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig
 
+from support.merged_models import placed
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
@@ -69,7 +70,8 @@ def merging_engine(
     backbone: Backbone, matcher: Matcher, unit_positions: UnitPositions = "compact"
 ) -> Engine:
     """An engine that merges by the module of ``module_for``."""
-    return Engine(MergedModel(backbone, module_for(backbone), matcher, unit_positions))
+    merged_model = MergedModel(backbone, module_for(backbone), matcher)
+    return Engine(placed(merged_model, unit_positions))
 
 
 def random_rules(seed: int, infix_free: bool, longest: int = 4) -> Matcher:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,10 +42,18 @@ def fresh_model(
     """
     if not isinstance(rules, RuleSet):
         rules = RuleSet.from_spans(rules, backbone.tokenizer_fingerprint or None)
-    module = MergeModule(backbone.hidden_size, ModuleForm(**form))
+    module = MergeModule(backbone.hidden_size, ModuleForm(unit_positions=unit_positions, **form))
     std = backbone.embedding_std if std is None else std
     module.initialise(std, torch.Generator().manual_seed(seed))
-    return MergedModel(backbone, module.to(backbone.dtype), Matcher(rules), unit_positions)
+    return MergedModel(backbone, module.to(backbone.dtype), Matcher(rules))
+
+
+def placed(model: MergedModel, unit_positions: UnitPositions, merge_depth: int = 0) -> MergedModel:
+    """The model, its weights shared, as if its module had been trained with other positions."""
+    module = copy.copy(model.require_module())
+    places = {"unit_positions": unit_positions, "merge_depth": merge_depth}
+    module._form = module.form.model_copy(update=places)
+    return replace(model, module=module)
 
 
 def random_merged_model(
@@ -72,7 +82,7 @@ def random_merged_model(
         for weight in moved:
             weight.normal_(0.0, 0.3, generator=generator)
     module.eval().requires_grad_(False)
-    return MergedModel(backbone, module, matcher, positions, merge_depth=depth)
+    return MergedModel(backbone, module, matcher)
 
 
 def oracle_states(

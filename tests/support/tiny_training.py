@@ -134,7 +134,7 @@ class Run:
         matcher = Matcher(RuleSet.from_spans(SPANS))
         if self.rule_rows:
             module.rows = RuleRows(frequent_spans(matcher.rules, self.rule_rows), HIDDEN)
-        merged_model = MergedModel(backbone, module.to(self.dtype), matcher, "compact")
+        merged_model = MergedModel(backbone, module.to(self.dtype), matcher)
         if self.preference:
             return WatchedPreference(
                 module,

@@ -50,7 +50,7 @@ def tiny(kind: str = "llama") -> Backbone:
 def measure(roofline: Roofline | None = UNBOUNDED, **protocol: object) -> list[ThroughputRow]:
     config = BenchmarkConfig(**{"warmup": 0, "pairs": 1, "new_tokens": 3, **protocol})
     return measure_throughput(
-        MergedModel(tiny(), MergeModule(16), NATURAL, "compact"), IDS, config, roofline=roofline
+        MergedModel(tiny(), MergeModule(16), NATURAL), IDS, config, roofline=roofline
     )
 
 
@@ -118,7 +118,7 @@ def test_costs_and_bounds_are_the_printed_formulas() -> None:
 
 
 def test_fixed_pairs_close_on_every_second_generated_token() -> None:
-    engine = Engine(MergedModel(tiny(), MergeModule(16), FixedSpans(), "compact"))
+    engine = Engine(MergedModel(tiny(), MergeModule(16), FixedSpans()))
     run = time_run(engine, Prompts(IDS[None, :8]), 6)
     assert run.cache_lengths.tolist() == [[4, 5, 5, 6, 6, 7]]
     assert run.prefill > 0 and run.decode > 0
@@ -160,9 +160,7 @@ def test_a_given_text_is_generated_by_every_row_and_merged_by_all_rules(
     bound: float | None,
 ) -> None:
     rules = replace(NATURAL.rules, prices=np.ones(len(NATURAL.rules), np.float32))
-    merged_model = MergedModel(
-        tiny(), MergeModule(16), Matcher(rules), "compact", decode_max_damage=bound
-    )
+    merged_model = MergedModel(tiny(), MergeModule(16), Matcher(rules), decode_max_damage=bound)
     prompts = cut_prompts(IDS, (2, 9, 8), 0, "text")
     run = time_run(Engine(merged_model), prompts, 8)
     for row, text in enumerate(prompts.text[:, :-1]):  # the last token is not fed

@@ -53,7 +53,7 @@ def saved_bytes(backbone: Backbone, form: ModuleForm, lengths: list[int]) -> int
     module = MergeModule(backbone.hidden_size, form)
     module.initialise(0.02, torch.Generator().manual_seed(1))
     model = DistillModel(
-        MergedModel(backbone, module, None, "compact"),
+        MergedModel(backbone, module, None),
         autocast=backbone.dtype is torch.bfloat16,
         micro_batch=ROWS,
     )

@@ -52,7 +52,7 @@ class Checkpoint:
     def of(
         cls, merged_model: MergedModel, training: dict[str, str | int | float | None] | None = None
     ) -> Checkpoint:
-        """Bind module and rules to the backbone and the unit positions they were trained with.
+        """Bind module and rules to the backbone that they were trained with.
 
         Rule rows of spans that are no rules of the matcher go; ``training`` is recorded.
         """
@@ -60,8 +60,6 @@ class Checkpoint:
         module = with_rows_of(merged_model.require_module(), rules)
         config = CheckpointConfig(
             **_shape(module),
-            unit_positions=merged_model.unit_positions,
-            merge_depth=merged_model.merge_depth,
             backbone=backbone.name,
             backbone_revision=backbone.revision,
             backbone_fingerprint=backbone.fingerprint,
@@ -179,9 +177,8 @@ class Checkpoint:
 
 
 def _shape(module: MergeModule) -> dict[str, Any]:
-    """Return the fields of a configuration that follow from the module.
-
-    The positions of units and the depth are the merged model's.
-    """
-    form = module.form.model_dump(exclude={"unit_positions", "merge_depth"})
-    return form | {"hidden_size": module.hidden_size, "num_heads": module.num_heads}
+    """Return the fields of a configuration that follow from the module."""
+    return module.form.model_dump() | {
+        "hidden_size": module.hidden_size,
+        "num_heads": module.num_heads,
+    }

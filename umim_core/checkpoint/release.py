@@ -82,7 +82,7 @@ def read_release(folder: Path, backbone: Backbone) -> Release:
         special += int((~plain).sum())
         spans += map(tuple, rows[plain].tolist())
     rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint)
-    merged_model = MergedModel(backbone, module.to(backbone.device), Matcher(rules), "compact")
+    merged_model = MergedModel(backbone, module.to(backbone.device), Matcher(rules))
     checkpoint = Checkpoint.of(merged_model, {"source": "release of the paper's authors"})
     return Release(checkpoint, special)
 

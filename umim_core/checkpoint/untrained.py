@@ -51,7 +51,5 @@ def untrained_checkpoint(
         backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
     )
     module = fresh_module(backbone, rules, form, seed)
-    merged_model = MergedModel(
-        backbone, module, Matcher(rules), form.unit_positions, merge_depth=form.merge_depth
-    )
+    merged_model = MergedModel(backbone, module, Matcher(rules))
     return Checkpoint.of(merged_model, {"steps": 0, "seed": seed})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
 
 import numpy as np
 import torch
@@ -17,7 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import Merge, UnitPositions, check_merge, check_raw_tail
+from umim_core.config.form import (
+    PAPER_FORM,
+    Merge,
+    ModuleForm,
+    UnitPositions,
+    check_merge,
+    check_raw_tail,
+)
 from umim_core.errors import ConfigError, require
 from umim_core.merging.merged_trunk import MergedTrunk, merge_states, span_places, unit_states
 from umim_core.merging.module import MergeModule
@@ -35,28 +41,24 @@ from umim_core.rules.matcher import Matcher, Parts, segment_parts, segment_prefi
 
 @dataclass(frozen=True)
 class MergedModel:
-    """A frozen backbone with its merge module, its rules and the positions of its units.
+    """A frozen backbone with its merge module and its rules.
 
     Attributes:
         backbone: The frozen model.
         module: Makes surrogates; None only without rules.
         matcher: The rules; None keeps every token.
-        unit_positions: Positions of units in the backbone, as the module was trained.
         raw_tail: Last tokens of a prompt or context that stay raw. A text that is scored as a whole
             has no prompt, hence no raw tail.
         decode_max_damage: Most price of the rules that generated tokens merge by; None for all
             rules. Prompts, contexts and scored texts merge by all.
-        merge_depth: Layers that read every token before spans merge, as the module was trained.
         parts: The layers below and from the merge depth on; made of the others if left out.
     """
 
     backbone: Backbone
     module: SpanMerger | None
     matcher: Segmenter | None
-    unit_positions: UnitPositions
     raw_tail: int = 0
     decode_max_damage: float | None = None
-    merge_depth: int = 0
     parts: MergedTrunk | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,9 +76,21 @@ class MergedModel:
             rule = f"rules must have at most {module.longest} tokens, as those of the module"
             remedy = "Train a checkpoint with these rules."
             require(self.longest <= module.longest, ConfigError, rule, self.longest, remedy)
-        known, remedy = get_args(UnitPositions), "Take the checkpoint's."
-        rule = f"unit_positions must be one of {known}"
-        require(self.unit_positions in known, ConfigError, rule, self.unit_positions, remedy)
+
+    @property
+    def _form(self) -> ModuleForm:
+        """The module's form; the paper's where there is no module of ours."""
+        return self.module.form if isinstance(self.module, MergeModule) else PAPER_FORM
+
+    @property
+    def unit_positions(self) -> UnitPositions:
+        """Positions of units in the backbone, as the module was trained."""
+        return self._form.unit_positions
+
+    @property
+    def merge_depth(self) -> int:
+        """Layers that read every token before spans merge, as the module was trained."""
+        return self._form.merge_depth
 
     @property
     def longest(self) -> int:
@@ -101,7 +115,7 @@ class MergedModel:
     @classmethod
     def without_merging(cls, backbone: Backbone) -> MergedModel:
         """Return a backbone that reads raw tokens."""
-        return cls(backbone, None, None, "compact")
+        return cls(backbone, None, None)
 
     def base(self) -> MergedModel:
         """Return the same backbone without merging."""

@@ -92,14 +92,9 @@ class UMIM:
         self.module = module.eval().requires_grad_(False)
         self.rules: RuleSet = checkpoint.rules
         self.matcher = Matcher(self.rules)
-        positions, bound = checkpoint.config.unit_positions, checkpoint.config.decode_max_damage
+        bound = checkpoint.config.decode_max_damage
         self.merged_model = MergedModel(
-            backbone,
-            self.module,
-            self.matcher,
-            positions,
-            decode_max_damage=bound,
-            merge_depth=checkpoint.config.merge_depth,
+            backbone, self.module, self.matcher, decode_max_damage=bound
         )
         self.engine = Engine(self.merged_model)
 

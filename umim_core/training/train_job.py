@@ -105,16 +105,12 @@ class TrainJob:
 def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> MergedModel:
     """Return the model with the module that a job trains."""
     if job.start is None:
-        form = job.form
-        module = fresh_module(backbone, matcher.rules, form, job.seed)
-        return MergedModel(
-            backbone, module, matcher, form.unit_positions, merge_depth=form.merge_depth
-        )
+        module = fresh_module(backbone, matcher.rules, job.form, job.seed)
+        return MergedModel(backbone, module, matcher)
     start = Checkpoint.load(job.start)
     start.check_backbone(backbone)
     module = with_rows_of(start.module, matcher.rules).requires_grad_(True).to(backbone.device)
-    of = start.config
-    return MergedModel(backbone, module, matcher, of.unit_positions, merge_depth=of.merge_depth)
+    return MergedModel(backbone, module, matcher)
 
 
 def start_of(job: TrainJob, backbone: Backbone) -> MergedModel | Control:

@@ -156,7 +156,7 @@ def expected_first_moment(job: TrainJob, *, joint: bool) -> Tensor:
     assert job.start is not None and job.rules is not None
     module = Checkpoint.load(job.start).module.requires_grad_(True)
     rows = TokenRows.load(Path(job.train), WIDTH)
-    model = MergedModel(backbone, module, Matcher(RuleSet.load(job.rules)), "compact")
+    model = MergedModel(backbone, module, Matcher(RuleSet.load(job.rules)))
     objective = DistillObjective(model, rows, rows, bf16=False, batch_size=CONFIG.batch_size)
     batch = batch_indices(SEED, 0, CONFIG.batch_size, ROWS)
     shares = [batch] if joint else [batch[0::2], batch[1::2]]

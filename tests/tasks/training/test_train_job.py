@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from support.merged_models import fresh_model
+from support.merged_models import fresh_model, placed
 from support.tiny_jobs import tiny_job
 from support.tiny_models import save_with_tokenizer
 from umim_core.adaptation.choices import encode_questions
@@ -57,10 +57,7 @@ def losses(job: TrainJob, backbone: Backbone) -> list[float]:
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
     model = start_model(job, backbone, matcher)
     policies: tuple[UnitPositions, ...] = (model.unit_positions, "compact", "preserved")
-    return [
-        make_objective(job, replace(model, unit_positions=policy))([0, 1]).total.item()
-        for policy in policies
-    ]
+    return [make_objective(job, placed(model, policy))([0, 1]).total.item() for policy in policies]
 
 
 def test_a_fresh_module_is_trained_with_the_positions_of_its_cell(
@@ -118,7 +115,7 @@ def test_preferences_are_measured_with_the_positions_given(
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
     found, expected = [], []
     for policy in policies:
-        model = replace(start_model(job, backbone, matcher), unit_positions=policy)
+        model = placed(start_model(job, backbone, matcher), policy)
         objective = make_objective(job, model)
         objective.begin()
         questions = encode_questions(
