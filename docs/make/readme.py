@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import json
+import textwrap
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Final
 
 from docs.make.document import RESULTS, ROOT, Document, with_blocks
 from docs.make.results import TEMPLATES, adaptation_summary
 from tasks.report.comparison_table import comparison, summary
-from tasks.report.render import Report, Table, page, table_markdown
+from tasks.report.render import DASH, Report, Table, page, table_markdown
 from tasks.report.report_data import ReportData
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
+from umim_core.config.recipe_files import read_recipe_file
 from umim_core.model.compression import compress_text
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
 
-_HEADINGS: Final = ("", "base model", "UMIM", "truncation", "saving")
+_HEADINGS: Final = ("", "base model", "UMIM", "truncation", "best other", "saving")
 _SMALL: Final = "SmolLM2-135M"
 _LARGE: Final = "Qwen2.5-Coder-0.5B"
-_ANSWERS: Final = ((_LARGE, "answers-qwen-coder-0.5b"), (_SMALL, "answers-smollm2"))
-_QUALITY: Final = (
-    (_LARGE, "English", "merged_quality-qwen", "qwen"),
-    (_LARGE, "Python", "merged_quality-qwen-python", "qwen"),
-    (_SMALL, "English", "merged_quality-smollm2", "adapters"),
-)
 _SIDE: Final = "umim, raw tail 16"
+_PAPER: Final = ROOT / "infra" / "paper_tables" / "05-multiple-choice.yaml"
+_AUTHORS: Final = "Llama-3.1-8B"
 _TABLED: Final = (ROOT / "README.md", ROOT / "docs" / "results.md")
 _PICTURED: Final = "umim-smollm2-135m-adapters"
 _TEXT: Final = (
@@ -36,40 +36,108 @@ _TEXT: Final = (
 
 
 def readme_table(folder: Path = RESULTS) -> str:
-    """Return the table in Markdown: answers, functions, perplexity behind a prompt."""
-    rows = [
-        _answers(model, asked, _read(folder, name)["lists"][asked]["sides"])
-        for model, name in _ANSWERS
-        for asked in ("chats", "documents")
-    ]
-    rows.append(_functions(_LARGE, _read(folder, "problems-qwen")))
-    rows += [
-        _quality(f"{model}: perplexity after {text}", _read(folder, name)["subjects"][subject])
-        for model, text, name, subject in _QUALITY
-    ]
-    return table_markdown(Table(_HEADINGS, tuple(rows))) + "\n"
-
-
-def _answers(model: str, asked: str, sides: Report) -> tuple[str, ...]:
-    """Return how many accepted answers of the base model each side keeps."""
-    kept = [str(sides[side]["kept"]) for side in ("base", _SIDE, "truncation")]
-    return f"{model}: answers kept, {asked}", *kept, _percent(sides[_SIDE]["saving"])
-
-
-def _functions(model: str, report: Report) -> tuple[str, ...]:
-    """Return how many functions of HumanEval each side solves."""
-    functions = report["sets"]["humaneval"]
-    solved = [str(functions["sides"][side]["solved"]) for side in ("base", "umim", "truncation")]
-    heading = f"{model}: HumanEval, solved of {functions['problems']}"
-    return heading, *solved, _percent(functions["saving"])
-
-
-def _quality(heading: str, figures: Report) -> tuple[str, ...]:
-    """Return the perplexity of raw text after a merged and after a truncated prompt."""
-    umim, truncation = (
-        _ratio(figures[name]) for name in ("prompt_ppl_ratio", "truncation_ppl_ratio")
+    """Return the table: answers, functions, perplexity, and a row of the paper's authors."""
+    large, small = (_read(folder, f"answers-{name}") for name in ("qwen-coder-0.5b", "smollm2"))
+    rows = (
+        _answers(_LARGE, "chats", large),
+        _answers(_LARGE, "documents", large),
+        _functions(_read(folder, "problems-qwen-all")["sets"]["humaneval"]),
+        _after_python(_read(folder, "merged_quality-qwen-python")["subjects"]["qwen"]),
+        _answers(_SMALL, "chats", small),
+        _second_halves(_read(folder, "second_half-smollm2")["points"]),
+        _of_the_authors(),
     )
-    return heading, "1", umim, truncation, _percent(figures["prompt_saving"])
+    return table_markdown(Table(_HEADINGS, rows)) + "\n"
+
+
+def _answers(model: str, asked: str, report: Report) -> tuple[str, ...]:
+    """Return how many accepted answers of the base model each side keeps."""
+    sides = report["lists"][asked]["sides"]
+    kept = [str(sides[side]["kept"]) for side in ("base", _SIDE, "truncation")]
+    return f"{model}: answers kept, {asked}", *kept, DASH, _percent(sides[_SIDE]["saving"])
+
+
+def _functions(functions: Report) -> tuple[str, ...]:
+    """Return how many functions of HumanEval each side solves."""
+    solved = [str(functions["sides"][side]["solved"]) for side in ("base", "umim", "truncation")]
+    heading = f"{_LARGE}: HumanEval, all spans, of {functions['problems']}"
+    return heading, *solved, DASH, _percent(functions["saving"])
+
+
+def _after_python(figures: Report) -> tuple[str, ...]:
+    """Return the perplexity of raw text after a merged and after a truncated prompt."""
+    ratios = [_ratio(figures[name]) for name in ("prompt_ppl_ratio", "truncation_ppl_ratio")]
+    return (
+        f"{_LARGE}: perplexity after Python",
+        "1",
+        *ratios,
+        DASH,
+        _percent(figures["prompt_saving"]),
+    )
+
+
+def _second_halves(points: Sequence[Report]) -> tuple[str, ...]:
+    """Return the perplexity of raw text after prompts that methods of the prompt shortened."""
+    of = {
+        point["method"]: point
+        for point in points
+        if (point["target"], point["tail"], point.get("side")) == (0.2, 0, "prompt")
+    }
+    umim, truncation = of.pop("umim"), of.pop("truncation")
+    best = min(of.values(), key=lambda point: point["ppl_ratio"]["mean"])
+    ratios = [_ratio(point["ppl_ratio"]) for point in (umim, truncation, best)]
+    ratios[-1] += f" {best['method'].upper()}"
+    heading = f"{_SMALL}, the paper's form: perplexity after English"
+    return heading, "1", *ratios, _percent(umim["token_reduction"])
+
+
+def _of_the_authors() -> tuple[str, ...]:
+    """Return the mean accuracies that the paper prints for its authors' largest model."""
+    rows = [row for row in read_recipe_file(_PAPER)["rows"] if row[0] == _AUTHORS]
+    points = {row[1]: mean(row[2:12:2]) for row in rows}
+    saving = mean(next(row for row in rows if row[1] == "Merge Module")[3:12:2])
+    base, umim = points.pop("Original"), points.pop("Merge Module")
+    best = max(points, key=points.__getitem__)
+    heading = f"{_AUTHORS}, the authors' own: accuracy, five tasks"
+    return (
+        heading,
+        f"{base:.1f}",
+        f"{umim:.1f}",
+        DASH,
+        f"{points[best]:.1f} {best}",
+        f"{saving:.0f} %",
+    )
+
+
+def readme_words(folder: Path = RESULTS) -> str:
+    """Return the sentences whose figures are those of result files: answers, and time."""
+    large, small = (
+        _read(folder, f"answers-{name}")["lists"] for name in ("qwen-coder-0.5b", "smollm2")
+    )
+    kept = sum(asked["sides"][_SIDE]["kept"] for asked in large.values())
+    accepted = sum(asked["accepted"] for asked in large.values())
+    umim, truncation = (
+        _percent(1 - small["chats"]["sides"][side]["kept"] / small["chats"]["accepted"])
+        for side in (_SIDE, "truncation")
+    )
+    cases = _read(folder, "engine-smollm2")["cases"]
+    short, long = (cases[f"bfloat16, 1 x {tokens}"]["phases"]["prefill"] for tokens in (1024, 4096))
+    answers = (
+        f"**{_LARGE}**, the largest model with a checkpoint here, keeps "
+        f"{_percent(kept / accepted)} of {accepted} answers; of chats, "
+        f"{_percent(large['chats']['sides'][_SIDE]['same'])} are the same word for word. "
+        f"**{_SMALL}** loses {umim} of its answers to chats, truncation {truncation}: it shows the "
+        "method, and is no model to merge prompts of in earnest."
+    )
+    time = (
+        f"**Time.** {_SMALL} in the paper's form reads 1,024 tokens {short['speedup']:.2f} times "
+        f"as fast, where {short['bound']:.2f} is the most that "
+        f"{_percent(short['token_reduction'])} fewer can give, 4,096 tokens "
+        f"{long['speedup']:.2f} times of {long['bound']:.2f} "
+        "([bfloat16, two threads](docs/results/engine-smollm2.md)). `umim bench -c CHECKPOINT` "
+        "times your machine and says from which length it pays."
+    )
+    return "\n\n".join(textwrap.fill(text, 100) for text in (answers, time)) + "\n"
 
 
 def _percent(share: float) -> str:
@@ -104,8 +172,9 @@ def documents() -> list[Document]:
 
 
 def _with_table(path: Path) -> str:
-    """Return a document with README's table between its marks made anew."""
-    return with_blocks(path.read_text(encoding="utf-8"), {"results:quality": readme_table()})
+    """Return a document with README's table and sentences between their marks made anew."""
+    blocks = {"results:quality": readme_table(), "results:words": readme_words()}
+    return with_blocks(path.read_text(encoding="utf-8"), blocks)
 
 
 def _pipeline() -> str:

@@ -34,7 +34,6 @@ GIVEN = {
 }
 LEFT_OUT = {
     "README.md": "tests/test_readme.py runs it",
-    "quickstart.md": "a chat of the default checkpoint, as README's",
     "serve.md": "needs openai's client and a server: tests/serving asks its own",
 }
 
@@ -112,3 +111,30 @@ def test_a_command_line_of_a_document_can_be_given(name: str, program: str, line
 
 def test_the_documents_have_command_lines() -> None:
     assert len(EXAMPLES) > 40
+
+
+PROOFS = [
+    (name, line.partition(" #")[0].strip())
+    for name in DOCUMENTS
+    for text in blocks(name, "console")
+    for line in command_lines(text)
+    if line.startswith("pytest ")
+]
+
+
+@pytest.mark.parametrize(("name", "line"), PROOFS)
+def test_a_proof_of_a_document_runs_tests_that_exist(name: str, line: str) -> None:
+    places, _, words = line.removeprefix("pytest ").partition(" -k ")
+    files = [
+        file
+        for place in places.split()
+        for file in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("test_*.py"))
+    ]
+    assert files, f"{name}: {line}"
+    tests = re.findall(r"^def (test_\w+)", "".join(file.read_text("utf-8") for file in files), re.M)
+    for word in words.strip('"').split(" or ") if words else ("test_",):
+        assert any(word in test for test in tests), f"{name}: no test of {line} has {word}"
+
+
+def test_the_properties_of_the_page_of_exactness_have_proofs() -> None:
+    assert len([name for name, _ in PROOFS if name == "exactness.md"]) >= 4

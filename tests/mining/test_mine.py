@@ -10,6 +10,7 @@ import pytest
 
 from support.ngram_oracle import Grams, cut, document_oracle, grams_of, oracle
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import (
     ArtifactError,
@@ -18,7 +19,7 @@ from umim_core.errors import (
     EvaluationError,
     UmimError,
 )
-from umim_core.mining.mine import MiningReport, mine_rules
+from umim_core.mining.mine import MiningReport, candidate_spans, mine_rules
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.source_names import source_of
 from umim_core.text.sources import Source, TextFiles, TokenIds
@@ -121,6 +122,15 @@ def test_protected_tokens_are_in_no_rule(corpus: Source, tmp_path: Path, tokeniz
         mine_rules(
             corpus, tmp_path / "x", tokenizer=tokenizer, options=with_options(protect=("digits",))
         )
+
+
+def test_spans_that_may_be_chosen_of_logs_hold_no_digit() -> None:
+    known = load_tokenizer("umim-docs-llama")
+    text = np.array(known("the shape of array 12 is the shape of array 34")["input_ids"])
+    rules, _, _ = candidate_spans([text] * 3, known, 16)
+    found = [known.decode(gram) for gram in grams_of(rules)]
+    assert " shape of array" in found
+    assert not any(character.isdigit() for span in found for character in span)
 
 
 def test_protected_tokens_of_ready_ids_need_a_tokenizer(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ A worked example, with 2 last queries, a kernel of 2 and a budget of 4 of 6::
     kept                      0   1           4  5
 
 Source: Fei et al., "Efficient Prompt Compression with Evaluator Heads for Long-Context Transformer
-Inference" (NeurIPS 2025). Differences: docs/baselines.md.
+Inference" (NeurIPS 2025). Differences: docs/baselines-differences.md.
 
 Shapes: T tokens, n of them scored, W last queries.
 """

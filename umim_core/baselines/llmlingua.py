@@ -10,7 +10,7 @@ This is the paper's form. ``llmlingua-published`` is that of its package, which 
 (``form="published"``), and keeps about as many tokens as the budget.
 
 Source: Jiang et al., "LLMLingua: Compressing Prompts for Accelerated Inference of Large Language
-Models" (EMNLP 2023). Differences: docs/baselines.md.
+Models" (EMNLP 2023). Differences: docs/baselines-differences.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ which that keeps it, so the words of the highest ranks are those that it keeps a
 that meets the budget.
 
 Source: Pan et al., "LLMLingua-2: Data Distillation for Efficient and Faithful Task-Agnostic Prompt
-Compression" (Findings of ACL 2024). Differences: docs/baselines.md.
+Compression" (Findings of ACL 2024). Differences: docs/baselines-differences.md.
 
 Shapes: T tokens of the text, W words.
 """

@@ -9,7 +9,7 @@ tokens and with a budget of 3 of 6::
     kept               0             4  5     the unit at the border keeps its beginning
 
 Source: Li et al., "Compressing Context to Enhance Inference Efficiency of Large Language Models"
-(EMNLP 2023). Differences: docs/baselines.md.
+(EMNLP 2023). Differences: docs/baselines-differences.md.
 
 Shapes: T tokens, V vocabulary.
 """

@@ -11,7 +11,7 @@ nobody trained for it. ``cpc`` is the same with the encoder that CPC's authors t
 directory or a hub repository that ``UMIM_CPC_ENCODER`` names.
 
 Source: Liskavets et al., "Prompt Compression with Context-Aware Sentence Encoding for Fast and
-Improved LLM Inference" (AAAI 2025). Differences: docs/baselines.md.
+Improved LLM Inference" (AAAI 2025). Differences: docs/baselines-differences.md.
 
 Shapes: T tokens, U sentences, d width of the encoder.
 """
