@@ -14,22 +14,16 @@ from pathlib import Path
 from typing import Final
 
 from docs.make import cards, readme, recipe_fields, results
-from docs.make.document import RESULTS, ROOT, Document, with_blocks
+from docs.make.document import RESULTS, ROOT, Document
 from tasks.paper.paper_page import paper_page
-
-_PERFORMANCE: Final = ROOT / "docs" / "performance.md"
 
 
 def _paper_tables() -> list[Document]:
     return [Document(RESULTS / "paper-tables.md", lambda: paper_page(RESULTS).markdown)]
 
 
-def _performance() -> list[Document]:
-    def text() -> str:
-        blocks = {"results:missed": results.missed_gates()}
-        return with_blocks(_PERFORMANCE.read_text(encoding="utf-8"), blocks)
-
-    return [Document(_PERFORMANCE, text)]
+def _missed_gates() -> list[Document]:
+    return [Document(RESULTS / "missed-gates.md", results.missed_gates)]
 
 
 MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
@@ -37,7 +31,7 @@ MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
     "readme": readme.documents,
     "cards": cards.documents,
     "recipe-fields": recipe_fields.documents,
-    "performance": _performance,
+    "missed-gates": _missed_gates,
     "paper-tables": _paper_tables,
 }
 
