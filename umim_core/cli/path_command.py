@@ -63,8 +63,8 @@ def _fetched() -> dict[str, Path]:
     """Return the packaged models that are in the cache."""
     from umim_core.model_sources.model_cache import model_directory, model_fault
 
-    whole = [model for model in PACKAGED.values() if model_fault(model) is None]
-    return {model.name: model_directory(model) for model in whole}
+    fetched = [model for model in PACKAGED.values() if model_fault(model) is None]
+    return {model.name: model_directory(model) for model in fetched}
 
 
 def _place(name: str, part: Asset) -> Path:
@@ -99,9 +99,9 @@ def baselines(as_json: JsonFlag = False) -> None:
     """
     from umim_core.baselines.registry import BASELINES
 
+    listed = [{"name": name, "side": x.side, "line": x.line} for name, x in BASELINES.items()]
     width = max(map(len, BASELINES))
-    lines = [f"{name:<{width}}  {one.side:<6}  {one.line}" for name, one in BASELINES.items()]
-    listed = [{"name": name, "side": one.side, "line": one.line} for name, one in BASELINES.items()]
+    lines = ["{name:<{width}}  {side:<6}  {line}".format(**row, width=width) for row in listed]
     emit({"baselines": listed}, lines, as_json)
 
 

@@ -101,8 +101,8 @@ def _lines(measured: TrafficReport, left: Left) -> list[str]:
             f"{'spans of up to':<16}" + "".join(f"{f'{rows:,} spans':>18}" for rows in ROWS),
         ]
         for longest in dict.fromkeys(s.longest for s in measured.savings):
-            of = {s.rows: s for s in measured.savings if s.longest == longest}
-            cells = (f"{of[rows].all:.1%} ({of[rows].uncached:.1%})" for rows in ROWS)
+            by_rows = {s.rows: s for s in measured.savings if s.longest == longest}
+            cells = (f"{by_rows[rows].all:.1%} ({by_rows[rows].uncached:.1%})" for rows in ROWS)
             lines.append(f"{f'{longest} tokens':<16}" + "".join(f"{cell:>18}" for cell in cells))
         best = max(measured.savings, key=lambda s: s.all)
         roles = ", ".join(f"{NAMES[role]} {share:.0%}" for role, share in best.roles.items())

@@ -117,10 +117,10 @@ def _scalar(node: yaml.ScalarNode) -> object:
         return text
     if text in _WORDS:
         return _WORDS[text]
-    whole, real = _INT.fullmatch(text), _FLOAT.fullmatch(text)
-    if (whole or real) and len(text) > _MAX_DIGITS:
+    integer, real = _INT.fullmatch(text), _FLOAT.fullmatch(text)
+    if (integer or real) and len(text) > _MAX_DIGITS:
         raise _refusal(node.start_mark, f"a number must have {_MAX_DIGITS} digits at most")
-    if whole:
+    if integer:
         return int(text, 0)
     if real:
         return float(re.sub(r"\.(?=[iInN])", "", text))

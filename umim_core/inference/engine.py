@@ -67,13 +67,13 @@ class Engine:
         """
         if not options.merges_generated(self.merged_model):
             return None
-        whole = self.merged_model.require_matcher()
+        matcher = self.merged_model.require_matcher()
         bound = options.decode_bound(self.merged_model)
         if bound is None:
-            return whole
+            return matcher
         latest = self._latest  # another thread may replace it
         if latest is None or latest[0] != bound:
-            self._latest = latest = bound, Matcher(rules_under(whole.rules, bound))
+            self._latest = latest = bound, Matcher(rules_under(matcher.rules, bound))
         return latest[1]
 
     def generate(

@@ -392,12 +392,12 @@ class LocalCounter:
             ]
             for job in jobs:
                 job.result()
-        whole = recounts[0]
+        summed = recounts[0]
         for part in recounts[1:]:
             for n in keys:
-                np.add(whole.support[n], part.support[n], out=whole.support[n])
-                np.add(whole.documents[n], part.documents[n], out=whole.documents[n])
-        return whole.support, whole.documents
+                np.add(summed.support[n], part.support[n], out=summed.support[n])
+                np.add(summed.documents[n], part.documents[n], out=summed.documents[n])
+        return summed.support, summed.documents
 
 
 def recount_ranges(total: int, document_ends: Ints | None, parts: int) -> list[tuple[int, int]]:

@@ -254,25 +254,25 @@ def _added(text: str, past: Sequence[int], backbone: Backbone) -> str:
     said = _decode(past, backbone)
     if text.startswith(said):
         return text[len(said) :]
-    whole = _decode(backbone.encode(text), backbone)  # through the decoder, as the past
+    written = _decode(backbone.encode(text), backbone)  # through the decoder, as the past
     at = 0
     for number, letter in enumerate(said):
         if letter.isspace():
             continue
-        while whole[at : at + 1].isspace():
+        while written[at : at + 1].isspace():
             at += 1
-        if whole[at : at + 1] != letter:
+        if written[at : at + 1] != letter:
             raise GenerationError(
                 "a continued chat must begin with what its state holds",
-                f"{whole[max(0, at - _BEFORE) : at + _BEHIND]!r} against "
+                f"{written[max(0, at - _BEFORE) : at + _BEHIND]!r} against "
                 f"{said[max(0, number - _BEFORE) : number + _BEHIND]!r} from character {at} on",
                 "Pass the whole conversation unchanged (its template must write replies as they "
                 "were generated, but for white space), or the added text as a string.",
             )
         at += 1
     blank = said[len(said.rstrip()) :]  # is in the past, and perhaps in the text
-    both = takewhile(lambda pair: pair[0] == pair[1], zip(blank, whole[at:], strict=False))
-    return whole[at + len(list(both)) :]
+    both = takewhile(lambda pair: pair[0] == pair[1], zip(blank, written[at:], strict=False))
+    return written[at + len(list(both)) :]
 
 
 def _decode(ids: Sequence[int], backbone: Backbone) -> str:

@@ -166,7 +166,7 @@ def unit_texts(ids: Sequence[int], lengths: Sequence[int], decode: Decode) -> tu
     Units are read behind some of the tokens before them: decoders that strip the space at the
     beginning of a text would otherwise strip it from every unit.
     """
-    whole = decode(list(ids))
+    text = decode(list(ids))
     texts: list[str] = []
     before: list[int] = []  # tokens that are shown, the first with a text
     waiting: list[int] = []  # tokens that are not, or not all of their text, of so many units:
@@ -181,18 +181,18 @@ def unit_texts(ids: Sequence[int], lengths: Sequence[int], decode: Decode) -> tu
                 if not both.startswith(known):
                     continue
                 new = both[len(known) :]
-                same = _shared(new, whole[begun : begun + len(new)])
+                same = _shared(new, text[begun : begun + len(new)])
                 end = max(end, begun + same)
                 if same == len(new) and (new or cut == len(waiting)):
                     before = waiting[:cut] if new else [*before, *waiting][:_UNITS]
                     waiting, units, begun = waiting[cut:], 0, begun + same
                     break
         elif units & (units - 1) == 0:  # a decoder that looks further back: ever more seldom
-            end = max(end, _shared(decode(list(ids[:start])), whole))
-        texts.append(whole[at:end])
+            end = max(end, _shared(decode(list(ids[:start])), text))
+        texts.append(text[at:end])
         at = end
     if texts:
-        texts[-1] += whole[at:]
+        texts[-1] += text[at:]
     return tuple(texts)
 
 

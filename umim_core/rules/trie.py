@@ -416,8 +416,8 @@ class MatcherTables:
                 "Use the version of umim that wrote it, or mine the rules again.",
             )
         slots, pairs = words[_HEADER : _HEADER + size], words[_HEADER + size :]
-        whole = 0 < len(slots) == size and len(pairs) > 0 and infix_free in (0, 1) and not reserved
-        signed = whole and np.array_equal(words[_DIGEST], _digest_words(digest))
+        fits = 0 < len(slots) == size and len(pairs) > 0 and infix_free in (0, 1) and not reserved
+        signed = fits and np.array_equal(words[_DIGEST], _digest_words(digest))
         if not signed or not _hold(slots, pairs, ids_by_order):
             raise ArtifactError(
                 f"{path} must be made of the rules in its folder", "other rules", "Mine them again."

@@ -69,9 +69,13 @@ class Connection(H11Protocol):
         most = most_connections()
         if len(self.connections) <= most:
             return
-        known = [one for one in self.connections if isinstance(one, Connection)]
-        others = [one for one in known if one is not self and (one.idle or one.cycle.more_body)]
-        if oldest := min(others, key=lambda one: one.idle_since, default=None):
+        others = [
+            other
+            for other in self.connections
+            if isinstance(other, Connection) and other is not self
+            if other.idle or other.cycle.more_body
+        ]
+        if oldest := min(others, key=lambda other: other.idle_since, default=None):
             self.connections.discard(oldest)  # or the next one would choose it, too
             oldest.transport.abort()
         else:
@@ -152,6 +156,6 @@ class BoundedServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen with a longer queue than asyncio accepts at once, uncounted by connections."""
         await super().startup(sockets)
-        for listening in (one for server in self.servers for one in server.sockets):
+        for listening in (listener for server in self.servers for listener in server.sockets):
             with socket.socket(fileno=os.dup(listening.fileno())) as same:
                 same.listen(_QUEUE)

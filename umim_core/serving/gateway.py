@@ -214,7 +214,7 @@ class Gateway(guard.ApiServer):
                 models = _models_of(answer) if answer.status_code == 200 else []
             except api.ApiError:  # a request that needs the engine will say what is wrong
                 models = []
-            lengths = [(one.get("id"), one.get("max_model_len")) for one in models]
+            lengths = [(entry.get("id"), entry.get("max_model_len")) for entry in models]
             self._contexts = {
                 name: length
                 for name, length in (*lengths[:1], *lengths)
@@ -420,7 +420,7 @@ def _document(content: bytes) -> dict[str, Any]:
 
 def _models_of(answer: httpx.Response) -> list[dict[str, Any]]:
     models = _document(answer.content).get("data")
-    if not isinstance(models, list) or not all(isinstance(one, dict) for one in models):
+    if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
         raise _malformed("the engine must list its models")
     return models
 
@@ -444,7 +444,7 @@ def _mergeable(
             prompt = prompt[0]
         if prompt and isinstance(prompt, str):
             return prompt, ""
-        texts = isinstance(prompt, list) and any(isinstance(one, str) for one in prompt)
+        texts = isinstance(prompt, list) and any(isinstance(text, str) for text in prompt)
         return None, "prompt" if texts else ""  # several, which would be answers of their own
     if document.get("add_generation_prompt") not in (None, True):
         return None, "add_generation_prompt"

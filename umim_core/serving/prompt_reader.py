@@ -77,7 +77,7 @@ class PromptReader:
         """
         size = len(prompt)
         if not isinstance(prompt, str):
-            texts = [one["content"] for one in prompt if not isinstance(one, int)]
+            texts = [message["content"] for message in prompt if not isinstance(message, int)]
             size = sum(len(text) + 64 for text in texts) or size
         return await self._lanes.run(size, lambda: self._read(prompt, most_tokens, calls, roles))
 

@@ -55,7 +55,7 @@ class CallForm:
             added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
             special = {token.content for token in added if token.special}
         ends = {tokenizer.eos_token, tokenizer.pad_token}
-        return cls(template, frozenset(one for one in special - ends if one in marks))
+        return cls(template, frozenset(token for token in special - ends if token in marks))
 
 
 @dataclass(frozen=True)
@@ -162,20 +162,20 @@ class CallReader:
             return plain, []
         found = message.get("tool_calls")
         calls = [
-            self._checked(one.get("function") if isinstance(one, dict) else None)
-            for one in (found if isinstance(found, list) else [])
+            self._checked(call.get("function") if isinstance(call, dict) else None)
+            for call in (found if isinstance(found, list) else [])
         ]
         if not calls or None in calls:
             return plain, []
         content = message.get("content")
-        known = self._new([one for one in calls if one])
+        known = self._new([call for call in calls if call])
         return content if isinstance(content, str) else "", known
 
     def _new(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Count calls and return those that are to be told."""
         told = [
-            {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": one}
-            for one in (calls[: not self._known] if self._calls.single else calls)
+            {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+            for function in (calls[: not self._known] if self._calls.single else calls)
         ]
         self._known += told
         return told
@@ -187,7 +187,9 @@ class CallReader:
         except (ValueError, RecursionError):
             return []
         calls = [
-            self._checked(one) for one in values if isinstance(one, dict) and "arguments" in one
+            self._checked(value)
+            for value in values
+            if isinstance(value, dict) and "arguments" in value
         ]
         known = [call for call in calls if call is not None]
         return known if len(known) == len(values) else []

@@ -147,11 +147,11 @@ def check_offsets(offsets: AnyOffsets, size: int) -> AnyOffsets:
     Uniform segments may leave a remainder, which is dropped.
     """
     if isinstance(offsets, UniformOffsets):
-        whole = offsets.length > 0 and 0 <= offsets[-1] <= size
+        fits = offsets.length > 0 and 0 <= offsets[-1] <= size
     else:
-        whole = bool(len(offsets) and offsets[0] == 0 and offsets[-1] == size)
-        whole = whole and not (offsets[1:] < offsets[:-1]).any()
-    if not whole:
+        fits = bool(len(offsets) and offsets[0] == 0 and offsets[-1] == size)
+        fits = fits and not (offsets[1:] < offsets[:-1]).any()
+    if not fits:
         raise CorpusError(
             f"segment borders must rise from 0 to {size}, the number of tokens",
             f"{len(offsets)} borders, {offsets[0] if len(offsets) else None} to "
@@ -199,6 +199,6 @@ def leading_ids(
 
     A worked example: where "a" becomes ``<s> a </s>`` by default, ``[<s>]``.
     """
-    bare, whole = encode(tokenizer, "a"), encode(tokenizer, "a", add_special_tokens)
-    starts = [k for k in range(len(whole)) if whole[k : k + len(bare)] == bare]
-    return whole[: starts[0]] if starts else []
+    bare, marked = encode(tokenizer, "a"), encode(tokenizer, "a", add_special_tokens)
+    starts = [k for k in range(len(marked)) if marked[k : k + len(bare)] == bare]
+    return marked[: starts[0]] if starts else []

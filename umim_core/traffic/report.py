@@ -283,7 +283,7 @@ def _saved(matcher: Matcher, segments: Sequence[tuple[str, Ids]]) -> dict[str, i
     """Return by role how many tokens the matched spans save."""
     saved: dict[str, int] = {}
     for role in dict.fromkeys(role for role, _ in segments):
-        ids, offsets = flat([ids for of, ids in segments if of == role])
+        ids, offsets = flat([ids for owner, ids in segments if owner == role])
         starts, _, _ = matcher.segment_many(ids, offsets)
         saved[role] = len(ids) - len(starts)
     return saved

@@ -155,17 +155,17 @@ def _request(row: object, place: str, left: Left) -> Request | None:
             left.add("tool that is no JSON object", place)
     read = [_message(message, place, left) for message in _listed(body, "messages", place, left)]
     answers = [_message(answer, place, left) for answer in _answers(row, place, left)]
-    chat = [one for one in read if one is not None]
+    chat = [message for message in read if message is not None]
     if not answers and chat and chat[-1][0]["role"] == "assistant":
         answers.append(chat.pop())
     prompt += [piece for _, pieces in chat for piece in pieces]
     if not any(pieces for _, pieces in chat):
         left.add("request without text", place)
         return None
-    answer, reply = next((one for one in answers if one is not None), (None, []))
+    answer, reply = next((found for found in answers if found is not None), (None, []))
     begin = "".join(piece.text for piece in prompt if piece.role in ("system", "tools"))
     messages = [message for message, _ in chat]
-    said = next((one["content"] for one in messages if one["role"] == "user"), "")
+    said = next((message["content"] for message in messages if message["role"] == "user"), "")
     conversation = f"{hash(begin)} {hash(said)}"
     return Request(
         place, conversation, tuple(prompt), tuple(reply), messages, tools or None, answer
