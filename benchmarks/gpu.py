@@ -58,7 +58,7 @@ from benchmarks.runner import (
     timed,
 )
 from benchmarks.subjects import Ids, Subject, llama_config, random_backbone, random_subject
-from umim_core.backbone.backbone import Backbone, state_difference, state_tolerance
+from umim_core.backbone.backbone import state_difference, state_tolerance
 from umim_core.backbone.shape import BackboneShape
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.evaluate import BenchmarkConfig
@@ -86,6 +86,12 @@ SHARES: Final = {  # of them; what a part does not need goes to those behind it
 }
 GROWTH: Final = 2.5  # times that a setting takes of the one before it, at most
 MERGED: Final = 0.4  # token reduction of the pool's requests
+FORMS: Final = {
+    "at the input": ModuleForm(),
+    "inside, adapters": ModuleForm(
+        residual="last", unit_positions="preserved", merge_depth=1, adapter_rank=8
+    ),
+}
 LLAMA_8B: Final = LLAMA_1B.model_copy(
     update={"hidden_size": 4096, "intermediate_size": 14_336, "layers": 32}
     | {"head_dim": 128, "tied": False}
@@ -171,13 +177,16 @@ class Run:
 
 
 def exactness(
-    shape: BackboneShape, device: torch.device, dtype: str, inside: bool, rows: int
+    shape: BackboneShape, device: torch.device, dtype: str, merged: str, rows: int
 ) -> list[Report]:
     """Compare every step of rows that merge wherever they can with a forward from scratch."""
-    model = dense_model(
-        random_backbone(llama_config(shape, 256), dtype=dtype, device=device), inside
-    )
-    rng = np.random.default_rng(0)
+    backbone = random_backbone(llama_config(shape, 256), dtype=dtype, device=device)
+    rules = RuleSet.from_spans(product(range(shape.vocab_size), repeat=2))
+    module = fresh_module(backbone, rules, FORMS[merged], seed=0).requires_grad_(False)
+    if module.adapters is not None:  # and a residual, whose norm begins at zero
+        for weight in (module.norm_o.weight, *module.adapters.up.values()):
+            weight.normal_(0.0, 0.3)
+    model, rng = MergedModel(backbone, module, Matcher(rules)), np.random.default_rng(0)
     prompts = [rng.integers(0, shape.vocab_size, n) for n in rng.integers(8, 65, rows)]
     errors, raw_errors = list[float](), list[float]()
 
@@ -191,32 +200,15 @@ def exactness(
     return [
         {
             "dtype": dtype,
-            "merged": "inside, adapters" if inside else "at the input",
+            "merged": merged,
             "batch_size": rows,
             "steps": len(errors),
             "merges": sum(len(row.generated_spans) for row in generated),
             "error": max(errors),
-            "tolerance": state_tolerance(model.backbone),
+            "tolerance": state_tolerance(backbone),
             "raw_error": min(raw_errors),
         }
     ]
-
-
-@torch.no_grad()
-def dense_model(backbone: Backbone, inside: bool) -> MergedModel:
-    """Return a model of which any two tokens are a rule, its weights far from zero."""
-    rules = RuleSet.from_spans(product(range(backbone.vocab_size), repeat=2))
-    form = ModuleForm()
-    if inside:
-        depth = backbone.num_layers // 2
-        form = ModuleForm(
-            residual="last", unit_positions="preserved", merge_depth=depth, adapter_rank=8
-        )
-    module = fresh_module(backbone, rules, form, seed=0).requires_grad_(False)
-    if module.adapters is not None:
-        for weight in (module.norm_o.weight, *module.adapters.up.values()):
-            weight.normal_(0.0, 0.3)
-    return MergedModel(backbone, module, Matcher(rules))
 
 
 @torch.no_grad()
@@ -225,11 +217,10 @@ def from_scratch(model: MergedModel, prompt: Ids, made: Sequence[int]) -> Tensor
     ids = np.concatenate([prompt, np.array(made, dtype=np.int64)])
     packed = model.pack([ids], [((0, len(prompt)), (len(prompt), len(ids)))])
     tokens = torch.tensor(ids, device=model.backbone.device)[None]
-    states = (
-        model.unit_states(packed, tokens, model.trunk.raw_states(tokens))
-        if model.merge_depth
-        else model.embed(packed)
-    )
+    if model.merge_depth:
+        states = model.unit_states(packed, tokens, model.trunk.raw_states(tokens))
+    else:
+        states = model.embed(packed)
     positions = packed.position_ids(model.unit_positions)
     hidden = model.trunk.hidden(states, packed.lengths > 1, None, positions)
     return model.backbone.head(hidden[0, -1])
@@ -362,7 +353,7 @@ def measure(options: argparse.Namespace, report: Report) -> None:
     report["facts"]["device"] = device_name(device)
     report |= {"tiny": options.tiny, "new_tokens": sizes.new, "pool_bytes": sizes.pool}
     report |= {"peak_flops": flops.peak, "copied_bytes": bandwidth.peak}
-    exact = product(("float32", "bfloat16"), (False, True), (1, 4))
+    exact = product(("float32", "bfloat16"), FORMS, (1, 4))
     run.part("exactness", exact, partial(exactness, sizes.exact, device))
     longest = max(*sizes.prefill, *sizes.requests)
     tokens = 2 * max(longest, sizes.prefill[0] * max(sizes.decode))

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.gpu import BENCHMARK, LIMIT, SHARES, TINY, Run, distillation, gates
 from benchmarks.runner import Report
+from docs.make.results import benchmark_page
 from umim_core.errors import EvaluationError
 from umim_core.throughput.roofline import Roofline
 
@@ -37,6 +38,8 @@ def test_a_tiny_run_measures_every_part_on_the_processor(tmp_path: Path) -> None
     assert waited[1]["runs"] == 1 and waited[5]["median"] > waited[1]["median"]
     assert {row["what"] for row in report["distillation"]} == {"loss", "step"}
     page = out.with_suffix(".md").read_text("utf-8")
+    started = {name: report[name] for name in report if name not in ("decode", "pool", "gates")}
+    assert "## Prefill" in benchmark_page(started)  # of a run that was killed
     assert "Tiny shapes" in page and all(f"| {row['side']}" in page for row in report["pool"])
 
 
