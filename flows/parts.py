@@ -7,8 +7,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from flows.adaptation_curves import measure_adaptation
-from tasks.data.table_sources import check_data, check_limits
+from flows.adaptation_curves import (
+    adapted_stage,
+    measure_adaptation,
+    rules_of_task,
+    training_of,
+)
+from tasks.data.table_sources import (
+    TableQuestions,
+    check_data,
+    check_limits,
+    named_backbone,
+)
 from tasks.plan.planner import Planner
 from tasks.report.compare import (
     CellResult,
@@ -21,15 +31,31 @@ from tasks.report.compare import (
 from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
 from tasks.run.pipeline import Part, PipelineRun
 from tasks.run.stage import Artifact
-from tasks.stages.corpus import corpus_stage, mixture_stage, task_stage, tokenize_stage
+from tasks.stages.corpus import (
+    CorpusText,
+    corpus_stage,
+    mixture_stage,
+    task_stage,
+    tokenize_stage,
+)
 from tasks.stages.evaluate import benchmark_stage, evaluate_stage, task_score_stage
-from tasks.stages.generate import generate_stage
+from tasks.stages.generate import Generation, generate_stage
 from tasks.stages.mine import (
     confidence_rules_stage,
     confidence_stage,
     count_stage,
     filter_stage,
     given_rules_stage,
+)
+from tasks.stages.named import (
+    NamedBackbone,
+    NamedCheckpoint,
+    NamedMethod,
+    NamedRules,
+    NamedTask,
+    NamedTokenizer,
+    Questions,
+    ReadFiles,
 )
 from tasks.stages.table import (
     mined_stage,
@@ -38,14 +64,15 @@ from tasks.stages.table import (
     table_stage,
     text_stage,
 )
-from tasks.stages.train import TRAININGS, distill_stage, task_rules_stage, with_rules_stage
+from tasks.stages.train import distill_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.corpus import Corpus, GeneratedCorpus, MixtureCorpus
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
 from umim_core.config.recipe import AdaptConfig, Cell, RunRecipe
-from umim_core.config.table_recipe import TableRecipe, TableSetting
+from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
+from umim_core.task_sets.generation_spec import TaskOptions
 from umim_core.task_sets.spec import TASKS
 
 logger = logging.getLogger("umim.pipeline")
@@ -97,37 +124,39 @@ def prepare(run: PipelineRun) -> Sources:
     recipe = run.recipe
     require_own_names(recipe.name, recipe.cells)
     texts = _texts(run, recipe.corpus)
-    corpus = texts[recipe.corpus.kind]
     wanted = {
         name: texts[of]
         for name in (recipe.tasks if recipe.task is not None else ())
         if (of := TASKS.find(name).corpus or recipe.corpus.kind) in texts
     }
-    labels = [""] if len(wanted) == 1 else list(wanted)
-    return Sources(
-        corpus,
-        {
-            name: run.stage(task_stage, text, recipe.task, name, label=label)
-            for (name, text), label in zip(wanted.items(), labels, strict=True)
-        },
-    )
+    questions = {
+        name: run.stage(
+            task_stage(
+                task=NamedTask(name),
+                sizes=recipe.task,
+                corpus=None if TASKS.find(name).corpus is None else corpus,
+            ),
+            label=name if len(wanted) > 1 else "",
+        )
+        for name, corpus in wanted.items()
+    }
+    return Sources(texts[recipe.corpus.kind], questions)
 
 
 def _texts(run: PipelineRun, corpus: Corpus) -> dict[str, Artifact]:
     """Corpora by kind: the recipe's, and the embedded one where that is a part of it."""
+    text = CorpusText(corpus)
     if isinstance(corpus, MixtureCorpus):
-        docstrings = corpus.docstrings
-        if docstrings is None:
-            return {corpus.kind: run.stage(mixture_stage, corpus, None)}
-        docstring_corpus = run.stage(corpus_stage, docstrings, label=docstrings.kind)
-        return {
-            docstrings.kind: docstring_corpus,
-            corpus.kind: run.stage(mixture_stage, corpus, docstring_corpus),
-        }
+        texts, docstrings = {}, corpus.docstrings
+        if docstrings is not None:
+            embedded = corpus_stage(text=CorpusText(docstrings))
+            texts[docstrings.kind] = run.stage(embedded, label=docstrings.kind)
+        mixture = mixture_stage(text=text, docstrings=next(iter(texts.values()), None))
+        return texts | {corpus.kind: run.stage(mixture)}
     generated = None
     if isinstance(corpus, GeneratedCorpus):
-        generated = run.stage(generate_stage, run.lease, corpus, label=corpus.model)
-    return {corpus.kind: run.stage(corpus_stage, corpus, generated)}
+        generated = run.stage(generate_stage(generation=Generation(corpus)), label=corpus.model)
+    return {corpus.kind: run.stage(corpus_stage(text=text, generated=generated))}
 
 
 def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
@@ -140,26 +169,45 @@ def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
 
 
 def _tokenized(run: PipelineRun, corpus: Artifact, backbone: str, revision: str | None) -> Artifact:
-    text = (corpus, run.recipe.corpus)
-    return run.stage(tokenize_stage, run.lease, *text, backbone, revision, label=backbone)
+    tokens = tokenize_stage(
+        corpus=corpus,
+        text=CorpusText(run.recipe.corpus),
+        train_tokens=run.recipe.corpus.train_tokens,
+        tokenizer=NamedTokenizer(backbone, revision),
+    )
+    return run.stage(tokens, label=backbone)
 
 
 def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
-    recipe, label = run.recipe, cell_label(cell)
+    recipe, label, tokens = run.recipe, cell_label(cell), tokenized.part("train")
+    backbone = NamedBackbone(cell.backbone, cell.revision)
+    tokenizer = backbone.tokenizer
     if cell.rules is not None:
-        return run.stage(given_rules_stage, cell, label=label)
-    options, model = recipe.rule_options(cell), (cell.backbone, cell.revision)
+        given = given_rules_stage(tokenizer=tokenizer, rules=NamedRules(cell.rules))
+        return run.stage(given, label=label)
+    options = recipe.rule_options(cell)
     if cell.source == "confidence":
-        asked = f"{cell.backbone} p > {cell.min_probability:g}"
-        how = (*model, options, *recipe.placement)
-        spans = run.stage(confidence_stage, run.lease, tokenized, *how, label=asked)
-        return run.stage(confidence_rules_stage, spans, *model, options, label=label)
-    alike = (*model, cell.source, None)
-    sharing = [c for c in recipe.cells if (c.backbone, c.revision, c.source, c.rules) == alike]
-    least, longest = min(c.tau for c in sharing), max(c.longest for c in sharing)
-    every = options.model_copy(update={"tau": least, "longest": longest})
-    counted = run.stage(count_stage, run.lease, tokenized, *model, every, label=cell.backbone)
-    return run.stage(filter_stage, counted, tokenized, *model, options, label=label)
+        sure = confidence_stage(tokens=tokens, backbone=backbone, options=options)
+        spans = run.stage(sure, label=f"{cell.backbone} p > {cell.min_probability:g}")
+        rules = confidence_rules_stage(counted=spans, tokenizer=tokenizer, options=options)
+        return run.stage(rules, label=label)
+    sharing = [
+        other
+        for other in recipe.cells
+        if (other.backbone, other.revision, other.source, other.rules)
+        == (cell.backbone, cell.revision, cell.source, None)
+    ]
+    least = min(other.tau for other in sharing)
+    longest = max(other.longest for other in sharing)
+    counts = count_stage(
+        tokens=tokens,
+        tokenizer=tokenizer,
+        options=options.model_copy(update={"tau": least, "longest": longest}),
+        documents=options.count_documents,
+    )
+    counted = run.stage(counts, label=cell.backbone)
+    rules = filter_stage(counted=counted, tokens=tokens, tokenizer=tokenizer, options=options)
+    return run.stage(rules, label=label)
 
 
 def train(run: PipelineRun) -> tuple[Sources, list[CellResult]]:
@@ -179,8 +227,14 @@ def distill(run: PipelineRun, results: list[CellResult]) -> None:
 
 
 def _distilled(run: PipelineRun, result: CellResult) -> Artifact:
-    stage_inputs = (run.lease, run.recipe, result.cell, result.tokenized, result.filtered)
-    return run.stage(distill_stage, *stage_inputs, label=cell_label(result.cell), setting=WT)
+    recipe = run.recipe
+    distilled = distill_stage(
+        training=training_of(result.cell, recipe.seed, recipe.segment_length, recipe.distill),
+        rules=result.filtered,
+        train=result.tokenized.part("train"),
+        valid=result.tokenized.part("valid"),
+    )
+    return run.stage(distilled, label=cell_label(result.cell), setting=WT)
 
 
 def adaptations(run: PipelineRun, sources: Sources, results: list[CellResult]) -> list[Part]:
@@ -195,17 +249,12 @@ def _adapted(run: PipelineRun, config: AdaptConfig, task: Artifact, result: Cell
     if result.distilled is None:
         return
     cell, label = result.cell, cell_label(result.cell)
-    rules = run.stage(task_rules_stage, task, cell, config.rules, config.max_tokens, label=label)
-    artifacts = {WT: result.distilled}
+    rules = run.stage(rules_of_task(task, cell, config), label=label)
+    made = {WT: result.distilled}
     for step in adaptation_steps(config.settings):
-        start = rules if step.start is None else artifacts[step.start]
-        stage_inputs = (run.lease, run.recipe, config, cell, task, start)
-        artifacts[step.name] = (
-            run.stage(with_rules_stage, start, rules, label=label, setting=step.name)
-            if step.training == "none"
-            else run.stage(TRAININGS[step.training], *stage_inputs, label=label, setting=step.name)
-        )
-    result.settings |= {name: artifacts[name] for name in artifacts if name in config.settings}
+        adapted = adapted_stage(step, made, rules, task, cell, config, run.recipe.seed)
+        made[step.name] = run.stage(adapted, label=label, setting=step.name)
+    result.settings |= {name: made[name] for name in made if name in config.settings}
 
 
 def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
@@ -228,10 +277,9 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
 
 def _evaluated(run: PipelineRun, sources: Sources, result: CellResult, setting: str) -> None:
     checkpoint = result.settings[setting].path / "checkpoint"
-    label = f"{cell_label(result.cell)} {setting}"
+    label, config = f"{cell_label(result.cell)} {setting}", run.recipe.evaluate
     if measures(setting, "alignment"):
-        measured = (result.tokenized, checkpoint, run.recipe.evaluate)
-        result.evaluations[setting] = _aligned(run, *measured, label)
+        result.evaluations[setting] = _aligned(run, result.tokenized, checkpoint, config, label)
     result.scores |= score(run, sources.tasks, setting, checkpoint, label)
 
 
@@ -242,9 +290,13 @@ def _aligned(
     config: EvaluateConfig,
     label: str,
 ) -> Artifact:
-    stage_inputs = (tokenized, checkpoint, config, run.recipe.segment_length)
-    placement = run.recipe.placement
-    return run.stage(evaluate_stage, run.lease, *stage_inputs, *placement, label=label)
+    aligned = evaluate_stage(
+        tokens=tokenized,
+        checkpoint=NamedCheckpoint(checkpoint),
+        config=config,
+        segment_length=run.recipe.segment_length,
+    )
+    return run.stage(aligned, label=label)
 
 
 def _compared(run: PipelineRun, sources: Sources, result: CellResult, distilled: Artifact) -> None:
@@ -259,11 +311,12 @@ def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
     for result in results:
         for setting, artifact in result.settings.items():
             if measures(setting, "speed"):
-                timed = (result.tokenized, artifact.path / "checkpoint", run.recipe.benchmark)
-                label, placement = cell_label(result.cell), run.recipe.placement
-                result.benchmark = run.stage(
-                    benchmark_stage, run.lease, *timed, *placement, label=label
+                timed = benchmark_stage(
+                    tokens=result.tokenized,
+                    checkpoint=NamedCheckpoint(artifact.path / "checkpoint"),
+                    config=run.recipe.benchmark,
                 )
+                result.benchmark = run.stage(timed, label=cell_label(result.cell))
 
 
 def score(
@@ -281,17 +334,15 @@ def score(
     """
     first, scores = next(iter(tasks), None), Scores()
     for name, questions in tasks.items() if measures(setting, "accuracy") else ():
-        merge = "none" if setting == BASE else TASKS.find(name).merge
         if setting in (BASE, WT) or name == first:
+            scored = task_score_stage(
+                questions=Questions(questions),
+                checkpoint=NamedCheckpoint(checkpoint, base=setting == BASE),
+                merge="none" if setting == BASE else TASKS.find(name).merge,
+                limit=(config or run.recipe.evaluate).task_questions,
+            )
             scores[name, setting] = run.stage(
-                task_score_stage,
-                run.lease,
-                questions,
-                checkpoint,
-                merge,
-                config or run.recipe.evaluate,
-                *run.recipe.placement,
-                label=label if name == first else f"{label}, {name}",
+                scored, label=label if name == first else f"{label}, {name}"
             )
     return scores
 
@@ -364,8 +415,10 @@ def benchmark_shipped(run: PipelineRun, shipped: list[Shipped]) -> list[ShippedR
         scores = dict(sorted(of.scores.items(), key=lambda item: item[0][1] == BASE))
         result = ShippedResult(of.name, of.tokenized, of.evaluation, scores, leads=of.leads)
         if of.benchmark is not None:
-            timed = (run.lease, of.tokenized, of.name, of.benchmark, *run.recipe.placement)
-            result.benchmark = run.stage(benchmark_stage, *timed, label=f"{of.name} (shipped)")
+            timed = benchmark_stage(
+                tokens=of.tokenized, checkpoint=NamedCheckpoint(of.name), config=of.benchmark
+            )
+            result.benchmark = run.stage(timed, label=f"{of.name} (shipped)")
         results.append(result)
     return results
 
@@ -376,29 +429,64 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     check_data(recipe)
     check_limits(recipe)
     questions = {
-        task: run.stage(questions_stage, run.lease, recipe, task, label=task)
+        task: run.stage(questions_stage(data=TableQuestions(recipe, task)), label=task)
         for task in recipe.tasks
     }
     places = [(task, setting) for task in recipe.tasks for setting in recipe.settings]
     parts = [partial(_answered, run, questions[task], task, setting) for task, setting in places]
-    texts = [
-        partial(run.stage, text_stage, run.lease, recipe, text, label=name)
-        for name, text in recipe.texts.items()
-    ]
+    texts = [partial(_read, run, name, text) for name, text in recipe.texts.items()]
     # The driver only waits for workers, so there may be a cell for each of them.
     most = max(recipe.cluster.parallel_stages, recipe.cluster.workers)
     artifacts = run.run_parallel([*parts, *texts], most)
     scores = {(task, of.name): score for (task, of), score in zip(places, artifacts, strict=False)}
     measured = dict(zip(recipe.texts, artifacts[len(places) :], strict=True))
-    return run.stage(table_stage, recipe, questions, scores, measured)
+    return run.stage(table_stage(recipe=recipe, questions=questions, scores=scores, texts=measured))
 
 
 def _answered(
     run: PipelineRun[TableRecipe], questions: Artifact, task: str, setting: TableSetting
 ) -> Artifact:
     """Score a task under a setting, whose rules may be mined from the task's prompts first."""
-    recipe, tau, label = run.recipe, setting.mine_tau, f"{task} {setting.name}"
-    mined = None
-    if tau is not None:
-        mined = run.stage(mined_stage, questions, recipe, task, tau, label=label)
-    return run.stage(shards_stage, run.lease, questions, recipe, setting, mined, label=label)
+    recipe, label, data = run.recipe, f"{task} {setting.name}", TableQuestions(run.recipe, task)
+    place: Path | str = recipe.checkpoint
+    if setting.mine_tau is not None:
+        mined = run.stage(
+            mined_stage(
+                data=data,
+                questions=questions,
+                checkpoint=NamedCheckpoint(place),
+                backbone=named_backbone(recipe),
+                tau=setting.mine_tau,
+                options=TaskOptions(recipe.seed, task_new_tokens=recipe.new_tokens),
+            ),
+            label=label,
+        )
+        if (own := mined.path / "checkpoint").is_dir():  # a task that is not run has none
+            place = own
+    answered = shards_stage(
+        data=data,
+        questions=questions,
+        setting=setting,
+        method=None if setting.method is None else NamedMethod(setting.method),
+        checkpoint=NamedCheckpoint(place, base=setting.merge == "none"),
+        backbone=named_backbone(recipe),
+        limit=recipe.questions,
+        shard=recipe.shard,
+        batch_size=recipe.batch_size,
+        cores=recipe.cores,
+    )
+    return run.stage(answered, label=label)
+
+
+def _read(run: PipelineRun[TableRecipe], name: str, text: TableText) -> Artifact:
+    recipe = run.recipe
+    measured = text_stage(
+        text=text,
+        files=ReadFiles({"text": text.source}),
+        methods=[NamedMethod(method) for method in text.methods],
+        checkpoint=NamedCheckpoint(recipe.checkpoint),
+        backbone=named_backbone(recipe),
+        batch_size=recipe.batch_size,
+        cores=recipe.cores,
+    )
+    return run.stage(measured, label=name)

@@ -32,7 +32,9 @@ def full_pipeline(recipe: str = "embedded") -> str:
         results, shipped = parts.run_everything(run)
         rows = comparison_rows(results, shipped, run.recipe.seed)
         record_comparison(run, rows)
-        report = run.stage(report_stage, run.recipe, results, shipped, run.links(), run.lease)
+        report = run.stage(
+            report_stage(recipe=run.recipe, cells=results, shipped=shipped, links=run.links())
+        )
         announce_report(run, rows, report)
         return str(report.path)
 
@@ -102,7 +104,9 @@ def ablate(recipe: str = "ablation-thresholds") -> str:
         sources, results = parts.train(run)
         parts.evaluate(run, sources, results)
         record_comparison(run, comparison_rows(results, [], run.recipe.seed))
-        ablation = run.stage(ablation_stage, run.recipe, results, label=run.recipe.name)
+        ablation = run.stage(
+            ablation_stage(recipe=run.recipe, results=results), label=run.recipe.name
+        )
         announce_ablation(run, ablation)
         return ablation_summary(ablation)
 

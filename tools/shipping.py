@@ -38,7 +38,6 @@ from tasks.run.recipes import find_recipe
 from tasks.run.stage import STAGE_SCHEMA, Artifact
 from tasks.stages.corpus import PART, RECORD, splits_with
 from tasks.stages.evaluate import rows_of
-from tasks.stages.train import dtype_key
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
     CHECKPOINT_SCHEMA,
@@ -47,8 +46,8 @@ from umim_core.checkpoint.checkpoint_files import (
     resolve_checkpoint,
 )
 from umim_core.checkpoint.module_weights import save_tensors
-from umim_core.config.form import MERGES, ModuleForm, check_merge, check_raw_tail
-from umim_core.config.recipe import DEFAULT_TASK, Recipe
+from umim_core.config.form import MERGES, check_merge, check_raw_tail
+from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.model.umim import UMIM
@@ -65,7 +64,6 @@ from umim_core.store.artifacts import (
 from umim_core.store.publication import publish_directory
 from umim_core.task_sets.spec import TASKS
 
-_MERGES: Final = {"prompt": "context", "all": "all"}  # as stage task-score records them
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 TABLE: Final = "rules.parquet"
 _LEVEL: Final = 19  # of zstd: a fifth smaller than a run's own table
@@ -93,9 +91,9 @@ def trail(checkpoint: Path, recipe: Recipe) -> Trail:
     distilled = _artifact(checkpoint.parent, "distill")
     check_training(distilled, recipe)
     device, dtype = recipe.placement
-    placed = {"device": device, **dtype_key(dtype)}
+    placed = {"device": device, "dtype": dtype}
     asked = {
-        **recipe.evaluate.model_dump(exclude={"task_questions"}),
+        "config": recipe.evaluate.model_dump(exclude={"task_questions"}),
         "segment_length": recipe.segment_length,
         **placed,
     }
@@ -124,10 +122,9 @@ def adapted_point(checkpoint: Path, report: Report) -> tuple[Report, Report]:
     trained = _artifact(checkpoint.parent, checkpoint.parent.parent.name)
     for scores in _finished(checkpoint.parents[2], "choice-scores"):
         manifest = scores.manifest()
-        if manifest["inputs"]["model"] != trained.digest:
+        if manifest["inputs"]["model.model"] != trained.digest:
             continue
-        own = {name: manifest["config"][name] for name in ("setting", "tau", "seed")}
-        own |= scores.metrics
+        own = manifest["config"]["model"] | scores.metrics
         for place in report["backbones"]:
             for point in place["points"]:
                 if own.items() <= point.items():
@@ -144,10 +141,10 @@ def check_training(distilled: Artifact, recipe: Recipe) -> None:
 
     The error names what the nearest cell does otherwise.
     """
-    config = distilled.manifest()["config"]
-    fields = ("seed", "segment_length", *ModuleForm.model_fields)
-    trained: dict[str, Any] = config["train"] | {name: config[name] for name in fields}
-    shared = {name: getattr(recipe, name) for name in fields[:2]}
+    training = distilled.manifest()["config"]["training"]
+    trained: dict[str, Any] = training["optimisation"] | training["form"]
+    trained |= {"seed": training["seed"], "segment_length": training["max_tokens"]}
+    shared = {name: getattr(recipe, name) for name in ("seed", "segment_length")}
     differences = []
     for cell in recipe.cells:
         optimisation = recipe.distill.model_dump(mode="json")
@@ -170,14 +167,15 @@ def scores_of(
         return {}
     task, scores = TASKS.find(recipe.tasks[0]), dict[str, Artifact]()
     questions: str | None = None
-    for side, merge in (("umim", _MERGES[task.merge]), ("base", "none")):
+    for side, merge in (("umim", task.merge), ("base", "none")):
         asked: dict[str, Any] = {
             "merge": merge,
-            "questions": recipe.evaluate.task_questions,
+            "limit": recipe.evaluate.task_questions,
+            "questions": json.loads(canonical_json(task.key())),
             **placed,
         }
-        asked |= json.loads(canonical_json(task.key()))  # no ``method``: that is a baseline's
-        inputs = {"model": models[side]} | ({} if questions is None else {"task": questions})
+        inputs = {"checkpoint": models[side]}
+        inputs |= {} if questions is None else {"questions.test": questions}
         scores[side] = _one(
             (
                 score
@@ -188,7 +186,7 @@ def scores_of(
             f"{side} must have been scored on {task.name} as the recipe {recipe.name} says",
             root,
         )
-        questions = scores[side].manifest()["inputs"]["task"]
+        questions = scores[side].manifest()["inputs"]["questions.test"]
     return scores
 
 
@@ -286,7 +284,7 @@ def results_of(
     names = ["", *(f"_{split}" for split in splits_with(stages.tokenized, PART))]
     rules, ships = RuleSet.load(shipped / "rules"), read_config(shipped)
     batch, length = recipe.distill.batch_size, recipe.segment_length
-    scored = stages.scores["umim"].manifest()["config"] if stages.scores else {}
+    scored = stages.scores["umim"].manifest()["config"]["questions"] if stages.scores else {}
     return {
         "benchmark": "shipped_model",
         "checkpoint": shipped.parent.name,
@@ -318,7 +316,7 @@ def results_of(
         },
         "protocol": recipe.evaluate.model_dump(),
         "texts": {part_label(s): text_figures(metrics, s) for s in names},
-        "task_name": scored.get("task", DEFAULT_TASK) if stages.scores else None,
+        "task_name": scored.get("task"),
         "task": {side: score.metrics for side, score in stages.scores.items()},
         "rounding": _rounding(stages.tokenized, recipe, {"run": checkpoint, "shipped": shipped}),
     }

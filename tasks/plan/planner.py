@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import cell_row
-from tasks.run.stage import Artifact
+from tasks.run.stage import Artifact, StageCall
 from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.config.recipe import Cell, HardwareConfig, Recipe, RunRecipe
 from umim_core.errors import ConfigError, ResourceLimitError
@@ -28,14 +27,11 @@ class Planner:
 
     def __init__(self, recipe: RunRecipe) -> None:
         self.recipe = recipe
-        self.lease = ClusterLease(recipe.cluster)
         self.steps: list[dict[str, str]] = []
 
-    def stage(
-        self, function: Callable[..., Artifact], *_: object, label: str = "", setting: str = ""
-    ) -> Artifact:
+    def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
         """Note a stage."""
-        name = function.__name__.removesuffix("_stage").replace("_", "-")
+        name = call.stage.name
         self.steps.append({"stage": name, "of": label or self.recipe.name})
         number = str(len(self.steps))
         return Artifact(name, number, Path(f"{number}-{name}"), "", executed=False)

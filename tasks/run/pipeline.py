@@ -17,7 +17,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar, TypeVarTuple, get_args
+from typing import Generic, TypeVar, get_args
 
 import torch
 from prefect import task
@@ -35,7 +35,8 @@ from tasks.run.prefect_runs import (
     stopping_of_this_run,
 )
 from tasks.run.recipes import find_recipe
-from tasks.run.stage import Artifact, time_lines, verifying_once
+from tasks.run.site import Site
+from tasks.run.stage import Artifact, StageCall, time_lines, verifying_once
 from tasks.storage.remote_root import remote_root
 from tasks.tracking.compare_view import COMPARISON_VIEW, adaptation_view
 from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, LiveMetrics, Pages, Tracker
@@ -46,6 +47,7 @@ from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_name, record_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Recipe, RunRecipe
+from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ArtifactError, ConfigError
 from umim_core.progress import listening
 from umim_core.store.artifacts import canonical_json, sha256_bytes
@@ -58,15 +60,12 @@ logger = logging.getLogger("umim.pipeline")
 _SHOWN = (".svg", ".md", ".html", "table.json")
 # Inputs of a stage that are data sets to MLflow, and what they are read for.
 _DATA_SETS = {
-    "questions": "training",
     "generated": "training",
     "corpus": "training",
     "tokens": "training",
     "train": "training",
     "valid": "validation",
-    "task": "training",
 }
-Ts = TypeVarTuple("Ts")
 R = TypeVar("R", bound=RunRecipe)
 
 
@@ -103,6 +102,14 @@ def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
     return [future.result() for future in futures]
 
 
+def site_of(root: Path, recipe: RunRecipe, lease: ClusterLease) -> Site:
+    """Return where the stages of a recipe are built; backbones are measured as they are trained."""
+    if isinstance(recipe, Recipe):
+        return Site(root, lease, recipe.distill.backbone_dtype(lease.config.device))
+    measured = isinstance(recipe, TableRecipe | AdaptationRecipe)
+    return Site(root, lease, recipe.dtype) if measured else Site(root, lease)
+
+
 @dataclass
 class PipelineRun(Generic[R]):
     """An open pipeline run."""
@@ -116,18 +123,17 @@ class PipelineRun(Generic[R]):
     at_a_time: int = 1
     _registered: set[str] = field(default_factory=set)
 
-    def stage(
-        self,
-        function: Callable[[Path, *Ts], Artifact],
-        *args: *Ts,
-        label: str = "",
-        setting: str = "",
-    ) -> Artifact:
+    @property
+    def site(self) -> Site:
+        """Where its stages are built."""
+        return site_of(self.root, self.recipe, self.lease)
+
+    def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
         """Run one stage as a Prefect task and record it in MLflow."""
-        name = function.__name__.removesuffix("_stage").replace("_", "-")
+        name = call.stage.name
         shown = " ".join(part for part in (name, label, setting) if part)
         started = task(
-            function,
+            partial(call.build, self.site),
             name=name,
             task_run_name=shown,
             cache_policy=NO_CACHE,
@@ -137,7 +143,7 @@ class PipelineRun(Generic[R]):
         live = LiveMetrics(self.tracker, self.key, shown)
         with listening(live, of):
             try:
-                artifact: Artifact = started(self.root, *args)
+                artifact: Artifact = started()
             finally:
                 release_memory()  # a worker will train on the GPU that this process measured on
         self.artifacts.append(artifact)
@@ -184,7 +190,7 @@ class PipelineRun(Generic[R]):
             inputs=[
                 RunInput(name, str(digest), artifact.stage, context)
                 for name, digest in manifest["inputs"].items()
-                if (context := _DATA_SETS.get(name)) is not None
+                if (context := _DATA_SETS.get(name.rpartition(".")[2])) is not None
             ],
             tags={"umim.digest": artifact.digest, "umim.path": str(artifact.path)},
         )

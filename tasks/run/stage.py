@@ -1,13 +1,22 @@
-"""The stage contract: a stage is a function of its configuration and its inputs, built once.
+"""The stage contract: a stage is a function of its arguments, built once.
 
-A stage's key is the SHA-256 of its name, version, configuration and input digests; it is built once
-(``store.publication``) as ``<root>/<stage>/<key>``. Asking for a finished stage executes nothing.
-Times, host facts and versions live in the manifest, outside the digest. A found stage is read whole
-and held against its manifest, within ``verifying_once`` at its first use only.
+A stage's key is the SHA-256 of its name, its version and all its arguments: values as they are,
+an artifact by its digest, a name by what it stands for (``identity``). What is not to count is
+named in ``free``, with the reason; facts of the place that do count are named in ``of_run``::
+
+    @stage(version=5, resumable=True, of_run=("device", "dtype"), free={"limit": "..."})
+    def sums_stage(out: Path, site: Site, *, tokens: Artifact, limit: int) -> Metrics: ...
+
+    sums_stage(tokens=tokens, limit=3).build(site)   # <root>/sums/<key>
+
+It is built once (``store.publication``). Asking for a finished stage executes nothing. Times, host
+facts and versions live in the manifest, outside the digest. A found stage is read whole and held
+against its manifest, within ``verifying_once`` at its first use only.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import platform
 import time
@@ -15,14 +24,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, runtime_checkable
 
+from pydantic import BaseModel
+
+from tasks.run.site import Site
 from tasks.storage.remote_root import remote_root
 from umim_core.checkpoint.checkpoint_index import artifact_root
-from umim_core.errors import ArtifactError
+from umim_core.errors import ArtifactError, require
 from umim_core.progress import current_label
 from umim_core.store.artifacts import (
     canonical_json,
@@ -41,6 +53,7 @@ STAGE_SCHEMA: Final = 1
 _REMEDY: Final = "Free space or set UMIM_ROOT to another place, then run the same command again."
 _LIBRARIES: Final = ("umim", "torch", "transformers", "tokenizers", "numpy", "ray", "deepspeed")
 Metrics = dict[str, float]
+P = ParamSpec("P")
 _verified: ContextVar[set[Path] | None] = ContextVar("verified", default=None)
 
 
@@ -58,27 +71,162 @@ class Artifact:
         """Return the stage's manifest (configuration, inputs, metrics, facts)."""
         return read_manifest(self.path, kind="stage", schema=STAGE_SCHEMA, verify=False)
 
-    def file_digest(self, name: str) -> str:
-        """Return the SHA-256 of one file, for stages that depend on that file alone."""
-        return str(self.manifest()["files"][name]["sha256"])
+    def part(self, name: str) -> Part:
+        """Return one file or folder, for stages that depend on that alone."""
+        return Part(self, name)
 
-    def folder_digest(self, name: str) -> str:
-        """Return the SHA-256 of one folder, for stages that depend on that folder alone."""
-        files = self.manifest()["files"].items()
-        prefix = f"{name}/"
-        sums = {
-            file[len(prefix) :]: entry["sha256"] for file, entry in files if file.startswith(prefix)
-        }
-        if not sums:
-            raise ArtifactError(
-                f"{self.path} must hold a folder {name!r}", "none", "Build the artifact again."
-            )
-        return digest_of(sums)
+    def identity(self) -> Digest:
+        """Return the digest of the files; what holds none is known by its key."""
+        return Digest(self.digest if self.manifest()["files"] else self.key)
 
     @property
     def metrics(self) -> Metrics:
         """The numbers the stage recorded."""
         return dict(self.manifest()["metrics"])
+
+
+class Digest(str):
+    """What tells one version of an input from another: a SHA-256, a commit, a version."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file or a folder of an artifact."""
+
+    artifact: Artifact
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return self.artifact.path / self.name
+
+    def identity(self) -> Digest:
+        """Return the SHA-256 of the file, or of the folder's files by their names."""
+        files = self.artifact.manifest()["files"]
+        if self.name in files:
+            return Digest(files[self.name]["sha256"])
+        prefix = f"{self.name}/"
+        inside = {n[len(prefix) :]: files[n]["sha256"] for n in files if n.startswith(prefix)}
+        require(
+            bool(inside),
+            ArtifactError,
+            f"{self.artifact.path} must hold {self.name!r}",
+            "none",
+            "Build the artifact again.",
+        )
+        return Digest(digest_of(inside))
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """An argument that stands in keys by something else than its fields."""
+
+    def identity(self) -> object:
+        """Return what stands for it; it may hold others."""
+
+
+@dataclass(frozen=True)
+class Stage(Generic[P]):
+    """A function that fills a folder, and what of its arguments and its place decides the result.
+
+    Attributes:
+        name: Of its folder below the root.
+        body: Fills the folder that it is handed and returns what is measured.
+        version: Raised when the same arguments shall give another result.
+        resumable: As of ``build_once``.
+        of_run: Facts of the site that are part of the key.
+        free: Arguments, and fields below them by their path, that are not; each with the reason.
+        machine: Held while it is built: the lock of those that compute, or of those that time.
+    """
+
+    name: str
+    body: Callable[Concatenate[Path, Site, P], Metrics]
+    version: int
+    resumable: bool
+    of_run: Sequence[str]
+    free: Mapping[str, str]
+    machine: Callable[[], AbstractContextManager[None]]
+
+    def __call__(self, *args: P.args, **arguments: P.kwargs) -> StageCall:
+        """Return a call that is not built yet."""
+        bound = inspect.signature(self.body).bind(None, None, *args, **arguments)
+        bound.apply_defaults()
+        return StageCall(self, dict(list(bound.arguments.items())[2:]))
+
+
+@dataclass(frozen=True)
+class StageCall:
+    """A stage with its arguments."""
+
+    stage: Stage[...]
+    arguments: Mapping[str, Any]
+
+    def spec(self, site: Site) -> StageSpec:
+        """Return all that decides the result."""
+        stage, (config, inputs) = self.stage, key_parts(self.arguments, self.stage.free)
+        config |= {name: getattr(site, name) for name in stage.of_run}
+        return StageSpec(
+            stage.name, stage.version, config, inputs, stage.resumable, machine=stage.machine
+        )
+
+    def build(self, site: Site) -> Artifact:
+        """Return the artifact; see :func:`run_stage`."""
+        return run_stage(
+            site.root, self.spec(site), lambda out: self.stage.body(out, site, **self.arguments)
+        )
+
+
+def stage(
+    *,
+    version: int,
+    resumable: bool = False,
+    of_run: Sequence[str] = (),
+    free: Mapping[str, str] | None = None,
+    machine: Callable[[], AbstractContextManager[None]] = computing,
+) -> Callable[[Callable[Concatenate[Path, Site, P], Metrics]], Stage[P]]:
+    """Make ``<name>_stage(out, site, *, ...)`` a stage; see :class:`Stage`."""
+
+    def made(body: Callable[Concatenate[Path, Site, P], Metrics]) -> Stage[P]:
+        name = body.__name__.removesuffix("_stage").replace("_", "-")
+        return Stage(name, body, version, resumable, of_run, free or {}, machine)
+
+    return made
+
+
+def key_parts(
+    arguments: Mapping[str, object], free: Mapping[str, str]
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the values of arguments, without what is free, and the digests among them by path."""
+    inputs: dict[str, str] = {}
+
+    def members(named: Mapping[str, object], above: str) -> dict[str, object]:
+        values = {}
+        for name, value in named.items():
+            path = above + name
+            if path not in free and not isinstance(plain := plain_value(value, path), Digest):
+                values[name] = plain
+        return values
+
+    def plain_value(value: object, path: str) -> object:
+        while isinstance(value, Identified):
+            value = value.identity()
+        if isinstance(value, Digest):
+            inputs[path] = str(value)
+            return value
+        if isinstance(value, BaseModel):
+            value = value.model_dump(mode="json")  # which leaves out credentials
+        elif is_dataclass(value) and not isinstance(value, type):
+            value = {field.name: getattr(value, field.name) for field in fields(value)}
+        if isinstance(value, Mapping):
+            named = {k if isinstance(k, str) else " | ".join(k): v for k, v in value.items()}
+            return members(named, f"{path}.")
+        if isinstance(value, list | tuple):
+            return list(members({str(n): v for n, v in enumerate(value)}, f"{path}.").values())
+        if value is None or isinstance(value, str | int | float):
+            return value
+        raise TypeError(f"{path}: a stage's key cannot hold {value!r}; say what it stands for")
+
+    return members(arguments, ""), inputs
 
 
 @dataclass(frozen=True)

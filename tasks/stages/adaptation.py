@@ -2,42 +2,33 @@
 
     choices        the task's questions in three splits
     start          a checkpoint that the settings begin with, as an artifact
-    control        as many parameters trained on the same answers, without merging
     choice-scores  scores of every answer of the test questions, and the difference to the base
     adaptation     all points of the curves as data, page and figure
 
-What lies between them (rules of the task, SFT, DPO) are the stages of ``stages/train``.
+What lies between them (rules of the task, SFT, DPO, controls) are the stages of ``stages/train``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from tasks.cluster.lease import ClusterLease
 from tasks.cluster.worker_tasks import call_on_worker
 from tasks.paper.adaptation_page import RULES_ALONE, adaptation_page, adaptation_svg
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.corpus import form_key, form_of
-from tasks.stages.train import cell_job, dtype_key, preference_job, question_digests, training_key
-from tasks.training.train_worker import launch
+from tasks.run.site import Site
+from tasks.run.stage import Artifact, Digest, Metrics, stage
+from tasks.stages.named import NamedCheckpoint, Questions
 from umim_core.adaptation.choices import encode_questions, split_questions
 from umim_core.adaptation.control import load_control
-from umim_core.adaptation.settings import WT, adaptation_steps
-from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.adaptation.settings import BASE, WT, adaptation_steps
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
-from umim_core.config.adaptation_recipe import (
-    AdaptationRecipe,
-    DocstringQuestions,
-    HarnessQuestions,
-)
-from umim_core.config.recipe import Cell
+from umim_core.config.adaptation_recipe import AdaptationRecipe, HarnessQuestions, QuestionFiles
+from umim_core.config.recipe import BackboneDtype, Cell, Device
 from umim_core.errors import ConfigError
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.questions import ChoiceScores, score_choices
@@ -45,9 +36,9 @@ from umim_core.evaluation.sizes import Sizes
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import (
     canonical_json,
-    directory_digest,
     read_json,
     sha256_bytes,
+    sha256_file,
     write_json,
 )
 from umim_core.store.disk import write_bytes, write_rows
@@ -61,61 +52,54 @@ _TRAINED: Final = ("steps", "best_step", "skipped")
 _SHOWN: Final = ["name", "description", "figure", "taus", "seeds", "overlap", "max_tokens", "dtype"]
 
 
-def choices_stage(root: Path, recipe: AdaptationRecipe) -> Artifact:
+@dataclass(frozen=True)
+class ChoiceTask:
+    """The questions that an adaptation recipe names, of files or of lm-eval, in three splits."""
+
+    recipe: AdaptationRecipe
+
+    @cached_property
+    def asked(self) -> tuple[QuestionForm, Mapping[TaskSplit, Sequence[Question]]]:
+        """How they are asked, and the questions of every split."""
+        source = self.recipe.questions
+        if isinstance(source, HarnessQuestions):
+            from umim_core.evaluation.tasks.lm_eval_tasks import harness_questions
+
+            hub = Path(source.hub) if source.hub else None
+            form, questions = harness_questions(source.task, hub)
+            form = replace(form, part=self.recipe.part)
+        elif isinstance(source, QuestionFiles):
+            form = QuestionForm(source.prompt, source.delimiter, self.recipe.part)
+            paths: dict[TaskSplit, str | None] = {s: getattr(source, s) for s in SPLITS}
+            questions = {s: read_questions(path) for s, path in paths.items() if path is not None}
+        else:
+            raise ConfigError(
+                "questions of docstrings are made from their corpus", source.kind, "Use stage task."
+            )
+        return form, split_questions(questions, self.recipe.sizes.model_dump())
+
+    def identity(self) -> dict[str, object]:
+        form, splits = self.asked
+        rows = {split: [asdict(question) for question in part] for split, part in splits.items()}
+        digest = Digest(sha256_bytes(canonical_json(rows).encode()))
+        return {"task": self.recipe.task_name, "form": form, "questions": digest}
+
+
+@stage(version=2)
+def choices_stage(out: Path, _: Site, *, task: ChoiceTask) -> Metrics:
     """Write ``train.jsonl``, ``valid.jsonl`` and ``test.jsonl`` of the recipe's questions."""
-    form, questions = _form_and_questions(recipe)
-    splits = split_questions(questions, recipe.sizes.model_dump())
-    rows = {split: [asdict(question) for question in part] for split, part in splits.items()}
-    spec = StageSpec(
-        "choices",
-        1,
-        {"task": recipe.task_name, "form": vars(form)},
-        {"questions": sha256_bytes(canonical_json(rows).encode())},
-    )
-
-    def build(out: Path) -> Metrics:
-        for split, part in rows.items():
-            write_rows(out / f"{split}.jsonl", part)
-        return {f"questions_{split}": float(len(part)) for split, part in rows.items()}
-
-    return run_stage(root, spec, build)
+    _, splits = task.asked
+    for split, part in splits.items():
+        write_rows(out / f"{split}.jsonl", map(asdict, part))
+    return {f"questions_{split}": float(len(part)) for split, part in splits.items()}
 
 
-def _form_and_questions(
-    recipe: AdaptationRecipe,
-) -> tuple[QuestionForm, Mapping[TaskSplit, Sequence[Question]]]:
-    """Return form and questions of the recipe's source."""
-    source = recipe.questions
-    if isinstance(source, HarnessQuestions):
-        from umim_core.evaluation.tasks.lm_eval_tasks import harness_questions
-
-        form, questions = harness_questions(source.task, Path(source.hub) if source.hub else None)
-        return QuestionForm(form.prompt, form.delimiter, recipe.part), questions
-    if isinstance(source, DocstringQuestions):
-        raise ConfigError(
-            "questions of docstrings are made from their corpus", source.kind, "Use stage task."
-        )
-    paths: dict[TaskSplit, str | None] = {
-        "train": source.train,
-        "valid": source.valid,
-        "test": source.test,
-    }
-    questions = {split: read_questions(path) for split, path in paths.items() if path is not None}
-    form = QuestionForm(source.prompt, source.delimiter, recipe.part)
-    return form, questions
-
-
-def start_stage(root: Path, checkpoint: str) -> Artifact:
+@stage(version=2)
+def start_stage(out: Path, _: Site, *, checkpoint: NamedCheckpoint) -> Metrics:
     """Take over a checkpoint that exists; the artifact holds ``checkpoint``."""
-    directory = resolve_checkpoint(checkpoint).resolve()
-    spec = StageSpec("start", 1, {}, {"checkpoint": directory_digest(directory)})
-
-    def build(out: Path) -> Metrics:
-        (out / "checkpoint").mkdir()
-        Checkpoint.load(directory).write(out / "checkpoint")
-        return {}
-
-    return run_stage(root, spec, build)
+    (out / "checkpoint").mkdir()
+    Checkpoint.load(checkpoint.directory).write(out / "checkpoint")
+    return {}
 
 
 def cell_of(checkpoint: str) -> Cell:
@@ -123,34 +107,6 @@ def cell_of(checkpoint: str) -> Cell:
     config = read_config(resolve_checkpoint(checkpoint))
     form = config.form()
     return Cell(backbone=config.backbone, revision=config.backbone_revision, **form)
-
-
-def control_stage(
-    root: Path,
-    lease: ClusterLease,
-    recipe: AdaptationRecipe,
-    cell: Cell,
-    task: Artifact,
-    control: str,
-) -> Artifact:
-    """Train a control by preferences between answers; the artifact holds ``control``."""
-    optimisation = recipe.control_config(control)
-    config = training_key(recipe, cell, optimisation) | {
-        "control": control,
-        "max_tokens": recipe.max_tokens,
-        **form_key(task),
-    }
-    inputs = {
-        "backbone": backbone_identity(cell.backbone, cell.revision),
-        "tokenizer": tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision)),
-        **question_digests(task, "train", "valid"),
-    }
-
-    def build(out: Path) -> Metrics:
-        job = cell_job(recipe, cell, optimisation, out, None, recipe.max_tokens)
-        return launch(replace(preference_job(job, task), control=control), lease)
-
-    return run_stage(root, StageSpec("control", 1, config, inputs, resumable=True), build)
 
 
 @dataclass(frozen=True)
@@ -163,65 +119,57 @@ class ScoredModel:
     tau: int | None = None
     seed: int | None = None
 
+    def identity(self) -> dict[str, object]:
+        """Return what is scored: of the base model its weights and tokenizer, no checkpoint."""
+        named = {"setting": self.setting, "tau": self.tau, "seed": self.seed}
+        if self.setting != BASE:
+            return {**named, "model": self.control or self.artifact}
+        config = read_config(self.artifact.path / "checkpoint")
+        backbone, tokenizer = config.backbone_fingerprint, config.tokenizer_fingerprint
+        return {**named, "model": Digest(backbone), "tokenizer": Digest(tokenizer)}
 
+
+@stage(version=3, of_run=("device", "dtype"))
 def choice_scores_stage(
-    root: Path,
-    lease: ClusterLease,
-    recipe: AdaptationRecipe,
-    task: Artifact,
+    out: Path,
+    site: Site,
+    *,
+    questions: Questions,
     model: ScoredModel,
     base: Artifact | None,
-) -> Artifact:
+    max_tokens: int,
+    batch_size: int,
+) -> Metrics:
     """Score the test questions; the artifact holds ``scores.json``."""
-    checkpoint = model.artifact.path / "checkpoint"
-    if base is None:
-        config = read_config(checkpoint)
-        scored = {"model": config.backbone_fingerprint, "tokenizer": config.tokenizer_fingerprint}
-    else:
-        scored = {"model": (model.control or model.artifact).digest, "base": base.digest}
-    spec = StageSpec(
-        "choice-scores",
-        2,
-        {
-            "setting": model.setting,
-            "tau": model.tau,
-            "seed": model.seed,
-            "max_tokens": recipe.max_tokens,
-            "batch_size": recipe.batch_size,
-            "device": recipe.cluster.device,
-            **dtype_key(recipe.dtype),
-            **form_key(task),
-        },
-        {"task": task.digest, **scored},
-    )
-
-    def build(out: Path) -> Metrics:
-        scored = partial(score_task_choices, model, task, recipe, merged=base is not None)
-        scores = call_on_worker(lease, scored)
-        write_json(out / SCORES, asdict(scores))
-        return compared(scores, None if base is None else read_scores(base))
-
-    return run_stage(root, spec, build)
+    scored = partial(
+        score_task_choices, model, questions.artifact, questions.form, max_tokens, batch_size,
+        site.device, site.dtype,
+    )  # fmt: skip
+    scores = call_on_worker(site.lease, scored)
+    write_json(out / SCORES, asdict(scores))
+    return compared(scores, None if base is None else read_scores(base))
 
 
 def score_task_choices(
-    model: ScoredModel, task: Artifact, recipe: AdaptationRecipe, *, merged: bool
+    model: ScoredModel,
+    task: Artifact,
+    form: QuestionForm,
+    max_tokens: int,
+    batch_size: int,
+    device: Device,
+    dtype: BackboneDtype,
 ) -> ChoiceScores:
     """Load a model and score the test questions of a task."""
     merged_model = UMIM.from_pretrained(
-        model.artifact.path / "checkpoint", dtype=recipe.dtype, device=recipe.cluster.device
+        model.artifact.path / "checkpoint", dtype=dtype, device=device
     ).merged_model
     if model.control is not None:
         merged_model = load_control(model.control.path / "control", merged_model.backbone)
-    elif not merged:
+    elif model.setting == BASE:
         merged_model = merged_model.base()
-    questions = encode_questions(
-        read_questions(task.path / "test.jsonl"),
-        merged_model.backbone.encode,
-        form_of(task),
-        recipe.max_tokens,
-    )
-    return score_choices(questions, merged_model, recipe.batch_size)
+    asked = read_questions(task.path / "test.jsonl")
+    questions = encode_questions(asked, merged_model.backbone.encode, form, max_tokens)
+    return score_choices(questions, merged_model, batch_size)
 
 
 def read_scores(artifact: Artifact) -> ChoiceScores:
@@ -279,40 +227,32 @@ class Curve:
     points: Sequence[ScoredPoint]
 
 
+@stage(version=6)
 def adaptation_stage(
-    root: Path, recipe: AdaptationRecipe, task: Artifact, curves: Sequence[Curve]
-) -> Artifact:
+    out: Path,
+    _: Site,
+    *,
+    recipe: AdaptationRecipe,
+    questions: Questions,
+    curves: Sequence[Curve],
+) -> Metrics:
     """Write ``adaptation.json``, its page ``adaptation.md`` and its figure ``adaptation.svg``."""
-    dumped = recipe.model_dump(mode="json")
-    inputs = {"task": task.digest} | {
-        f"{number}:{place}": point.digest
-        for number, curve in enumerate(curves)
-        for place, point in enumerate([curve.base, *(point.scores for point in curve.points)])
+    dumped, files = recipe.model_dump(mode="json"), {s: questions.file(s) for s in SPLITS}
+    body: Report = {
+        "kind": RESULT,
+        "task": recipe.task_name,
+        "chance": fmean(1 / len(asked.choices) for asked in read_questions(files["test"])),
+        "questions": {s: len(path.read_text("utf-8").splitlines()) for s, path in files.items()},
+        **{name: dumped[name] for name in _SHOWN},
+        "question_digests": {s: sha256_file(path) for s, path in files.items()},
+        "part": questions.form.part,
+        **_trainings(recipe),
+        "backbones": [_backbone(curve) for curve in curves],
     }
-
-    def build(out: Path) -> Metrics:
-        body: Report = {
-            "kind": RESULT,
-            "task": recipe.task_name,
-            "chance": _chance(task),
-            "questions": {
-                split: len((task.path / f"{split}.jsonl").read_text("utf-8").splitlines())
-                for split in SPLITS
-            },
-            **{name: dumped[name] for name in _SHOWN},
-            "question_digests": {split: task.file_digest(f"{split}.jsonl") for split in SPLITS},
-            "part": form_of(task).part,
-            **_trainings(recipe),
-            "backbones": [_backbone(curve) for curve in curves],
-        }
-        write_json(out / f"{RESULT}.json", body)
-        write_bytes(out / f"{RESULT}.md", adaptation_page(body).encode())
-        write_bytes(out / f"{RESULT}.svg", adaptation_svg(body).encode())
-        return {"points": float(sum(len(curve.points) for curve in curves))}
-
-    return run_stage(
-        root, StageSpec(RESULT, 5, {"recipe": dumped, **form_key(task)}, inputs), build
-    )
+    write_json(out / f"{RESULT}.json", body)
+    write_bytes(out / f"{RESULT}.md", adaptation_page(body).encode())
+    write_bytes(out / f"{RESULT}.svg", adaptation_svg(body).encode())
+    return {"points": float(sum(len(curve.points) for curve in curves))}
 
 
 def _trainings(recipe: AdaptationRecipe) -> Report:
@@ -325,11 +265,6 @@ def _trainings(recipe: AdaptationRecipe) -> Report:
             name: recipe.control_config(name).model_dump(mode="json") for name in recipe.controls
         },
     }
-
-
-def _chance(task: Artifact) -> float:
-    """Return the accuracy of guessing on the test questions."""
-    return fmean(1 / len(question.choices) for question in read_questions(task.path / "test.jsonl"))
 
 
 def _against(point: ScoredPoint, points: Sequence[ScoredPoint]) -> Report:

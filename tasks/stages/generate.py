@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +20,10 @@ from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import Cluster
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.run.checks import check_device
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.corpus import changed_files
+from tasks.run.site import Site
+from tasks.run.stage import Digest, Metrics, stage
+from tasks.stages.named import NamedBackbone, ReadFiles
 from umim_core.backbone.backbone import load_backbone
-from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import ClusterConfig
@@ -45,58 +46,65 @@ from umim_core.synthetic_corpora.questions import (
 from umim_core.synthetic_corpora.trajectories import sample_trajectories
 
 logger = logging.getLogger("umim.generate")
-# They decide what becomes of the text, not the text.
-_NOT_OF_THE_TEXT = {"splits", "out_of_domain", "train_tokens"}
 
 
-def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> Artifact:
+@dataclass(frozen=True)
+class Generation:
+    """A corpus to generate, with its questions and the model that answers them."""
+
+    corpus: GeneratedCorpus
+
+    @cached_property
+    def questions(self) -> ReadFiles:
+        return ReadFiles({str(n): source for n, source in enumerate(self.corpus.questions)})
+
+    def identity(self) -> dict[str, object]:
+        backbone = NamedBackbone(self.corpus.model, self.corpus.revision)
+        tokenizer = backbone.tokenizer.loaded
+        # Which tokens end a text, where the model's identity does not cover it.
+        ends = Path(resolve_backbone(self.corpus.model)) / "generation_config.json"
+        chat = str(tokenizer.chat_template) if self.corpus.chat == "template" else ""
+        return {
+            "config": self.corpus,
+            "questions": self.questions,
+            "model": backbone,
+            "ends": Digest(sha256_file(ends) if ends.is_file() else "none"),
+            "chat_template": sha256_bytes(chat.encode()) if chat else None,
+            "end_of_text": tokenizer.eos_token_id,
+        }
+
+
+@stage(
+    version=2,
+    resumable=True,
+    of_run=("device",),
+    free=dict.fromkeys(
+        [f"generation.config.{name}" for name in ("splits", "out_of_domain", "train_tokens")],
+        "decides what becomes of the text, not the text",
+    ),
+)
+def generate_stage(out: Path, site: Site, *, generation: Generation) -> Metrics:
     """Sample trajectories for the questions of a corpus.
 
     The artifact holds ``questions.json`` and ``shards/*.jsonl``.
     """
-    tokenizer = load_tokenizer(corpus.model, revision=corpus.revision)
-    prompter = Prompter(tokenizer, corpus)
-    chat = str(tokenizer.chat_template) if corpus.chat == "template" else ""
-    digests = _digests(corpus)
-    spec = StageSpec(
-        "generate",
-        1,
-        {
-            **corpus.model_dump(mode="json", exclude=_NOT_OF_THE_TEXT),
-            "device": lease.config.device,
-            "chat_template": sha256_bytes(chat.encode()) if chat else None,
-            "end_of_text": tokenizer.eos_token_id,
-        },
-        {
-            "questions": sha256_bytes(canonical_json(digests).encode()),
-            "model": backbone_identity(corpus.model, corpus.revision),
-            "ends": _generation_settings(corpus.model),
-            "tokenizer": tokenizer_fingerprint(tokenizer),
-        },
-        resumable=True,
-    )
-
-    def build(out: Path) -> Metrics:
-        state = out / STATE
-        if not has_selection(out):
-            selected = select_questions(corpus, prompter)
-            if _digests(corpus) != digests:
-                raise changed_files("questions changed while they were selected")
-            write_selection(out, selected)
-        selection = read_selection(out)
-        count = len(selection.texts)
-        shards = range(-(-count // corpus.shard_questions))
-        missing = [number for number in shards if not shard_path(out, number).is_file()]
-        job = GenerateJob(corpus, str(out), lease.config.device)
-        with followed(state):
-            done = len(shards) - len(missing)
-            for number in _run(job, missing, lease):
-                done += 1
-                leave_note(state, done, len(shards), "sampling")
-                logger.info("generate: shard %d, %d of %d", number, done, len(shards))
-        return _metrics(out, selection)
-
-    return run_stage(root, spec, build)
+    corpus = generation.corpus
+    if not has_selection(out):
+        tokenizer = load_tokenizer(corpus.model, revision=corpus.revision)
+        selected = select_questions(corpus, Prompter(tokenizer, corpus))
+        generation.questions.check_unchanged("questions changed while they were selected")
+        write_selection(out, selected)
+    selection, state = read_selection(out), out / STATE
+    shards = range(-(-len(selection.texts) // corpus.shard_questions))
+    missing = [number for number in shards if not shard_path(out, number).is_file()]
+    job = GenerateJob(corpus, str(out), site.device)
+    with followed(state):
+        done = len(shards) - len(missing)
+        for number in _run(job, missing, site.lease):
+            done += 1
+            leave_note(state, done, len(shards), "sampling")
+            logger.info("generate: shard %d, %d of %d", number, done, len(shards))
+    return _metrics(out, selection)
 
 
 @dataclass(frozen=True)
@@ -213,16 +221,6 @@ def _run_on_ray(
             "Run the same command again; finished shards are kept.",
         )
         raise cluster_error(rule, error, again) from error
-
-
-def _digests(corpus: GeneratedCorpus) -> list[list[str]]:
-    return [source.digests() for source in corpus.questions]
-
-
-def _generation_settings(model: str) -> str:
-    """Return what tells which tokens end a text, where the model's identity does not cover it."""
-    path = Path(resolve_backbone(model)) / "generation_config.json"
-    return sha256_file(path) if path.is_file() else "none"
 
 
 def _metrics(out: Path, selection: Selection) -> Metrics:

@@ -19,7 +19,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.cluster.lease import ClusterLease
 from tasks.cluster.worker_tasks import call_on_worker
 from tasks.data.counting import ClusterCounter, default_block_tokens
 from tasks.data.counting_tables import Corpus, cluster_cpus
@@ -33,15 +32,14 @@ from tasks.data.mining_files import (
     write_corpus_digest,
     write_rules,
 )
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.corpus import tokens
-from tasks.stages.train import dtype_key
+from tasks.run.site import Site
+from tasks.run.stage import Artifact, Metrics, Part, stage
+from tasks.stages.named import NamedBackbone, NamedRules, NamedTokenizer
 from umim_core.backbone.backbone import load_backbone
-from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
+from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.config.recipe import BackboneDtype, Cell, Device
+from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.config.rule_options import RuleOptions
-from umim_core.errors import ConfigError
 from umim_core.merging.likelihood import check_positions
 from umim_core.mining.confidence import (
     SpanCounts,
@@ -50,11 +48,12 @@ from umim_core.mining.confidence import (
 )
 from umim_core.mining.mine import count, excluded_ids, rules_of
 from umim_core.progress import followed, leave_note
-from umim_core.rules.grams import LONGEST, NgramCounts
+from umim_core.rules.grams import NgramCounts
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.publication import STATE
+from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import UniformOffsets, ids_digest
 from umim_core.text.tokens import check_known
 
@@ -64,117 +63,100 @@ _BATCH: Final = 8  # segments per forward
 _PIECE_TOKENS: Final = 1 << 18
 
 
+_COSTS: Final = dict.fromkeys(
+    ("options.block_tokens", "options.max_memory_gib", "options.threads"),
+    "how fast it is counted and with how much memory, not what comes out",
+)
+_FILTERS: Final = dict.fromkeys(
+    ("options.overlap", "options.containment", "options.rule_budget", "options.spans"),
+    "applied by the next stage",
+)
+
+
+@stage(
+    version=4,
+    resumable=True,
+    free={
+        **_COSTS,
+        **_FILTERS,
+        "options.min_documents": "counts of documents serve any least number of them",
+    },
+)
 def count_stage(
-    root: Path,
-    lease: ClusterLease,
-    tokenized: Artifact,
-    backbone: str,
-    revision: str | None,
+    out: Path,
+    site: Site,
+    *,
+    tokens: Part,
+    tokenizer: NamedTokenizer,
     options: RuleOptions,
-) -> Artifact:
+    documents: bool,
+) -> Metrics:
     """Count the n-grams of the training split that reach tau, the smallest that is needed.
+
+    The documents of each are counted, too, where the options ask for more than one (``documents``).
 
     An order that is counted is kept under ``state`` until the stage is finished, so a run that
     dies resumes with the next one.
     """
-    tokenizer = load_tokenizer(backbone, revision=revision)
-    excluded = excluded_ids(tokenizer, options.protect)
-    spec = StageSpec(
-        "count",
-        3,
-        {
-            "tau": options.tau,
-            "segment_length": options.length,
-            "excluded": list(excluded),
-            "count_documents": options.count_documents,
-            **_longest_key(options),
-        },
-        {"tokens": tokenized.folder_digest("train")},
-        resumable=True,
-    )
-
-    def build(out: Path) -> Metrics:
-        clear_leftovers(out)
-        lease.ensure()
-        shards = tokens(tokenized, "train")
-        check_known(shards.max_id, tokenizer)
-        offsets = UniformOffsets.within(len(shards), options.length)
-        corpus = Corpus(tokenized.path / "train", offsets, excluded)
-        at_a_time = options.block_tokens
-        if at_a_time is None and options.max_memory_gib is not None:
-            at_a_time = default_block_tokens(int(offsets[-1]), cluster_cpus())
-        state = out / STATE
-        began = time.monotonic()
-        with followed(state):
-            counter = ClusterCounter(
-                corpus,
-                options.block_tokens,
-                known=lambda order: _load_order(state, order),
-                finished=lambda order, keys, support: _save_order(state, order, keys, support),
-                progress=lambda done, total, text: leave_note(state, done, total, text),
-                longest=options.longest,
-            )
-            counts = count(options, counter, shards, offsets, excluded, at_a_time=at_a_time)
-        seconds = time.monotonic() - began
-        documents = {} if counts.documents is None else {"documents": counts.documents}
-        save_orders(out, keys=counts.keys, support=counts.support, **documents)
-        write_corpus_digest(out, ids_digest(shards, offsets))
-        return {
-            "tokens": float(offsets[-1]),
-            "bytes_per_second": 4.0 * offsets[-1] / max(seconds, 1e-9),
-            **{f"ngrams_{order}": float(len(counts.keys[order])) for order in counts.orders},
-        }
-
-    return run_stage(root, spec, build)
-
-
-def filter_stage(
-    root: Path,
-    counted: Artifact,
-    tokenized: Artifact,
-    backbone: str,
-    revision: str | None,
-    options: RuleOptions,
-) -> Artifact:
-    """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``."""
-    fingerprint = tokenizer_fingerprint(load_tokenizer(backbone, revision=revision))
-    spec = StageSpec(
-        "filter",
-        3,
-        {
-            "tau": options.tau,
-            "overlap": options.overlap,
-            "containment": options.containment,
-            "rule_budget": options.rule_budget,
-            "min_documents": options.min_documents,
-            "segment_length": options.length,
-            "tokenizer": fingerprint,
-            **({} if options.spans is None else {"spans": options.spans}),
-            **_longest_key(options),
-        },
-        {"counts": counted.digest, "tokens": tokenized.folder_digest("train")},
-    )
-
-    def build(out: Path) -> Metrics:
-        shards = tokens(tokenized, "train")
-        mined = rules_of(
-            _read_counts(counted.path, int(counted.manifest()["config"]["tau"])),
-            RuleOrigin(
-                options=options,
-                tokenizer_fingerprint=fingerprint,
-                corpus_digest=corpus_digest(counted.path),
-            ),
-            shards,
-            UniformOffsets.within(len(shards), options.length),
+    clear_leftovers(out)
+    site.lease.ensure()
+    excluded, state = excluded_ids(tokenizer.loaded, options.protect), out / STATE
+    shards = TokenFiles.open(tokens.path)
+    check_known(shards.max_id, tokenizer.loaded)
+    offsets = UniformOffsets.within(len(shards), options.length)
+    at_a_time = options.block_tokens
+    if at_a_time is None and options.max_memory_gib is not None:
+        at_a_time = default_block_tokens(int(offsets[-1]), cluster_cpus())
+    began = time.monotonic()
+    with followed(state):
+        counter = ClusterCounter(
+            Corpus(tokens.path, offsets, excluded),
+            options.block_tokens,
+            known=partial(_load_order, state),
+            finished=partial(_save_order, state),
+            progress=partial(leave_note, state),
+            longest=options.longest,
         )
-        return write_rules(out, mined.rules, raw=mined.raw, overlap=mined.overlap)
+        counts = count(options, counter, shards, offsets, excluded, at_a_time=at_a_time)
+    seconds = time.monotonic() - began
+    save_orders(out, keys=counts.keys, support=counts.support)
+    if documents and counts.documents is not None:
+        save_orders(out, documents=counts.documents)
+    write_corpus_digest(out, ids_digest(shards, offsets))
+    return {
+        "tokens": float(offsets[-1]),
+        "bytes_per_second": 4.0 * offsets[-1] / max(seconds, 1e-9),
+        **{f"ngrams_{order}": float(len(counts.keys[order])) for order in counts.orders},
+    }
 
-    return run_stage(root, spec, build)
+
+@stage(version=4, free=_COSTS)
+def filter_stage(
+    out: Path,
+    _: Site,
+    *,
+    counted: Artifact,
+    tokens: Part,
+    tokenizer: NamedTokenizer,
+    options: RuleOptions,
+) -> Metrics:
+    """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``."""
+    shards = TokenFiles.open(tokens.path)
+    mined = rules_of(
+        _read_counts(counted.path, int(counted.manifest()["config"]["options"]["tau"])),
+        _origin(options, tokenizer, counted),
+        shards,
+        UniformOffsets.within(len(shards), options.length),
+    )
+    return write_rules(out, mined.rules, raw=mined.raw, overlap=mined.overlap)
 
 
-def _longest_key(options: RuleOptions) -> dict[str, object]:
-    """Return the longest rules for a stage's key: nothing if they are the paper's."""
-    return {} if options.longest == LONGEST else {"longest": options.longest}
+def _origin(options: RuleOptions, tokenizer: NamedTokenizer, counted: Artifact) -> RuleOrigin:
+    return RuleOrigin(
+        options=options,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        corpus_digest=corpus_digest(counted.path),
+    )
 
 
 def _load_order(state: Path, order: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
@@ -199,68 +181,40 @@ def _read_counts(folder: Path, tau: int) -> NgramCounts:
     return NgramCounts(keys, support, tau, load_orders(folder, "documents") or None)
 
 
-def given_rules_stage(root: Path, cell: Cell) -> Artifact:
+@stage(version=2)
+def given_rules_stage(
+    out: Path, _: Site, *, tokenizer: NamedTokenizer, rules: NamedRules
+) -> Metrics:
     """Take over a rule directory; the artifact holds ``rules``."""
-    if cell.rules is None:
-        raise ConfigError("a cell must name its rule directory", None, "Set rules.")
-    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
-    fingerprint = tokenizer_fingerprint(tokenizer)
-    rules = RuleSet.load(cell.rules, tokenizer_fingerprint=fingerprint)
-    rules.check_vocabulary(len(tokenizer), special_ids(tokenizer))
-    spec = StageSpec("given-rules", 1, {"tokenizer": fingerprint}, {"rules": rules.digest})
-
-    def build(out: Path) -> Metrics:
-        return write_rules(out, rules)
-
-    return run_stage(root, spec, build)
+    loaded = RuleSet.load(rules.place, tokenizer_fingerprint=tokenizer.fingerprint)
+    loaded.check_vocabulary(len(tokenizer.loaded), special_ids(tokenizer.loaded))
+    return write_rules(out, loaded)
 
 
+@stage(
+    version=2,
+    resumable=True,
+    of_run=("device", "dtype"),
+    free={**_COSTS, **_FILTERS, "options.tau": "applied by the next stage"},
+)
 def confidence_stage(
-    root: Path,
-    lease: ClusterLease,
-    tokenized: Artifact,
-    backbone: str,
-    revision: str | None,
-    options: RuleOptions,
-    device: Device = "cpu",
-    dtype: BackboneDtype = "float32",
-) -> Artifact:
+    out: Path, site: Site, *, tokens: Part, backbone: NamedBackbone, options: RuleOptions
+) -> Metrics:
     """Count the maximal runs of 2 to 4 tokens that the backbone is confident about."""
-    tokenizer = load_tokenizer(backbone, revision=revision)
-    excluded = excluded_ids(tokenizer, options.protect)
-    spec = StageSpec(
-        "confidence",
-        1,
-        {
-            "min_probability": options.min_probability,
-            "tokens": options.confidence_tokens,
-            "segment_length": options.length,
-            "excluded": list(excluded),
-            "device": device,
-            **dtype_key(dtype),
-        },
-        {
-            "tokens": tokenized.folder_digest("train"),
-            "backbone": backbone_identity(backbone, revision),
-        },
-        resumable=True,
-    )
-
-    def build(out: Path) -> Metrics:
-        asked = (tokenized, backbone, revision, options, excluded, device, dtype)
-        with followed(out / STATE):
-            return call_on_worker(lease, partial(count_spans, out, *asked), writes=True)
-
-    return run_stage(root, spec, build)
+    count_here = partial(
+        count_spans, out, tokens.path, backbone.name, backbone.revision, options,
+        site.device, site.dtype,
+    )  # fmt: skip
+    with followed(out / STATE):
+        return call_on_worker(site.lease, count_here, writes=True)
 
 
 def count_spans(
     out: Path,
-    tokenized: Artifact,
+    tokens: Path,
     backbone: str,
     revision: str | None,
     options: RuleOptions,
-    excluded: tuple[int, ...],
     device: Device,
     dtype: BackboneDtype,
 ) -> Metrics:
@@ -268,7 +222,8 @@ def count_spans(
     state, length = out / STATE, options.length
     clear_leftovers(out)  # of an earlier run, or of a worker that was lost
     tokenizer = load_tokenizer(backbone, revision=revision)
-    shards = tokens(tokenized, "train")
+    excluded = excluded_ids(tokenizer, options.protect)
+    shards = TokenFiles.open(tokens)
     check_known(shards.max_id, tokenizer)
     whole = UniformOffsets.within(len(shards), length)
     most = int(whole[-1]) if options.confidence_tokens is None else options.confidence_tokens
@@ -302,35 +257,13 @@ def count_spans(
     }
 
 
+@stage(version=3, free=_COSTS)
 def confidence_rules_stage(
-    root: Path, counted: Artifact, backbone: str, revision: str | None, options: RuleOptions
-) -> Artifact:
+    out: Path, _: Site, *, counted: Artifact, tokenizer: NamedTokenizer, options: RuleOptions
+) -> Metrics:
     """Make the runs that occur at least tau times the rules of one cell."""
-    fingerprint = tokenizer_fingerprint(load_tokenizer(backbone, revision=revision))
-    spec = StageSpec(
-        "confidence-rules",
-        2,
-        {
-            "tau": options.tau,
-            "overlap": options.overlap,
-            "containment": options.containment,
-            "min_probability": options.min_probability,  # recorded
-            "segment_length": options.length,
-            "tokenizer": fingerprint,
-            **({"protect": list(options.protect)} if options.protect else {}),
-        },
-        {"runs": counted.digest},
-    )
-
-    def build(out: Path) -> Metrics:
-        origin = RuleOrigin(
-            options=options,
-            tokenizer_fingerprint=fingerprint,
-            corpus_digest=corpus_digest(counted.path),
-        )
-        return write_rules(out, RuleSet.filtered(*_read_spans(counted.path), origin)[0])
-
-    return run_stage(root, spec, build)
+    origin = _origin(options, tokenizer, counted)
+    return write_rules(out, RuleSet.filtered(*_read_spans(counted.path), origin)[0])
 
 
 def _pieces(offsets: UniformOffsets) -> list[tuple[int, int]]:

@@ -42,13 +42,14 @@ from tasks.report.report_data import (
     SpeedRow,
 )
 from tasks.report.report_page import agreement, write_report
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.run.site import Site
+from tasks.run.stage import Artifact, Metrics, stage
 from tasks.stages.corpus import tokens
 from tasks.stages.evaluate import throughput_rows
 from umim_core import UMIM
 from umim_core.adaptation.settings import WT, find_setting
 from umim_core.backbone.devices import has_device
-from umim_core.config.recipe import DEFAULT_TASK, BackboneDtype, Device, Recipe
+from umim_core.config.recipe import BackboneDtype, Device, Recipe
 from umim_core.evaluation.qualitative import attention_maps, surrogate_similarity
 from umim_core.model.showing import unit_texts
 from umim_core.rules.grams import MAX_LONGEST, orders_to
@@ -64,48 +65,20 @@ _SIMILARITY_TOKENS = 4096
 _PAIRS = 0.5  # of which labels say no share: two tokens are always one unit
 
 
+@stage(version=4, free={"links": "addresses of this run's pages, not of what was measured"})
 def report_stage(
-    root: Path,
+    out: Path,
+    site: Site,
+    *,
     recipe: Recipe,
     cells: list[CellResult],
     shipped: list[ShippedResult],
     links: dict[str, str],
-    lease: ClusterLease | None = None,
-) -> Artifact:
+) -> Metrics:
     """Write ``report.html``, ``report.md`` and ``report.json``."""
-    inputs = {
-        f"{number}:{name}": artifact.digest
-        for number, result in enumerate(cells)
-        for name, artifact in {
-            "rules": result.filtered,
-            "benchmark": result.benchmark,
-            **result.settings,
-        }.items()
-        if artifact is not None
-    }
-    measured = {
-        f"{number}:{name}": artifact.key
-        for number, result in enumerate((*cells, *shipped))
-        for name, artifact in _measurements(result).items()
-    }
-    spec = StageSpec(
-        "report", 3, {"recipe": recipe.model_dump(mode="json"), "measured": measured}, inputs
-    )
-
-    def build(out: Path) -> Metrics:
-        write_report(out, report_data(recipe, cells, shipped, links, lease))
-        return {"rows": float(len(comparison_rows(cells, shipped, recipe.seed)))}
-
-    return run_stage(root, spec, build)
-
-
-def _measurements(result: CellResult | ShippedResult) -> dict[str, Artifact]:
-    cell = isinstance(result, CellResult)
-    evaluations = result.evaluations if cell else {"": result.evaluation}
-    measured = {f"evaluate {name}".strip(): one for name, one in evaluations.items()}
-    for (task, setting), score in result.scores.items():
-        measured[f"score {setting}" if task == DEFAULT_TASK else f"score {task} {setting}"] = score
-    return measured | ({} if result.benchmark is None else {"benchmark": result.benchmark})
+    data = report_data(recipe, cells, shipped, links, site.lease)
+    write_report(out, data)
+    return {"rows": float(len(data.rows))}
 
 
 def report_data(
@@ -286,30 +259,16 @@ def _rule_counts(result: CellResult) -> RuleCounts:
     return RuleCounts(label=cell_row(result.cell).label, **steps)
 
 
-def ablation_stage(root: Path, recipe: Recipe, results: list[CellResult]) -> Artifact:
+@stage(version=3)
+def ablation_stage(out: Path, _: Site, *, recipe: Recipe, results: list[CellResult]) -> Metrics:
     """Write ``<recipe>.json``, its page ``<recipe>.md`` and the figures (SVG and PNG)."""
-    measured = {
-        f"{number}:evaluate": result.evaluations[WT].key for number, result in enumerate(results)
-    }
-    inputs = {
-        f"{number}:{name}": artifact.digest
-        for number, result in enumerate(results)
-        for name, artifact in (("rules", result.filtered), *result.settings.items())
-    }
-    spec = StageSpec(
-        "ablation", 2, {"recipe": recipe.model_dump(mode="json"), "measured": measured}, inputs
-    )
-
-    def build(out: Path) -> Metrics:
-        data = ablation_data(recipe, results)
-        write_json(out / f"{data.name}.json", json.loads(data.model_dump_json()))
-        write_bytes(out / f"{data.name}.md", ablation_page(data).encode())
-        for name in FIGURES:
-            write_bytes(out / f"{data.name}-{name}.svg", figure_svg(data, name).encode())
-            write_bytes(out / f"{data.name}-{name}.png", figure_png(data, name))
-        return {"cells": float(len(data.cells))}
-
-    return run_stage(root, spec, build)
+    data = ablation_data(recipe, results)
+    write_json(out / f"{data.name}.json", json.loads(data.model_dump_json()))
+    write_bytes(out / f"{data.name}.md", ablation_page(data).encode())
+    for name in FIGURES:
+        write_bytes(out / f"{data.name}-{name}.svg", figure_svg(data, name).encode())
+        write_bytes(out / f"{data.name}-{name}.png", figure_png(data, name))
+    return {"cells": float(len(data.cells))}
 
 
 def ablation_data(recipe: Recipe, results: list[CellResult]) -> AblationData:

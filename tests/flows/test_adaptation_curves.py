@@ -93,23 +93,22 @@ def test_differences_are_paired_with_the_base_model(curves: Any) -> None:
     assert point["gained"] - point["lost"] == sum(a - b for a, b in pairs)
 
 
-def test_scores_of_the_base_model_and_controls_are_of_its_weights_and_tokenizer(
+def test_scores_of_the_base_model_are_of_its_weights_and_tokenizer(
     curves: Any, tiny_checkpoint: Path
 ) -> None:
     _, _, run, _ = curves
     base, *others = (a.manifest()["inputs"] for a in run.artifacts if a.stage == "choice-scores")
     config = Checkpoint.load(tiny_checkpoint).config
-    assert base["model"] == config.backbone_fingerprint
-    assert base["tokenizer"] == config.tokenizer_fingerprint
-    assert others and all(set(inputs) == {"task", "model", "base"} for inputs in others)
-    controls = [a.manifest()["inputs"] for a in run.artifacts if a.stage == "control"]
-    assert {inputs["tokenizer"] for inputs in controls} == {config.tokenizer_fingerprint}
+    assert base["model.model"] == config.backbone_fingerprint
+    assert base["model.tokenizer"] == config.tokenizer_fingerprint
+    read = {"questions.test", "model.model", "base"}
+    assert others and all(set(inputs) == read for inputs in others)
 
 
 def test_trained_settings_are_compared_with_the_rules_alone_and_with_controls(curves: Any) -> None:
     _, _, run, body = curves
     hits = {
-        tuple(artifact.manifest()["config"][name] for name in ("setting", "tau", "seed")):
+        tuple(artifact.manifest()["config"]["model"][name] for name in ("setting", "tau", "seed")):
         read_scores(artifact).hits()
         for artifact in run.artifacts
         if artifact.stage == "choice-scores"

@@ -64,7 +64,7 @@ def test_a_setting_from_random_weights_has_the_task_rules_and_its_own_module(run
     (task_rules,) = (call.artifact for call in run.calls if call.name == "task-rules")
     made = run.results[0][0].settings
     trained = made["Task-trained"]
-    assert trained.manifest()["inputs"]["rules"] == task_rules.digest
+    assert trained.manifest()["inputs"]["start"] == task_rules.digest
     table = Path("rules/rules.parquet")
     assert (trained.path / "checkpoint" / table).read_bytes() == (
         task_rules.path / table

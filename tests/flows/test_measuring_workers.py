@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import tasks.stages.evaluate as stage
-import tasks.stages.evaluate as timing
 from support.tiny_pipeline import Walk, stages_in, walk_on_workers
+from tasks.run.site import machine_name
 
 MEASURED = ("evaluate", "task-score")
 
@@ -70,7 +70,7 @@ def test_throughput_is_timed_by_a_worker_whose_threads_are_in_the_key(
     def refuse(*_: object) -> None:
         raise AssertionError("the process of the flow times")
 
-    monkeypatch.setattr(timing, "measure_throughput", refuse)
+    monkeypatch.setattr(stage, "measure_throughput", refuse)
     later = shutil.ignore_patterns("benchmark", "report")
     root = Path(shutil.copytree(tiny_run.root, tmp_path / "root", ignore=later))
     run = walk_on_workers(root, tiny_run.recipe.model_dump_json(), 2)
@@ -78,9 +78,9 @@ def test_throughput_is_timed_by_a_worker_whose_threads_are_in_the_key(
     (here,) = [call.artifact for call in tiny_run.calls if call.name == "benchmark"]
     assert run.executed() == ["benchmark"]
     assert there.metrics.keys() == here.metrics.keys()
-    assert len(timing.throughput_rows(there)) == len(timing.throughput_rows(here)) > 0
-    assert json.loads((there.path / "machine.json").read_text("utf-8")) == timing.machine(2)
-    assert there.manifest()["config"]["machine"] == timing.machine(2)
+    assert len(stage.throughput_rows(there)) == len(stage.throughput_rows(here)) > 0
+    assert json.loads((there.path / "machine.json").read_text("utf-8")) == machine_name(2)
+    assert there.manifest()["config"]["machine"] == machine_name(2)
 
 
 @pytest.mark.full

@@ -78,9 +78,9 @@ def test_training_reads_the_prompt_and_merges_where_the_task_says(run: Walk) -> 
     answer = encode(tokenizer, "Answer: the")[-2:]  # a pair across the end of the prompt
     assert tuple(answer) in {tuple(row) for row in found.ids_by_order[2].tolist()}
     (sft,) = (call.artifact for call in run.calls if call.name == "sft")
-    config = sft.manifest()["config"]
-    assert (config["task"], config["form"]["part"]) == ("rhymes", "sequence")
-    assert task.manifest()["inputs"] == {"words": "1"}
+    asked = sft.manifest()["config"]["questions"]
+    assert (asked["task"], asked["form"]["part"]) == ("rhymes", "sequence")
+    assert task.manifest()["inputs"] == {"task.words": "1"}
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows import parts
 from support.recorder import Recorder
+from tasks.cluster.lease import ClusterLease
+from tasks.run.pipeline import site_of
 from umim_core.config.recipe import Recipe
-
-MEASURING = {"confidence_stage", "evaluate_stage", "task_score_stage", "benchmark_stage"}
 
 
 def recipe(**cluster: Any) -> Recipe:
@@ -32,10 +33,11 @@ def recipe(**cluster: Any) -> Recipe:
     ("use_gpu", "expected"), [(False, ("cpu", "float32")), (True, ("cuda", "bfloat16"))]
 )
 def test_every_stage_that_measures_does_so_as_distillation_runs(
-    use_gpu: bool, expected: tuple[str, str]
+    use_gpu: bool, expected: tuple[str, str], tmp_path: Path
 ) -> None:
     run: Any = Recorder(recipe(use_gpu=use_gpu))
     parts.run_everything(run)
-    measured = [(f.__name__, args[-2:]) for f, args, _ in run.given if f.__name__ in MEASURING]
-    assert {name for name, _ in measured} == MEASURING
-    assert {placement for _, placement in measured} == {expected}
+    placed = {call.stage.name for call, _ in run.given if "dtype" in call.stage.of_run}
+    assert placed == {"confidence", "evaluate", "task-score", "benchmark"}
+    site = site_of(tmp_path, run.recipe, ClusterLease(run.recipe.cluster))
+    assert (site.device, site.dtype) == expected

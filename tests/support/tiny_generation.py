@@ -8,10 +8,12 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from support.dying import die_at
+from support.sites import here
 from tasks.cluster.lease import ClusterLease
-from tasks.stages.generate import generate_stage
+from tasks.run.site import Site
+from tasks.run.stage import Artifact
+from tasks.stages.generate import Generation, generate_stage
 from umim_core.config.corpus import GeneratedCorpus
-from umim_core.config.recipe import ClusterConfig
 
 QUESTIONS = [f"w{1 + i} w{30 - i} w5" for i in range(20)]
 LONG = ["w1 w2 w3 w4 w5 w6", "w2 w2 w2 w2 w2 w2"]
@@ -42,8 +44,13 @@ def tiny_generated_corpus(
     )
 
 
+def generate(root: Path, corpus: GeneratedCorpus, lease: ClusterLease | None = None) -> Artifact:
+    """Run the stage, in this process if it is lent no cluster."""
+    site = here(root) if lease is None else Site(root, lease)
+    return generate_stage(generation=Generation(corpus)).build(site)
+
+
 def generate_until(rank: int, root: Path, corpus: str, place: str, number: int, when: str) -> None:
     """Generate a corpus, given as JSON, in a process that kills itself; see ``die_at``."""
     die_at(place, number, when)
-    lease = ClusterLease(ClusterConfig(workers=0))
-    generate_stage(root, lease, GeneratedCorpus.model_validate_json(corpus))
+    generate(root, GeneratedCorpus.model_validate_json(corpus))

@@ -10,11 +10,14 @@ import numpy as np
 import psutil
 from transformers import PreTrainedTokenizerBase
 
+from support.sites import here
 from support.token_artifacts import write_documents
 from tasks.cluster.lease import ClusterLease
 from tasks.data.counting import ClusterCounter
+from tasks.run.site import Site
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.mine import count_stage, filter_stage
+from tasks.stages.named import NamedTokenizer
 from umim_core.config.recipe import ClusterConfig
 from umim_core.config.rule_options import RuleOptions
 from umim_core.mining.counting import LocalCounter, count_ngrams
@@ -65,12 +68,21 @@ class TinyCorpus:
     def count(self, root: Path, lease: ClusterLease, **changes: object) -> Artifact:
         """Run the count stage."""
         options = OPTIONS.model_copy(update=changes)
-        return count_stage(root, lease, self.tokenized, self.backbone, None, options)
+        tokens, tokenizer = self.tokenized.part("train"), NamedTokenizer(self.backbone)
+        call = count_stage(
+            tokens=tokens,
+            tokenizer=tokenizer,
+            options=options,
+            documents=options.count_documents,
+        )
+        return call.build(Site(root, lease))
 
     def filter(self, root: Path, counted: Artifact, **changes: object) -> Artifact:
         """Run the filter stage."""
         options = OPTIONS.model_copy(update=changes)
-        return filter_stage(root, counted, self.tokenized, self.backbone, None, options)
+        tokens, tokenizer = self.tokenized.part("train"), NamedTokenizer(self.backbone)
+        call = filter_stage(counted=counted, tokens=tokens, tokenizer=tokenizer, options=options)
+        return call.build(here(root))
 
     def grams(self) -> dict[int, Counter[tuple[int, ...]]]:
         """Count all n-grams without ``<eos>`` in whole segments, one by one."""

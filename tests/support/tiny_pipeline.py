@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from support.tiny_mining import InProcess, NoCluster
 from support.tiny_models import random_model, tiny_config
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, ShippedResult
-from tasks.run.pipeline import side_by_side
-from tasks.run.stage import Artifact
+from tasks.run.pipeline import side_by_side, site_of
+from tasks.run.site import Site
+from tasks.run.stage import Artifact, StageCall
 from tasks.stages.publish import report_stage
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import ClusterConfig, Recipe, RunRecipe
@@ -86,10 +87,10 @@ def counting_in_process() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Call:
-    """A stage that was run: its function, its arguments behind the root, and its artifact."""
+    """A stage that was run: what was called, where, and its artifact."""
 
-    function: Callable[..., Artifact]
-    args: tuple[Any, ...]
+    call: StageCall
+    site: Site
     artifact: Artifact
 
     @property
@@ -100,7 +101,7 @@ class Call:
     def run(self, root: Path) -> Artifact:
         """Run the stage again, below another root."""
         with counting_in_process():
-            return self.function(root, *self.args)
+            return self.call.build(replace(self.site, root=root))
 
 
 @dataclass
@@ -123,12 +124,11 @@ class Walk:
     def __post_init__(self) -> None:
         self.lease.config = self.recipe.cluster
 
-    def stage(
-        self, function: Callable[..., Artifact], *args: Any, label: str = "", setting: str = ""
-    ) -> Artifact:
+    def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
         """Run one stage."""
-        artifact = function(self.root, *args)
-        self.calls.append(Call(function, args, artifact))
+        site = site_of(self.root, self.recipe, self.lease)
+        artifact = call.build(site)
+        self.calls.append(Call(call, site, artifact))
         return artifact
 
     def run_parallel(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
@@ -145,7 +145,8 @@ class Walk:
 
     def report(self) -> Artifact:
         """Write the report's pages."""
-        return self.stage(report_stage, self.recipe, *self.results, {})
+        cells, shipped = self.results
+        return self.stage(report_stage(recipe=self.recipe, cells=cells, shipped=shipped, links={}))
 
     def executed(self) -> list[str]:
         """Return the stages that were built rather than found, in order."""

@@ -39,8 +39,8 @@ def adapted(tiny_checkpoint: Path, tmp_path: Path) -> Path:
         return {}
 
     trained = run_stage(root, StageSpec("dpo", 1, {"seed": 1}, {}), build)
-    scored = {"setting": "Task-Adapted", "tau": 5, "seed": 1}
-    inputs = {"model": trained.digest, "task": "t"}
+    scored = {"model": {"setting": "Task-Adapted", "tau": 5, "seed": 1}}
+    inputs = {"model.model": trained.digest, "questions.test": "t"}
     run_stage(root, StageSpec("choice-scores", 1, scored, inputs), lambda _: METRICS)
     return trained.path / "checkpoint"
 

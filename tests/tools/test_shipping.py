@@ -110,12 +110,13 @@ def test_a_checkpoint_was_trained_as_a_cell_of_the_recipe_says(
         (changed(cell, **distill), changed({})),
     ):
         (own,) = asked.cells
-        config = {
-            "train": asked.distill.model_dump(mode="json"),
+        training = {
+            "optimisation": asked.distill.model_dump(mode="json"),
+            "form": own.form(),
             "seed": asked.seed,
-            "segment_length": asked.segment_length,
-            **own.form(),
+            "max_tokens": asked.segment_length,
         }
+        config = {"training": training}
         distilled = run_stage(tmp_path, StageSpec("distill", 4, config, {}), _nothing)
         both = asked.model_copy(update={"cells": (*refused.cells, *asked.cells)})
         for fitting in (asked, both):

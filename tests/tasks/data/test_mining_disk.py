@@ -12,8 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
 from support.faulty_disk import PAGE, Faults, leftovers, published
+from support.sites import here
 from support.tiny_mining import InProcess, NoCluster, TinyCorpus
-from tasks.stages.corpus import corpus_stage, tokenize_stage
+from tasks.stages.corpus import CorpusText, corpus_stage, tokenize_stage
+from tasks.stages.named import NamedTokenizer
 from umim_core.config.corpus import FilesCorpus
 from umim_core.errors import ArtifactError
 from umim_core.rules.ruleset import RuleSet
@@ -38,7 +40,11 @@ def runs(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "a.txt").write_text(" ".join(f"w{i}" for i in corpus.ids[corpus.ids > 0]))
     text = {"kind": "text", "paths": [str(tmp_path / "a.txt")]}
     config = FilesCorpus.model_validate({s: text for s in ("train", "valid", "test")})
-    raw = corpus_stage(made, config)
+    of = CorpusText(config)
+    raw = corpus_stage(text=of).build(here(made))
+    tokens = tokenize_stage(
+        corpus=raw, text=of, train_tokens=None, tokenizer=NamedTokenizer(corpus.backbone)
+    )
 
     def save(root: Path) -> str:
         if not (root / "rules").exists():
@@ -46,9 +52,7 @@ def runs(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return RuleSet.load(root / "rules").digest
 
     return {
-        "tokenize": lambda root: (
-            tokenize_stage(root, NoCluster(), raw, config, corpus.cell.backbone).digest
-        ),
+        "tokenize": lambda root: tokens.build(here(root)).digest,
         "count": lambda root: corpus.count(root, NoCluster()).digest,
         "filter": lambda root: corpus.filter(root, counted).digest,
         "rules": save,

@@ -95,8 +95,10 @@ import json, sys
 from pathlib import Path
 from support.dying import die_at
 from tasks.cluster.lease import ClusterLease
-from tasks.stages.mine import count_stage
+from tasks.run.site import Site
 from tasks.run.stage import Artifact
+from tasks.stages.mine import count_stage
+from tasks.stages.named import NamedTokenizer
 from umim_core.config.recipe import ClusterConfig
 from umim_core.config.rule_options import RuleOptions
 
@@ -106,7 +108,9 @@ if point is not None:
 artifact = Artifact(**tokenized | {"path": Path(tokenized["path"])})
 with ClusterLease(ClusterConfig(cpus=2, workers=0)) as lease:
     chosen = RuleOptions.model_validate_json(options)
-    count_stage(Path(root), lease, artifact, backbone, None, chosen)
+    tokens, tokenizer = artifact.part("train"), NamedTokenizer(backbone)
+    call = count_stage(tokens=tokens, tokenizer=tokenizer, options=chosen, documents=False)
+    call.build(Site(Path(root), lease))
 """
 Point = tuple[str, int, str]
 # Where the driver kills itself, or what a worker must be doing (and the orders finished by then)

@@ -9,23 +9,38 @@ import pytest
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from support.sites import here
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Metrics
 from tasks.stages.evaluate import evaluate_stage, rows_of
-from tasks.stages.train import distill_stage
+from tasks.stages.named import NamedBackbone, NamedCheckpoint
+from tasks.stages.train import ModuleTraining, distill_stage
 from tasks.training.train_worker import launch
 from umim_core.config.evaluate import EvaluateConfig, Segments
-from umim_core.config.recipe import ClusterConfig, Recipe
+from umim_core.config.form import PAPER_FORM
+from umim_core.config.recipe import DistillConfig
 from umim_core.errors import BackboneError
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob
 
 LENGTH, ROWS = 16, 4
-IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
 
 
 def text(seed: int) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(1, 9, ROWS * LENGTH).astype(np.int32)
+
+
+def evaluated(
+    root: Path, texts: dict[str, NDArray[np.int32]], checkpoint: Path, config: EvaluateConfig
+) -> Metrics:
+    call = evaluate_stage(
+        tokens=tokenized(root, texts),
+        checkpoint=NamedCheckpoint(checkpoint),
+        config=config,
+        segment_length=LENGTH,
+    )
+    return call.build(here(root)).metrics
 
 
 def test_perplexity_out_of_domain_is_that_of_the_text_out_of_domain(
@@ -34,9 +49,7 @@ def test_perplexity_out_of_domain_is_that_of_the_text_out_of_domain(
     config = EvaluateConfig(alignment_rows=2, perplexity_rows=ROWS, batch_size=ROWS)
     near, far = text(0), text(1)
     both, alone = (
-        evaluate_stage(
-            tmp_path, IN_PROCESS, tokenized(tmp_path, texts), tiny_checkpoint, config, LENGTH
-        ).metrics
+        evaluated(tmp_path, texts, tiny_checkpoint, config)
         for texts in ({"test": near, "ood_far": far}, {"test": far})
     )
     for name in ("ppl_base", "ppl_umim"):
@@ -46,9 +59,7 @@ def test_perplexity_out_of_domain_is_that_of_the_text_out_of_domain(
 def test_a_part_is_measured_on_its_own_text(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = EvaluateConfig(alignment_rows=ROWS, perplexity_rows=ROWS, batch_size=ROWS)
     both, alone = (
-        evaluate_stage(
-            tmp_path, IN_PROCESS, tokenized(tmp_path, texts), tiny_checkpoint, config, LENGTH
-        ).metrics
+        evaluated(tmp_path, texts, tiny_checkpoint, config)
         for texts in ({"test": text(0), "part_notes": text(1)}, {"test": text(1)})
     )
     for name in ("ppl_base", "ppl_umim", "top1", "kl", "token_reduction", "spans_per_row"):
@@ -68,16 +79,6 @@ def test_training_and_validation_rows_are_those_of_their_splits(
     tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_tokenizer.save_pretrained(tmp_path / "backbone")  # no weights: training cannot start
-    recipe = Recipe.model_validate(
-        {
-            "name": "tiny",
-            "corpus": {"kind": "docstrings"},
-            "segment_length": LENGTH,
-            "cells": [{"backbone": str(tmp_path / "backbone")}],
-            "distill": {"max_steps": 1, "batch_size": 1},
-            "cluster": {"workers": 0},
-        }
-    )
     texts = {"train": text(0), "valid": text(1), "test": text(2)}
     made = tokenized(tmp_path, texts)
     jobs: list[TrainJob] = []
@@ -87,8 +88,15 @@ def test_training_and_validation_rows_are_those_of_their_splits(
         return launch(job, lease)
 
     monkeypatch.setattr("tasks.stages.train.launch", launched)
-    with pytest.raises(BackboneError), ClusterLease(recipe.cluster) as lease:
-        distill_stage(tmp_path, lease, recipe, recipe.cells[0], made, made)
+    training = ModuleTraining(
+        NamedBackbone(str(tmp_path / "backbone")), PAPER_FORM,
+        DistillConfig(max_steps=1, batch_size=1), LENGTH, seed=0,
+    )  # fmt: skip
+    train, valid = made.part("train"), made.part("valid")
+    with pytest.raises(BackboneError):
+        distill_stage.body(
+            tmp_path, here(tmp_path), training=training, rules=made, train=train, valid=valid
+        )
     for split in ("train", "valid"):
         rows = TokenRows.load(Path(getattr(jobs[0], split)), jobs[0].max_tokens)
         assert [rows.row(i).tolist() for i in range(len(rows))] == (

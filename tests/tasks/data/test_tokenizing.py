@@ -14,8 +14,17 @@ from transformers import PreTrainedTokenizerBase
 
 from tasks.cluster.lease import ClusterLease
 from tasks.data.tokenizing import TokenizerRef, split_jobs, tokenize_file, tokenize_splits
+from tasks.run.site import Site
 from tasks.run.stage import Artifact
-from tasks.stages.corpus import OOD, corpus_stage, splits_with, tokenize_stage, tokens
+from tasks.stages.corpus import (
+    OOD,
+    CorpusText,
+    corpus_stage,
+    splits_with,
+    tokenize_stage,
+    tokens,
+)
+from tasks.stages.named import NamedTokenizer
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import FilesCorpus
@@ -220,7 +229,10 @@ def corpus_of(folder: Path, **fields: object) -> FilesCorpus:
 
 
 def stage(root: Path, lease: ClusterLease, config: FilesCorpus) -> Artifact:
-    return tokenize_stage(root, lease, corpus_stage(root, config), config, NAME)
+    site, text, tokenizer = Site(root, lease), CorpusText(config), NamedTokenizer(NAME)
+    corpus, limit = corpus_stage(text=text).build(site), config.train_tokens
+    call = tokenize_stage(corpus=corpus, text=text, train_tokens=limit, tokenizer=tokenizer)
+    return call.build(site)
 
 
 def test_every_split_becomes_a_folder_of_shards(
@@ -242,11 +254,11 @@ def test_a_folder_keeps_its_digest_when_another_split_changes(
 ) -> None:
     first = stage(folder / "root", lease, corpus_of(folder))
     limited = stage(folder / "root", lease, corpus_of(folder, train_tokens=20))
-    assert limited.folder_digest("valid") == first.folder_digest("valid")
-    assert limited.folder_digest("train") != first.folder_digest("train")
-    assert first.folder_digest("train") == directory_digest(first.path / "train")
-    with pytest.raises(ArtifactError, match="must hold a folder 'other'; got none"):
-        first.folder_digest("other")
+    assert limited.part("valid").identity() == first.part("valid").identity()
+    assert limited.part("train").identity() != first.part("train").identity()
+    assert first.part("train").identity() == directory_digest(first.path / "train")
+    with pytest.raises(ArtifactError, match="must hold 'other'; got none"):
+        first.part("other").identity()
 
 
 def test_ready_ids_of_another_tokenizer_are_refused(folder: Path, lease: ClusterLease) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from support.sites import here
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
+from tasks.run.site import Site
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.stages.evaluate import benchmark_stage, evaluate_stage, throughput_rows
+from tasks.stages.named import NamedCheckpoint
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
 from umim_core.config.recipe import BackboneDtype, Cell, ClusterConfig
 
@@ -27,8 +31,9 @@ def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
     config = BenchmarkConfig(
         prompt_lengths=PROMPTS, batch_sizes=BATCHES, new_tokens=2, warmup=0, pairs=1
     )
-    lease = ClusterLease(ClusterConfig(workers=0))
-    timed = benchmark_stage(tmp_path, lease, tokens, tiny_checkpoint, config)
+    checkpoint = NamedCheckpoint(tiny_checkpoint)
+    call = benchmark_stage(tokens=tokens, checkpoint=checkpoint, config=config)
+    timed = call.build(here(tmp_path))
     place = json.loads((timed.path / "machine.json").read_text("utf-8"))
     assert place == timed.manifest()["config"]["machine"]
     assert place.endswith(f", {torch.get_num_threads()} threads")
@@ -57,12 +62,12 @@ def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
 LENGTH = 16
 
 
-IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
-
-
 def evaluated(root: Path, made: Artifact, merge: Path, dtype: BackboneDtype) -> Artifact:
     config = EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2)
-    return evaluate_stage(root, IN_PROCESS, made, merge, config, LENGTH, "cpu", dtype)
+    call = evaluate_stage(
+        tokens=made, checkpoint=NamedCheckpoint(merge), config=config, segment_length=LENGTH
+    )
+    return call.build(replace(here(root), dtype=dtype))
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +85,21 @@ def test_what_is_measured_in_bfloat16_is_near_float32(
     for name in ("ppl_base", "ppl_umim", "cross_entropy"):
         assert rough[name] == pytest.approx(exact[name], rel=2e-2)
         assert rough[name] != exact[name]
+
+
+def test_a_timing_is_of_a_machine_and_of_the_threads_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = ClusterLease(ClusterConfig(workers=2, cpus=3))
+    elsewhere = Site(tmp_path, ClusterLease(ClusterConfig(workers=2, address="host:1"))).machine
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert here(tmp_path).machine == Site(tmp_path, workers).machine
+        torch.set_num_threads(1)
+        assert here(tmp_path).machine != Site(tmp_path, workers).machine
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.setattr("tasks.run.site.machine_name", lambda threads: f"another, {threads}")
+    assert here(tmp_path).machine.startswith("another")
+    assert elsewhere == "host:1"

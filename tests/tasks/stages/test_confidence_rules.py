@@ -12,18 +12,17 @@ import torch
 
 import tasks.stages.mine
 from support.ngram_oracle import grams_of
+from support.sites import here
 from support.token_artifacts import write_documents
-from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.mine import confidence_rules_stage, confidence_stage
+from tasks.stages.named import NamedBackbone, NamedTokenizer
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.config.recipe import ClusterConfig
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import UmimError
 from umim_core.rules.ruleset import RuleSet
 
 LENGTH, SEGMENTS, SURE = 16, 21, 0.02
-IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
 OPTIONS = RuleOptions(
     tau=2, source="confidence", min_probability=SURE, segment_length=LENGTH, **AS_FOUND
 )
@@ -48,12 +47,15 @@ class Setting:
 
     def count(self, root: Path, **changes: object) -> Artifact:
         options = OPTIONS.model_copy(update=changes)
-        return confidence_stage(root, IN_PROCESS, self.tokenized, self.backbone, None, options)
+        backbone = NamedBackbone(self.backbone)
+        tokens = self.tokenized.part("train")
+        return confidence_stage(tokens=tokens, backbone=backbone, options=options).build(here(root))
 
     def rules(self, root: Path, counted: Artifact, **changes: object) -> RuleSet:
         options = OPTIONS.model_copy(update=changes)
-        made = confidence_rules_stage(root, counted, self.backbone, None, options)
-        return RuleSet.load(made.path / "rules")
+        tokenizer = NamedTokenizer(self.backbone)
+        made = confidence_rules_stage(counted=counted, tokenizer=tokenizer, options=options)
+        return RuleSet.load(made.build(here(root)).path / "rules")
 
     def runs(self, segments: int = SEGMENTS) -> Runs:
         """Find the runs token by token; a segment's first token and ``<eos>`` end one."""
@@ -91,10 +93,6 @@ def test_thresholds_share_what_the_backbone_was_asked(setting: Setting, tmp_path
     assert not setting.count(tmp_path, tau=1).executed
     every, twice = (grams_of(setting.rules(tmp_path, counted, tau=tau)) for tau in (1, 2))
     assert twice == {run: n for run, n in every.items() if n >= 2} != every
-
-
-def test_another_probability_is_another_stage(setting: Setting, tmp_path: Path) -> None:
-    assert len({setting.count(tmp_path, min_probability=p).key for p in (SURE, 0.5)}) == 2
 
 
 def test_a_run_that_dies_goes_on_with_the_next_piece(

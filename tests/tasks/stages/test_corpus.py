@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.s3 import arrow_address, s3_files, s3_server
-from tasks.cluster.lease import ClusterLease
+from support.sites import here
+from tasks.run.stage import Artifact
 from tasks.stages import corpus as corpus_stages
-from tasks.stages.corpus import corpus_stage, tokenize_stage, tokens
+from tasks.stages.corpus import CorpusText, corpus_stage, tokenize_stage, tokens
+from tasks.stages.named import NamedTokenizer
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import SPLITS, FilesCorpus
-from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import CorpusError
 
 if TYPE_CHECKING:
@@ -45,16 +46,20 @@ def config(server: dict[str, str], store: S3FileSystem) -> FilesCorpus:
     )
 
 
-@pytest.fixture(scope="module")
-def lease() -> Iterator[ClusterLease]:
-    with ClusterLease(ClusterConfig(workers=0)) as found:
-        yield found
+def made(config: FilesCorpus, root: Path) -> Artifact:
+    return corpus_stage(text=CorpusText(config)).build(here(root))
+
+
+def tokenize(config: FilesCorpus, corpus: Artifact, root: Path) -> Artifact:
+    text, tokenizer = CorpusText(config), NamedTokenizer(NAME)
+    call = tokenize_stage(corpus=corpus, text=text, train_tokens=None, tokenizer=tokenizer)
+    return call.build(here(root))
 
 
 def test_a_remote_corpus_is_tokenised_and_leaves_no_credentials(
-    tmp_path: Path, config: FilesCorpus, lease: ClusterLease
+    tmp_path: Path, config: FilesCorpus
 ) -> None:
-    done = tokenize_stage(tmp_path, lease, corpus_stage(tmp_path, config), config, NAME)
+    done = tokenize(config, made(config, tmp_path), tmp_path)
     expected = load_tokenizer(NAME).encode("Return the valid array.", add_special_tokens=False)
     assert tokens(done, "valid")[:].tolist() == expected
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -63,22 +68,21 @@ def test_a_remote_corpus_is_tokenised_and_leaves_no_credentials(
 
 
 def test_remote_files_that_change_under_the_pipeline_are_refused(
-    tmp_path: Path, config: FilesCorpus, store: S3FileSystem, lease: ClusterLease
+    tmp_path: Path, config: FilesCorpus, store: S3FileSystem
 ) -> None:
-    corpus = corpus_stage(tmp_path, config)
+    corpus = made(config, tmp_path)
     store.pipe("umim/valid.txt", b"Return the other array.")
     with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
-        tokenize_stage(tmp_path, lease, corpus, config, NAME)
+        tokenize(config, corpus, tmp_path)
 
 
 def test_remote_files_that_change_while_they_are_tokenised_are_not_published(
     tmp_path: Path,
     config: FilesCorpus,
     store: S3FileSystem,
-    lease: ClusterLease,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    corpus = corpus_stage(tmp_path, config)
+    corpus = made(config, tmp_path)
     tokenize_splits = corpus_stages.tokenize_splits
 
     def change(*args: Any) -> Any:
@@ -87,5 +91,5 @@ def test_remote_files_that_change_while_they_are_tokenised_are_not_published(
 
     monkeypatch.setattr(corpus_stages, "tokenize_splits", change)
     with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
-        tokenize_stage(tmp_path, lease, corpus, config, NAME)
+        tokenize(config, corpus, tmp_path)
     assert not [path for path in (tmp_path / "tokenize").glob("*") if path.suffix == ""]

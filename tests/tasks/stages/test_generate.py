@@ -11,23 +11,20 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from support.tiny_generation import MAX_TOKENS, QUESTIONS, tiny_generated_corpus
-from tasks.cluster.lease import ClusterLease
+from support.sites import here
+from support.tiny_generation import MAX_TOKENS, QUESTIONS, generate, tiny_generated_corpus
 from tasks.run.stage import Artifact
-from tasks.stages.corpus import corpus_stage, tokenize_stage, tokens
-from tasks.stages.generate import generate_stage
+from tasks.stages.corpus import CorpusText, corpus_stage, tokenize_stage, tokens
+from tasks.stages.named import NamedTokenizer
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import GeneratedCorpus
-from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import CorpusError
 from umim_core.synthetic_corpora.questions import TrajectoryRow, iter_rows
-
-HERE = ClusterLease(ClusterConfig(workers=0))
 
 
 @pytest.fixture(scope="module")
 def generated(corpus: GeneratedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    return generate_stage(tmp_path_factory.mktemp("generated"), HERE, corpus)
+    return generate(tmp_path_factory.mktemp("generated"), corpus)
 
 
 def rows_of(artifact: Artifact) -> dict[int, list[TrajectoryRow]]:
@@ -55,8 +52,8 @@ def test_every_question_has_its_trajectories(generated: Artifact) -> None:
 def test_the_seed_decides_the_bytes(
     corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path
 ) -> None:
-    again = generate_stage(tmp_path, HERE, corpus)
-    other = generate_stage(tmp_path, HERE, corpus.model_copy(update={"seed": 1}))
+    again = generate(tmp_path, corpus)
+    other = generate(tmp_path, corpus.model_copy(update={"seed": 1}))
     assert again.executed
     assert again.digest == generated.digest
     assert other.digest != generated.digest
@@ -70,7 +67,7 @@ def test_shards_draw_numbers_of_their_own(
     model = tiny_model("llama", 0)
     with torch.no_grad():  # every token is as likely as another, whatever was asked
         model.get_output_embeddings().weight.zero_()
-    made = generate_stage(tmp_path, HERE, tiny_generated_corpus(tmp_path, model, tiny_tokenizer))
+    made = generate(tmp_path, tiny_generated_corpus(tmp_path, model, tiny_tokenizer))
     answers = [
         tuple(row.text.removeprefix(QUESTIONS[number]) for row in rows)
         for number, rows in rows_of(made).items()
@@ -82,7 +79,7 @@ def test_shards_draw_numbers_of_their_own(
 def test_sampling_options_reach_the_model(
     corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path, field: str, value: float
 ) -> None:
-    found = generate_stage(tmp_path, HERE, corpus.model_copy(update={field: value}))
+    found = generate(tmp_path, corpus.model_copy(update={field: value}))
     different = [len({row.text for row in rows}) for rows in rows_of(found).values()]
     assert different == [1] * len(QUESTIONS), "no choice is left"
     assert max(len({row.text for row in rows}) for rows in rows_of(generated).values()) == 3
@@ -91,7 +88,7 @@ def test_sampling_options_reach_the_model(
 def test_a_questions_trajectories_share_a_split(
     corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path
 ) -> None:
-    made = corpus_stage(tmp_path, corpus, generated)
+    made = corpus_stage(text=CorpusText(corpus), generated=generated).build(here(tmp_path))
     splits = {name: json_lines(made.path / f"{name}.jsonl") for name in ("train", "valid", "test")}
     asked = {name: Counter(row["question"] for row in rows) for name, rows in splits.items()}
     assert {name: len(counts) for name, counts in asked.items()} == {
@@ -111,8 +108,10 @@ def test_a_generated_corpus_is_tokenised_like_any_other(
     config = GeneratedCorpus.model_validate(
         corpus.model_dump() | {"out_of_domain": {"other": other}, "train_tokens": 50}
     )
-    made = corpus_stage(tmp_path, config, generated)
-    done = tokenize_stage(tmp_path, HERE, made, config, corpus.model)
+    text, site = CorpusText(config), here(tmp_path)
+    made = corpus_stage(text=text, generated=generated).build(site)
+    tokenizer = NamedTokenizer(corpus.model)
+    done = tokenize_stage(corpus=made, text=text, train_tokens=50, tokenizer=tokenizer).build(site)
     texts = [str(row["text"]) for row in json_lines(made.path / "valid.jsonl")]
     want = load_tokenizer(corpus.model)(texts, add_special_tokens=False)["input_ids"]
     assert tokens(done, "valid")[:].tolist() == [i for ids in want for i in ids]
@@ -124,4 +123,4 @@ def test_a_corpus_without_its_trajectories_is_refused(
     corpus: GeneratedCorpus, tmp_path: Path
 ) -> None:
     with pytest.raises(CorpusError, match="needs its trajectories"):
-        corpus_stage(tmp_path, corpus)
+        corpus_stage(text=CorpusText(corpus)).build(here(tmp_path))

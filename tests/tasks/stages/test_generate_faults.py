@@ -9,23 +9,20 @@ from pathlib import Path
 import pytest
 
 import tasks.stages.generate
-from support.tiny_generation import SHARDS, generate_until
+from support.tiny_generation import SHARDS, generate, generate_until
 from support.training_processes import exit_codes, start_ranks
 from support.worker_kills import WorkerKiller
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
-from tasks.stages.generate import generate_stage
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError
 from umim_core.synthetic_corpora.questions import TrajectoryRow
 
-HERE = ClusterLease(ClusterConfig(workers=0))
-
 
 @pytest.fixture(scope="module")
 def undisturbed(corpus: GeneratedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    return generate_stage(tmp_path_factory.mktemp("undisturbed"), HERE, corpus)
+    return generate(tmp_path_factory.mktemp("undisturbed"), corpus)
 
 
 @pytest.fixture
@@ -65,10 +62,10 @@ def test_a_full_disk_keeps_the_finished_shards(
 
     with monkeypatch.context() as patch, pytest.raises(ArtifactError, match=r"2\.jsonl .*No space"):
         patch.setattr(os, "fsync", full)
-        generate_stage(tmp_path, HERE, corpus)
+        generate(tmp_path, corpus)
     before = shards_in(tmp_path)
     assert sorted(before) == ["000000.jsonl", "000001.jsonl"]
-    assert generate_stage(tmp_path, HERE, corpus).digest == undisturbed.digest
+    assert generate(tmp_path, corpus).digest == undisturbed.digest
     assert made == [0, 1, 2, 3, 4]
     after = shards_in(tmp_path)
     assert {name: after[name] for name in before} == before, "finished shards are not touched"
@@ -97,7 +94,7 @@ def test_a_killed_run_goes_on_with_the_next_shard(
     assert exit_codes(run) == [-signal.SIGKILL], (tmp_path / "rank-0.log").read_text("utf-8")
     before = shards_in(root)
     assert len(before) == whole
-    assert generate_stage(root, HERE, corpus).digest == undisturbed.digest
+    assert generate(root, corpus).digest == undisturbed.digest
     assert made == list(range(whole, SHARDS))
     after = shards_in(root)
     assert {name: after[name] for name in before} == before, "finished shards are not touched"
@@ -118,6 +115,6 @@ def test_a_killed_worker_leaves_the_bytes_alone(
     corpus: GeneratedCorpus, undisturbed: Artifact, lease: ClusterLease, tmp_path: Path
 ) -> None:
     with WorkerKiller("RemoteSampler", ready=lambda: shards_in(tmp_path)) as killer:
-        found = generate_stage(tmp_path, lease, corpus)
+        found = generate(tmp_path, corpus, lease)
     assert killer.killed, "a worker was killed"
     assert found.digest == undisturbed.digest

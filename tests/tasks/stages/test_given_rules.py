@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from flows.parts import plan
+from support.sites import here
 from support.tiny_pipeline import Walk
 from tasks.stages.mine import given_rules_stage
+from tasks.stages.named import NamedRules, NamedTokenizer
 from tasks.stages.train import task_rules_stage
 from umim_core.config.recipe import Cell, Recipe
 from umim_core.errors import TokenizerMismatchError
@@ -23,17 +25,20 @@ def cell(tiny_checkpoint: Path) -> Cell:
 
 
 def test_given_rules_are_taken_over_as_they_are(cell: Cell, tmp_path: Path) -> None:
-    artifact = given_rules_stage(tmp_path, cell)
+    given = given_rules_stage(tokenizer=NamedTokenizer(cell.backbone), rules=NamedRules(cell.rules))
+    artifact = given.build(here(tmp_path))
     assert RuleSet.load(artifact.path / "rules").digest == RuleSet.load(str(cell.rules)).digest
     assert artifact.metrics["rules_2"] == 1.0
-    assert not given_rules_stage(tmp_path, cell).executed
+    assert not given.build(here(tmp_path)).executed
 
 
 def test_rules_of_another_tokenizer_are_refused(cell: Cell, tmp_path: Path) -> None:
     RuleSet.from_spans([(1, 2)], tokenizer_fingerprint="f" * 64).save(tmp_path / "strange")
-    strange = cell.model_copy(update={"rules": str(tmp_path / "strange")})
+    strange = NamedRules(str(tmp_path / "strange"))
     with pytest.raises(TokenizerMismatchError):
-        given_rules_stage(tmp_path / "root", strange)
+        given_rules_stage(tokenizer=NamedTokenizer(cell.backbone), rules=strange).build(
+            here(tmp_path / "root")
+        )
 
 
 def test_nothing_is_mined_for_such_a_cell(cell: Cell) -> None:
@@ -53,8 +58,7 @@ def test_nothing_is_mined_for_such_a_cell(cell: Cell) -> None:
 @pytest.mark.full  # a whole run is in its fixture
 def test_the_budget_of_a_recipe_limits_the_task_rules(tiny_run: Walk, tmp_path: Path) -> None:
     (call,) = (call for call in tiny_run.calls if call.name == "task-rules")
-    task, cell, rules, max_tokens = call.args
-    free = int(call.artifact.metrics["rules_2"])
-    limited = rules.model_copy(update={"rule_budget": free // 2})
-    made = task_rules_stage(tmp_path, task, cell, limited, max_tokens)
+    given, free = call.call.arguments, int(call.artifact.metrics["rules_2"])
+    limited = given["rules"].model_copy(update={"rule_budget": free // 2})
+    made = task_rules_stage(**{**given, "rules": limited}).build(here(tmp_path))
     assert 0 < made.metrics["rules_2"] <= free // 2 < free

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from support.sites import here
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.corpus import _sources, mixture_stage
+from tasks.stages.corpus import CorpusText, mixture_stage, sources_of_splits
 from umim_core.config.corpus import SPLITS, MixtureCorpus
 from umim_core.text.sources import iter_documents
 
@@ -51,7 +52,8 @@ def docstrings(tmp_path: Path) -> Artifact:
 def test_every_split_holds_all_parts_and_a_part_its_own_test_documents(
     config: MixtureCorpus, docstrings: Artifact, tmp_path: Path
 ) -> None:
-    made = mixture_stage(tmp_path, config, docstrings)
+    text = CorpusText(config)
+    made = mixture_stage(text=text, docstrings=docstrings).build(here(tmp_path))
     for split in SPLITS:
         lines = (made.path / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
@@ -64,7 +66,7 @@ def test_every_split_holds_all_parts_and_a_part_its_own_test_documents(
         )
         first = {json.loads(line)["part"] for line in lines[: len(lines) // 4]}
         assert first == {"book", "notes", "docs"}
-    (book,) = iter_documents(_sources(made, config)["part_book"])
+    (book,) = iter_documents(sources_of_splits(made, text)["part_book"])
     assert book == (tmp_path / "book-test.txt").read_text(encoding="utf-8")
-    notes = iter_documents(_sources(made, config)["part_notes"])
+    notes = iter_documents(sources_of_splits(made, text)["part_notes"])
     assert list(notes)[41] == "test note 1 1\f."

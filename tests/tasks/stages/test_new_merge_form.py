@@ -9,19 +9,19 @@ import pytest
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
+from support.sites import here
 from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import tokenized
-from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
 from tasks.run.stage import Metrics, StageSpec, run_stage
 from tasks.stages.evaluate import evaluate_stage
-from tasks.stages.train import distill_stage
+from tasks.stages.named import NamedBackbone, NamedCheckpoint
+from tasks.stages.train import ModuleTraining, distill_stage
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.corpus import DocstringCorpus
 from umim_core.config.evaluate import EvaluateConfig
 from umim_core.config.form import MERGE_FORMS
-from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, Recipe
+from umim_core.config.recipe import Cell, DistillConfig
 from umim_core.merging import forms
 from umim_core.rules.ruleset import RuleSet
 
@@ -84,19 +84,18 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
     tokens = tokenized(tmp_path, {s: np.arange(n * LENGTH) % 7 + 1 for s, n in sizes.items()})
     filtered = run_stage(tmp_path, StageSpec("rules", 1, {}, {}), rules)
     cell = Cell(backbone=str(tmp_path / "backbone"), kind="normed-mean")
-    recipe = Recipe(
-        name="tiny",
-        corpus=DocstringCorpus(),
-        segment_length=LENGTH,
-        cells=(cell,),
-        distill=DistillConfig(max_steps=4, batch_size=4, bf16=False),
-        cluster=ClusterConfig(workers=0),
+    config = DistillConfig(max_steps=4, batch_size=4, bf16=False)
+    train, valid = tokens.part("train"), tokens.part("valid")
+    training = ModuleTraining(NamedBackbone(cell.backbone), cell.alone(), config, LENGTH, seed=0)
+    distilled = distill_stage(training=training, rules=filtered, train=train, valid=valid).build(
+        here(tmp_path)
     )
-    with ClusterLease(recipe.cluster) as lease:
-        distilled = distill_stage(tmp_path, lease, recipe, cell, tokens, filtered)
-        measured = EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2)
-        checkpoint = distilled.path / "checkpoint"
-        evaluated = evaluate_stage(tmp_path, lease, tokens, checkpoint, measured, LENGTH)
+    evaluated = evaluate_stage(
+        tokens=tokens,
+        checkpoint=NamedCheckpoint(distilled.path / "checkpoint"),
+        config=EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2),
+        segment_length=LENGTH,
+    ).build(here(tmp_path))
     assert type(Checkpoint.load(distilled.path / "checkpoint").module).__name__ == "NormedMean"
     result = CellResult(cell, tokens, filtered, distilled)
     result.settings["WT"], result.evaluations["WT"] = distilled, evaluated

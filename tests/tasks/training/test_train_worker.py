@@ -21,8 +21,10 @@ from transformers import PreTrainedTokenizerBase
 from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
+from tasks.run.site import Site
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.train import distill_stage
+from tasks.stages.named import NamedBackbone
+from tasks.stages.train import ModuleTraining, distill_stage
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.corpus import DocstringCorpus
@@ -37,18 +39,18 @@ LENGTH, STEPS = 16, 40
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of the stage by name, and the recipe without its cluster."""
+    """The inputs of the stage by name, and the recipe."""
 
     made: dict[str, Artifact]
     recipe: Recipe
 
-    def on(self, cluster: ClusterConfig) -> Recipe:
-        return self.recipe.model_copy(update={"cluster": cluster})
-
     def build(self, root: Path, lease: ClusterLease, tokens: str = "tokens") -> Artifact:
-        recipe = self.on(lease.config)
-        cell = recipe.cells[0]
-        return distill_stage(root, lease, recipe, cell, self.made[tokens], self.made["rules"])
+        cell, recipe = self.recipe.cells[0], self.recipe
+        backbone = NamedBackbone(cell.backbone)
+        training = ModuleTraining(backbone, cell.alone(), recipe.distill, LENGTH, recipe.seed)
+        train, valid = (self.made[tokens].part(split) for split in ("train", "valid"))
+        call = distill_stage(training=training, rules=self.made["rules"], train=train, valid=valid)
+        return call.build(Site(root, lease))
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +150,7 @@ def test_a_cell_of_another_form_trains_and_its_checkpoint_says_so(
         artifact = Inputs(inputs.made, recipe).build(tmp_path, lease)
     config = Checkpoint.load(artifact.path / "checkpoint").config
     assert config.form() == cell.form() == ModuleForm().form() | form
-    assert form.items() <= artifact.manifest()["config"].items()
+    assert form.items() <= artifact.manifest()["config"]["training"]["form"].items()
     losses = [row["valid_kl"] for row in read_curve(artifact.path) if "valid_kl" in row]
     assert losses[-1] < losses[0]
 

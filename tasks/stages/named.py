@@ -1,0 +1,179 @@
+"""What stages are given by name: in their keys stands what the name means on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from tasks.run.stage import Artifact, Digest
+from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.baselines.registry import own_model
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.errors import CorpusError
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
+from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSplit
+from umim_core.text.sources import Source, file_digests
+
+
+@dataclass(frozen=True)
+class NamedTokenizer:
+    """The tokenizer of a backbone: which ids a text gets, and which of them are special."""
+
+    name: str
+    revision: str | None = None
+
+    @cached_property
+    def loaded(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self.name, revision=self.revision)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return tokenizer_fingerprint(self.loaded)
+
+    def identity(self) -> Digest:
+        return _digest([self.fingerprint, sorted(special_ids(self.loaded))])
+
+
+@dataclass(frozen=True)
+class NamedBackbone:
+    """Weights, settings and tokenizer."""
+
+    name: str
+    revision: str | None = None
+
+    @cached_property
+    def tokenizer(self) -> NamedTokenizer:
+        return NamedTokenizer(self.name, self.revision)
+
+    def identity(self) -> Digest:
+        weights = backbone_identity(self.name, self.revision)
+        return _digest([weights, self.tokenizer.identity()])
+
+
+@dataclass(frozen=True)
+class NamedCheckpoint:
+    """A checkpoint, or the backbone of one (``base``): every checkpoint of it is the same then."""
+
+    place: Path | str
+    base: bool = False
+
+    @cached_property
+    def directory(self) -> Path:
+        return resolve_checkpoint(self.place).resolve()
+
+    def identity(self) -> Digest:
+        if self.base:
+            return Digest(read_config(self.directory).backbone_fingerprint)
+        return Digest(directory_digest(self.directory))
+
+
+@dataclass(frozen=True)
+class NamedRules:
+    """A rule directory."""
+
+    place: str
+
+    def identity(self) -> Digest:
+        return Digest(RuleSet.load(self.place).digest)
+
+
+@dataclass(frozen=True)
+class NamedMethod:
+    """A baseline, with the model of its own that it chooses by now, if it has one."""
+
+    name: str
+
+    @cached_property
+    def model(self) -> str | None:
+        return own_model(self.name)
+
+    def identity(self) -> dict[str, str | None]:
+        return {"name": self.name, "model": self.model}
+
+
+@dataclass(frozen=True)
+class NamedTask:
+    """A task by its name: how it asks, and what it reads where no corpus is given."""
+
+    name: str
+
+    def identity(self) -> dict[str, object]:
+        task = TASKS.find(self.name)
+        sources = task.sources() if task.corpus is None else []
+        return {**task.key(), **{name: Digest(version) for name, version in sources}}
+
+
+@dataclass(frozen=True)
+class ReadFiles:
+    """Sources that are read where they lie, by name: the content of every file counts."""
+
+    sources: Mapping[str, Source]
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every file by ``<source>:<number>``."""
+        digests = {}
+        for name, source in self.sources.items():
+            try:
+                digests |= file_digests({name: source})
+            except CorpusError as error:
+                part, of_a_mixture, split = name.partition(".")
+                if not of_a_mixture:
+                    raise
+                raise CorpusError(
+                    f"part {part!r} of the corpus needs its {split} documents: {error.rule}",
+                    error.value,
+                    f"Correct corpus.parts.{name}, or run the command in the folder that its "
+                    f"relative paths start from; here they start from {Path.cwd()}.",
+                ) from error
+        return digests
+
+    def identity(self) -> dict[str, Digest]:
+        return {name: Digest(digest) for name, digest in self.digests.items()}
+
+    def check_unchanged(self, when: str, known: object = None) -> None:
+        """Refuse files that are not what is known of them, or what they were when first read."""
+        if file_digests(self.sources) != (self.digests if known is None else known):
+            raise CorpusError(
+                "the corpus files must stay as they are while the pipeline runs",
+                when,
+                "Run the same command again.",
+            )
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The questions of a task that another stage wrote: splits that are read, and how it asks."""
+
+    artifact: Artifact
+    splits: tuple[TaskSplit, ...] = ("train", "valid", "test")
+
+    @cached_property
+    def _task(self) -> dict[str, object]:
+        task: dict[str, object] = self.artifact.manifest()["config"]["task"]
+        return task
+
+    @property
+    def task(self) -> str:
+        return str(self._task["task"])
+
+    @property
+    def form(self) -> QuestionForm:
+        """How they are asked, and what of them is merged."""
+        return QuestionForm(**self._task["form"])  # type: ignore[arg-type]  # as it was recorded
+
+    def file(self, split: TaskSplit) -> Path:
+        return self.artifact.path / f"{split}.jsonl"
+
+    def identity(self) -> dict[str, object]:
+        return self._task | {split: self.artifact.part(f"{split}.jsonl") for split in self.splits}
+
+
+def _digest(parts: list[object]) -> Digest:
+    return Digest(sha256_bytes(canonical_json(parts).encode()))
