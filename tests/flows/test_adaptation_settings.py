@@ -74,7 +74,6 @@ def test_a_setting_from_random_weights_has_the_task_rules_and_its_own_module(run
 
 def test_a_recipe_names_the_settings_it_wants(tmp_path: Path, tiny_run: Walk) -> None:
     raw = tiny_run.recipe.model_dump(mode="json")
-    assert "settings" not in raw["adapt"]  # as in dumps from before there was a choice
     raw["adapt"]["settings"] = ["WT + Rulse"]
     (tmp_path / "own.yaml").write_text(json.dumps(raw), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"Did you mean 'WT \+ Rules'"):

@@ -21,7 +21,7 @@ MEASURED = ("evaluate", "task-score")
 # The function at whose call the process kills itself, which call, when; and what is measured then.
 POINTS = {
     "before anything": (("tasks.stages.evaluate.evaluate_alignment", 1, "before"), []),
-    "inside an evaluation": (("tasks.stages.evaluate.perplexity", 2, "after"), []),
+    "inside an evaluation": (("tasks.stages.evaluate.perplexity_figures", 2, "after"), []),
     "behind the score of a task": (
         ("tasks.stages.evaluate.evaluate_task", 2, "after"),
         ["evaluate", "task-score", "evaluate"],

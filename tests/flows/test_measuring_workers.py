@@ -35,7 +35,7 @@ def driver_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    for name in ("evaluate_alignment", "perplexity", "evaluate_task"):
+    for name in ("evaluate_alignment", "perplexity_figures", "evaluate_task"):
         monkeypatch.setattr(stage, name, elsewhere(getattr(stage, name)))
 
 
