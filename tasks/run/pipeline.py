@@ -133,7 +133,7 @@ class PipelineRun(Generic[R]):
         name = call.stage.name
         shown = " ".join(part for part in (name, label, setting) if part)
         started = task(
-            partial(call.build, self.site),
+            lambda: call.build(self.site),
             name=name,
             task_run_name=shown,
             cache_policy=NO_CACHE,
