@@ -13,7 +13,7 @@ from flows.adaptation_curves import (
     rules_of_task,
     training_of,
 )
-from tasks.data.table_sources import (
+from tasks.stages.table_sources import (
     TableQuestions,
     check_data,
     check_limits,

@@ -29,7 +29,7 @@ from tasks.data.table_jobs import (
     score_shard,
     table_row,
 )
-from tasks.data.table_sources import TableQuestions, mined_task
+from tasks.stages.table_sources import TableQuestions, mined_task
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, Metrics, stage
 from tasks.stages.named import NamedCheckpoint, NamedMethod, ReadFiles
