@@ -13,12 +13,6 @@ from flows.adaptation_curves import (
     rules_of_task,
     training_of,
 )
-from tasks.stages.table_sources import (
-    TableQuestions,
-    check_data,
-    check_limits,
-    named_backbone,
-)
 from tasks.plan.planner import Planner
 from tasks.report.compare import (
     CellResult,
@@ -63,6 +57,12 @@ from tasks.stages.table import (
     shards_stage,
     table_stage,
     text_stage,
+)
+from tasks.stages.table_sources import (
+    TableQuestions,
+    check_data,
+    check_limits,
+    named_backbone,
 )
 from tasks.stages.train import distill_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures

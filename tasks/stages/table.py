@@ -29,10 +29,10 @@ from tasks.data.table_jobs import (
     score_shard,
     table_row,
 )
-from tasks.stages.table_sources import TableQuestions, mined_task
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, Metrics, stage
 from tasks.stages.named import NamedCheckpoint, NamedMethod, ReadFiles
+from tasks.stages.table_sources import TableQuestions, mined_task
 from umim_core.adaptation.choices import ragged
 from umim_core.addresses import is_address
 from umim_core.backbone.fingerprint import special_ids
