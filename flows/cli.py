@@ -204,15 +204,14 @@ def log_lm_eval(
 ) -> None:
     """Write results of lm_eval to MLflow: figures, settings, and the logged samples as tables."""
     from tasks.tracking.harness_results import find_results, log_results
-    from tasks.tracking.mlflow_store import Store
     from tasks.tracking.tracker import Tracker
 
-    result_files, tracker = find_results(path), Tracker()
-    store, rows, lines = Store(tracker.uri, tracker.root), [], []
-    for results in result_files:
-        logged = log_results(store, results, tracker.owner)
-        rows.append({**vars(logged), "file": str(results.path), "samples": [*results.samples]})
-        lines.append(f"{results.name}: run {logged.run_id}{'' if logged.new else ', was there'}")
+    tracker, rows, lines = Tracker(), [], []
+    for results in find_results(path):
+        logged = log_results(tracker, results)
+        rows.append({**logged, "file": str(results.path), "samples": [*results.samples]})
+        new = "" if logged["new"] else ", was there"
+        lines.append(f"{results.name}: run {logged['run_id']}{new}")
         if not results.samples:
             lines.append("  no samples: lm_eval --log_samples writes them")
     emit({"runs": rows}, lines, as_json)

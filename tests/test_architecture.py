@@ -31,7 +31,7 @@ DOORS = {
     "ray": ("tasks/", "flows/", "infra/", "benchmarks/"),
     "prefect": ("tasks/", "flows/", "infra/"),
     "deepspeed": ("tasks/", "benchmarks/"),
-    "mlflow": ("tasks/tracking/mlflow_store.py",),
+    "mlflow": ("tasks/tracking/tracker.py",),
     "lm_eval": ("umim_core/evaluation/", "packaging/", "benchmarks/"),
 }
 HEAVY = ("torch", "transformers", "datasets", "numba", "pyarrow", "pandas", "tokenizers", "numpy")

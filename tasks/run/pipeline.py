@@ -39,8 +39,7 @@ from tasks.run.site import Site
 from tasks.run.stage import Artifact, StageCall, time_lines, verifying_once
 from tasks.storage.remote_root import remote_root
 from tasks.tracking.compare_view import COMPARISON_VIEW, adaptation_view
-from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, LiveMetrics, Pages, Tracker
-from tasks.tracking.tracking_values import RunInput, Status
+from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, Pages, RunInput, Status, Tracker
 from umim_core.addresses import redacted
 from umim_core.backbone.devices import release_memory
 from umim_core.checkpoint.checkpoint_files import read_config
@@ -140,7 +139,7 @@ class PipelineRun(Generic[R]):
             persist_result=False,
         )
         of = " ".join(part for part in (label, setting) if part)
-        live = LiveMetrics(self.tracker, self.key, shown)
+        live = partial(self.tracker.live, self.key, shown)
         with listening(live, of):
             try:
                 artifact: Artifact = started()
@@ -260,7 +259,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
             name=f"{flow_name} {recipe.name}",
             description=note.strip(),
         )
-        killed = tracker.reconnected()  # a stop must not wait for the connection of this thread
+        killed = Tracker(root=root)  # a stop must not wait for what this thread writes
         with on_stop(partial(killed.finish, key, "KILLED")):
             finished = False
             try:

@@ -23,7 +23,7 @@ import httpx
 import psutil
 
 from tasks.cluster.ray_cluster import CHECKOUT
-from tasks.tracking.tracking_values import sqlite_address
+from tasks.tracking.tracker import sqlite_address
 from umim_core.errors import ClusterError
 from umim_core.store.disk import write_bytes
 from umim_core.store.locking import directory_lock

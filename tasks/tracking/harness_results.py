@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tasks.tracking.mlflow_store import CREATION_SECONDS, UPLOAD_SECONDS, Owner, Store
-from tasks.tracking.tracking_values import StoredRun, fit_name, flatten
+from tasks.tracking.tracker import Tracker
 from umim_core.errors import EvaluationError, require
 from umim_core.store.artifacts import sha256_file
 
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
 _DATED: Final = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)\.json$")
 _NAME_CHARS: Final = 250  # of a run, in MLflow's table of runs
-_CONNECT_SECONDS: Final = 10
 _TASK_BYTES: Final = 200  # with the rest of the name of its samples' file 255
 _REMEDY: Final = "Run lm_eval with --output_path DIR --log_samples, then name DIR."
 # Besides config: what decides the figures. Task configurations stay in the file.
@@ -44,15 +45,14 @@ class HarnessResults:
         name = f"lm-eval {self.content['config']['model']}: {', '.join(self.content['results'])}"
         return name if len(name) <= _NAME_CHARS else f"{name[: _NAME_CHARS - 3]}..."
 
-    def params(self) -> dict[str, str]:
-        """Return the settings by dotted name, ``umim.module_digest`` among them."""
+    def params(self) -> dict[str, object]:
+        """Return the settings, ``umim.module_digest`` among them."""
         config = dict(self.content["config"])
         if isinstance(model_args := config.get("model_args"), str):
             # None: "" of a model's defaults.
             parts = [part for part in model_args.split(",") if part]
             config["model_args"] = dict(part.partition("=")[::2] for part in parts)
-        described = {name: self.content[name] for name in _DESCRIBED if name in self.content}
-        return flatten({**config, **described})
+        return config | {name: self.content[name] for name in _DESCRIBED if name in self.content}
 
     def metrics(self) -> dict[str, float]:
         """Return all figures: ``TASK/acc``, ``TASK/acc_stderr``, ``TASK/exact_match.FILTER``."""
@@ -62,7 +62,7 @@ class HarnessResults:
                 metric, comma, chosen = field.partition(",")
                 if comma and isinstance(value, int | float) and not isinstance(value, bool):
                     ending = "" if chosen == "none" else f".{chosen}"
-                    figures[fit_name(f"{task}/{metric}{ending}")] = float(value)
+                    figures[f"{task}/{metric}{ending}"] = float(value)
         return figures
 
     def table(self, task: str) -> dict[str, list[object]]:
@@ -74,25 +74,22 @@ class HarnessResults:
         with path.open(encoding="utf-8", errors="surrogateescape") as file:
             for number, line in enumerate(file, 1):
                 try:
-                    rows.append(_flat_sample(json.loads(line)))
-                    json.dumps(rows[-1], ensure_ascii=False).encode()
+                    sample = json.loads(line)
+                    prompt = sample["arguments"]["gen_args_0"]["arg_0"]
+                    row = {"doc_id": sample["doc_id"], "prompt": prompt, **sample}
+                    for name, value in row.items():
+                        if isinstance(value, dict | list):
+                            row[name] = json.dumps(value, ensure_ascii=False)
+                    json.dumps(row, ensure_ascii=False).encode()
                 except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
                     raise EvaluationError(
                         "a line of logged samples must be a question as lm-eval writes it",
                         f"{path}, line {number}: {type(error).__name__}: {error}",
                         "Run lm_eval again.",
                     ) from error
+                rows.append(row)
         columns = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in columns}
-
-
-@dataclass(frozen=True)
-class LoggedResults:
-    """Run of a results file: its id, its experiment's, and whether it is new."""
-
-    run_id: str
-    experiment_id: str
-    new: bool
 
 
 def find_results(path: Path) -> list[HarnessResults]:
@@ -105,30 +102,38 @@ def find_results(path: Path) -> list[HarnessResults]:
     return [_read(results) for results in paths]
 
 
-def log_results(store: Store, results: HarnessResults, owner: Owner) -> LoggedResults:
-    """Write settings, figures, samples and the file itself as one run; a finished one stays."""
+def log_results(tracker: Tracker, results: HarnessResults) -> dict[str, object]:
+    """Write settings, figures, samples and the file itself as one run; a finished one stays.
+
+    Returns:
+        Ids of run and experiment, and whether the run is new.
+    """
     tables = {task: results.table(task) for task in results.samples}
-    time_ms = int(1000 * float(results.content["date"]))
-    with store.session(CREATION_SECONDS, _CONNECT_SECONDS, UPLOAD_SECONDS):
-        run = store.ensure("harness", results.key, results.name, owner, time_ms=time_ms)
-        if new := run.status != "FINISHED":
-            _write(store, run, results, tables)
-        return LoggedResults(run.run_id, store.experiment_id, new)
+    began = int(1000 * float(results.content["date"]))
+    took = int(1000 * float(results.content.get("total_evaluation_time_seconds") or 0))
 
+    def files(run: Run) -> None:
+        for task, columns in tables.items():
+            tracker.client.log_table(run.info.run_id, columns, f"samples/{task}.json")
+        tracker.log_files(run, [results.path])
 
-def _write(
-    store: Store,
-    run: StoredRun,
-    results: HarnessResults,
-    tables: Mapping[str, Mapping[str, Sequence[object]]],
-) -> None:
-    points = [(name, 0, value) for name, value in results.metrics().items()]
-    store.log(run.run_id, results.params(), points, time_ms=run.start_time_ms)
-    for task, columns in tables.items():
-        store.log_table(run.run_id, columns, f"samples/{task}.json")
-    store.log_files(run.run_id, [results.path])
-    seconds = float(results.content.get("total_evaluation_time_seconds") or 0)
-    store.set_status(run.run_id, "FINISHED", run.start_time_ms + int(1000 * seconds))
+    with tracker.session():
+        before = tracker.find("harness", results.key)
+        new = before is None or before.info.status != "FINISHED"
+        if before is not None and new:  # killed: MLflow would add its tables' rows once more
+            tracker.client.delete_run(before.info.run_id)
+        run = tracker.record(
+            "harness",
+            results.key,
+            results.name,
+            results.params(),
+            [(name, 0, value) for name, value in results.metrics().items()],
+            {},
+            time_ms=began,
+            end_ms=began + took,
+            more=files,
+        )
+        return {"run_id": run.info.run_id, "experiment_id": tracker.experiment_id, "new": new}
 
 
 def _read(path: Path) -> HarnessResults:
@@ -156,10 +161,9 @@ def _read(path: Path) -> HarnessResults:
             repr(task),
             _REMEDY,
         )
-    samples: dict[str, Path] = {}
-    if date := _date(path):
-        files = {task: path.with_name(f"samples_{task}_{date}.jsonl") for task in results}
-        samples = {task: file for task, file in files.items() if file.is_file()}
+    date = _date(path)
+    files = {task: path.with_name(f"samples_{task}_{date}.jsonl") for task in results}
+    samples = {task: file for task, file in files.items() if date and file.is_file()}
     return HarnessResults(path, sha256_file(path), content, samples)
 
 
@@ -167,11 +171,3 @@ def _date(path: Path) -> str:
     """Return the date in the name of a results file, which its samples share; empty for none."""
     match = _DATED.search(path.name)
     return match[1] if match else ""
-
-
-def _flat_sample(sample: Mapping[str, Any]) -> dict[str, object]:
-    prompt = sample["arguments"]["gen_args_0"]["arg_0"]
-    return {"doc_id": sample["doc_id"], "prompt": prompt} | {
-        name: json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
-        for name, value in sample.items()
-    }

@@ -1,14 +1,15 @@
-"""Records of a pipeline: its run, its stages, the comparison, its checkpoints.
+"""The only ``import mlflow``: a pipeline's run, its stages, the comparison and the checkpoints.
 
-Numbers go to the store at once, files at the end of a run, behind all numbers. What a store that is
-away misses waits in memory and is written as soon as it answers; such a store costs a run ten
-seconds in all, slow files aside. What is missing at the end is written when the same command runs
-again, since finished stages are found and every record may be written twice: runs are found by
-their key, points carry step and time.
+Numbers are sent when a stage ends, files at the end of a run, each once. What a store that is away
+misses is sent once more at the end; what is still missing then, the same command records when it
+runs again, since finished stages are found and every record may be written twice: runs are found by
+their key, points carry step and time. Every call names its run, because MLflow's active run is kept
+per thread and Prefect uses threads. MLflow is imported at first use.
 """
 
 from __future__ import annotations
 
+import getpass
 import logging
 import math
 import os
@@ -16,55 +17,71 @@ import re
 import shlex
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import quote
 
 from tasks.cluster.ray_cluster import CHECKOUT
+from tasks.storage.remote_root import refusals
 from tasks.tracking.compare_view import COMPARISON_VIEW, SOURCE_TAG, described, shared_view
-from tasks.tracking.mlflow_store import (
-    CALL_SECONDS,
-    CREATION_SECONDS,
-    UPLOAD_SECONDS,
-    Owner,
-    Store,
-    StoreAwayError,
-    owner_of,
-)
-from tasks.tracking.tracking_values import (
-    Curve,
-    RunInput,
-    Status,
-    StoredRun,
-    fit_name,
-    flatten,
-    require_key,
-    sqlite_address,
-)
-from umim_core.addresses import redacted
-from umim_core.checkpoint.checkpoint_index import artifact_root
-from umim_core.errors import ArtifactError, TrackingError
-from umim_core.store.artifacts import directory_digest
+from umim_core.addresses import redacted, scrubbed
+from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
+from umim_core.errors import ArtifactError, LockError, TrackingError, require
+from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.disk import write_bytes
+from umim_core.store.locking import directory_lock
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 logger = logging.getLogger("umim.tracking")
+Point = tuple[str, int, float]  # metric, step, value
+Metrics = Mapping[str, float | None]
+Curve = Sequence[tuple[int, float]]
+Kind = Literal["pipeline", "stage", "comparison", "harness"]
+Status = Literal["FINISHED", "FAILED", "KILLED"]
 RECIPE_TAG: Final = "umim.recipe"
 PREFECT_TAG: Final = "umim.prefect_flow_run"
-_PATIENCE_SECONDS: Final = 10.0  # that a run may lose to a server that does not answer
-_LOCKED_SECONDS: Final = 60  # that another process may hold a store without a server
-_REST_SECONDS: Final = 30.0  # before it is asked again
-_HURRY_SECONDS: Final = 2.0  # that a run which is being stopped, or asks again, may lose
-_UPLOADS: Final = 2  # tries of each file
-_OWNER_FOLDER: Final = "tracking-spool"  # former versions kept more in it
-_UNFIT: Final = re.compile(r"[^\w.\-:]+")  # what MLflow refuses in the name of a metric, and spaces
-_LOCAL_UI: Final = "http://127.0.0.1:5000"
-_WORK: Final = "workflowType=machine_learning"
+_NAME: Final = "umim"  # of the experiment, and of the registered model
+_SPOOL: Final = "tracking-spool"  # former versions kept more in it
+_SETTINGS: Final = {  # of MLflow and of Postgres' client, unless somebody set them
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # seven take minutes
+    "PGCONNECT_TIMEOUT": "5",
+}
+_ANSWER_SECONDS: Final = 5.0  # in which a server must say that it is there
+_MAKING_SECONDS: Final = 300.0  # that another process may need to make a database's tables
+_REST_SECONDS: Final = 10.0  # in which a store that was away is not asked again
+_DATABASES: Final = ("sqlite", "postgresql", "mysql", "mssql")
+_BATCH: Final = {"params": 100, "tags": 100, "metrics": 1000}  # MLflow takes no more in a call
+_MAX_VALUE_CHARS: Final = 500
+_NOT_IN_NAMES: Final = re.compile(r"[^\w\-. /:]")
+_NOT_IN_QUERIES: Final = re.compile(r"[^\w.\-@]+")
+_SECRET_NAME: Final = re.compile(
+    r"(^|[._-])(token|auth|password|passwd|secret|api_?key|credentials?)$", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class RunInput:
+    """A data set that a run read."""
+
+    name: str
+    digest: str
+    source: str
+    context: str = "training"
 
 
 @dataclass(frozen=True)
 class Pages:
-    """Addresses of a pipeline's pages in MLflow."""
+    """Addresses of a pipeline's pages in MLflow, and the command that shows them if none does."""
 
     run: str
     compare: str
@@ -79,33 +96,72 @@ class Pages:
         return f"{self.command}, then {self.compare}" if self.command else self.compare
 
 
-class Tracker:
-    """Write runs to one MLflow experiment.
+def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Flatten nested configuration to dotted names and short text values.
 
-    A store that is away is no error. Threads may share a tracker.
+    Returns:
+        ``{"distill.steps": "60", "taus": "[5, 50]"}``. Values of names such as ``api_key`` are
+        hidden, user names and passwords in addresses, too; long values are cut (the stage's
+        manifest holds them whole).
+    """
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        full = fit_name(f"{prefix}{name}")
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{full}.")
+            continue
+        text = "***" if _SECRET_NAME.search(full) else scrubbed(str(value))
+        flat[full] = text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "..."
+    return flat
+
+
+def fit_name(name: str) -> str:
+    """Return a name with the signs alone that MLflow takes: ``pass@1`` is ``pass_at_1``."""
+    return _NOT_IN_NAMES.sub("_", name.replace("@", "_at_"))
+
+
+def sqlite_address(file: Path) -> str:
+    """Return the address of a database file as SQLAlchemy reads it: ``a?b`` is ``a%3Fb``."""
+    return f"sqlite:///{quote(str(file), safe='/ ')}"
+
+
+class Tracker:
+    """Write runs to one MLflow experiment, which is made if it is not there.
+
+    A store that is away is no error of a pipeline's records. Threads may share a tracker.
     """
 
     def __init__(self, uri: str | None = None, root: Path | None = None) -> None:
         default = sqlite_address(CHECKOUT / "mlflow.db")
         self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or default
         self.root = (root or artifact_root()).resolve()
-        self._store = Store(self.uri, self.root)
+        self.experiment_id = ""  # from the first session on
+        self._client: MlflowClient | None = None
+        self._served = self.uri.startswith(("http://", "https://"))
         self._recipes: dict[str, str] = {}  # by key of a pipeline that was opened here
-        self._waiting: deque[Callable[[Store], None]] = deque()  # numbers not yet written
-        self._files: list[Callable[[Store], None]] = []  # uploads for the end of a run
+        self._missed: list[Callable[[], None]] = []
+        self._files: list[Callable[[], None]] = []  # uploads for the end of a run
         self._busy = threading.Lock()
-        self._longest = CALL_SECONDS if self._store.served else _LOCKED_SECONDS
-        self._left, self._rests_until = max(_PATIENCE_SECONDS, self._longest), 0.0
-        self._away, self._reason = False, ""  # whether the last call failed; why one did
+        self._rests_until = 0.0
+        self._reason: object = None  # of the newest failure
 
-    @property
-    def owner(self) -> Owner:
-        """Tags of the runs of this root and user: others of equal keys are left alone."""
-        return owner_of(self.root / _OWNER_FOLDER)
+    @cached_property
+    def owner(self) -> dict[str, str]:
+        """Tags of the runs of this root and user: others of equal keys are left alone.
 
-    def reconnected(self) -> Tracker:
-        """Return a tracker of the same store with a connection and a patience of its own."""
-        return Tracker(self.uri, self.root)
+        A root in object storage is one, whichever machine works on it.
+        """
+        address = remote_address()
+        if address is not None and self.root == artifact_root():
+            identity = sha256_bytes(address.rstrip("/").encode())[:32]
+        else:
+            identity = _root_id(self.root / _SPOOL / "root-id")
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container's user may have no name
+            user = str(os.getuid())
+        # MLflow's pages have a column for the second.
+        return {"umim.root": identity, "mlflow.user": _NOT_IN_QUERIES.sub("_", user)}
 
     def pipeline_run(
         self,
@@ -122,32 +178,34 @@ class Tracker:
             self._recipes[key] = tags[RECIPE_TAG]
         time_ms = _now()
 
-        def write(store: Store) -> None:
-            run = self._pipeline(store, key, time_ms, name)
-            new = {} if run.status == "FINISHED" else flatten(params)
-            store.log(run.run_id, params=new, tags={**(tags or {}), **note})
-            if run.status not in ("FINISHED", "RUNNING"):
-                store.set_status(run.run_id, "RUNNING", time_ms)
+        def write() -> None:
+            run = self._pipeline(key, time_ms, name)
+            new = {} if run.info.status == "FINISHED" else params
+            self._log(run, new, tags={**(tags or {}), **note})
+            if run.info.status not in ("FINISHED", "RUNNING"):
+                self.client.update_run(run.info.run_id, "RUNNING")
 
-        require_key(key)
         self._write(write)
 
-    def points(self, pipeline: str, points: Sequence[tuple[str, int, float]]) -> None:
-        """Add points (metric, step, value) to a pipeline; NaN and infinities are left out."""
-        time_ms, named = _now(), _finite(points)
+    def live(self, pipeline: str, stage: str, points: Mapping[str, tuple[int, float]]) -> None:
+        """Add points (step, value) of a stage under way to its pipeline, as ``live/...``.
+
+        A finished stage has a run of its own with all of them.
+        """
+        time_ms, fit = _now(), re.sub(r"[^\w.\-:]+", " ", stage)
+        named = [(f"live/{fit}/{name}", step, value) for name, (step, value) in points.items()]
         self._write(
-            lambda store: store.log(
-                self._pipeline(store, pipeline, time_ms).run_id, points=named, time_ms=time_ms
-            )
+            lambda: self._log(self._pipeline(pipeline, time_ms), points=named, time_ms=time_ms),
+            again=False,
         )
 
     def stage_run(
         self,
         pipeline: str,
         stage: str,
-        artifact_key: str,
+        key: str,
         params: Mapping[str, object],
-        metrics: Mapping[str, float | None],
+        metrics: Metrics,
         curves: Mapping[str, Curve] | None = None,
         artifacts: Sequence[Path] = (),
         inputs: Sequence[RunInput] = (),
@@ -155,32 +213,26 @@ class Tracker:
         tags: Mapping[str, str] | None = None,
     ) -> None:
         """Record a finished stage under its pipeline; a stage recorded before is left alone."""
-        curve_points = [(n, s, v) for n, curve in (curves or {}).items() for s, v in curve]
-        key, time_ms = require_key(artifact_key), _now()
+        points = [(n, s, v) for n, curve in (curves or {}).items() for s, v in curve]
+        points += _final(metrics)
+        name, time_ms = f"{stage} {key[:8]}", _now()
 
-        def write(store: Store) -> None:
-            parent = self._pipeline(store, pipeline, time_ms).run_id
-            of = {"umim.stage": stage, "mlflow.parentRunId": parent, **(tags or {})}
-            name = f"{stage} {key[:8]}"
-            run = store.ensure("stage", key, name, self.owner, of, time_ms=time_ms)
+        def write() -> None:
+            parent = self._pipeline(pipeline, time_ms)
+            of = {"umim.stage": stage, "mlflow.parentRunId": parent.info.run_id, **(tags or {})}
+            run = self.record("stage", key, name, params, points, of, inputs, time_ms=time_ms)
             # A stage shared by several pipelines has one run; each pipeline says which.
-            store.log(parent, tags={f"umim.stage.{stage}.{key[:8]}": run.run_id})
-            if run.status != "FINISHED":
-                _describe(store, run, params, _final(metrics) + _finite(curve_points))
-                store.log_inputs(run.run_id, inputs)
-                store.set_status(run.run_id, "FINISHED", time_ms)
+            self._log(parent, tags={f"umim.stage.{stage}.{key[:8]}": run.info.run_id})
 
         self._write(write)
         if artifacts:
-            self._files.append(
-                lambda store: store.log_files(self._stage(store, key).run_id, artifacts)
-            )
+            self._files.append(lambda: self.log_files(self._stage(key), artifacts))
 
     def comparison_run(
         self,
         key: str,
         params: Mapping[str, object],
-        metrics: Mapping[str, float | None],
+        metrics: Metrics,
         *,
         name: str | None = None,
         pipeline: str | None = None,
@@ -189,193 +241,323 @@ class Tracker:
         """Record one flat row of the comparison, so that Compare finds everything in one run."""
         recipe = None if pipeline is None else self._recipes.get(pipeline)
         shown = described({n: v for n, v in params.items() if v is not None}, recipe)
-        points, flat, time_ms = _final(metrics), flatten(shown), _now()
+        points, time_ms = _final(metrics), _now()
         title = f"{recipe}: {name or key}" if recipe else name or key
 
-        def write(store: Store) -> None:
-            labels = {SOURCE_TAG: "this run", **(tags or {})}
+        def write() -> None:
+            of = {SOURCE_TAG: "this run", **(tags or {})}
             if pipeline is not None:
-                labels["umim.pipeline"] = self._pipeline(store, pipeline, time_ms).run_id
-            run = store.ensure("comparison", key, title, self.owner, labels, time_ms=time_ms)
-            if run.status != "FINISHED":
-                _describe(store, run, shown, points)
-                store.set_status(run.run_id, "FINISHED", time_ms)
-            view = shared_view({measured for measured, _, _ in points}, flat)
-            if view is not None:
-                store.share_view(*view)
+                of["umim.pipeline"] = self._pipeline(pipeline, time_ms).info.run_id
+            self.record("comparison", key, title, shown, points, of, time_ms=time_ms)
+            view = shared_view({measured for measured, _, _ in points}, flatten(shown))
+            if view is not None:  # a link can ask for it by its name
+                self.client.set_experiment_tag(
+                    self.experiment_id, f"mlflow.sharedViewState.{view[0]}", view[1]
+                )
 
-        require_key(key)
         self._write(write)
 
     def attach(self, pipeline: str, paths: Sequence[Path], *, replace: bool = True) -> None:
         """Send files or folders to keep with a pipeline at its end."""
         time_ms = _now()
         self._files.append(
-            lambda store: store.log_files(
-                self._pipeline(store, pipeline, time_ms).run_id, paths, replace=replace
-            )
+            lambda: self.log_files(self._pipeline(pipeline, time_ms), paths, replace=replace)
         )
 
     def register_checkpoint(
         self, backbone: str, directory: Path, stage_key: str, *, alias: bool = True
     ) -> None:
-        """Put a checkpoint directory into the registry, as it is, and point an alias there.
+        """Make a stage's checkpoint a version of the registered model ``umim`` at the run's end.
 
-        It becomes a version of the registered model ``umim``; an equal checkpoint of the same stage
-        keeps its version.
+        The alias of the backbone points there, if that is asked for.
         """
-        require_key(stage_key)
-        folder = re.sub(r"[^\w\-]+", "-", backbone)
+        name = re.sub(r"[^\w\-]+", "-", backbone)
 
-        def send(store: Store) -> None:
-            run = self._stage(store, stage_key)
-            of = directory_digest(directory), backbone
-            store.register(run.run_id, directory, folder, *of, alias=alias)
+        def send() -> None:
+            client, run = self.client, self._stage(stage_key)
+            if not client.search_registered_models(f"name = '{_NAME}'"):
+                client.create_registered_model(_NAME)
+            run_id, folder = run.info.run_id, f"checkpoint/{name}"
+            versions = [*client.search_model_versions(f"run_id = '{run_id}'")]
+            if not versions:
+                client.log_artifacts(run_id, str(directory), folder)
+                source, tags = f"{run.info.artifact_uri}/{folder}", {"umim.backbone": backbone}
+                versions.append(
+                    client.create_model_version(
+                        _NAME, source, run_id, tags, await_creation_for=None
+                    )
+                )
+            if alias:
+                client.set_registered_model_alias(_NAME, name, str(versions[0].version))
 
         self._files.append(send)
 
     def finish(self, pipeline: str, status: Status = "FINISHED") -> None:
         """Close a pipeline, send its files unless it was stopped, and warn of what is missing."""
-        stopped, time_ms = status == "KILLED", _now()
-        if stopped:
-            self._left = min(self._left, _HURRY_SECONDS)
+        time_ms = _now()
 
-        def close(store: Store) -> None:
-            run = self._pipeline(store, pipeline, time_ms)
-            if run.status != "FINISHED":  # a later try of the same pipeline only found what it made
-                store.set_status(run.run_id, status, time_ms)
+        def close() -> None:
+            run = self._pipeline(pipeline, time_ms)
+            if run.info.status != "FINISHED":  # a later try only found what an earlier one made
+                self.client.set_terminated(run.info.run_id, status, time_ms)
 
         self._rests_until = 0.0
-        self._write(close, last=True)
-        if stopped:
+        if status == "KILLED":
+            self._write(close)
             return
-        for _ in range(0 if self._waiting else _UPLOADS):
-            self._files = [send for send in self._files if not self._upload(send)]
-        if self._waiting or self._files:
+        records, self._missed = [*self._missed, close], []
+        files, self._files = self._files, []
+        for record in records:
+            self._write(record)
+        unsent = sum(not self._write(send, again=False) for send in files)
+        if self._missed or unsent:
             logger.warning(
                 "MLflow lacks a part of this run: %d records, files of %d stages or checkpoints "
                 "(%s). Run the same command again once it answers: it records what is missing",
-                len(self._waiting),
-                len(self._files),
+                len(self._missed),
+                unsent,
                 self._reason,
             )
 
     def pages(self, pipeline: str, view: str = COMPARISON_VIEW) -> Pages | None:
         """Return where a pipeline and a view of its rows are shown; None if that is not known."""
-        runs: list[tuple[str, str]] = []
-
-        def look(store: Store) -> None:
-            run = store.find("pipeline", pipeline, self.owner)
-            if run is not None:
-                runs.append((store.experiment_id, run.run_id))
-
-        with self._busy:
-            if self._resting() or not self._done(look, CALL_SECONDS) or not runs:
-                return None
-        [(experiment, run_id)] = runs
-        ui = self.uri if self._store.served else _LOCAL_UI
-        place = f"{redacted(ui).rstrip('/')}/#/experiments/{experiment}/runs"
+        found: list[Run | None] = []
+        self._write(lambda: found.append(self.find("pipeline", pipeline)), again=False)
+        if not found or found[0] is None:
+            return None
+        ui = self.uri if self._served else "http://127.0.0.1:5000"
+        place = f"{redacted(ui).rstrip('/')}/#/experiments/{self.experiment_id}/runs"
+        work = "workflowType=machine_learning"  # else MLflow shows pages of prompts and traces
         start = f"mlflow ui --backend-store-uri {shlex.quote(redacted(self.uri))}"
         return Pages(
-            # Without the type of work MLflow's pages are those of prompts and traces.
-            run=f"{place}/{run_id}?{_WORK}",
-            compare=f"{place}?{_WORK}&compareRunsMode=CHART&viewStateShareKey={view}",
-            command=None if self._store.served else start,
+            run=f"{place}/{found[0].info.run_id}?{work}",
+            compare=f"{place}?{work}&compareRunsMode=CHART&viewStateShareKey={view}",
+            command=None if self._served else start,
         )
 
-    def _pipeline(
-        self, store: Store, pipeline: str, time_ms: int, name: str | None = None
-    ) -> StoredRun:
-        called = name or f"pipeline {pipeline[:8]}"
-        return store.ensure("pipeline", pipeline, called, self.owner, time_ms=time_ms)
+    def _write(self, record: Callable[[], None], *, again: bool = True) -> bool:
+        """Make one attempt to write, and return whether the store took it.
 
-    def _stage(self, store: Store, key: str) -> StoredRun:
-        run = store.find("stage", key, self.owner)
+        A store that was away a moment ago is not asked: many records must not wait in turn.
+        """
+        with self._busy:
+            if time.monotonic() >= self._rests_until:
+                answered = False
+                try:
+                    with self.session():
+                        answered = True
+                        record()
+                    return True
+                except (TrackingError, ArtifactError, LockError) as error:  # a full disk, say
+                    if error.value != self._reason:
+                        logger.warning("MLflow lacks a record, the run goes on: %s", error)
+                    self._reason = error.value
+                    self._rests_until = 0.0 if answered else time.monotonic() + _REST_SECONDS
+            if again:
+                self._missed.append(record)
+        return False
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Hold the store for a few writes: whatever refuses one is a TrackingError."""
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            if self._served:
+                _ask(self.uri)
+            if self._client is None:
+                with _database(self.uri):
+                    self._client = self._connected()
+            yield
+        except (MlflowException, SQLAlchemyError, ImportError, *refusals()) as error:
+            self._client = None
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise TrackingError(
+                "the tracking store must answer, and take what is written",
+                scrubbed(f"{self.uri}: {reason}", self.uri),
+                "Start the server or set MLFLOW_TRACKING_URI.",
+            ) from error
+
+    @property
+    def client(self) -> MlflowClient:
+        """MLflow's client, in a session."""
+        if self._client is None:
+            raise TrackingError("the store is used inside `with tracker.session()`")
+        return self._client
+
+    def _connected(self) -> MlflowClient:
+        from mlflow import MlflowClient
+
+        for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+        client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+        experiment = client.get_experiment_by_name(_NAME)
+        if experiment is None:
+            place = None if self._served else (self.root / "mlruns").as_uri()
+            self.experiment_id = client.create_experiment(_NAME, place)
+            return client
+        require(
+            experiment.lifecycle_stage == "active",
+            TrackingError,
+            "the MLflow experiment must not be deleted",
+            _NAME,
+            "Restore it with `mlflow experiments restore`.",
+        )
+        self.experiment_id = experiment.experiment_id
+        return client
+
+    def find(self, kind: Kind, key: str) -> Run | None:
+        """Return the run of (kind, key), the first if there are several."""
+        tags = {"umim.key": key, "umim.kind": kind, **self.owner}
+        query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+        runs = self.client.search_runs([self.experiment_id], query)
+        return min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
+
+    def _ensure(
+        self, kind: Kind, key: str, name: str, tags: Mapping[str, str], time_ms: int
+    ) -> Run:
+        """Find the run of (kind, key) or make it, in one process of a root at a time."""
+        if (run := self.find(kind, key)) is not None:
+            return run
+        labels = {**tags, **self.owner, "umim.key": key, "umim.kind": kind}
+        with directory_lock(self.root / _SPOOL / "runs", wait_seconds=None):
+            return self.find(kind, key) or self.client.create_run(
+                self.experiment_id, time_ms, labels, name
+            )
+
+    def _pipeline(self, key: str, time_ms: int, name: str | None = None) -> Run:
+        return self._ensure("pipeline", key, name or f"pipeline {key[:8]}", {}, time_ms)
+
+    def _stage(self, key: str) -> Run:
+        run = self.find("stage", key)
         if run is None:
             raise TrackingError("files must belong to a stage that is recorded", key)
         return run
 
-    def _write(self, call: Callable[[Store], None], *, last: bool = False) -> None:
-        """Write a record behind those that wait, as far as the store answers."""
-        _ = self.owner  # a disk that refuses it is an error of its own
-        with self._busy:
-            self._waiting.append(call)
-            while self._waiting and not self._resting(last=last):
-                seconds = max(1, int(min(CALL_SECONDS, self._left)))
-                if not self._done(self._waiting[0], seconds):
-                    return
-                self._waiting.popleft()
+    def record(
+        self,
+        kind: Kind,
+        key: str,
+        name: str,
+        params: Mapping[str, object],
+        points: Sequence[Point],
+        tags: Mapping[str, str],
+        inputs: Sequence[RunInput] = (),
+        *,
+        time_ms: int,
+        end_ms: int | None = None,
+        more: Callable[[Run], None] = lambda run: None,
+    ) -> Run:
+        """Write a run and finish it, after ``more`` of it; a finished one stays as it is."""
+        run = self._ensure(kind, key, name, tags, time_ms)
+        if run.info.status != "FINISHED":
+            self._log(run, params, points, inputs=inputs)
+            more(run)
+            self.client.set_terminated(run.info.run_id, "FINISHED", end_ms or time_ms)
+        return run
 
-    def _upload(self, send: Callable[[Store], None]) -> bool:
-        """Return whether files need no other try."""
-        with self._busy:
-            return self._left >= 1 and self._done(send, UPLOAD_SECONDS, upload=True)
+    def _log(
+        self,
+        run: Run,
+        params: Mapping[str, object] | None = None,
+        points: Sequence[Point] = (),
+        tags: Mapping[str, str] | None = None,
+        inputs: Sequence[RunInput] = (),
+        time_ms: int | None = None,
+    ) -> None:
+        """Write what a run is described by; NaN and infinities are left out.
 
-    def _resting(self, *, last: bool = False) -> bool:
-        """Return whether the store is not asked now; the end of a run has a try of its own."""
-        least = 1.0 if last else 1.0 + _HURRY_SECONDS
-        return time.monotonic() < self._rests_until or self._left < least
+        Points without a time have the start of the run, so that it never changes.
+        """
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-    def _done(self, call: Callable[[Store], None], seconds: int, *, upload: bool = False) -> bool:
-        """Return whether a call needs no other try: the store took it, or refuses it for ever."""
-        began, connected = time.monotonic(), False
-        first = min(self._longest, self._left, _HURRY_SECONDS if self._away else self._longest)
-        creation = first if first < self._longest else CREATION_SECONDS
-        try:
-            with self._store.session(int(creation), max(1, int(first)), seconds) as store:
-                connected = True
-                call(store)
-        except StoreAwayError as error:
-            if not self._away:
-                logger.warning("MLflow is away, the run goes on: %s", error)
-            self._away, self._reason = True, str(error.value)
-            if not (upload and connected):  # a file may take its time, and another may land
-                self._left -= time.monotonic() - began
-            self._rests_until = time.monotonic() + _REST_SECONDS
-            return False
-        except TrackingError as error:
-            logger.warning("MLflow refuses a record of %s: %s", self.owner, error)
-        self._away = False
-        return True
+        run_id, at = run.info.run_id, run.info.start_time if time_ms is None else time_ms
+        written: dict[str, list[Any]] = {
+            "params": [Param(*item) for item in flatten(params or {}).items()],
+            "tags": [RunTag(*item) for item in (tags or {}).items()],
+            "metrics": [
+                Metric(fit_name(name), float(value), at, int(step))
+                for name, step, value in points
+                if math.isfinite(value)
+            ],
+        }
+        for what, most in _BATCH.items():
+            for start in range(0, len(written[what]), most):
+                batch = {what: written[what][start : start + most]}
+                self.client.log_batch(run_id, **batch, synchronous=True)
+        entries = []
+        for entry in inputs:
+            # MLflow keeps 36 characters of a digest; the source keeps it whole.
+            source = canonical_json({"digest": entry.digest, "uri": entry.source})
+            dataset = Dataset(entry.name, entry.digest[:36], "umim", source)
+            entries.append(DatasetInput(dataset, [InputTag("mlflow.data.context", entry.context)]))
+        if entries:
+            self.client.log_inputs(run_id, entries)
+
+    def log_files(self, run: Run, paths: Sequence[Path], *, replace: bool = False) -> None:
+        """Keep files, and folders under their own name, with a run; what it has stays."""
+        run_id = run.info.run_id
+        for path in paths:
+            sent = f"umim.sent.{fit_name(path.name)}"  # set once all of it is there
+            if replace or sent not in run.data.tags:
+                if path.is_dir():
+                    self.client.log_artifacts(run_id, str(path), path.name)
+                else:
+                    self.client.log_artifact(run_id, str(path))
+                self.client.set_tag(run_id, sent, "yes")
 
 
 def _now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _describe(
-    store: Store,
-    run: StoredRun,
-    params: Mapping[str, object],
-    points: Sequence[tuple[str, int, float]],
-) -> None:
-    """Write parameters and points; their time is the run's start, so that it never changes."""
-    store.log(run.run_id, flatten(params), points, time_ms=run.start_time_ms)
+def _final(metrics: Metrics) -> list[Point]:
+    return [(name, 0, value) for name, value in metrics.items() if value is not None]
 
 
-def _final(metrics: Mapping[str, float | None]) -> list[tuple[str, int, float]]:
-    return _finite([(name, 0, value) for name, value in metrics.items() if value is not None])
+def _root_id(path: Path) -> str:
+    with suppress(FileNotFoundError):
+        return path.read_text(encoding="ascii")
+    with directory_lock(path, wait_seconds=None):
+        if not path.is_file():
+            write_bytes(path, uuid.uuid4().hex.encode("ascii"))
+    return path.read_text(encoding="ascii")
 
 
-def _finite(points: Sequence[tuple[str, int, float]]) -> list[tuple[str, int, float]]:
-    return [(fit_name(name), step, x) for name, step, x in points if math.isfinite(x)]
+def _ask(uri: str) -> None:
+    """Ask a server whether it is there: MLflow waits minutes for the answer to a call."""
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    http_request(
+        get_default_host_creds(uri),
+        "/health",
+        "GET",
+        max_retries=0,
+        timeout=_ANSWER_SECONDS,
+        raise_on_status=False,
+    )
 
 
-class LiveMetrics:
-    """Writes the numbers of a stage under way to the run of its pipeline, as ``live/...``.
+@contextmanager
+def _database(uri: str) -> Iterator[None]:
+    """Open a database once, and hold a file's while it is connected to.
 
-    A finished stage has a run of its own with all of them.
+    MLflow would try nine times, for 102 seconds; two processes that make its tables break it.
     """
+    from sqlalchemy import create_engine, inspect
+    from sqlalchemy.engine import make_url
 
-    def __init__(self, tracker: Tracker, pipeline: str, stage: str) -> None:
-        self._tracker = tracker
-        self._pipeline = pipeline
-        self._prefix = f"live/{_UNFIT.sub(' ', stage)}"
-
-    def __call__(self, points: Mapping[str, tuple[int, float]]) -> None:
-        """Write points (step, value) by the name of their metric."""
-        named = [(f"{self._prefix}/{name}", at, x) for name, (at, x) in points.items()]
-        try:
-            self._tracker.points(self._pipeline, named)
-        except ArtifactError as error:  # called from a thread of its own
-            logger.warning("live numbers are lost: %s", error)
+    with ExitStack() as stack:
+        if uri.lower().startswith(_DATABASES):
+            url = make_url(uri)
+            if url.drivername.startswith("sqlite") and url.database:
+                file = Path(url.database).absolute()  # MLflow reads a%20b otherwise
+                stack.enter_context(directory_lock(file, wait_seconds=_MAKING_SECONDS))
+            engine = create_engine(url)
+            stack.callback(engine.dispose)
+            inspect(engine).get_table_names()
+        yield

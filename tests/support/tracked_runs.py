@@ -9,23 +9,24 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from tasks.tracking.tracker import LiveMetrics, Tracker
-from tasks.tracking.tracking_values import RunInput
+from tasks.tracking.tracker import RunInput, Tracker
 
 STAGES = ("corpus", "tokenize", "count", "distill")
 
 
-def record_stage(tracker: Tracker, pipeline: str, stage: str) -> None:
-    """Record live numbers and the run of a stage."""
-    LiveMetrics(tracker, pipeline, f"{stage} tiny")({"loss": (1, 0.5), "kl": (1, 0.0)})
-    curve = [(step, 1.0 / step) for step in range(1, 4)]
+def record_stage(tracker: Tracker, pipeline: str, stage: str, files: Path) -> None:
+    """Record live numbers, the run of a stage and a folder of it."""
+    (files / "rules" / "deep").mkdir(parents=True, exist_ok=True)
+    (files / "rules" / "deep" / "a.txt").write_text(stage)
+    tracker.live(pipeline, f"{stage} tiny", {"loss": (1, 0.5), "kl": (1, 0.0)})
     tracker.stage_run(
         pipeline,
         stage,
         f"{pipeline}-{stage}",
         {"steps": 3},
         {"kl": 0.0, "seconds": 1.5},
-        {"train_kl": curve},
+        {"train_kl": [(step, 1.0 / step) for step in range(1, 4)]},
+        artifacts=[files / "rules"] if stage == "count" else [],
         inputs=[RunInput("tokens", stage[0] * 64, "tokenize")],
         tags={"umim.digest": stage},
     )
@@ -46,7 +47,7 @@ def record_pipeline(tracker: Tracker, pipeline: str, files: Path) -> None:
     """Record a whole pipeline, from its opening to its end."""
     tracker.pipeline_run(pipeline, {"recipe": "tiny", "token": "s3cret"}, name="tiny")
     for stage in STAGES:
-        record_stage(tracker, pipeline, stage)
+        record_stage(tracker, pipeline, stage, files)
     record_end(tracker, pipeline, files)
 
 
@@ -90,15 +91,28 @@ def held(uri: str) -> dict[str, Any]:
             "points": points,
             "tags": tags,
             "inputs": sorted(entry.dataset.digest for entry in run.inputs.dataset_inputs),
-            "files": sorted(file.path for file in client.list_artifacts(run.info.run_id)),
+            "files": sorted(_files(client, run.info.run_id)),
         }
     versions = client.search_model_versions("name = 'umim'")
     found["versions"] = sorted((names[v.run_id], sorted(v.aliases)) for v in versions)
     return json.loads(json.dumps(found))
 
 
+def _files(client: MlflowClient, run_id: str, folder: str | None = None) -> list[str]:
+    """Return all files of a run by their path."""
+    found: list[str] = []
+    for entry in client.list_artifacts(run_id, folder):
+        found += _files(client, run_id, entry.path) if entry.is_dir else [entry.path]
+    return found
+
+
 def of_run(uri: str, pipeline: str) -> dict[str, Any]:
-    """Everything that a store holds of a pipeline of five letters, under names for any."""
+    """Everything that a store holds of a pipeline of five letters, under names for any.
+
+    Points of live numbers are left out: a run that is repeated adds to them.
+    """
     found = {name: run for name, run in held(uri).items() if f" {pipeline}" in name}
+    for run in found.values():
+        run["points"] = {n: p for n, p in run["points"].items() if not n.startswith("live/")}
     renamed: dict[str, Any] = json.loads(json.dumps(found).replace(pipeline, "its-5"))
     return renamed

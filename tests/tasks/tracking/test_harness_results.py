@@ -10,6 +10,7 @@ import pytest
 
 from support.harness_files import CONTENT, PROMPT, SAMPLES, write_results
 from tasks.tracking.harness_results import HarnessResults, find_results
+from tasks.tracking.tracker import flatten
 from umim_core.errors import EvaluationError
 
 NO_FILES = ["../tiny", "/tiny", "a/b", "", "a\0b", "x" * 300, "\ud800"]
@@ -26,12 +27,12 @@ def test_figures_have_their_task_and_filter_in_their_names(results: HarnessResul
         "tiny/acc": 0.5,
         "tiny/acc_stderr": 0.25,
         "tiny/exact_match.strict-match": 0.0,
-        "tiny/pass_at_1": 1.0,
+        "tiny/pass@1": 1.0,
     }
 
 
 def test_settings_name_checkpoint_and_digests_and_no_secret(results: HarnessResults) -> None:
-    params = results.params()
+    params = flatten(results.params())
     assert params["model_args.checkpoint"] == "umim-docs-llama"
     assert params["umim.module_digest"] == "m" * 64 and params["umim.merge"] == "prompt"
     assert params["n-shot.tiny"] == "0" and "s3cret" not in params.values()

@@ -8,144 +8,100 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from sqlalchemy.engine import make_url
 
-from support.tracked_runs import runs_of
+from support.tracked_runs import held, record_pipeline, runs_of
+from tasks.cluster.code_identity import code_identity
 from tasks.report.compare import cell_row
-from tasks.report.comparison import COMPARISON_PARAMS, Measured
-from tasks.tracking.mlflow_store import Store
-from tasks.tracking.tracker import PREFECT_TAG, Tracker
-from tasks.tracking.tracking_values import RunInput, flatten
+from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS, Measured
+from tasks.run.pipeline import open_pipeline
+from tasks.run.services import local_services
+from tasks.tracking import tracker as tracking
+from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
+from tasks.tracking.tracker import PREFECT_TAG, RunInput, Tracker, flatten
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.config.recipe import DEFAULT_TASK, Cell
-from umim_core.errors import TrackingError
-
-
-@pytest.fixture(scope="module")
-def tracker(tmp_path_factory: pytest.TempPathFactory) -> Tracker:
-    root = tmp_path_factory.mktemp("tracking")
-    return Tracker(uri=f"sqlite:///{root / 'mlflow.db'}", root=root / "artifacts")
-
-
-@pytest.fixture(scope="module")
-def client(tracker: Tracker) -> MlflowClient:
-    return MlflowClient(tracking_uri=tracker.uri, registry_uri=tracker.uri)
-
-
-def test_records_and_stages_have_one_default_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("UMIM_ROOT", raising=False)
-    assert Tracker().root == artifact_root()
-    monkeypatch.setenv("UMIM_ROOT", "s3://bucket/umim")
-    assert Tracker().root == artifact_root()
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    directory = tmp_path / "checkpoint"
-    (directory / "rules").mkdir(parents=True)
-    (directory / "config.json").write_text("{}")
-    (directory / "rules" / "manifest.json").write_text('{"n": 1}')
-    (directory / "model.safetensors").write_bytes(b"weights")
-    return directory
+def tracker(tmp_path: Path, store: str) -> Tracker:
+    return Tracker(store, tmp_path / "root")
 
 
-def _runs(client: MlflowClient) -> dict[tuple[str, str], Run]:
-    """Every run by kind and key; a second one of a key fails."""
-    runs = runs_of(client.tracking_uri)
-    keyed = {(run.data.tags["umim.kind"], run.data.tags["umim.key"]): run for run in runs}
-    assert len(keyed) == len(runs)
-    return keyed
+def run_of(tracker: Tracker, kind: str, key: str) -> Run:
+    """The run of a kind and key; a second one fails."""
+    (run,) = [run for run in runs_of(tracker.uri, kind) if run.data.tags["umim.key"] == key]
+    return run
 
 
 def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
-    tracker: Tracker, client: MlflowClient, tmp_path: Path
+    tracker: Tracker, tmp_path: Path
 ) -> None:
-    note = tmp_path / "note.txt"
-    note.write_text("hello")
+    (tmp_path / "note.txt").write_text("hello")
+    (tmp_path / "rules" / "deep").mkdir(parents=True)
+    (tmp_path / "rules" / "deep" / "a.txt").write_text("a")
     tracker.pipeline_run("p1", {"recipe": "tiny"})
     curve = [(step, 1.0 / (step + 1)) for step in range(2500)]
     tracker.stage_run(
         "p1",
         "distill",
         "d1",
-        {"steps": 3, "optimiser": {"lr": 0.002}},
-        {"kl": 0.5, "top1": None, "broken": float("nan"), "pass@1": 0.25},
-        {"train_loss": curve},
-        [note],
+        {"steps": 0, "optimiser": {"lr": 0.002}},
+        {"kl": 0.0, "top1": None, "broken": float("nan"), "pass@1": 0.25},
+        {"train_loss": curve, "zero": [(0, 0.0)]},
+        [tmp_path / "note.txt", tmp_path / "rules"],
         [RunInput("tokens", "ab" * 32, "tokenize/xyz")],
     )
+    tracker.pipeline_run("p2", {})
+    tracker.stage_run("p2", "distill", "d1", {}, {"kl": 9.0})  # as another pipeline finds it
     tracker.finish("p1")
-    runs = _runs(client)
-    run = runs["stage", "d1"]
-    run_id, parent = run.info.run_id, runs["pipeline", "p1"].info.run_id
+    run, client = run_of(tracker, "stage", "d1"), MlflowClient(tracker.uri)
     assert run.info.status == "FINISHED"
-    assert run.data.params == {"steps": "3", "optimiser.lr": "0.002"}
-    assert run.data.metrics["kl"] == 0.5 and run.data.metrics["pass_at_1"] == 0.25
-    assert not {"top1", "broken"} & set(run.data.metrics)
-    assert run.data.tags["mlflow.parentRunId"] == parent
-    assert run.data.tags["umim.kind"] == "stage"
-    history = client.get_metric_history(run_id, "train_loss")
+    assert run.data.params == {"steps": "0", "optimiser.lr": "0.002"}
+    numbers = {"kl": 0.0, "pass_at_1": 0.25, "zero": 0.0, "train_loss": curve[-1][1]}
+    assert run.data.metrics == numbers
+    history = client.get_metric_history(run.info.run_id, "train_loss")
     assert sorted((m.step, m.value) for m in history) == curve
-    assert [f.path for f in client.list_artifacts(run_id)] == ["note.txt"]
-    dataset = run.inputs.dataset_inputs[0].dataset
-    assert dataset.name == "tokens"
-    assert "ab" * 32 in dataset.source
+    assert held(tracker.uri)["stage d1"]["files"] == ["note.txt", "rules/deep/a.txt"]
+    (data,) = run.inputs.dataset_inputs
+    assert data.dataset.name == "tokens" and "ab" * 32 in data.dataset.source
+    for parent in ("p1", "p2"):
+        named = run_of(tracker, "pipeline", parent).data.tags["umim.stage.distill.d1"]
+        assert named == run.info.run_id
+    assert run.data.tags["mlflow.parentRunId"] == run_of(tracker, "pipeline", "p1").info.run_id
 
 
-def test_metrics_that_are_zero_are_kept(tracker: Tracker, client: MlflowClient) -> None:
-    tracker.pipeline_run("zero", {})
-    tracker.points("zero", [("live/kl", 0, 0.0)])
-    tracker.stage_run("zero", "distill", "d-zero", {}, {"kl": 0.0}, {"loss": [(0, 0.0)]})
-    tracker.comparison_run("c-zero", {"tau": 0}, {"rules": 0.0, "top1": 0})
-    runs = _runs(client)
-    assert runs["pipeline", "zero"].data.metrics == {"live/kl": 0.0}
-    assert runs["stage", "d-zero"].data.metrics == {"kl": 0.0, "loss": 0.0}
-    assert runs["comparison", "c-zero"].data.metrics == {"rules": 0.0, "top1": 0.0}
-    assert runs["comparison", "c-zero"].data.params == {"tau": "0"}
-
-
-def test_a_stage_that_a_crash_left_open_is_completed_with_equal_points(
-    tracker: Tracker, client: MlflowClient
+def test_runs_are_completed_opened_again_and_never_reopened_once_finished(
+    tracker: Tracker,
 ) -> None:
-    tracker.pipeline_run("crash", {})
-
-    def record() -> Run:
-        curves = {"seen": [(1, 1.0)]}
-        tracker.stage_run("crash", "count", "c-crash", {"tau": 5}, {"n": 7.0}, curves)
-        return _runs(client)["stage", "c-crash"]
-
-    run_id = record().info.run_id
-    client.update_run(run_id, status="RUNNING")
-    assert record().info.status == "FINISHED"
-    assert len(client.get_metric_history(run_id, "seen")) == 1
-
-
-def test_a_failed_pipeline_is_opened_again_and_linked_to_the_new_flow_run(
-    tracker: Tracker, client: MlflowClient
-) -> None:
-    tracker.pipeline_run("reopen", {"a": 1}, {PREFECT_TAG: "first"})
-    tracker.finish("reopen", "FAILED")
-    assert _runs(client)["pipeline", "reopen"].info.status == "FAILED"
-    tracker.pipeline_run("reopen", {"a": 1}, {PREFECT_TAG: "second"})
-    run = _runs(client)["pipeline", "reopen"]
-    assert run.info.status == "RUNNING"
-    assert run.data.tags[PREFECT_TAG] == "second"
+    tracker.pipeline_run("p", {"a": 1}, {PREFECT_TAG: "first"})
+    for _ in range(2):
+        tracker.stage_run("p", "count", "c", {"tau": 5}, {"n": 7.0}, {"seen": [(1, 1.0)]})
+        stage = run_of(tracker, "stage", "c")
+        assert stage.info.status == "FINISHED"
+        MlflowClient(tracker.uri).update_run(stage.info.run_id, "RUNNING")  # as a crash leaves it
+    history = MlflowClient(tracker.uri).get_metric_history(stage.info.run_id, "seen")
+    assert len(history) == 1
+    for status, opened in (("FAILED", "RUNNING"), ("FINISHED", "FINISHED"), ("KILLED", "FINISHED")):
+        tracker.finish("p", status)
+        tracker.pipeline_run("p", {"a": 1}, {PREFECT_TAG: status})
+        run = run_of(tracker, "pipeline", "p")
+        assert (run.info.status, run.data.tags[PREFECT_TAG]) == (opened, status)
 
 
-def test_pipelines_that_share_a_stage_both_name_its_run(
-    tracker: Tracker, client: MlflowClient
-) -> None:
-    for parent in ("share-0", "share-1"):
-        tracker.pipeline_run(parent, {})
-        tracker.stage_run(parent, "corpus", "shared", {}, {})
-    runs = _runs(client)
-    for parent in ("share-0", "share-1"):
-        named = runs["pipeline", parent].data.tags["umim.stage.corpus.shared"]
-        assert named == runs["stage", "shared"].info.run_id
+def test_numbers_of_a_stage_under_way_are_points_of_its_pipeline(tracker: Tracker) -> None:
+    tracker.pipeline_run("p", {"recipe": "tiny"})
+    stage = "distill a-model \u03c4 5 greedy+drop"
+    tracker.live("p", stage, {"train_loss": (3, 2.5), "lr": (3, 1e-3)})
+    tracker.live("p", stage, {"train_loss": (7, 2.25), "valid_kl": (6, float("nan"))})
+    name = "live/distill a-model \u03c4 5 greedy drop"
+    assert held(tracker.uri)["pipeline p"]["points"] == {
+        f"{name}/train_loss": [[3, 2.5], [7, 2.25]],
+        f"{name}/lr": [[3, 1e-3]],
+    }
 
 
-def test_a_comparison_run_is_flat_and_has_the_names_others_query(
-    tracker: Tracker, client: MlflowClient
-) -> None:
+def test_a_comparison_run_is_flat_and_has_the_names_others_query(tracker: Tracker) -> None:
     row = cell_row(
         Cell(backbone="umim-docs-llama"),
         seed=0,
@@ -157,46 +113,69 @@ def test_a_comparison_run_is_flat_and_has_the_names_others_query(
     )
     tracker.pipeline_run("flat", {}, {"umim.recipe": "novels"})
     tracker.comparison_run("flat-1", row.params(), row.measured(), pipeline="flat")
-    runs = _runs(client)
-    data = runs["comparison", "flat-1"].data
-    assert data.tags["umim.pipeline"] == runs["pipeline", "flat"].info.run_id
+    run = run_of(tracker, "comparison", "flat-1")
+    data = run.data
+    assert data.tags["umim.pipeline"] == run_of(tracker, "pipeline", "flat").info.run_id
     assert set(data.params) == {*COMPARISON_PARAMS, "method", "form", "recipe"}
     assert data.params["form"] == "attention, depth 1, positions none"
     assert (data.params["method"], data.params["recipe"]) == ("umim", "novels")
-    assert runs["comparison", "flat-1"].info.run_name == "novels: flat-1"
-    assert data.params["tau"] == "5"
+    assert run.info.run_name == "novels: flat-1" and data.params["tau"] == "5"
     assert data.metrics == {
         "top1": 0.5,
         "ppl_umim_ood_stdlib": 40.0,
         "accuracy_base": 0.6,
         "accuracy_umim": 0.5,
     }
-    assert data.tags["umim.kind"] == "comparison"
     assert "mlflow.parentRunId" not in data.tags
 
 
-def test_a_checkpoint_is_registered_once_under_its_backbones_alias(
-    tracker: Tracker, client: MlflowClient, checkpoint: Path, tmp_path: Path
+@pytest.mark.parametrize("accuracy", [["accuracy_umim"], []], ids=["a task", "no task"])
+def test_the_comparison_is_shown_without_a_click(
+    accuracy: list[str], tracker: Tracker, tmp_path: Path
 ) -> None:
-    tracker.pipeline_run("register", {})
-    tracker.stage_run("register", "distill", "d-register", {}, {})
-    for _ in range(2):
-        tracker.register_checkpoint("lab/model-1.5", checkpoint, "d-register")
-        tracker.finish("register")
+    shown = ["token_reduction", "top1", "kl", *accuracy]
+    record_pipeline(tracker, "p", tmp_path / "files")
+    for number, metrics in enumerate((shown, ["ppl_half_umim"])):  # the second: a baseline's
+        values = dict.fromkeys(metrics, 0.5)
+        tracker.comparison_run(f"row-{number}", {"tau": 5}, values, name="a row", pipeline="p")
+    pages = tracker.pages("p")
+    assert pages is not None and pages.links() == {}
+    assert pages.command == f"mlflow ui --backend-store-uri {tracker.uri}"
+    assert pages.line().startswith(f"{pages.command}, then http://127.0.0.1:5000/#/experiments/")
+    name = pages.compare.partition("viewStateShareKey=")[2]
+    experiment = MlflowClient(tracker.uri).get_experiment(tracker.experiment_id)
+    state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
+    (chart,) = state["compareRunCharts"]
+    assert chart["selectedParams"] == ["recipe", "model", "tau", "setting", "method", "kind"]
+    assert "params.`form`" in state["selectedColumns"]
+    assert chart["selectedMetrics"] == shown
+    assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
+    point = {"token_reduction": 0.1, "difference": 0.0}
+    tags = {SOURCE_TAG: ADAPTATION_SOURCE}
+    tracker.comparison_run("point", {"task": "t"}, point, name="a point", pipeline="p", tags=tags)
+    found = runs_of(tracker.uri, query=state["searchFilter"])
+    assert {run.info.run_name for run in found} == {"p-row", "a row"}
+
+
+def test_a_checkpoint_is_registered_once_under_its_backbones_alias(
+    tracker: Tracker, tmp_path: Path
+) -> None:
+    names = {"config.json", "model.safetensors", "rules/manifest.json"}
+    for name in names:
+        (tmp_path / "checkpoint" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "checkpoint" / name).write_text(name)
+    tracker.pipeline_run("p", {})
+    tracker.stage_run("p", "distill", "d", {}, {})
+    for alias in (False, True, True):
+        tracker.register_checkpoint("lab/model-1.5", tmp_path / "checkpoint", "d", alias=alias)
+        tracker.finish("p")
+    client = MlflowClient(tracker.uri, tracker.uri)
     found = client.get_model_version_by_alias("umim", "lab-model-1-5")
-    run_id = _runs(client)["stage", "d-register"].info.run_id
-    assert found.run_id == run_id
-    assert len(client.search_model_versions(f"run_id = '{run_id}'")) == 1
-    folder = tmp_path / "fetched"
-    folder.mkdir()
-    fetched = Path(client.download_artifacts(run_id, "checkpoint/lab-model-1-5", str(folder)))
-    names = {p.relative_to(fetched).as_posix() for p in fetched.rglob("*") if p.is_file()}
-    assert names == {"config.json", "model.safetensors", "rules/manifest.json"}
-
-
-def test_a_key_that_a_query_cannot_hold_is_refused(tracker: Tracker) -> None:
-    with pytest.raises(TrackingError, match="a run key must be letters"):
-        tracker.pipeline_run("x' or 1=1", {})
+    (version,) = client.search_model_versions("name = 'umim'")
+    assert found.run_id == version.run_id == run_of(tracker, "stage", "d").info.run_id
+    assert version.tags == {"umim.backbone": "lab/model-1.5"}
+    place = Path(client.download_artifacts(version.run_id, "checkpoint/lab-model-1-5"))
+    assert names == {path.relative_to(place).as_posix() for path in place.rglob("*.*")}
 
 
 def test_secrets_are_hidden_and_names_that_only_sound_like_them_are_not() -> None:
@@ -204,19 +183,58 @@ def test_secrets_are_hidden_and_names_that_only_sound_like_them_are_not() -> Non
     assert flat == {"hub.api_key": "***", "hub.token": "***", "token_reduction": "0.4"}
 
 
-def test_a_table_that_a_kill_left_unlisted_is_there_once_and_listed(
+def stopped(tracker: Tracker) -> None:
+    """A pipeline of the same key that measures a row and is stopped."""
+    tracker.pipeline_run("p", {"recipe": "tiny"}, name="tiny")
+    tracker.comparison_run("p-row", {"tau": 5}, {"top1": 0.25}, pipeline="p")
+    tracker.finish("p", "KILLED")
+
+
+def test_each_root_and_user_has_runs_of_its_own(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)  # which load_table searches
-    name, columns = "samples/tiny.json", {"prompt": ["a", "b"], "acc": [0.0, float("nan")]}
-    client = MlflowClient(store)
-    with Store(store, tmp_path).session(60, 1, 1) as opened:
-        run = opened.ensure("harness", "k" * 64, "results", {}, time_ms=1)
-        client.log_text(run.run_id, '{"columns":["prompt"', name)  # as a kill leaves it
-        for _ in range(2):
-            opened.log_table(run.run_id, columns, name)
-        opened.log_table(run.run_id, columns, "samples/other.json")
-        table = client.load_table(opened.experiment_id, name, [run.run_id])
-    assert table["prompt"].tolist() == ["a", "b"] and table["acc"].isna().tolist() == [False, True]
-    tag = json.loads(client.get_run(run.run_id).data.tags["mlflow.loggedArtifacts"])
-    assert [entry["path"] for entry in tag] == [name, "samples/other.json"]
+    record_pipeline(Tracker(store, tmp_path / "hers"), "p", tmp_path / "files")
+    stopped(Tracker(store, tmp_path / "his"))
+    (tmp_path / "his").rename(tmp_path / "moved")
+    stopped(Tracker(store, tmp_path / "moved"))
+    pipelines = runs_of(store, "pipeline")
+    rows = {run.data.tags["umim.pipeline"]: run for run in runs_of(store, "comparison")}
+    measured = {p.info.status: rows[p.info.run_id].data.metrics["top1"] for p in pipelines}
+    assert (len(pipelines), measured) == (2, {"FINISHED": 0.5, "KILLED": 0.25})
+    monkeypatch.setenv("LOGNAME", "o'brien")
+    stopped(Tracker(store, tmp_path / "moved"))
+    users = [run.data.tags["mlflow.user"] for run in runs_of(store, "pipeline")]
+    assert len(users) == 3 and "o_brien" in users
+    monkeypatch.setenv("UMIM_ROOT", "s3://bucket/umim")
+    owners = []
+    for scratch in ("one", "two"):
+        monkeypatch.setenv("UMIM_SCRATCH", str(tmp_path / scratch))
+        assert Tracker().root == artifact_root() == tmp_path / scratch
+        owners.append(Tracker().owner)
+    assert owners[0] == owners[1] and not (tmp_path / "one").exists()
+
+
+def test_a_run_says_which_code_made_it_and_where(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
+    with open_pipeline("embedded", "umim"):
+        pass
+    (run,) = runs_of(store, "pipeline")
+    code = code_identity()
+    assert len(code.lock) == len(code.sources) == 64
+    wanted = {"umim.host": code.host, "umim.lock": code.lock, "umim.sources": code.sources}
+    assert wanted.items() <= run.data.tags.items()
+    assert run.data.tags["mlflow.source.git.commit"] == code.commit
+
+
+@pytest.mark.parametrize("folder", ["a%20b", "a b", "a?b", "a#b", "a%3Fb", "a@b:c+d", "ä"])
+def test_default_databases_lie_in_their_folder_whatever_its_name(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(tracking, "CHECKOUT", tmp_path / folder)
+    services = {service.name: service.command for service in local_services(tmp_path / folder)}
+    for address in (Tracker().uri, services["mlflow"][-1]):
+        assert make_url(address).database == str(tmp_path / folder / "mlflow.db")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -11,20 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import NoCredentialsError
 from mlflow import MlflowClient
 
-from support.busy_machine import within
-from support.tracked_runs import held, record_pipeline
-from tasks.report.comparison import COMPARISON_METRICS
-from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
-from tasks.tracking.mlflow_store import Store, StoreAwayError
+from support.tracked_runs import held, of_run, record_pipeline, runs_of
 from tasks.tracking.tracker import Tracker
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -35,117 +27,149 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> 
     """What a store holds of a run that it was there for."""
     base = tmp_path_factory.mktemp("undisturbed")
     copy = shutil.copy(empty_store, base / "mlflow.db")
-    tracker = Tracker(f"sqlite:///{copy}", base)
-    record_pipeline(tracker, "p", base / "files")
-    return held(tracker.uri)
+    record_pipeline(Tracker(f"sqlite:///{copy}", base), "plain", base / "files")
+    return of_run(f"sqlite:///{copy}", "plain")
 
 
-def lost(store: dict[str, Any], names: list[str], undisturbed: dict[str, Any]) -> list[str]:
-    """Return what a store lacks, or has too much, of several pipelines that are each as one."""
-    wanted = len(names) * (len(undisturbed) - 1) + 1
-    differing = [] if len(store) == wanted else [f"{len(store)} runs, not {wanted}"]
-    for run in undisturbed:
-        if run.startswith(("pipeline", "stage")):
-            whole = {part: undisturbed[run][part] for part in ("points", "files")}
-            whole["status"] = "FINISHED"
-            twins = [run.replace(" p", f" {name}", 1) for name in names]
-            differing += [
-                f"{part} of {twin}"
-                for twin in twins
-                for part, value in whole.items()
-                if store[twin][part] != value
-            ]
-    return differing
-
-
-@pytest.fixture
-def closed() -> Iterator[str]:
-    """The address of a server that is not there."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-
-
-def test_a_run_without_a_server_ends_well_and_the_same_run_again_is_recorded(
+@pytest.mark.parametrize("answers", [False, True], ids=["closed", "silent"])
+def test_a_run_without_a_server_ends_soon_and_the_same_run_again_is_recorded(
+    answers: bool,
     tmp_path: Path,
     store: str,
-    closed: str,
     undisturbed: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.WARNING, "umim.tracking"):
-        record_pipeline(Tracker(closed, tmp_path), "p", tmp_path / "files")
-    away, missed = (record.getMessage() for record in caplog.records)
-    assert away.startswith("MLflow is away, the run goes on")
-    assert missed.startswith("MLflow lacks a part of this run")
-    record_pipeline(Tracker(store, tmp_path), "p", tmp_path / "files")
-    assert held(store) == undisturbed
+    caplog.set_level(logging.WARNING, "umim.tracking")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if answers:
+            server.listen()
+        uri, began = f"http://127.0.0.1:{server.getsockname()[1]}", time.monotonic()
+        record_pipeline(Tracker(uri, tmp_path), "again", tmp_path / "files")
+        assert time.monotonic() - began < 15
+    first, *_, last = (record.getMessage() for record in caplog.records)
+    assert first.startswith("MLflow lacks a record, the run goes on") and uri in first
+    assert last.startswith("MLflow lacks a part of this run: 7 records, files of 3 stages")
+    record_pipeline(Tracker(store, tmp_path), "again", tmp_path / "files")
+    assert of_run(store, "again") == undisturbed
 
 
-def test_files_that_were_not_sent_are_sent_when_their_stage_is_found(
-    tmp_path: Path, store: str
+def test_what_was_missed_in_a_short_absence_is_sent_at_the_end(
+    tmp_path: Path, store: str, undisturbed: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    note = tmp_path / "note.txt"
-    note.write_text("hello")
-    for number in range(2):  # the first time the process ends before its files are sent
-        tracker = Tracker(store, tmp_path)
-        tracker.stage_run("p", "corpus", "c", {}, {}, artifacts=[note])
-        if number:
-            tracker.finish("p")
-    client = MlflowClient(store)
-    (experiment,) = client.search_experiments(filter_string="name = 'umim'")
-    runs = client.search_runs([experiment.experiment_id], "tags.`umim.kind` = 'stage'")
-    assert [file.path for file in client.list_artifacts(runs[0].info.run_id)] == ["note.txt"]
+    place = Path(store.removeprefix("sqlite:///"))
+    away = place.rename(place.with_suffix(".away"))
+    place.mkdir()  # sqlite cannot open it
+    tracker = Tracker(store, tmp_path / "root")
+    tracker.pipeline_run("short", {"recipe": "tiny", "token": "s3cret"}, name="tiny")
+    place.rmdir()
+    away.rename(place)
+    record_pipeline(tracker, "short", tmp_path / "files")
+    assert of_run(store, "short") == undisturbed
+    assert [line for line in caplog.messages if "MLflow" in line] == [caplog.messages[0]]
 
 
-@pytest.mark.full
-def test_a_server_that_never_answers_costs_a_run_less_than_ten_seconds(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        tracker = Tracker(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path)
-        began = time.monotonic()
-        record_pipeline(tracker, "p", tmp_path / "files")
-        assert time.monotonic() - began < 10
+def test_files_that_cannot_be_kept_cost_no_numbers_and_the_same_run_sends_them(
+    tmp_path: Path, store: str, undisturbed: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "mlruns").write_text("no folder")
+    record_pipeline(Tracker(store, root), "where", tmp_path / "files")
+    recorded = of_run(store, "where")
+    for name, run in undisturbed.items():
+        assert recorded[name]["points"] == run["points"] and recorded[name]["files"] == []
+        assert recorded[name]["status"] == "FINISHED"
+    assert "0 records, files of 3 stages" in caplog.text
+    (root / "mlruns").unlink()
+    record_pipeline(Tracker(store, root), "where", tmp_path / "files")
+    assert of_run(store, "where") == undisturbed
+    [kept] = (root / "mlruns").rglob("a.txt")
+    kept.write_text("changed")
+    record_pipeline(Tracker(store, root), "where", tmp_path / "files")
+    assert kept.read_text() == "changed", "what is there is not sent again"
 
 
-def test_a_run_that_is_being_stopped_waits_two_seconds_at_most(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        tracker = Tracker(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path)
-        with ThreadPoolExecutor(1) as pool:
-            finishing = pool.submit(tracker.finish, "p", "KILLED")
-            assert within(4, finishing.done, os.getpid())
-            finishing.result()
+def test_what_a_stopped_run_leaves_is_left_to_the_same_command(tmp_path: Path, store: str) -> None:
+    (tmp_path / "note.txt").write_text("hello")
+    for status, kept in (("KILLED", []), ("FINISHED", ["note.txt"])):
+        tracker = Tracker(store, tmp_path / "root")
+        tracker.attach("p", [tmp_path / "note.txt"])
+        tracker.finish("p", status)
+        run = held(store)["pipeline p"]
+        assert (run["status"], run["files"]) == (status, kept)
 
 
 def test_a_record_that_the_store_refuses_lets_the_others_pass(
     tmp_path: Path, store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tracker = Tracker(store, tmp_path)
+    tracker = Tracker(store, tmp_path / "root")
     tracker.pipeline_run("p", {"a": 1})
     tracker.pipeline_run("p", {"a": 2})  # MLflow never changes a parameter
     tracker.attach("p", [tmp_path / "absent.txt"])
     tracker.finish("p")
-    run = held(tracker.uri)["pipeline p"]
+    run = held(store)["pipeline p"]
     assert (run["status"], run["params"]) == ("FINISHED", {"a": "1"})
-    assert caplog.text.count("MLflow refuses a record") == 2
-    assert "absent.txt" in caplog.text
-
-
-def test_a_deleted_experiment_is_a_store_that_is_away(tmp_path: Path, store: str) -> None:
-    tracker = Tracker(store, tmp_path)
-    tracker.pipeline_run("p", {})
+    assert "absent.txt" in caplog.text and "1 records, files of 1 stages" in caplog.text
     client = MlflowClient(store)
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    client.delete_experiment(experiment.experiment_id)
-    Tracker(store, tmp_path).pipeline_run("q", {})
-    client.restore_experiment(experiment.experiment_id)
-    assert "pipeline q" not in held(store)
+    client.delete_experiment(tracker.experiment_id)
+    Tracker(store, tmp_path / "root").pipeline_run("q", {})
+    client.restore_experiment(tracker.experiment_id)
+    assert "must not be deleted" in caplog.text and len(runs_of(store)) == 1
 
 
-def test_pipelines_of_one_process_share_a_store_and_lose_nothing(
+def test_a_root_that_cannot_be_written_costs_records_and_not_the_run(
+    tmp_path: Path, store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "root").write_text("no folder")
+    Tracker(store, tmp_path / "root").live("p", "distill", {"train_loss": (1, 1.0)})
+    assert "MLflow lacks a record, the run goes on" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "sqlite:////proc/none/m.db",
+        "sqlite:////dev/full/m.db",
+        "sqlite:///{0}",
+        "sqlite:///{0}/text",
+        "sqlite+pysqlite:////proc/m.db",
+        "sqlite://user:word@host/m.db",
+        "sqlite:/m.db",
+        "postgresql+nodriver://me:word@127.0.0.1:9/x",
+        "postgresql://me:word@127.0.0.1:9/x",
+        "http://me:word@127.0.0.1:9",
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_one_line_in_seconds(
+    address: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # m.db of an address with a host is a file of this folder
+    (tmp_path / "text").write_text("no database " * 100)
+    tracker, began = Tracker(address.format(tmp_path), tmp_path / "root"), time.monotonic()
+    with caplog.at_level(logging.INFO):
+        tracker.pipeline_run("p", {})
+        tracker.live("p", "distill", {"kl": (0, 0.0)})
+    assert time.monotonic() - began < 10
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("MLflow lacks a record, the run goes on") and "\n" not in line
+    assert address.format(tmp_path).replace("user:word", "***").replace("me:word", "***") in line
+
+
+def test_an_address_of_odd_letters_is_read_as_sqlalchemy_does(
+    tmp_path: Path, empty_store: Path
+) -> None:
+    tracker = Tracker(f"sqlite:///{tmp_path}/a%20b/m.db", tmp_path / "root")
+    (tmp_path / "a b").mkdir()
+    shutil.copy(empty_store, tmp_path / "a b" / "m.db")
+    tracker.pipeline_run("p", {})
+    assert len(runs_of(tracker.uri)) == 1
+
+
+def test_threads_share_a_store_and_lose_nothing(
     tmp_path: Path, store: str, undisturbed: dict[str, Any]
 ) -> None:
-    names = [f"p{number}" for number in range(3)]
+    names = [f"thr-{number}" for number in range(3)]
     threads = [
         threading.Thread(target=record_pipeline, args=(Tracker(store, tmp_path), n, tmp_path / n))
         for n in names
@@ -154,7 +178,7 @@ def test_pipelines_of_one_process_share_a_store_and_lose_nothing(
         thread.start()
     for thread in threads:
         thread.join()
-    assert lost(held(store), names, undisturbed) == []
+    assert [of_run(store, name) for name in names] == [undisturbed] * 3
 
 
 @pytest.mark.full  # eight processes that import MLflow
@@ -162,7 +186,7 @@ def test_eight_processes_share_a_store_that_none_has_made_and_lose_nothing(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    names = [f"p{number}" for number in range(8)]
+    names = [f"pro-{number % 4}" for number in range(8)]  # two of each
     program = (
         "import sys; from pathlib import Path; from tasks.tracking.tracker import Tracker\n"
         "from support.tracked_runs import record_pipeline\n"
@@ -178,59 +202,4 @@ def test_eight_processes_share_a_store_that_none_has_made_and_lose_nothing(
         for name in names
     ]
     assert [process.wait(timeout=280) for process in started] == [0] * 8
-    assert lost(held(uri), names, undisturbed) == []
-
-
-def test_a_store_without_a_server_names_the_command_that_shows_it(
-    tmp_path: Path, store: str
-) -> None:
-    uri = f"sqlite:///{shutil.copy(store.removeprefix('sqlite:///'), tmp_path / 'my store.db')}"
-    tracker = Tracker(uri, tmp_path)
-    tracker.pipeline_run("p", {})
-    pages = tracker.pages("p")
-    assert pages is not None
-    assert pages.command == f"mlflow ui --backend-store-uri '{uri}'"
-    assert pages.links() == {}
-    assert pages.line().startswith(f"{pages.command}, then http://127.0.0.1:5000/#/experiments/")
-
-
-@pytest.mark.parametrize("accuracy", [["accuracy_umim"], []], ids=["a task", "no task"])
-def test_the_comparison_is_shown_without_a_click(
-    accuracy: list[str], tmp_path: Path, store: str
-) -> None:
-    shown = ["token_reduction", "top1", "kl", *accuracy]
-    tracker = Tracker(store, tmp_path)
-    record_pipeline(tracker, "p", tmp_path / "files")
-    for number, metrics in enumerate((shown, ["ppl_half_umim"])):  # the second: a baseline's
-        values = dict.fromkeys(metrics, 0.5)
-        tracker.comparison_run(f"row-{number}", {"tau": 5}, values, name="a row", pipeline="p")
-    pages = tracker.pages("p")
-    assert pages is not None
-    name = pages.compare.partition("viewStateShareKey=")[2]
-    client = MlflowClient(store)
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
-    (chart,) = state["compareRunCharts"]
-    assert chart["selectedParams"] == ["recipe", "model", "tau", "setting", "method", "kind"]
-    assert "params.`form`" in state["selectedColumns"]
-    assert chart["selectedMetrics"] == shown
-    assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
-    point = {"token_reduction": 0.1, "difference": 0.0}
-    tags = {SOURCE_TAG: ADAPTATION_SOURCE}
-    tracker.comparison_run("point", {"task": "t"}, point, name="a point", pipeline="p", tags=tags)
-    found = client.search_runs([experiment.experiment_id], state["searchFilter"])
-    assert {run.info.run_name for run in found} == {"p-row", "a row"}
-
-
-def test_an_artifact_store_that_refuses_is_a_store_that_is_away(tmp_path: Path, store: str) -> None:
-    def refusing(*_: object) -> None:
-        raise NoCredentialsError
-
-    with (
-        pytest.raises(StoreAwayError, match="must answer"),
-        Store(store, tmp_path).session(60, 1, 1) as opened,
-    ):
-        run = opened.ensure("stage", "k" * 64, "count", {}, time_ms=1)
-        opened._client.log_artifact = refusing
-        opened._client.log_artifact(run.run_id, "file")
+    assert [of_run(uri, name) for name in names] == [undisturbed] * 8

@@ -1,16 +1,13 @@
-"""A real MLflow server that hangs or is shared: the same run again completes it, nothing twice."""
+"""Real MLflow servers that hang, die or are shared: the same run again completes it, once."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,165 +16,95 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from support.harness_files import PROMPT, write_results
+from support.postgres import postgres
 from support.servers import free_port
-from support.tracked_runs import STAGES, of_run, record_end, record_pipeline, record_stage
+from support.tracked_runs import STAGES, of_run, record_pipeline, record_stage, runs_of
 from tasks.run.services import down, local_services, up
 from tasks.tracking.harness_results import find_results
-from tasks.tracking.tracker import Tracker
+from tasks.tracking.tracker import Tracker, fit_name, flatten
 
-pytestmark = pytest.mark.full  # the server takes up to half a minute to start
-
-
-@dataclass(frozen=True)
-class Server:
-    """One store behind one port, and the process group of the server."""
-
-    uri: str
-    port: int
-    group: int
+pytestmark = pytest.mark.full  # a server takes up to half a minute to start
+Pause = Callable[[], Callable[[], object]]  # ends or holds what is behind a server; undone by that
 
 
-class Proxy(ThreadingHTTPServer):
-    """Hands requests on to a server on loopback, files (PUT) after a delay."""
-
-    def __init__(self, port: int, seconds: float) -> None:
-        super().__init__(("127.0.0.1", 0), Forwarding)
-        self.port, self.seconds = port, seconds
-        self.uri = f"http://127.0.0.1:{self.server_address[1]}"
-        self.methods: list[str] = []  # of requests that write, and of uploads
-
-
-class Forwarding(BaseHTTPRequestHandler):
-    server: Proxy
-
-    def do_GET(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.command == "PUT" or self.path.endswith("/log-batch"):
-            self.server.methods.append(self.command)
-        if self.command == "PUT":
-            time.sleep(self.server.seconds)
-        behind = http.client.HTTPConnection("127.0.0.1", self.server.port)
-        kept = ("Content-Type", "Accept")
-        headers = {name: self.headers[name] for name in kept if name in self.headers}
-        behind.request(self.command, self.path, body, headers)
-        answer = behind.getresponse()
-        content = answer.read()
-        behind.close()
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.headers.get("Content-Type", "text/plain"))
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Pause]]:
+    """An MLflow server, and what disturbs it: a stop of the process, or the end of Postgres."""
     folder = tmp_path_factory.mktemp("server")
-    mlflow = local_services(folder, free_port(), free_port())[1]
-    try:
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        if request.param == "postgres":
+            database = stack.enter_context(postgres())
+            database.execute("CREATE DATABASE mlflow")
+            address = database.url("postgresql+psycopg2", "mlflow")
+            patch.setenv("MLFLOW_BACKEND_STORE_URI", address)
+        mlflow = local_services(folder, free_port(), free_port())[1]
+        stack.callback(down, folder, [mlflow])
         (state,) = up(folder, [mlflow])
-        assert mlflow.url and mlflow.port and state.pid
-        yield Server(mlflow.url, mlflow.port, state.pid)
-    finally:
-        down(folder, [mlflow])
+        group = state.pid
+        assert mlflow.url and group
+
+        def disturb() -> Callable[[], object]:
+            if request.param == "postgres":
+                database.kill()
+                return database.start
+            os.killpg(group, signal.SIGSTOP)
+            return lambda: os.killpg(group, signal.SIGCONT)
+
+        yield mlflow.url, disturb
 
 
-@pytest.fixture(scope="module")
-def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """What the server holds of a run that it was there for."""
-    base = tmp_path_factory.mktemp("undisturbed")
-    record_pipeline(Tracker(server.uri, base), "plain", base / "files")
-    return of_run(server.uri, "plain")
-
-
-def open_pipeline(tracker: Tracker, pipeline: str) -> None:
-    tracker.pipeline_run(pipeline, {"recipe": "tiny", "token": "s3cret"}, name="tiny")
-
-
-def test_two_clients_share_runs_and_checkpoints_over_a_server(
-    server: Server, undisturbed: dict[str, object], tmp_path: Path
+def test_a_run_that_is_disturbed_is_there_once_and_whole_when_repeated(
+    server: tuple[str, Pause], tmp_path: Path
 ) -> None:
-    assert len(undisturbed) == len(STAGES) + 2
-    client = MlflowClient(tracking_uri=server.uri, registry_uri=server.uri)
+    uri, disturb = server
+    record_pipeline(Tracker(uri, tmp_path), "plain", tmp_path / "files")
+    plain = of_run(uri, "plain")
+    assert len(plain) == len(STAGES) + 2
+    client = MlflowClient(uri, uri)
     assert client.get_model_version_by_alias("umim", "model-plain").tags["umim.backbone"]
-    for _ in range(2):
-        record_pipeline(Tracker(server.uri, tmp_path), "share", tmp_path / "files")
-    again = of_run(server.uri, "share")
-    live = "pipeline its-5"  # trained again, so its live numbers are there of both times
-    assert again.pop(live)
-    assert again == {name: run for name, run in undisturbed.items() if name != live}
-
-
-@pytest.mark.parametrize("seconds", [6, 30])  # a number may take 5
-def test_a_proxy_that_delays_files_gets_everything_numbers_first(
-    server: Server,
-    undisturbed: dict[str, object],
-    tmp_path: Path,
-    seconds: int,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    pipeline = f"slow{seconds // 6}"
-    with Proxy(server.port, seconds) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        record_pipeline(Tracker(proxy.uri, tmp_path), pipeline, tmp_path / "files")
-        proxy.shutdown()
-    assert of_run(server.uri, pipeline) == undisturbed
-    assert not [line for line in caplog.messages if "MLflow" in line]
-    files = proxy.methods.count("PUT")
-    assert files == 2 and proxy.methods[-files:] == ["PUT"] * files
-
-
-def test_a_server_that_hangs_in_mid_run_has_everything_once_the_run_is_repeated(
-    server: Server, undisturbed: dict[str, object], tmp_path: Path
-) -> None:
-    tracker = Tracker(server.uri, tmp_path)
-    open_pipeline(tracker, "hangs")
-    record_stage(tracker, "hangs", STAGES[0])
-    os.killpg(server.group, signal.SIGSTOP)
+    disturbed = Tracker(uri, tmp_path)
+    disturbed.pipeline_run("hangs", {"recipe": "tiny", "token": "s3cret"}, name="tiny")
+    record_stage(disturbed, "hangs", STAGES[0], tmp_path / "files")
+    undo, began = disturb(), time.monotonic()
     try:
-        began = time.monotonic()
         for stage in STAGES[1:3]:
-            record_stage(tracker, "hangs", stage)
-        assert time.monotonic() - began < 10
+            record_stage(disturbed, "hangs", stage, tmp_path / "files")
+        assert time.monotonic() - began < 40  # of Postgres the server itself says no
     finally:
-        os.killpg(server.group, signal.SIGCONT)
-    again = Tracker(server.uri, tmp_path)  # as the same command, which finds its stages
-    open_pipeline(again, "hangs")
-    for stage in STAGES:
-        record_stage(again, "hangs", stage)
-    record_end(again, "hangs", tmp_path / "files")
-    live = "pipeline its-5"  # live numbers are those of both times
-    recorded = of_run(server.uri, "hangs")
-    assert recorded.pop(live)
-    assert recorded == {name: run for name, run in undisturbed.items() if name != live}
+        undo()
+    for _ in range(2):
+        record_pipeline(Tracker(uri, tmp_path), "hangs", tmp_path / "files")
+        assert of_run(uri, "hangs") == plain
 
 
 def test_results_of_lm_eval_are_one_run_that_a_second_call_leaves_alone(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: tuple[str, Pause], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    uri, _ = server
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
     command = ["log-lm-eval", str(write_results(tmp_path / "results")), "--json"]
-    printed = CliRunner().invoke(app, command)
-    assert printed.exit_code == 0, printed.exception
-    [first] = json.loads(printed.stdout)["runs"]
-    client = MlflowClient(tracking_uri=server.uri)
-    run_id = first["run_id"]
-    client.update_run(run_id, status="RUNNING")  # as a kill before the last call leaves it
-    for again in (True, False):
-        assert json.loads(CliRunner().invoke(app, command).stdout)["runs"] == [
-            first | {"new": again}
-        ]
-    run = client.get_run(run_id)
-    [results] = find_results(tmp_path / "results")
-    assert run.data.metrics == results.metrics() and run.data.params == results.params()
-    assert run.info.status == "FINISHED"
-    files = [*client.list_artifacts(run_id), *client.list_artifacts(run_id, "samples")]
-    assert {"samples/tiny.json", results.path.name} <= {file.path for file in files}
-    table = client.load_table(first["experiment_id"], "samples/tiny.json", [run_id])
+
+    def logged() -> dict[str, str]:
+        printed = CliRunner().invoke(app, command)
+        assert printed.exit_code == 0, printed.exception
+        (row,) = json.loads(printed.stdout)["runs"]
+        return dict(row)
+
+    client = MlflowClient(uri)
+    client.update_run(logged()["run_id"], "RUNNING")  # as a kill before the last call leaves it
+    again = logged()
+    assert again["new"] and logged() == again | {"new": False}
+    run = client.get_run(again["run_id"])
+    assert [one.info.run_id for one in runs_of(uri, "harness")] == [run.info.run_id]
+    (results,) = find_results(tmp_path / "results")
+    assert run.data.metrics == {fit_name(n): value for n, value in results.metrics().items()}
+    assert run.data.params == flatten(results.params()) and run.info.status == "FINISHED"
+    kept = [client.list_artifacts(run.info.run_id, folder) for folder in (None, "samples")]
+    assert {"samples/tiny.json", results.path.name} <= {
+        file.path for files in kept for file in files
+    }
+    table = client.load_table(again["experiment_id"], "samples/tiny.json", [run.info.run_id])
     assert table["prompt"].tolist() == [PROMPT, PROMPT]
