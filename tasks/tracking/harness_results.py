@@ -20,7 +20,7 @@ from umim_core.errors import EvaluationError, require
 from umim_core.store.artifacts import sha256_file
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from tasks.tracking.tracker import Run
 
 _DATED: Final = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)\.json$")
 _NAME_CHARS: Final = 250  # of a run, in MLflow's table of runs
