@@ -73,7 +73,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report["greedy"] = [continuation(umim, each, options.new_tokens, None) for each in PROMPTS]
     report["sampled"] = [continuation(umim, PROMPTS[0], options.new_tokens, n) for n in seeds]
     prompts = [np.array(umim.backbone.encode(each), np.int64) for each in PROMPTS]
-    report["attention"] = attention_example(umim, prompts[0], options.checkpoint).model_dump()
+    report["attention"] = attention_example(umim, prompts[0], options.checkpoint)
     report["similarity"] = span_similarity(umim, prompts)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from flows import pipeline_flows
-from tasks.report.comparison_table import summary
+from tasks.report.comparison import summary
 from tasks.report.render import columns_table, environment, table_text
-from tasks.report.report_data import ReportData
+from tasks.report.report import ReportData
 from tasks.stages.adaptation import RESULT
 from umim_core.cli.console_output import emit
 from umim_core.config.adaptation_recipe import AdaptationRecipe

@@ -11,7 +11,7 @@ from prefect import flow
 from flows import parts
 from flows.adaptation_curves import measure_adaptation
 from tasks.report.compare import comparison_rows, record_comparison
-from tasks.report.comparison_table import comparison
+from tasks.report.comparison import comparison
 from tasks.report.publish_run import announce_ablation, announce_adaptation, announce_report
 from tasks.report.render import table_text
 from tasks.run.checks import check_backbone_place

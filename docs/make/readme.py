@@ -12,9 +12,9 @@ from typing import Final
 
 from docs.make.document import RESULTS, ROOT, Document, with_blocks
 from docs.make.results import TEMPLATES, adaptation_summary
-from tasks.report.comparison_table import comparison, summary
+from tasks.report.comparison import comparison, summary
 from tasks.report.render import DASH, Report, Table, page, table_markdown
-from tasks.report.report_data import ReportData
+from tasks.report.report import ReportData
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.recipe_files import read_recipe_file
 from umim_core.model.compression import compress_text

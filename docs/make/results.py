@@ -18,8 +18,7 @@ from tasks.paper.adaptation_page import adaptation_page, adaptation_rows, adapta
 from tasks.report.ablation_page import FIGURES, AblationData, ablation_page, figure_svg
 from tasks.report.charts import svg_file
 from tasks.report.render import Report, environment, page, walk
-from tasks.report.report_data import AttentionExample
-from tasks.report.report_page import ATTENTION, attention_figure
+from tasks.report.report import ATTENTION, attention_figure
 from umim_core.adaptation.settings import ADAPTED, WT
 from umim_core.config.form import ModuleForm
 from umim_core.store.artifacts import sha256_bytes
@@ -130,8 +129,7 @@ def documents_of(results: Path) -> list[Document]:
 
 
 def _attention_svg(example: Report) -> str:
-    drawn = attention_figure(AttentionExample.model_validate(example))
-    return svg_file(drawn, "attention", ATTENTION)
+    return svg_file(attention_figure(example), "attention", ATTENTION)
 
 
 def _positions_svg(report: Report) -> str:

@@ -10,13 +10,18 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from matplotlib.figure import Figure
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.report.charts import Line, Panel, chart, png, svg_file
-from tasks.report.comparison import ComparisonRow, shown_name
-from tasks.report.comparison_table import STATES, TAU, metric_column, variant_columns
+from tasks.report.comparison import (
+    STATES,
+    TAU,
+    ComparisonRow,
+    metric_column,
+    shown_name,
+    variant_columns,
+)
 from tasks.report.render import DASH, Column, Table, escaped, make_table, page, table_markdown
-from tasks.report.report_data import Part
 from tasks.run.recipes import recipe_names
 from tasks.run.stage import Artifact
 
@@ -33,6 +38,12 @@ _METRICS: Final = (
     metric_column("KL states", "kl_states", 3),
     metric_column("PPL base", "ppl_base", 2),
 )
+
+
+class Part(BaseModel):
+    """A part of a result file: frozen, and without unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Budget(Part):
@@ -119,7 +130,7 @@ def ablation_table(data: AblationData) -> Table:
     withdrawn = [cell.row for cell in data.cells if "ppl_umim" in cell.withdrawn]
     perplexity = metric_column("PPL UMIM", "ppl_umim", 2)
     columns = (
-        Column("backbone", lambda row: shown_name(row.cell.backbone), left=True),
+        Column("backbone", lambda row: shown_name(row.backbone), left=True),
         TAU,
         *variant_columns(data.rows),
         *_METRICS,
@@ -189,7 +200,7 @@ def _draw(rows: Sequence[ComparisonRow], metric: str) -> Figure:
     own: dict[str, dict[str, list[tuple[float, float, str]]]] = {}
     for row in rows:
         name = ", ".join(f"{column.heading} {column.show(row)}" for column in variants)
-        points = own.setdefault(row.cell.backbone, {}).setdefault(name, [])
+        points = own.setdefault(row.backbone, {}).setdefault(name, [])
         x, y = row.metric("token_reduction"), row.metric(metric)
         if x is not None and y is not None:
             points.append((100 * x, y, DASH if row.tau is None else f"τ {row.tau}"))

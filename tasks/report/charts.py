@@ -95,11 +95,13 @@ def look(index: int) -> dict[str, Any]:
     return {"color": PALETTE[place], "marker": marker, "linestyle": _DASHES[turn % len(_DASHES)]}
 
 
-def chart(panels: Sequence[Panel], *, columns: int = 3, height: float = 4.4) -> Figure:
-    """Draw panels side by side under one legend."""
+def chart(
+    panels: Sequence[Panel], *, columns: int = 3, height: float = 4.4, width: float = 8.4
+) -> Figure:
+    """Draw panels side by side under one legend; ``width`` is that of a panel alone."""
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
-    width = 8.4 if columns == 1 else max(4.4, 12.6 / columns) * columns
+    width = width if columns == 1 else max(4.4, 12.6 / columns) * columns
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(width, rows * height))
         entries: dict[str, Artist] = {}

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tasks.report.comparison import (
     COMPARISON_METRICS,
     TASK_TR,
     ComparisonRow,
     Measured,
-    RowRules,
+    cell_row,
     cell_words,
+    form_fields,
     given_name,
+    held_rules,
     is_of_a_text,
 )
 from tasks.run.pipeline import PipelineRun
@@ -83,11 +84,6 @@ def comparison_rows(
     return rows + [_shipped_row(result) for result in shipped if not result.leads]
 
 
-def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
-    """Return the row of a cell."""
-    return ComparisonRow(**{"cell": cell, "rules": RowRules.of(cell)} | measured)
-
-
 def setting_of(config: CheckpointConfig) -> str:
     """Return the setting that a shipped checkpoint notes; WT where it notes none."""
     return find_setting(str(config.training.get("setting", WT))).name
@@ -97,16 +93,17 @@ def _shipped_row(result: ShippedResult) -> ComparisonRow:
     directory = resolve_checkpoint(result.name)
     config, rules = read_config(directory), directory / "rules"
     seed, setting = config.training.get("seed"), setting_of(config)
+    counts = {"rules": float(sum(rule_counts(rules).values()))}
     return ComparisonRow(
-        cell=Cell(backbone=config.backbone, rules=str(rules), **config.form()),
-        rules=RowRules.held(rules),
+        backbone=config.backbone,
         setting=setting,
         seed=seed if isinstance(seed, int) else None,
         source="shipped",
-        metrics=_metrics(result.evaluation, result.benchmark)
-        | {"rules": float(sum(rule_counts(rules).values()))},
+        metrics=_metrics(result.evaluation, result.benchmark) | counts,
         errors=_errors(result.evaluation),
         scores=_scores(result.scores, setting),
+        **form_fields(config),
+        **held_rules(rules),
     )
 
 
@@ -185,7 +182,7 @@ def short_name(backbone: str) -> str:
 
 def run_label(row: ComparisonRow) -> str:
     """Return what a row's run is called in MLflow's lists: all that tells it from the others."""
-    return f"{row.setting} {row.label_with(short_name(row.cell.backbone))}"
+    return f"{row.setting} {row.label_with(short_name(row.backbone))}"
 
 
 def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
@@ -196,7 +193,7 @@ def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
         )
         run.tracker.comparison_run(
             key,
-            {**row.params(), "model": short_name(row.cell.backbone)},
+            {**row.params(), "model": short_name(row.backbone)},
             row.measured(),
             name=run_label(row),
             pipeline=run.key,

@@ -1,131 +1,41 @@
-"""One row per (cell, method, setting), and the names that others query."""
+"""Rows of the comparison, one per cell and setting, the names that others query, its tables."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    field_serializer,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
-from umim_core.adaptation.settings import BASE, WT, setting_names
+from tasks.report.render import DASH, Column, Table, fitted, make_table, shown
+from umim_core.adaptation.settings import ADAPTED, BASE, WT, setting_names
+from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.errors import ConfigError
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import read_manifest
 
-_GENERIC = ("rules", "checkpoint")  # folders inside a checkpoint, which name nothing
-
-
-class RowRules(BaseModel):
-    """Rules of a row: those of its cell, or as a given directory describes itself."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    source: str = Field("frequency", description="What made them: frequency, confidence, a list.")
-    tau: int | None = Field(description="Count threshold; None where rules have none.")
-    min_probability: float | None = Field(
-        0.0, description="What every token of a confident span exceeds; None where unknown."
-    )
-    overlap: str = "greedy"
-    containment: str = "drop"
-
-    @classmethod
-    def of(cls, cell: Cell) -> Self:
-        """Return the rules of a cell: as they are mined, or as the manifest of given ones says."""
-        if cell.rules is not None:
-            return cls.held(Path(cell.rules)).model_copy(
-                update={"source": f"rules {given_name(cell.rules)}", "min_probability": 0.0}
-            )
-        confident = cell.min_probability if cell.source == "confidence" else 0.0
-        return cls(
-            source=cell.source,
-            tau=cell.tau,
-            min_probability=confident,
-            overlap=cell.overlap,
-            containment=cell.containment,
-        )
-
-    @classmethod
-    def held(cls, directory: Path) -> Self:
-        """Return what the manifest of a rule directory says."""
-        origin = RuleOrigin.of_record(
-            read_manifest(directory, kind="rules", schema=RULES_SCHEMA, verify=False)
-        )
-        made = origin.options
-        return cls(
-            source=made.source,
-            tau=None if made.source == "explicit" else made.tau,
-            min_probability=made.min_probability if made.source == "confidence" else 0.0,
-            overlap=made.overlap,
-            containment=made.containment,
-        )
-
-    @property
-    def made_by(self) -> str:
-        """Origin of the rules in words."""
-        return f"{self.source} {self.min_probability:g}" if self.min_probability else self.source
-
-    def deviations(self) -> list[str]:
-        """Return in words where the rules deviate from the paper's form; empty for that."""
-        if self.source == "confidence":  # its form in the paper has no filters
-            filters = [f for f in (self.overlap, self.containment) if f not in ("none", "keep")]
-            return [self.made_by, *filters]
-        filters = [f for f in (self.overlap, self.containment) if f not in ("greedy", "drop")]
-        return filters if self.source == "frequency" else [self.source, *filters]
-
-
-def given_name(directory: str) -> str:
-    """Return what tells one rule directory from others: the last folder that is not generic."""
-    return [part for part in Path(directory).resolve().parts if part not in _GENERIC][-1]
-
-
-def shown_name(name: str) -> str:
-    """Return the last part of a path, for labels; names of hubs and embedded ones stay whole."""
-    return Path(name).name if name.startswith(("/", "./", "../", "~")) else name
-
-
-def cell_words(cell: Cell) -> list[str]:
-    """Return what limits the rules, pins the backbone, changes the module, for labels."""
-    limits = (
-        None if cell.rule_budget is None else f"at most {cell.rule_budget:,} rules",
-        None
-        if cell.confidence_tokens is None
-        else f"asked about {cell.confidence_tokens:,} tokens",
-        None if cell.spans is None else f"{cell.spans:,} spans",
-        None if cell.revision is None else f"revision {cell.revision}",
-    )
-    form = cell.deviations()
-    return [*filter(None, limits), *form]
-
-
+_GENERIC: Final = ("rules", "checkpoint")  # folders inside a checkpoint, which name nothing
 COMPARISON_PARAMS: Final = (
     *("backbone", "tau", "setting", "rule_source", "min_probability", "overlap", "containment"),
     *("positions", "depth", "kind", "seed"),
 )
-OWN_METHOD: Final = "umim"
-LATER_PARAMS: Final = {
-    "rule_budget": None,
-    "confidence_tokens": None,
-    "revision": None,
-    "unit_positions": "compact",
-    "method": OWN_METHOD,
-    "residual": "none",
-    "rule_rows": 0,
-    "merge_depth": 0,
-    "adapter_rank": 0,
-    "spans": None,
-}
+LATER_PARAMS: Final = (  # of a run in MLflow only where they deviate
+    *("rule_budget", "confidence_tokens", "revision", "unit_positions", "method", "residual"),
+    *("rule_rows", "merge_depth", "adapter_rank", "spans"),
+)
 COMPARISON_METRICS: Final = (
     *("token_reduction", "rules", "top1", "top3", "top10", "topp", "mrr", "kl"),
     *("top1_states", "kl_states", "ppl_base", "ppl_umim", "accuracy_base", "accuracy_umim"),
@@ -139,20 +49,16 @@ _OF_A_TEXT: Final = re.compile(
     r"^(ppl_(base|umim)_ood"
     r"|(token_reduction|top1|top10|mrr|kl|ppl_base|ppl_umim|nats_increase(_se)?)_part)_[a-z0-9_]+$"
 )
-_RULES: Final = {
-    "rule_source": "source",
-    "tau": "tau",
-    "min_probability": "min_probability",
-    "overlap": "overlap",
-    "containment": "containment",
-}
-_CELL: Final = (
-    *("backbone", "rule_budget", "confidence_tokens", "revision"),
-    *("positions", "depth", "kind", "unit_positions"),
-)
-# In a file only where they deviate.
-_LATER_CELL: Final = ("residual", "rule_rows", "merge_depth", "adapter_rank", "spans")
-_FIELDS: Final = {"positions": "module_positions"}  # of a cell, where files have another name
+
+
+def given_name(directory: str) -> str:
+    """Return what tells one rule directory from others: the last folder that is not generic."""
+    return [part for part in Path(directory).resolve().parts if part not in _GENERIC][-1]
+
+
+def shown_name(name: str) -> str:
+    """Return the last part of a path, for labels; names of hubs and embedded ones stay whole."""
+    return Path(name).name if name.startswith(("/", "./", "../", "~")) else name
 
 
 def is_of_a_text(metric: str) -> bool:
@@ -168,16 +74,19 @@ class Measured(BaseModel):
     value: float
     stderr: float | None = Field(default=None, ge=0)
 
+    def spread(self) -> dict[str, float | None]:
+        """Return it as pages show a mean with its standard error."""
+        return {"mean": self.value, "stderr": self.stderr}
+
 
 class ComparisonRow(BaseModel):
-    """Everything measured for one (cell, method, setting).
-
-    Files hold the form of :meth:`_flat`, with the names of ``COMPARISON_PARAMS``; both are read.
+    """Everything measured for one cell and setting, as files hold it.
 
     Attributes:
-        cell: What was compared. The rules of a checkpoint that is shipped are given ones.
-        rules: Rules of the row, if it has any.
-        method: ``umim``.
+        rule_source: What made the rules: frequency, confidence, a list, or a directory by name.
+        tau: Count threshold of the rules; None where they have none.
+        min_probability: What every token of a confident span exceeds; None where unknown.
+        positions: Those of the module; with the fields behind it, its form.
         setting: Which checkpoint and rules were used (``umim_core.adaptation.settings``).
         seed: Seed of the training run; None where unknown.
         source: Whether this run made the checkpoint or it is shipped with the package.
@@ -192,9 +101,25 @@ class ComparisonRow(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    cell: Cell
-    rules: RowRules | None
-    method: str = OWN_METHOD
+    backbone: str
+    revision: str | None = None
+    rule_source: str = "frequency"
+    tau: int | None = None
+    min_probability: float | None = 0.0
+    overlap: str = "greedy"
+    containment: str = "drop"
+    rule_budget: int | None = None
+    confidence_tokens: int | None = None
+    spans: int | None = None
+    positions: str = "none"
+    depth: int = 1
+    kind: str = "attention"
+    unit_positions: str = "compact"
+    residual: str = "none"
+    rule_rows: int = 0
+    merge_depth: int = 0
+    adapter_rank: int = 0
+    method: Literal["umim"] = "umim"
     setting: str = WT
     seed: int | None = None
     source: Literal["this run", "shipped"] = "this run"
@@ -204,15 +129,33 @@ class ComparisonRow(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_file(cls, raw: Any) -> Any:
-        return _nested(raw) if isinstance(raw, dict) and "cell" not in raw else raw
+    def _without_repetitions(cls, raw: Any) -> Any:
+        """Leave out what files of old repeat of their scores."""
+        if not isinstance(raw, dict):
+            return raw
+        metrics = {n: x for n, x in raw.get("metrics", {}).items() if n not in _ACCURACIES}
+        return {n: x for n, x in raw.items() if n != "accuracies"} | {"metrics": metrics}
+
+    @field_validator("scores", mode="before")
+    @classmethod
+    def _by_setting(cls, scores: Any) -> Any:
+        if isinstance(scores, dict):
+            return scores
+        return {(score["task"], score["setting"]): score["metrics"] for score in scores}
+
+    @field_serializer("scores")
+    def _listed(self, scores: dict[tuple[str, str], dict[str, Measured]]) -> list[dict[str, Any]]:
+        return [
+            {"task": task, "setting": setting}
+            | {"metrics": {name: one.model_dump() for name, one in measured.items()}}
+            for (task, setting), measured in scores.items()
+        ]
 
     @field_validator("metrics")
     @classmethod
     def _known_names(cls, metrics: dict[str, float | None]) -> dict[str, float | None]:
         for name in metrics:
-            known = name in COMPARISON_METRICS and name not in _ACCURACIES
-            if not known and not is_of_a_text(name):
+            if name not in COMPARISON_METRICS and not is_of_a_text(name):
                 raise ConfigError(
                     "a comparison metric must have a name that others query",
                     name,
@@ -227,34 +170,41 @@ class ComparisonRow(BaseModel):
         return tuple(dict.fromkeys(filter(None, names)))
 
     @property
-    def tau(self) -> int | None:
-        """Count threshold of the rules; None where there is none."""
-        return None if self.rules is None else self.rules.tau
-
-    @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks that were scored, in order."""
         return tuple(dict.fromkeys(task for task, _ in self.scores))
 
+    def deviations(self) -> tuple[str, ...]:
+        """Return in words where the module's form deviates from the paper's."""
+        names = {name: name for name in ModuleForm.model_fields} | {"module_positions": "positions"}
+        return ModuleForm.model_validate(
+            {of: getattr(self, name) for of, name in names.items()}
+        ).deviations()
+
+    @property
+    def rules_by(self) -> str:
+        """Origin of the rules in words."""
+        sure = f" {self.min_probability:g}" if self.min_probability else ""
+        return f"{self.rule_source}{sure}"
+
+    def _rule_deviations(self) -> list[str]:
+        """Return in words where the rules deviate from the paper's form."""
+        confident = self.rule_source == "confidence"  # its form in the paper has no filters
+        usual = ("none", "keep") if confident else ("greedy", "drop")
+        filters = [f for f in (self.overlap, self.containment) if f not in usual]
+        return filters if self.rule_source == "frequency" else [self.rules_by, *filters]
+
     @property
     def label(self) -> str:
         """Short name for figures, e.g. ``umim-docs-llama, τ 5``."""
-        return self.label_with(shown_name(self.cell.backbone))
+        return self.label_with(shown_name(self.backbone))
 
-    @property
-    def brief(self) -> str:
-        """The label without a shipped checkpoint's form, e.g. ``gpt2, τ 5 (shipped)``."""
-        form = [] if self.source == "shipped" else cell_words(self.cell)
-        return self._named(shown_name(self.cell.backbone), form)
-
-    def label_with(self, backbone: str) -> str:
-        """Return the label with another name of the backbone."""
-        return self._named(backbone, cell_words(self.cell))
-
-    def _named(self, backbone: str, form: Sequence[str]) -> str:
+    def label_with(self, backbone: str, *, brief: bool = False) -> str:
+        """Return the label with another name of the backbone; a brief one has no shipped form."""
+        shipped = self.source == "shipped"
         tau = "" if self.tau is None else f", τ {self.tau}"
-        words = [] if self.rules is None else [*self.rules.deviations()]
-        words += [*form, *(["shipped"] if self.source == "shipped" else [])]
+        words = [*self._rule_deviations(), *([] if brief and shipped else cell_words(self))]
+        words += ["shipped"] if shipped else []
         return f"{backbone}{tau}" + (f" ({', '.join(words)})" if words else "")
 
     def metric(self, name: str) -> float | None:
@@ -262,12 +212,17 @@ class ComparisonRow(BaseModel):
         value = self.metrics.get(name)
         return value if value is not None and math.isfinite(value) else None
 
+    @property
+    def ppl_ratio(self) -> float | None:
+        """UMIM's perplexity over the base model's; None where one is missing."""
+        base, ours = self.metric("ppl_base"), self.metric("ppl_umim")
+        return ours / base if base and ours else None
+
     def measurement(self, name: str) -> dict[str, float | None] | None:
         """Return a metric with its standard error; None where the metric is missing."""
         value = self.metric(name)
         if name == "nats_increase":
-            base, ours = self.metric("ppl_base"), self.metric("ppl_umim")
-            value = math.log(ours / base) if base and ours else None
+            value = None if self.ppl_ratio is None else math.log(self.ppl_ratio)
         of_a_text, text = name.partition(_PART)[::2]
         error = self.errors.get(name, self.metrics.get(f"{of_a_text}_se{_PART}{text}"))
         return None if value is None else {"mean": value, "stderr": error}
@@ -278,70 +233,40 @@ class ComparisonRow(BaseModel):
         by_setting = {setting: score for (of, setting), score in self.scores.items() if of == task}
         return dict(sorted(by_setting.items(), key=lambda item: order.get(item[0], len(order))))
 
+    def headline(self, setting: str, task: str = DEFAULT_TASK) -> Measured | None:
+        """Return a task's headline under a setting, or None where nothing was measured."""
+        return next(iter(self.scores.get((task, setting), {}).values()), None)
+
     def score(
         self, setting: str, task: str = DEFAULT_TASK, metric: str | None = None
     ) -> float | None:
         """Return what was measured under a setting, or None where nothing was."""
-        measured = self.scores.get((task, setting))
-        if not measured:
-            return None
-        name = next(iter(measured)) if metric is None else metric
-        return measured[name].value if name in measured else None
+        if metric is None:
+            found = self.headline(setting, task)
+        else:
+            found = self.scores.get((task, setting), {}).get(metric)
+        return None if found is None else found.value
 
     def params(self) -> dict[str, object]:
         """Return the parameters of the row's MLflow run; ``LATER_PARAMS`` where they deviate."""
-        flat = self._described()
-        later = {name: flat[name] for name, at in LATER_PARAMS.items() if flat.get(name, at) != at}
-        return {name: flat[name] for name in COMPARISON_PARAMS} | later
+        usual = {name: field.default for name, field in type(self).model_fields.items()}
+        later = [name for name in LATER_PARAMS if getattr(self, name) != usual[name]]
+        return {name: getattr(self, name) for name in (*COMPARISON_PARAMS, *later)}
 
     def measured(self) -> dict[str, float]:
-        """Return the metrics of the row's MLflow run: those that were measured and are finite."""
-        values = {name: self.metric(name) for name in self.metrics} | self._named_scores()
-        return {name: value for name, value in values.items() if value is not None}
+        """Return the metrics of the row's MLflow run: those that were measured and are finite.
 
-    def _named_scores(self) -> dict[str, float]:
-        """Return the scores of the base model and of the row's own setting, as others name them."""
-        return {
+        Scores are those of the base model and of the row's own setting.
+        """
+        values = {name: self.metric(name) for name in self.metrics}
+        values |= {
             f"{score_name(task, metric)}_{suffix}": measured.value
             for suffix, setting in (("base", BASE), ("umim", self.setting))
             for task in self.tasks
             for metric, measured in self.scores.get((task, setting), {}).items()
             if metric != TASK_TR
         }
-
-    def _described(self) -> dict[str, object]:
-        empty = {"source": "none", "overlap": "none", "containment": "none"}
-        rules = empty if self.rules is None else self.rules.model_dump()
-        return {
-            **{name: getattr(self.cell, _FIELDS.get(name, name)) for name in _CELL},
-            **self.cell.model_dump(mode="json", include=set(_LATER_CELL)),
-            **{name: rules.get(field) for name, field in _RULES.items()},
-            **{name: getattr(self, name) for name in ("method", "setting", "seed", "source")},
-        }
-
-    @model_serializer
-    def _flat(self) -> dict[str, object]:
-        """Return what files hold; ``accuracies`` are the headlines of the embedded task."""
-        accuracies = {
-            setting: {
-                **measured[next(iter(measured))].model_dump(),
-                TASK_TR: measured[TASK_TR].value if TASK_TR in measured else 0.0,
-            }
-            for setting, measured in self.settings_scored(DEFAULT_TASK).items()
-        }
-        known = self.metrics | self._named_scores()
-        scores = [
-            {"task": task, "setting": setting}
-            | {"metrics": {name: one.model_dump() for name, one in measured.items()}}
-            for (task, setting), measured in self.scores.items()
-        ]
-        return {
-            **self._described(),
-            "metrics": {n: v for n, v in known.items() if n in self.metrics or n in _ACCURACIES},
-            **({"errors": self.errors} if self.errors else {}),
-            "accuracies": accuracies,
-            "scores": scores,
-        }
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def score_name(task: str, metric: str) -> str:
@@ -350,20 +275,209 @@ def score_name(task: str, metric: str) -> str:
     return "accuracy" if embedded else f"{task}_{metric}"
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a row that a file holds flat."""
-    row = dict(flat)
-    rules = RowRules(**{new: row.pop(old) for old, new in _RULES.items() if old in row})
-    names = (*_CELL, *_LATER_CELL)
-    cell = {_FIELDS.get(name, name): row.pop(name) for name in names if name in row}
-    mined = rules.tau is not None and row.get("source") != "shipped"
-    if mined and rules.source != "explicit":
-        cell |= rules.model_dump(exclude_none=True, exclude_defaults=True)
-    else:
-        cell["rules"] = rules.source
-    row.pop("accuracies", None)  # these and the metrics left out are among the scores
-    scores = {
-        (score["task"], score["setting"]): score["metrics"] for score in row.pop("scores", [])
+def cell_words(cell: Cell | ComparisonRow) -> list[str]:
+    """Return what limits the rules, pins the backbone, changes the module, for labels."""
+    limits = {
+        "at most {:,} rules": cell.rule_budget,
+        "asked about {:,} tokens": cell.confidence_tokens,
+        "{:,} spans": cell.spans,
+        "revision {}": cell.revision,
     }
-    metrics = {n: value for n, value in row.pop("metrics", {}).items() if n not in _ACCURACIES}
-    return {**row, "cell": cell, "rules": rules, "metrics": metrics, "scores": scores}
+    words = [text.format(value) for text, value in limits.items() if value is not None]
+    return [*words, *cell.deviations()]
+
+
+def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
+    """Return the row of a cell; given rules are described by their manifest."""
+    names = ("backbone", "revision", "rule_budget", "confidence_tokens", "spans")
+    fields = {name: getattr(cell, name) for name in names} | form_fields(cell)
+    if cell.rules is not None:
+        rules = held_rules(Path(cell.rules)) | {"min_probability": 0.0}
+        rules["rule_source"] = f"rules {given_name(cell.rules)}"
+    else:
+        rules = {name: getattr(cell, name) for name in ("tau", "overlap", "containment")}
+        rules |= {"rule_source": cell.source, "min_probability": 0.0}
+        if cell.source == "confidence":
+            rules["min_probability"] = cell.min_probability
+    return ComparisonRow(**{**fields, **rules, **measured})
+
+
+def form_fields(form: ModuleForm) -> dict[str, Any]:
+    """Return a module's form as a row holds it."""
+    fields = {name: getattr(form, name) for name in ModuleForm.model_fields}
+    return {"positions": fields.pop("module_positions"), **fields}
+
+
+def held_rules(directory: Path) -> dict[str, Any]:
+    """Return what the manifest of a rule directory says, as a row holds it."""
+    manifest = read_manifest(directory, kind="rules", schema=RULES_SCHEMA, verify=False)
+    made = RuleOrigin.of_record(manifest).options
+    return {
+        "rule_source": made.source,
+        "tau": None if made.source == "explicit" else made.tau,
+        "min_probability": made.min_probability if made.source == "confidence" else 0.0,
+        "overlap": made.overlap,
+        "containment": made.containment,
+    }
+
+
+STATES: Final = (
+    "which depend on the rules; states: at every state that decoding passes through, to compare "
+    "rules by."
+)
+
+
+def metric_column(heading: str, name: str, digits: int, scale: float = 1.0) -> Column:
+    """Return the column of a metric, with its standard error where it is known."""
+    return Column(heading, lambda row: shown(row.measurement(name), digits, scale))
+
+
+_SUMMARY: Final = (
+    "τ: how often a merged span occurs in the corpus. form: the paper's, or what ours adds. WT: "
+    "trained on the corpus; WT + Rules: the task's spans, not trained further; WT + FT: trained on "
+    "the task; Task-Adapted: then on its answers. TR: tokens saved. Top-1: agreement with the base "
+    "model. PPL ×: perplexity over the base model's. acc.: on the task, before and after. prefill "
+    "×: base time over UMIM's. *: shipped checkpoint, trained longer."
+)
+_SUMMARY_ROWS: Final = 12
+_BACKBONE: Final = Column(
+    "backbone", lambda r: shown_name(r.backbone) + " *" * (r.source == "shipped"), left=True
+)
+TAU: Final = Column("τ", lambda row: DASH if row.tau is None else str(row.tau))
+_VARIANTS: Final = (
+    *("rules by", "overlap", "containment", "most rules", "spans", "tokens asked", "revision"),
+    *("positions", "depth", "kind", "residual", "rule rows", "merge depth", "adapter rank"),
+    "unit positions",
+)
+_FIELDS: Final = {"most rules": "rule_budget", "tokens asked": "confidence_tokens"}
+
+
+def variant_columns(rows: Sequence[ComparisonRow]) -> tuple[Column, ...]:
+    """Return the columns of what differs between the rows, besides backbone and threshold."""
+
+    def column(heading: str) -> Column:
+        field = _FIELDS.get(heading, heading.replace(" ", "_"))
+        values = [getattr(row, field) for row in rows]
+        text = any(isinstance(value, str) for value in values)
+
+        def cell(row: ComparisonRow) -> str:
+            value = getattr(row, field)
+            return value if isinstance(value, str) else shown(value, 0)
+
+        return Column(heading, cell, left=text)
+
+    columns = map(column, _VARIANTS)
+    return tuple(column for column in columns if len({column.show(row) for row in rows}) > 1)
+
+
+def comparison(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None = None) -> Table:
+    """Return the comparison as people read it, a dash where nothing was measured."""
+    tasks = dict.fromkeys(task for row in rows for task in row.tasks)
+    columns = (
+        _BACKBONE,
+        TAU,
+        *variant_columns(rows),
+        Column("setting", lambda row: row.setting, left=True),
+        metric_column("TR %", "token_reduction", 1, 100),
+        metric_column("Top-1", "top1", 3),
+        metric_column("Top-1 states", "top1_states", 3),
+        metric_column("PPL base", "ppl_base", 2),
+        metric_column("PPL UMIM", "ppl_umim", 2),
+        *(column for task in tasks for column in _score_columns(task)),
+        metric_column("prefill ×", "prefill_speedup", 2),
+    )
+    table = make_table(columns, rows)
+    amounts = _amounts(rows, config or {})
+    return replace(table, note=" ".join(filter(None, [_notes(rows, table), amounts])))
+
+
+def summary(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None = None) -> Table:
+    """Return the comparison in few rows and columns, which fit a terminal."""
+
+    def accuracy(row: ComparisonRow) -> str:
+        scores = [row.score(of, row.tasks[0]) if row.tasks else None for of in (BASE, row.setting)]
+        return DASH if None in scores else " → ".join(shown(score, 1, 100) for score in scores)
+
+    columns = (
+        _BACKBONE,
+        Column("rules", lambda row: row.rules_by if row.tau is None else f"τ {row.tau}", left=True),
+        Column("form", _form_in_short, left=True),
+        Column("setting", lambda row: row.setting, left=True),
+        Column("TR %", lambda row: shown(row.metric("token_reduction"), 1, 100)),
+        Column("Top-1", lambda row: shown(row.metric("top1"), 3)),
+        Column("PPL ×", lambda row: shown(row.ppl_ratio, 2)),
+        Column("acc. %", accuracy),
+        Column("prefill ×", lambda row: shown(row.metric("prefill_speedup"), 2)),
+    )
+    more = len(rows) - _SUMMARY_ROWS
+    notes = (
+        f"{more} more rows: see the report." if more > 0 else "",
+        _SUMMARY,
+        _amounts(rows, config or {}),
+    )
+    table = make_table(columns, rows[:_SUMMARY_ROWS], " ".join(filter(None, notes)))
+    return fitted(table)
+
+
+def _form_in_short(row: ComparisonRow) -> str:
+    """Return the most that a form adds to the paper's, in a word or two."""
+    added = {"inside": row.merge_depth, "adapters": row.adapter_rank, "rule rows": row.rule_rows}
+    words = [word for word, size in added.items() if size]
+    return next(iter(words), "ours" if row.deviations() else "paper's")
+
+
+def _amounts(rows: Sequence[ComparisonRow], config: Mapping[str, Any]) -> str:
+    """Return on how much held-out data the rows were measured, the headline by itself."""
+    if "evaluate" not in config or not rows:
+        return ""
+    said = f"Measured on {_amount(config, config['evaluate'])}"
+    headline, leads = config.get("headline"), rows[0].source == "shipped"
+    if headline is not None and leads:
+        said += f"; {shown_name(rows[0].backbone)}: {_amount(config, headline['evaluate'])}"
+        if headline.get("benchmark"):
+            said += f", timed at {max(headline['benchmark']['prompt_lengths']):,} tokens"
+    return f"{said}."
+
+
+def _amount(config: Mapping[str, Any], evaluate: Mapping[str, Any]) -> str:
+    length = config["segment_length"]
+    return (
+        f"{evaluate['alignment_rows']} (Top-1) and {evaluate['perplexity_rows']} (PPL) rows of "
+        f"{length} tokens, {evaluate['task_questions']} questions"
+    )
+
+
+def _score_columns(task: str) -> list[Column]:
+    """Return a task's headline: of the base model, of WT, and adapted (or the row's own)."""
+    settings: dict[str, Callable[[ComparisonRow], str]] = {
+        BASE: lambda _: BASE,
+        WT: lambda row: WT if row.setting == WT else "",
+        "adapted": lambda row: ADAPTED if row.setting == WT else row.setting,
+    }
+    name = "acc." if task == DEFAULT_TASK else f"{task} acc."
+
+    def column(heading: str, setting: Callable[[ComparisonRow], str]) -> Column:
+        def cell(row: ComparisonRow) -> str:
+            score = row.headline(setting(row), task)
+            return shown(None if score is None else score.spread(), 1, 100)
+
+        return Column(heading, cell)
+
+    return [column(f"{name} {heading}", setting) for heading, setting in settings.items()]
+
+
+def _notes(rows: Sequence[ComparisonRow], table: Table) -> str:
+    """Return the line below the table that explains its columns."""
+    headings, cells = table.headings, [cell for row in table.rows for cell in row]
+    unit_ends = f"unit ends, {STATES}" if "Top-1 states" in headings else "unit ends."
+    sentences = (
+        ("TR %", "TR: tokens removed by merging, realised."),
+        ("Top-1", f"Top-1: agreement with the base model at {unit_ends}"),
+        ("PPL", "PPL: per raw token, in-domain."),
+        ("acc.", "acc.: task accuracy in %."),
+        ("prefill", "prefill ×: base time / UMIM time."),
+    )
+    said = [text for of, text in sentences if any(of in name for name in headings)]
+    shipped = any(row.source == "shipped" for row in rows)
+    said += ["±: one standard error."] if any("±" in cell for cell in cells) else []
+    return " ".join([*said, *(["*: shipped checkpoint."] if shipped else [])])

@@ -10,8 +10,7 @@ from prefect.context import FlowRunContext
 
 from tasks.report.ablation_page import ablation_page, read_ablation
 from tasks.report.compare import short_name
-from tasks.report.comparison import ComparisonRow
-from tasks.report.comparison_table import comparison
+from tasks.report.comparison import ComparisonRow, comparison
 from tasks.report.render import table_markdown
 from tasks.run.pipeline import PipelineRun
 from tasks.run.prefect_runs import prefect_may_be_away

@@ -28,20 +28,8 @@ from tasks.report.ablation_page import (
 )
 from tasks.report.compare import CellResult, ShippedResult, cell_row, comparison_rows, rule_counts
 from tasks.report.comparison import ComparisonRow, shown_name
-from tasks.report.render import table_text
-from tasks.report.report_data import (
-    AttentionExample,
-    BreakEvenRow,
-    CheckpointPlace,
-    LossCurve,
-    Part,
-    Point,
-    ReportData,
-    RuleCounts,
-    SpanExample,
-    SpeedRow,
-)
-from tasks.report.report_page import agreement, write_report
+from tasks.report.render import Report, table_text
+from tasks.report.report import ReportData, agreement, write_report
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, Metrics, stage
 from tasks.stages.corpus import tokens
@@ -65,7 +53,7 @@ _SIMILARITY_TOKENS = 4096
 _PAIRS = 0.5  # of which labels say no share: two tokens are always one unit
 
 
-@stage(version=4, free={"links": "addresses of this run's pages, not of what was measured"})
+@stage(version=5, free={"links": "addresses of this run's pages, not of what was measured"})
 def report_stage(
     out: Path,
     site: Site,
@@ -112,14 +100,14 @@ def _chance(rows: list[ComparisonRow]) -> float | dict[str, float] | None:
     return by_task if len(by_task) > 1 else next(iter(by_task.values()), None)
 
 
-def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[CheckpointPlace, ...]:
+def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[Report, ...]:
     places = [
         (f"{cell_row(result.cell).label}, {setting}", str(artifact.path / "checkpoint"))
         for result in cells
         for setting, artifact in result.settings.items()
     ]
     places += [(f"{shown_name(result.name)}, shipped", result.name) for result in shipped]
-    return tuple(CheckpointPlace(label=label, path=path) for label, path in places)
+    return tuple({"label": label, "path": path} for label, path in places)
 
 
 def _examples(
@@ -164,23 +152,23 @@ def draw_examples(
     cut = umim.compress(umim.backbone.decode(ids[:_EXAMPLE_TOKENS].tolist()))
     return {
         "examples": [
-            SpanExample(label=label, spans=tuple(zip(cut.units, cut.unit_lengths, strict=True)))
+            {"label": label, "spans": list(zip(cut.units, cut.unit_lengths, strict=True))}
         ],
         "attention": attention_example(umim, ids[:_ATTENTION_TOKENS], label),
         "similarity": span_similarity(umim, [ids]),
     }
 
 
-def attention_example(umim: UMIM, ids: NDArray[np.int64], label: str) -> AttentionExample:
+def attention_example(umim: UMIM, ids: NDArray[np.int64], label: str) -> Report:
     """Return the last layer's attention over a text's [T] tokens and over its units."""
     maps = attention_maps(ids, umim.merged_model)
-    return AttentionExample(
-        label=f"{label}, layer {maps.layer + 1}, mean over heads",
-        units=unit_texts(ids.tolist(), maps.lengths, umim.backbone.decode),
-        tokens=maps.lengths,
-        before=maps.before.tolist(),
-        after=maps.after.tolist(),
-    )
+    return {
+        "label": f"{label}, layer {maps.layer + 1}, mean over heads",
+        "units": unit_texts(ids.tolist(), maps.lengths, umim.backbone.decode),
+        "tokens": maps.lengths,
+        "before": maps.before.tolist(),
+        "after": maps.after.tolist(),
+    }
 
 
 def span_similarity(umim: UMIM, texts: Sequence[NDArray[np.int64]]) -> list[dict[str, Any]]:
@@ -203,60 +191,48 @@ def host() -> dict[str, str]:
     }
 
 
-def _curves(result: CellResult) -> list[LossCurve]:
+def _curves(result: CellResult) -> list[Report]:
     curves = []
     for setting, artifact in result.settings.items():
         training = find_setting(setting).training
         if training == "none":
             continue
+        measure = "loss" if training == "dpo" else "kl"
         curve = read_curve(artifact.path)
-        preference = training == "dpo"
-        train, validation = (
-            tuple[Point, ...]((int(row["step"]), row[name]) for row in curve if name in row)
-            for name in (("train_loss", "valid_loss") if preference else ("train_kl", "valid_kl"))
-        )
+        points = {
+            words: [(int(row["step"]), row[name]) for row in curve if name in row]
+            for words, name in (("train", f"train_{measure}"), ("validation", f"valid_{measure}"))
+        }
+        label = f"{cell_row(result.cell).label}, {setting}"
         curves.append(
-            LossCurve(
-                label=f"{cell_row(result.cell).label}, {setting}",
-                train=train,
-                validation=validation,
-                quantity="preference" if preference else "KL",
-            )
+            {"label": label, "quantity": "preference" if training == "dpo" else "KL", **points}
         )
     return curves
 
 
-def _measured_speeds(
-    result: CellResult | ShippedResult,
-) -> tuple[list[SpeedRow], list[BreakEvenRow]]:
+def _measured_speeds(result: CellResult | ShippedResult) -> tuple[list[Report], list[Report]]:
     """Return the speeds of a checkpoint, and from which length on it pays."""
     if result.benchmark is None:
         return [], []
     cell = isinstance(result, CellResult)
     name = cell_row(result.cell).label if cell else f"{shown_name(result.name)} (shipped)"
+
+    def labelled(row: Report) -> Report:
+        reduction = row["asked_reduction"]
+        pairs = "pairs" if reduction == _PAIRS else f"pairs at {100 * (reduction or 0):.3g} %"
+        return row | {"label": f"{name}, {'natural rules' if reduction is None else pairs}"}
+
     rows = throughput_rows(result.benchmark)
-    return (
-        [SpeedRow(**_labelled(name, vars(row), SpeedRow)) for row in rows],
-        [BreakEvenRow(**_labelled(name, crossing, BreakEvenRow)) for crossing in break_even(rows)],
-    )
+    return [labelled(vars(row)) for row in rows], [labelled(row) for row in break_even(rows)]
 
 
-def _labelled(name: str, of: dict[str, Any], part: type[Part]) -> dict[str, Any]:
-    """Return the fields that the report shows, under a label for people."""
-    asked = of["asked_reduction"]
-    kind = "pairs" if asked == _PAIRS else f"pairs at {100 * (asked or 0):.3g} %"
-    label = f"{name}, {'natural rules' if asked is None else kind}"
-    fields = {field: of[field] for field in part.model_fields if field != "label"}
-    return {"label": label, **fields}
-
-
-def _rule_counts(result: CellResult) -> RuleCounts:
+def _rule_counts(result: CellResult) -> Report:
     metrics, every = result.filtered.metrics, orders_to(MAX_LONGEST)
     steps = {
-        step: {n: int(metrics[f"{step}_{n}"]) for n in every if f"{step}_{n}" in metrics}
+        step: {str(n): int(metrics[f"{step}_{n}"]) for n in every if f"{step}_{n}" in metrics}
         for step in ("raw", "overlap", "rules")
     }
-    return RuleCounts(label=cell_row(result.cell).label, **steps)
+    return {"label": cell_row(result.cell).label, **steps}
 
 
 @stage(version=3)

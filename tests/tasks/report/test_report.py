@@ -9,20 +9,20 @@ from base64 import b64encode
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
+from uuid import uuid4
 from xml.etree import ElementTree
 
 import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks.report.compare import cell_row
-from tasks.report.comparison import TASK_TR, ComparisonRow, Measured, RowRules
-from tasks.report.report_data import (
-    LossCurve,
-    ReportData,
-    RuleCounts,
-    SpanExample,
-    SpeedRow,
-)
-from tasks.report.report_page import write_report
+from tasks.report.comparison import TASK_TR, ComparisonRow, Measured, comparison
+from tasks.report.render import Report
+from tasks.report.report import ReportData, cards, draw_figures, report_tables, write_report
+from tasks.run import pipeline
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 
 FIGURES = {"saving", "accuracy", "perplexity", "alignment", "losses", "speed"}
@@ -55,12 +55,20 @@ def _rows() -> tuple[ComparisonRow, ...]:
     return (
         cell_row(Cell(backbone="llama"), metrics=full, scores=scores),
         ComparisonRow(
-            cell=Cell(backbone="gpt2", rules="gpt2/rules"),
-            rules=RowRules(tau=None),
+            backbone="gpt2",
+            rule_source="explicit",
             source="shipped",
             metrics={"top1": math.nan, "ppl_base": None, "ppl_umim": 12.0, "token_reduction": 0.1},
         ),
     )
+
+
+def speed(label: str, prompt: int, base: float, phase: str = "prefill") -> Report:
+    """A speed of 1.5 times the base model's."""
+    speeds = {"base_tokens_per_s": base, "umim_tokens_per_s": 1.5 * base}
+    unknown = dict.fromkeys(("token_reduction", "bound", "base_kv_bytes", "umim_kv_bytes"))
+    sizes = {"phase": phase, "prompt_tokens": prompt, "batch_size": 1}
+    return {"label": label, **sizes, **speeds, **unknown}
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +78,13 @@ def data() -> ReportData:
         config={"taus": [5, 50]},
         host={"processor": "2 cores"},
         rows=_rows(),
-        curves=(LossCurve(label="llama", train=((1, 3.0), (2, None)), validation=((2, 2.5),)),),
-        throughput=tuple(
-            SpeedRow(
-                label="llama", prompt_tokens=size, base_tokens_per_s=1000, umim_tokens_per_s=1500
-            )
-            for size in (256, 512, 1024)
+        curves=(
+            {"label": "llama", "train": [(1, 3.0), (2, None)], "validation": [(2, 2.5)]}
+            | {"quantity": "cross-entropy"},
         ),
-        rule_counts=(RuleCounts(label="docs", raw={2: 12345}, rules={2: 7, 4: 1}),),
-        examples=(SpanExample(label="llama", spans=(("a <b>", 3), (" & c", 1), (" d e", 2))),),
+        throughput=tuple(speed("llama", size, 1000) for size in (256, 512, 1024)),
+        rule_counts=({"label": "docs", "raw": {"2": 12345}, "overlap": {}, "rules": {"2": 7}},),
+        examples=({"label": "llama", "spans": [("a <b>", 3), (" & c", 1), (" d e", 2)]},),
         chance=0.25,
         links={"MLflow run": "http://127.0.0.1:5000/#/x", "bad": "javascript:alert(1)"},
     )
@@ -189,3 +195,70 @@ def test_the_page_shows_the_numbers_of_the_data(written: Path) -> None:
         assert shown in cells
     assert {"61.2 ± 1.3", "58.7 ± 1.3"} <= set(cells)
     assert "1.50" in cells  # 1500 / 1000 tokens per second
+
+
+Scores = dict[tuple[str, str], dict[str, Measured]]
+MODEL = "/data/models/stories260K"
+
+
+def row(scores: Scores | None = None, **fields: object) -> ComparisonRow:
+    metrics = {"token_reduction": 0.35, "top1": 0.47, "kl": 1.4, "ppl_base": 20.0, "ppl_umim": 30.0}
+    cell = Cell.model_validate({"backbone": MODEL} | fields)
+    return cell_row(cell, metrics=metrics, scores=scores or {})
+
+
+def test_the_cards_are_of_the_row_that_agrees_most_and_say_so() -> None:
+    best = row(tau=50).model_copy(update={"metrics": {"top1": 0.9, "token_reduction": 0.125}})
+    made = cards(ReportData(recipe="r", rows=(row(), best, row(tau=500))))
+    assert made is not None
+    assert made["label"] == "stories260K, τ 50, WT: highest Top-1 of 3 checkpoints in setting WT"
+    assert made["cards"][0] == {"name": "token reduction", "value": "12.5 %"}
+
+
+def test_the_cards_are_of_the_row_that_the_recipe_features() -> None:
+    shipped = row(tau=50).model_copy(update={"source": "shipped"})
+    config = {"headline": {"checkpoint": "x"}}
+    best = row().model_copy(update={"metrics": {"top1": 0.9}})
+    made = cards(ReportData(recipe="r", rows=(shipped, best), config=config))
+    assert made is not None and made["label"].endswith("(shipped), WT: featured by the recipe")
+    other = cards(ReportData(recipe="r", rows=(shipped, best)))
+    assert other is not None and "highest Top-1 of 2 checkpoints" in other["label"]
+
+
+def test_columns_that_nobody_measured_are_left_out() -> None:
+    table = comparison([row(), row(tau=50)])
+    assert table.headings == ("backbone", "τ", "setting", "TR %", "Top-1", "PPL base", "PPL UMIM")
+    assert "PPL:" in table.note and "acc." not in table.note and "prefill" not in table.note
+    text = report_tables(ReportData(recipe="r", rows=(row(),)))
+    _, _, aligned = text.partition("## Alignment with the base model\n\n")
+    heads = [cell.strip() for cell in aligned.splitlines()[0].strip("|").split("|")]
+    assert heads == ["rules", "setting", "Top-1", "KL"]
+
+
+def speeds(*lengths: int) -> tuple[Report, ...]:
+    return tuple(
+        speed(f"llama, {rules}", length, 100, phase)
+        for rules in ("pairs", "natural rules")
+        for phase in ("prefill", "decode", "request")
+        for length in lengths
+    )
+
+
+def test_speed_has_a_panel_per_phase_and_a_line_per_rules() -> None:
+    (figure,) = draw_figures(ReportData(recipe="r", throughput=speeds(256, 512, 1024)))
+    assert figure.name == "speed"
+    assert [axes.get_ylabel() for axes in figure.figure.axes] == ["Speed, UMIM / base"] * 2
+    (legend,) = figure.figure.legends
+    assert [text.get_text() for text in legend.get_texts()].count("llama, pairs") == 1
+
+
+@pytest.mark.parametrize("server", [None, "http://127.0.0.1:4200/api"])
+def test_a_run_links_to_prefect_only_where_a_server_shows_pages(server: str | None) -> None:
+    run = FlowRun(flow_id=uuid4())
+    with (
+        temporary_settings({PREFECT_API_URL: server}),
+        FlowRunContext.model_construct(flow_run=run),
+    ):
+        found = pipeline._prefect_url()
+        assert found == (server and f"http://127.0.0.1:4200/flow-runs/flow-run/{run.id}")
+        assert server or flow_run.ui_url.startswith("None/")  # what Prefect makes of it

@@ -6,7 +6,7 @@ import itertools
 
 from tasks.report.ablation_page import AblationCell, AblationData, Budget, ablation_table
 from tasks.report.compare import cell_row
-from tasks.report.comparison_table import comparison
+from tasks.report.comparison import comparison
 from umim_core.config.recipe import Cell
 
 GRID = list(itertools.product(("llama", "gpt2"), (5, 50, 500), ("drop", "keep")))

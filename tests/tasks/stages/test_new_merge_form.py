@@ -100,7 +100,7 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
     result = CellResult(cell, tokens, filtered, distilled)
     result.settings["WT"], result.evaluations["WT"] = distilled, evaluated
     [row] = comparison_rows([result], [], seed=17)
-    assert row.cell.kind == "normed-mean"
+    assert row.kind == "normed-mean"
     assert "normed-mean" in row.label
     assert row.metrics["rules"] == 2.0
     assert row.metrics["kl"] is not None and row.metrics["kl"] > 0.0

@@ -36,5 +36,5 @@ def test_examples_are_of_the_checkpoint_that_agrees_most_with_its_base_model(
     ]
     data = report_data(tiny_run.recipe, cells, [], {})
     label = "backbone, τ 4 on held-out text (highest Top-1 of 3 checkpoints)"
-    assert [example.label for example in data.examples] == [label]
-    assert data.attention is not None and data.attention.label.startswith(label)
+    assert [example["label"] for example in data.examples] == [label]
+    assert data.attention is not None and data.attention["label"].startswith(label)

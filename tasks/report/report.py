@@ -1,25 +1,32 @@
 """Report of a pipeline run: one offline HTML page, the same as Markdown, JSON.
 
-``ReportData`` in, files out: nothing is measured, fetched or timed here, so equal data makes equal
-bytes. The page makes no request; its one script sorts and filters tables. It follows the reader's
-light or dark.
+:class:`ReportData` in, files out: nothing is measured, fetched or timed here, so equal data makes
+equal bytes. The page makes no request; its one script sorts and filters tables. It follows the
+reader's light or dark.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.report.charts import Line, Panel, chart, heatmaps, svg, svg_file, wrapped
-from tasks.report.comparison import TASK_TR, ComparisonRow, shown_name
-from tasks.report.comparison_table import STATES, comparison, with_error
+from tasks.report.comparison import (
+    STATES,
+    TASK_TR,
+    ComparisonRow,
+    comparison,
+    shown_name,
+    summary,
+)
 from tasks.report.render import (
     DASH,
     Report,
@@ -29,13 +36,6 @@ from tasks.report.render import (
     page,
     shown,
     table_markdown,
-)
-from tasks.report.report_data import (
-    AttentionExample,
-    LossCurve,
-    ReportData,
-    SimilarityRow,
-    SpeedRow,
 )
 from umim_core.adaptation.settings import BASE, WT
 from umim_core.checkpoint.next_steps import after_training
@@ -52,6 +52,52 @@ _QUANTITIES: Final = {
     "KL": "KL (nats per row)",
     "cross-entropy": "Cross-entropy (nats per row)",
 }
+
+
+class ReportData(BaseModel):
+    """Everything the report shows, in the order to be shown, as its JSON file holds it.
+
+    Attributes:
+        rows: The comparison; the first one leads the page.
+        checkpoints: ``label`` and ``path`` (or the name that ``umim generate -c`` takes) of each.
+        curves: Losses ``train`` and ``validation`` (step, value) of a training by its ``label``;
+            ``quantity`` is KL, cross-entropy (nats per aligned row) or preference.
+        throughput: Speeds of base and UMIM in raw tokens/s (``ThroughputRow``) by ``label``.
+        break_even: From which of the measured lengths on a checkpoint pays (``pays_from``).
+        rule_counts: N-grams by order that reach the threshold (``raw``), pass the overlap filter
+            (``overlap``), are rules (``rules``).
+        examples: Texts cut into ``spans`` (text, raw tokens of the unit).
+        attention: Attention [query][key] of one layer between the ``units`` of a text, ``tokens``
+            each: ``before`` over raw tokens, added up by unit, and ``after``.
+        similarity: Mean cosines of the surrogates of an ``order`` with embeddings.
+        chance: Accuracy of guessing, 0..1; of several tasks by task.
+        links: Pages of MLflow and Prefect.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    recipe: str
+    config: dict[str, object] = Field(default_factory=dict)
+    host: dict[str, str] = Field(default_factory=dict)
+    rows: tuple[ComparisonRow, ...] = ()
+    checkpoints: tuple[Report, ...] = ()
+    curves: tuple[Report, ...] = ()
+    throughput: tuple[Report, ...] = ()
+    break_even: tuple[Report, ...] = ()
+    rule_counts: tuple[Report, ...] = ()
+    examples: tuple[Report, ...] = ()
+    attention: Report | None = None
+    similarity: tuple[Report, ...] = ()
+    chance: float | dict[str, float] | None = None
+    links: dict[str, str] = Field(default_factory=dict)
+
+    def chance_of(self, task: str) -> float | None:
+        """Return the accuracy of guessing on a task, or None where it is unknown."""
+        return self.chance.get(task) if isinstance(self.chance, dict) else self.chance
+
+    def base_rows(self) -> list[ComparisonRow]:
+        """Return the rows that were not adapted to the task."""
+        return [row for row in self.rows if row.setting == WT]
 
 
 @dataclass(frozen=True)
@@ -78,6 +124,11 @@ def draw_figures(data: ReportData) -> list[ReportFigure]:
         *(_attention(data.attention), _similarity(data.similarity)),
     )
     return [figure for figure in drawn if figure is not None]
+
+
+def _half(panel: Panel, height: float = 4.4) -> Figure:
+    """Draw a figure of half the page's width, its letters as large as those of wide ones."""
+    return chart([panel], width=6.3, height=height)
 
 
 def _saving(data: ReportData) -> ReportFigure | None:
@@ -122,19 +173,16 @@ def _saved_tokens(row: ComparisonRow) -> float | None:
 
 def _perplexity_ratio(row: ComparisonRow) -> tuple[float, float] | None:
     """Return UMIM's perplexity over the base model's, and its standard error if it is known."""
-    base, ours = row.metric("ppl_base"), row.metric("ppl_umim")
-    if not base or not ours:
-        return None
-    error = row.errors.get("nats_increase")
-    return ours / base, math.nan if error is None else ours / base * error
+    error = row.errors.get("nats_increase", math.nan)
+    return None if row.ppl_ratio is None else (row.ppl_ratio, row.ppl_ratio * error)
 
 
 def _accuracy_change(row: ComparisonRow, task: str) -> tuple[float, float] | None:
-    base, own = row.score(BASE, task), row.score(row.setting, task)
+    base, own = row.headline(BASE, task), row.headline(row.setting, task)
     if base is None or own is None:
         return None
-    error = next(iter(row.scores[task, row.setting].values())).stderr
-    return 100 * (own - base), math.nan if error is None else 100 * error
+    error = math.nan if own.stderr is None else 100 * own.stderr
+    return 100 * (own.value - base.value), error
 
 
 def _accuracy(data: ReportData) -> ReportFigure | None:
@@ -148,7 +196,7 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
         for setting, score in row.settings_scored(task).items():
             result = next(iter(score.values()))
             if setting == BASE:
-                place = (row.cell.backbone, result.value)
+                place = (row.backbone, result.value)
                 if place in based:
                     continue
                 based.add(place)
@@ -160,19 +208,19 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
     if (chance := data.chance_of(task)) is not None:
         caption += f" Guessing gives {100 * chance:.0f} %."
     title = "Task accuracy against token reduction"
-    return ReportFigure("accuracy", title, caption, chart([Panel(lines, axes=axes)]))
+    return ReportFigure("accuracy", title, caption, _half(Panel(lines, axes=axes)))
 
 
 def _perplexity(data: ReportData) -> ReportFigure | None:
     rows = [r for r in data.base_rows() if r.metric("ppl_umim") and r.metric("token_reduction")]
     if not rows:
         return None
-    backbones = list(dict.fromkeys(row.cell.backbone for row in rows))
-    bases = {r.cell.backbone: base for r in reversed(rows) if (base := r.metric("ppl_base"))}
+    backbones = list(dict.fromkeys(row.backbone for row in rows))
+    bases = {r.backbone: base for r in reversed(rows) if (base := r.metric("ppl_base"))}
     lines = []
     for row in rows:
-        backbone = row.cell.backbone
-        name = row.brief.removeprefix(shown_name(backbone)).strip(", ") or "rules"
+        backbone = row.backbone
+        name = row.label_with("", brief=True).strip(", ") or "rules"
         place = (100 * (row.metric("token_reduction") or 0.0), row.metric("ppl_umim") or math.nan)
         how: dict[str, Any] = {"joined": False, "hollow": row.source == "shipped"}
         index = backbones.index(backbone)
@@ -182,7 +230,7 @@ def _perplexity(data: ReportData) -> ReportFigure | None:
     axes["ylabel"] = "Perplexity per raw token"
     caption = "Lower is better. Dotted: the base model without merging. Hollow: shipped checkpoint."
     title = "Perplexity against token reduction"
-    figure = chart([Panel(lines, axes=axes, levels=levels)])
+    figure = _half(Panel(lines, axes=axes, levels=levels))
     return ReportFigure("perplexity", title, caption, figure)
 
 
@@ -191,7 +239,7 @@ def _alignment(data: ReportData) -> ReportFigure | None:
     rows = [r for r in data.base_rows() if any(r.metric(m) is not None for m in names)]
     if not rows:
         return None
-    rows = sorted(rows, key=lambda r: (r.cell.backbone, r.source == "shipped", r.tau or 0, r.label))
+    rows = sorted(rows, key=lambda r: (r.backbone, r.source == "shipped", r.tau or 0, r.label))
     lines = [
         Line(label, points, index, joined=False)
         for index, (metric, label) in enumerate(names.items())
@@ -205,25 +253,27 @@ def _alignment(data: ReportData) -> ReportFigure | None:
         "xlabel": "Agreement with the base model on the same rows (0 to 1)",
     }
     caption = "How often the merged model predicts what the base model predicts, by threshold τ."
-    figure = chart([Panel(lines, axes=axes)], height=1.1 + 0.36 * len(rows))
+    figure = _half(Panel(lines, axes=axes), height=1.1 + 0.36 * len(rows))
     return ReportFigure("alignment", "Alignment by threshold", caption, figure)
 
 
-def _losses(curves: Sequence[LossCurve]) -> ReportFigure | None:
-    drawn = [curve for curve in curves if curve.train or curve.validation]
+def _losses(curves: Sequence[Report]) -> ReportFigure | None:
+    drawn = [curve for curve in curves if curve["train"] or curve["validation"]]
     if not drawn:
         return None
     panels = []
     for curve in drawn:
-        axes = {"title": wrapped(curve.label), "xlabel": "Step"}
-        axes["ylabel"] = _QUANTITIES[curve.quantity]
+        axes = {"title": wrapped(curve["label"]), "xlabel": "Step"}
+        axes["ylabel"] = _QUANTITIES[curve["quantity"]]
         lines = [
-            Line("training", list(_gapped(curve.train)), 0, marked=False, look={"linewidth": 1.1}),
-            Line("validation", list(_gapped(curve.validation)), 1, look={"markersize": 3.5}),
+            Line(
+                "training", list(_gapped(curve["train"])), 0, marked=False, look={"linewidth": 1.1}
+            ),
+            Line("validation", list(_gapped(curve["validation"])), 1, look={"markersize": 3.5}),
         ]
         panels.append(Panel([line for line in lines if line.points], axes=axes))
     caption = "Losses while the merge module is trained; the backbone stays frozen."
-    if any(curve.quantity != "preference" for curve in drawn):
+    if any(curve["quantity"] != "preference" for curve in drawn):
         caption += (
             " A training point is one batch, before its step, of the text that the rules were "
             "mined on: rules match more often there than in the validation text, more is merged, "
@@ -233,27 +283,29 @@ def _losses(curves: Sequence[LossCurve]) -> ReportFigure | None:
     return ReportFigure("losses", "Loss curves", caption, chart(panels, height=3.1), wide)
 
 
-def _gapped(points: Sequence[tuple[int, float | None]]) -> Iterator[tuple[float, float]]:
-    """Yield steps and values of a curve, NaN (a gap in the drawing) for a missing value."""
-    for step, value in points:
-        yield float(step), math.nan if value is None else value
+def _gapped(points: Sequence[tuple[int, float | None]]) -> list[tuple[float, float]]:
+    """Return steps and values of a curve, NaN (a gap in the drawing) for a missing value."""
+    return [(float(step), math.nan if value is None else value) for step, value in points]
 
 
-def _speed(rows: Sequence[SpeedRow]) -> ReportFigure | None:
+def _speed(rows: Sequence[Report]) -> ReportFigure | None:
     """Draw UMIM's speed over the base model's against the prompt length; the table has the rest."""
     # A request is the sum of the other two; of several batch sizes the first one is drawn.
-    rows = [row for row in rows if row.phase != "request" and row.batch_size == rows[0].batch_size]
-    rows = [row for row in rows if row.ratio is not None]
-    lengths = sorted({row.prompt_tokens for row in rows})
+    drawn = [
+        (row["phase"], row["label"], row["prompt_tokens"], ratio)
+        for row in rows
+        if row["phase"] != "request"
+        and row["batch_size"] == rows[0]["batch_size"]
+        and (ratio := _times_faster(row)) is not None
+    ]
+    lengths = sorted({length for _, _, length, _ in drawn})
     if len(lengths) < _FEWEST_LENGTHS:
         return None
-    labels = list(dict.fromkeys(row.label for row in rows))
-    panels = []
-    for phase in dict.fromkeys(row.phase for row in rows):
+    labels, panels = list(dict.fromkeys(label for _, label, _, _ in drawn)), []
+    for phase in dict.fromkeys(phase for phase, *_ in drawn):
         lines = []
         for index, label in enumerate(labels):
-            own = [row for row in rows if (row.label, row.phase) == (label, phase)]
-            points = sorted((float(r.prompt_tokens), r.ratio) for r in own if r.ratio is not None)
+            points = sorted((float(x), y) for p, of, x, y in drawn if (p, of) == (phase, label))
             lines += [Line(label, points, index)] if points else []
         axes = {
             "title": phase,
@@ -268,51 +320,56 @@ def _speed(rows: Sequence[SpeedRow]) -> ReportFigure | None:
         "Measured on this machine, matching and merging included; above the dotted line UMIM is "
         "faster. Tokens per second are in the table."
     )
-    figure, wide = chart(panels), len(panels) > 1
-    return ReportFigure("speed", "Speed against the base model", caption, figure, wide)
+    title = "Speed against the base model"
+    return ReportFigure("speed", title, caption, chart(panels), len(panels) > 1)
 
 
-def _attention(example: AttentionExample | None) -> ReportFigure | None:
+def _times_faster(row: Report) -> float | None:
+    """Return UMIM's speed over the base model's, or None where one is missing."""
+    base, ours = row["base_tokens_per_s"], row["umim_tokens_per_s"]
+    return ours / base if base and ours is not None else None
+
+
+def _attention(example: Report | None) -> ReportFigure | None:
     """Draw attention before and after merging side by side, on one scale; nothing for None."""
-    if example is None or not example.units:
+    if example is None or not example["units"]:
         return None
     caption = (
-        f"{example.label}. Orange: merged spans. The row of a span is that of its last token; each "
-        "row adds up to 1. A column that stays dark after merging is a surrogate that later units "
-        "go on attending to."
+        f"{example['label']}. Orange: merged spans. The row of a span is that of its last token; "
+        "each row adds up to 1. A column that stays dark after merging is a surrogate that later "
+        "units go on attending to."
     )
     return ReportFigure("attention", ATTENTION, caption, attention_figure(example), True)
 
 
-def attention_figure(example: AttentionExample) -> Figure:
+def attention_figure(example: Report) -> Figure:
     """Draw attention over raw tokens and over units side by side, on one scale."""
-    names = [_unit_name(*unit) for unit in zip(example.units, example.tokens, strict=True)]
+    units = list(zip(example["units"], example["tokens"], strict=True))
     grids = {
-        "before: raw tokens, added up by unit": example.before,
-        "after: units": example.after,
+        "before: raw tokens, added up by unit": example["before"],
+        "after: units": example["after"],
     }
-    merged = [place for place, tokens in enumerate(example.tokens) if tokens > 1]
-    return heatmaps(grids, names, merged, ("Attended unit", "Attending unit", "Attention weight"))
+    merged = [place for place, (_, tokens) in enumerate(units) if tokens > 1]
+    labels = ("Attended unit", "Attending unit", "Attention weight")
+    return heatmaps(grids, [_unit_name(*unit) for unit in units], merged, labels)
 
 
-def _similarity(rows: Sequence[SimilarityRow]) -> ReportFigure | None:
+def _similarity(rows: Sequence[Report]) -> ReportFigure | None:
     """Draw the cosine of surrogates with their tokens, their mean and a random token, by order."""
     if not rows:
         return None
     bars = {
-        f"{row.order} tokens\n({row.spans:,} spans)": {
-            f"token {place}": value for place, value in enumerate(row.by_offset, 1)
+        f"{row['order']} tokens\n({row['spans']:,} spans)": {
+            f"token {place}": value for place, value in enumerate(row["by_offset"], 1)
         }
-        | {"mean of the span": row.mean, "random token": row.random}
+        | {"mean of the span": row["mean"], "random token": row["random"]}
         for row in rows
     }
     caption = (
         "Mean cosine of a surrogate with the embeddings of its own tokens (spans of the text)."
     )
-    panel = Panel(bars=bars, axes={"ylabel": "Cosine similarity"})
-    return ReportFigure(
-        "similarity", "Surrogates against their tokens", caption, chart([panel]), False
-    )
+    figure = _half(Panel(bars=bars, axes={"ylabel": "Cosine similarity"}))
+    return ReportFigure("similarity", "Surrogates against their tokens", caption, figure)
 
 
 def _unit_name(text: str, tokens: int) -> str:
@@ -339,7 +396,7 @@ def write_report(out: Path, data: ReportData) -> None:
         text = svg_file(drawn.figure, drawn.name, drawn.title)
         write_bytes(out / "figures" / f"{drawn.name}.svg", text.encode())
     values = _values(data, figures)
-    parts = {name: markdown_html(values[name]) for name in ("comparison", "tables")}
+    parts = {name: markdown_html(values[name]) for name in ("summary", "comparison", "tables")}
     own = {"title": f"UMIM report: {data.recipe}", "cards": cards(data)}
     write_bytes(out / "report.html", html("report.html", values | parts | own).encode())
     markdown = environment().get_template("report.md").render(values).strip() + "\n"
@@ -349,28 +406,35 @@ def write_report(out: Path, data: ReportData) -> None:
 
 def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
     """Return what both pages show."""
+    usages = [after_training(place["path"]) for place in data.checkpoints]
     places = [
-        {
-            "label": place.label,
-            "path": place.path,
-            "commands": [x.strip() for x in after_training(place.path) if x.startswith(" ")],
-        }
-        for place in data.checkpoints
+        {**place, "commands": [line.strip() for line in lines if line.startswith(" ")]}
+        for place, lines in zip(data.checkpoints, usages, strict=True)
     ]
-    first = after_training(data.checkpoints[0].path) if data.checkpoints else []
-    table = comparison(data.rows, data.config) if data.rows else None
+    compared = {"summary": summary, "comparison": comparison} if data.rows else {}
+    tables = {n: table_markdown(make(data.rows, data.config)) for n, make in compared.items()}
     config = json.dumps(data.config, indent=2, ensure_ascii=False, default=str)
     return {
         "data": data,
         "first": [drawn for drawn in figures if drawn.name == FIRST],
         "figures": [drawn for drawn in figures if drawn.name != FIRST],
-        "links": data.addresses(),
-        "comparison": "" if table is None else table_markdown(table),
+        "links": {n: at for n, at in data.links.items() if at.startswith(("http://", "https://"))},
+        "examples": [example | {"caption": _caption(example)} for example in data.examples],
+        "summary": "",
+        "comparison": "",
+        **tables,
         "places": places,
-        "notes": [line for line in first if not line.startswith(" ")],
+        "notes": [line for lines in usages[:1] for line in lines if not line.startswith(" ")],
         "tables": report_tables(data),
         "config": config if data.config else "",
     }
+
+
+def _caption(example: Report) -> str:
+    """Return the label of a text with its figures."""
+    tokens, units = sum(n for _, n in example["spans"]), len(example["spans"])
+    reduction = 100 * (1 - units / tokens) if tokens else 0.0
+    return f"{example['label']}: {tokens} tokens, {units} units, TR {reduction:.1f} %"
 
 
 def report_tables(data: ReportData) -> str:
@@ -381,12 +445,14 @@ def report_tables(data: ReportData) -> str:
             "task": task,
             "setting": setting,
             "reduction": row.score(setting, task, TASK_TR),
-            "score": with_error(next(iter(score.values()))),
+            "score": next(iter(score.values())).spread(),
         }
         for row in data.base_rows()
         for (task, setting), score in row.scores.items()
     ]
     tasks = list(dict.fromkeys(str(score["task"]) for score in scores))
+    prefix = "ppl_umim_ood_"
+    corpora = sorted({m.removeprefix(prefix) for r in data.rows for m in r.metrics if prefix in m})
     values = {
         "data": data,
         "scores": scores,
@@ -395,15 +461,16 @@ def report_tables(data: ReportData) -> str:
         "states": STATES,
         "aligned": [r for r in data.rows if any(r.metric(n) is not None for n in _ALIGNED)],
         "perplexities": [r for r in data.rows if any(n.startswith("ppl_") for n in r.metrics)],
-        "texts": {"in-domain": ""} | {corpus: f"_ood_{corpus}" for corpus in data.corpora()},
+        "texts": {"in-domain": ""} | {corpus: f"_ood_{corpus}" for corpus in corpora},
+        "speeds": [row | {"ratio": _times_faster(row)} for row in data.throughput],
         "parts": [{"row": row, "part": part} for row in data.rows for part in row.parts],
         "rule_steps": [
-            {"label": counts.label, "step": words, "counts": getattr(counts, step)}
+            {"label": counts["label"], "step": words, "counts": counts[step]}
             for counts in data.rule_counts
             for step, words in _STEPS.items()
-            if getattr(counts, step)
+            if counts[step]
         ],
-        "orders": sorted({n for counts in data.rule_counts for n in counts.rules}),
+        "orders": sorted({n for counts in data.rule_counts for n in counts["rules"]}, key=int),
     }
     return page("report_tables.md", values)
 
