@@ -73,7 +73,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import Phase, ThroughputRow
-from umim_core.throughput.roofline import ModelShape, Roofline, measure_bandwidth, measure_peak
+from umim_core.throughput.roofline import ForwardCost, Roofline, measure_bandwidth, measure_peak
 from umim_core.throughput.throughput import EVERYWHERE, FixedSpans, measure_throughput
 
 LIMIT: Final = 360.0  # seconds of a run
@@ -236,8 +236,8 @@ class EngineParts:
     bandwidth: Roofline
 
     @property
-    def shape(self) -> ModelShape:
-        return ModelShape.of(self.subject.backbone.model)
+    def cost(self) -> ForwardCost:
+        return ForwardCost.of(self.subject.merged_model)
 
     def rows(
         self, phase: Phase, batch_size: int, length: int, reductions: tuple[float, ...]
@@ -269,7 +269,7 @@ class EngineParts:
         (row,) = self.rows("decode", batch_size, self.sizes.prefill[0], ())
         figures, steps = asdict(row), self.sizes.new - 1
         for side in ("base", "umim"):
-            read = steps * (self.shape.step_bytes(0, 1) + figures[f"{side}_kv_bytes"])
+            read = steps * (self.cost.step_bytes(0, 1) + figures[f"{side}_kv_bytes"])
             rate = self.bandwidth.check(f"{side} decode", read, figures[f"{side}_seconds"])
             figures[f"{side}_of_copy"] = rate / self.bandwidth.peak
         return [figures]
@@ -280,7 +280,7 @@ class EngineParts:
         model = model.merging_by(FixedSpans(MERGED)) if side == "merged" else model.base()
         units = len(model.segment_prompt(self.subject.ids[:length])[0])
         columns = units + self.sizes.new - 1
-        return model, units, int(self.sizes.pool // self.shape.kv_bytes(columns))
+        return model, units, int(self.sizes.pool // self.cost.kv_bytes(columns))
 
     def pool_settings(self) -> Iterable[tuple[int, int, str]]:
         """Yield one request alone, then as many as the pool holds raw, and as it holds merged."""
@@ -297,8 +297,8 @@ class EngineParts:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(device)
         seconds, first = answer(Engine(model), prompts, new, fits)
-        reading = self.shape.prefill_flops(units, units)
-        work = reading + (new - 1) * self.shape.decode_flops(units)
+        reading = self.cost.prefill_flops(units, units)
+        work = reading + (new - 1) * self.cost.decode_flops(units)
         self.flops.check(f"{side} requests", requests * work, seconds)
         return [
             {

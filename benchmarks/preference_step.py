@@ -40,9 +40,9 @@ from benchmarks.runner import (
 from benchmarks.subjects import CHECKPOINT, Ids, Subject, subject
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores, preference_loss
+from umim_core.backbone.shape import BackboneShape
 from umim_core.errors import CorpusError, require
 from umim_core.merging.merged_model import MergedModel
-from umim_core.throughput.roofline import ModelShape
 
 OURS, UNPACKED = "packed", "a row per answer"
 CHECKPOINTS: Final = ("umim-docs-llama", "umim-docs-gpt2", CHECKPOINT)
@@ -107,9 +107,9 @@ def measure(subject: Subject, shape: argparse.Namespace) -> Report:
     units = int(merged_model.pack_prompts([q.context for q in questions]).unit_counts.sum())
     tails = shape.questions * shape.answers * (shape.ending - 1)
     columns = {OURS: units + tails, UNPACKED: units * shape.answers + tails}
-    sizes = ModelShape.of(subject.backbone.model)
+    sizes = BackboneShape.of_model(subject.backbone.model)
     head = sizes.head_weights * shape.questions * shape.answers * shape.ending
-    work = {name: sizes.matrix_weights * count + head for name, count in columns.items()}
+    work = {name: sizes.block_weights * count + head for name, count in columns.items()}
     return {
         "token_reduction": 1 - units / (shape.questions * shape.context),
         "columns": columns[UNPACKED] / columns[OURS],

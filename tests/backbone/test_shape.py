@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import nn
 from transformers import AutoModelForCausalLM, FalconConfig, MambaConfig, PreTrainedConfig
 
+from support.family_configs import EXACT, random_model
 from support.tiny_models import tiny_config
 from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.errors import ConfigError
@@ -29,6 +31,21 @@ def test_weights_are_those_of_the_models_matrices(name: str) -> None:
         if parameter.ndim == 2 and "wpe" not in key
     }
     assert BackboneShape.of_config(config).weights == sum(matrices.values())
+
+
+def test_of_a_model_at_hand_the_weights_of_its_blocks_are_counted() -> None:
+    for name, config in EXACT.items():
+        model = random_model(config)
+        shape = BackboneShape.of_model(model)
+        tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+        counted = sum(
+            weight.numel()
+            for weight in model.base_model.parameters()
+            if weight.ndim == 2 and id(weight) not in tables
+        )
+        off = abs(shape.block_weights - counted)  # of a width of the feed-forward part
+        assert off <= 1.5 * shape.layers * shape.hidden_size, name
+        assert shape.head_weights == model.get_output_embeddings().weight.numel(), name
 
 
 def test_an_embedded_backbone_tells_its_shape() -> None:

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.shape import BackboneShape
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.inference.engine import Engine
@@ -29,7 +30,7 @@ from umim_core.throughput.break_even import (
     least_reduction,
     pays_from,
 )
-from umim_core.throughput.roofline import ModelShape, Roofline
+from umim_core.throughput.roofline import ForwardCost, Roofline
 from umim_core.throughput.throughput import (
     FixedSpans,
     Prompts,
@@ -98,23 +99,29 @@ def test_work_is_counted_as_torch_counts_it(kind: str) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         hidden = backbone.hidden(torch.zeros(1, units, 16))
         backbone.head(hidden[:, -1])
-    shape = ModelShape.of(backbone.model)
+    cost = ForwardCost.of(MergedModel.without_merging(backbone))
     # torch counts attention over the full square; the causal half of it is what must be done.
-    square = 2.0 * shape.layers * shape.query_width * units * units
-    assert shape.prefill_flops(units, units) + square == counter.get_total_flops()
+    square = 2.0 * cost.shape.layers * cost.shape.query_width * units * units
+    assert cost.prefill_flops(units, units) + square == counter.get_total_flops()
 
 
 def test_costs_and_bounds_are_the_printed_formulas() -> None:
-    shape = ModelShape(1000, 2, 16, 8, 50, 4)
-    step = shape.prefill_flops(31, 31) - shape.prefill_flops(30, 30)
+    sizes = {"hidden_size": 5, "intermediate_size": 20, "layers": 2, "heads": 2, "kv_heads": 1}
+    shape = BackboneShape(**sizes, head_dim=8, vocab_size=10, tied=True, gated_mlp=True)
+    assert shape.block_weights == 2 * 5 * (2 * (16 + 8) + 3 * 20) == 1080
+    cost = ForwardCost(shape, weight_bytes=4)
+    step = cost.prefill_flops(31, 31) - cost.prefill_flops(30, 30)
     head, self_attention = 2.0 * 50, 2.0 * 2 * 16  # the new unit's share of the causal triangle
-    assert shape.decode_flops(30) == step + head - self_attention
-    headless, a = replace(shape, head_weights=0), 40 * 2 * 16 / 1000
-    bound = (1 + a) / (0.25 + a * 0.25**2)
-    assert headless.prefill_bound(40, 10) == pytest.approx(bound)
-    weights, per_unit = 1050 * 4, 2 * 2 * 8 * 4
+    assert cost.decode_flops(30) == step + head - self_attention
+    a, last = 40 * 2 * 16 / 1080, head / (2 * 1080 * 40)
+    bound = (1 + a + last) / (0.25 + a * 0.25**2 + last)
+    assert cost.prefill_bound(40, 10) == pytest.approx(bound)
+    weights, per_unit = 1130 * 4, 2 * 2 * 8 * 4
     expected = (weights + 3 * per_unit * 40) / (weights + 3 * per_unit * 10)
-    assert shape.decode_bound(40, 10, 3) == pytest.approx(expected)
+    assert cost.decode_bound(40, 10, 3) == pytest.approx(expected)
+    inside = replace(cost, raw_layers=1)  # half of the layers read and hold every token
+    mean = (cost.prefill_flops(40, 40) + cost.prefill_flops(10, 10)) / 2
+    assert inside.prefill_flops(10, 40) == mean and inside.columns(40, 10) == 25
 
 
 def test_fixed_pairs_close_on_every_second_generated_token() -> None:

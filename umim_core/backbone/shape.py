@@ -15,6 +15,7 @@ from umim_core.store.artifacts import described
 
 if TYPE_CHECKING:
     from transformers.configuration_utils import PreTrainedConfig
+    from transformers.modeling_utils import PreTrainedModel
 
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
 # The families whose configuration tells the shape, and whether their feed-forward part has a gate.
@@ -62,21 +63,44 @@ class BackboneShape(BaseModel):
         inner = config.get_text_config()
         rule = f"the shape of a backbone is known of {', '.join(_GATED_MLP)} only"
         require(inner.model_type in _GATED_MLP, ConfigError, rule, inner.model_type, _STATE)
-        heads = int(inner.num_attention_heads)
-        hidden = int(inner.hidden_size)
         size = "n_inner" if hasattr(inner, "n_inner") else "intermediate_size"
+        width = int(getattr(inner, size, None) or 4 * inner.hidden_size)  # GPT-2's rule
+        return cls._of(inner, width, _GATED_MLP[inner.model_type])
+
+    @classmethod
+    def of_model(cls, model: PreTrainedModel) -> Self:
+        """Read the shape of a model at hand.
+
+        Of a family that is not known, the weights of its blocks are counted: those that attention
+        does not take are a feed-forward part with a gate.
+        """
+        from torch import nn
+
+        inner, trunk = model.config.get_text_config(), model.base_model
+        if inner.model_type in _GATED_MLP:
+            return cls.of_config(inner)
+        tables = {id(part.weight) for part in trunk.modules() if isinstance(part, nn.Embedding)}
+        counted = (p.numel() for p in trunk.parameters() if p.ndim == 2 and id(p) not in tables)
+        least = cls._of(inner, 1, True)
+        width = sum(counted) / (least.layers * least.hidden_size)
+        attention = 2 * (least.query_width + least.kv_width)
+        return cls._of(inner, max(1, round((width - attention) / 3)), True)
+
+    @classmethod
+    def _of(cls, config: PreTrainedConfig, intermediate_size: int, gated_mlp: bool) -> Self:
+        heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
         rule = "the sizes of a backbone's configuration must make a shape"
         with described(rule, _STATE, ConfigError):
             return cls(
                 hidden_size=hidden,
-                intermediate_size=int(getattr(inner, size, None) or 4 * hidden),  # GPT-2's rule
-                layers=int(inner.num_hidden_layers),
+                intermediate_size=intermediate_size,
+                layers=int(config.num_hidden_layers),
                 heads=heads,
-                kv_heads=int(getattr(inner, "num_key_value_heads", None) or heads),
-                head_dim=int(getattr(inner, "head_dim", None) or hidden // heads),
-                vocab_size=int(inner.vocab_size),
-                tied=bool(inner.tie_word_embeddings),
-                gated_mlp=_GATED_MLP[inner.model_type],
+                kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+                head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
+                vocab_size=int(config.vocab_size),
+                tied=bool(config.tie_word_embeddings),
+                gated_mlp=gated_mlp,
             )
 
     @property

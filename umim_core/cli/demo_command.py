@@ -110,7 +110,7 @@ def _read(
     Times are medians; the speed-up is the median ratio of alternating pairs, of which the bound is
     the most that this token reduction can give. KV bytes are those of all keys and values.
     """
-    from umim_core.throughput.roofline import ModelShape
+    from umim_core.throughput.roofline import ForwardCost
 
     prompt, short = _prompt(umim, document), _prompt(umim, document.partition("\n\n")[0])
 
@@ -126,7 +126,7 @@ def _read(
     ratios = [base / ours for base, ours in seconds]
     first, second = (side[1] for side in rounds[-1])
     tokens, units = len(first.raw_ids), second.cache_length
-    shape = ModelShape.of(umim.backbone.model, umim.merged_model.merge_depth)
+    cost = ForwardCost.of(umim.merged_model)
     figures = {
         "tokens": tokens,
         "token_reduction": second.token_reduction,
@@ -135,9 +135,9 @@ def _read(
         "speedup": statistics.median(ratios),
         "speedup_low": min(ratios),
         "speedup_high": max(ratios),
-        "bound": shape.prefill_bound(tokens, units),
-        "base_kv_bytes": shape.kv_bytes(tokens),
-        "umim_kv_bytes": shape.kv_bytes(shape.columns(tokens, units)),
+        "bound": cost.prefill_bound(tokens, units),
+        "base_kv_bytes": cost.kv_bytes(tokens),
+        "umim_kv_bytes": cost.kv_bytes(cost.columns(tokens, units)),
     }
     return figures, (first, second)
 

@@ -21,10 +21,10 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
+from umim_core.backbone.shape import BackboneShape
 from umim_core.errors import EvaluationError
+from umim_core.merging.merged_model import MergedModel
 
 # Where a device reaches its peak: a GPU needs large products to fill it, and caches must be too
 # small for what is copied.
@@ -34,62 +34,45 @@ _REPEATS: Final = 4
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a model that the cost of a forward depends on."""
+class ForwardCost:
+    """What a model's forwards cost, and the bounds that follow; some layers read raw tokens."""
 
-    matrix_weights: int
-    layers: int
-    query_width: int
-    kv_width: int
-    head_weights: int
+    shape: BackboneShape
     weight_bytes: int
     raw_layers: int = 0
 
     @classmethod
-    def of(cls, model: PreTrainedModel, raw_layers: int = 0) -> ModelShape:
-        """Read the shape of a causal language model whose first layers read raw tokens."""
-        config, trunk = model.config, model.base_model
-        tables = {id(m.weight) for m in trunk.modules() if isinstance(m, nn.Embedding)}
-        weights = [p for p in trunk.parameters() if p.ndim == 2 and id(p) not in tables]
-        heads = int(config.num_attention_heads)
-        size = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers' own
-        return cls(
-            matrix_weights=sum(p.numel() for p in weights),
-            layers=int(config.num_hidden_layers),
-            query_width=heads * size,
-            kv_width=kv_heads * size,
-            head_weights=head.weight.numel(),
-            weight_bytes=head.weight.element_size(),
-            raw_layers=raw_layers,
-        )
+    def of(cls, merged_model: MergedModel) -> ForwardCost:
+        backbone = merged_model.backbone
+        shape = BackboneShape.of_model(backbone.model)
+        return cls(shape, backbone.head_weight.element_size(), merged_model.merge_depth)
 
     def columns(self, raw: Any, units: Any) -> Any:
         """Return what a layer holds on average: raw tokens below the depth, units above."""
-        return units + (raw - units) * self.raw_layers / self.layers
+        return units + (raw - units) * self.raw_layers / self.shape.layers
 
     def prefill_flops(self, units: float, raw: float) -> float:
         """Return the FLOPs that reading one row needs at least (last logits only)."""
+        shape = self.shape
         read, merged = (
-            2.0 * self.matrix_weights * n + 2.0 * self.layers * self.query_width * n * n
+            2.0 * shape.block_weights * n + 2.0 * shape.layers * shape.query_width * n * n
             for n in (raw, units)
         )
-        return merged + (read - merged) * self.raw_layers / self.layers + 2.0 * self.head_weights
+        return float(self.columns(read, merged)) + 2.0 * shape.head_weights
 
     def decode_flops(self, units: float) -> float:
-        attention = 4.0 * self.layers * self.query_width * units
-        return 2.0 * (self.matrix_weights + self.head_weights) + attention
+        attention = 4.0 * self.shape.layers * self.shape.query_width * units
+        return 2.0 * (self.shape.block_weights + self.shape.head_weights) + attention
 
     def prefill_bound(self, raw: float, units: float) -> float:
         return self.prefill_flops(raw, raw) / self.prefill_flops(units, raw)
 
     def kv_bytes(self, units: float) -> float:
-        return 2.0 * self.layers * self.kv_width * self.weight_bytes * units
+        return 2.0 * self.shape.layers * self.shape.kv_width * self.weight_bytes * units
 
     def step_bytes(self, columns: float, batch_size: int) -> float:
         """Return the bytes that a token of every row reads: all weights, and the rows' columns."""
-        weights = (self.matrix_weights + self.head_weights) * self.weight_bytes
+        weights = (self.shape.block_weights + self.shape.head_weights) * self.weight_bytes
         return weights + batch_size * self.kv_bytes(columns)
 
     def decode_bound(self, raw: float, units: float, batch_size: int) -> float:

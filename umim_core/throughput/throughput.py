@@ -38,7 +38,7 @@ from umim_core.rules.matcher import Advance, Matcher, SuffixMatcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import Ints
 from umim_core.throughput.break_even import PHASES, ThroughputRow
-from umim_core.throughput.roofline import ModelShape, Roofline, measure_peak, synchronize
+from umim_core.throughput.roofline import ForwardCost, Roofline, measure_peak, synchronize
 
 Continuation = Literal["greedy", "text"]
 Sizes = tuple[int, int, int]  # rows, raw tokens of each prompt, new tokens
@@ -269,8 +269,8 @@ def measure_throughput(
     if roofline is None:  # a busy moment may have hidden the peak the first time
         again = measure_peak(backbone.device, backbone.dtype)
         ceiling = Roofline(max(ceiling.peak, again.peak))
-    shape = ModelShape.of(backbone.model, merged_model.merge_depth)
-    return [row for setting in measured for row in _rows(shape, ceiling, *setting)]
+    cost = ForwardCost.of(merged_model)
+    return [row for setting in measured for row in _rows(cost, ceiling, *setting)]
 
 
 def tokens_needed(config: BenchmarkConfig) -> int:
@@ -295,7 +295,7 @@ def _check(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> None:
 
 
 def _rows(
-    shape: ModelShape,
+    cost: ForwardCost,
     ceiling: Roofline,
     sizes: Sizes,
     asked_reduction: float | None,
@@ -308,18 +308,18 @@ def _rows(
         np.stack([run.cache_lengths for run in side]) for side in zip(*pairs, strict=True)
     )
     # [pairs, B, new]; what a layer holds on average: below the merge depth it holds raw tokens
-    columns = shape.columns(raw, units)
+    columns = cost.columns(raw, units)
     read, raw_mean, unit_mean = float(units[..., 0].mean()), float(raw.mean()), float(units.mean())
     steps = batch * (new - 1)
 
     def read_work(of: Ints) -> float:
         """Return the FLOPs of reading all rows, of units per pair and row [pairs, B]."""
         each = zip(of.reshape(-1).tolist(), raw[..., 0].reshape(-1).tolist(), strict=True)
-        return sum(shape.prefill_flops(*row) for row in each) / len(of)
+        return sum(cost.prefill_flops(*row) for row in each) / len(of)
 
     def held_bytes(of: NDArray[np.number]) -> int:
         """Return the bytes that all rows hold, of columns per layer, pair and row [pairs, B]."""
-        return round(shape.kv_bytes(float(of.sum(axis=1).mean())))
+        return round(cost.kv_bytes(float(of.sum(axis=1).mean())))
 
     tokens = {"prefill": length * batch, "decode": steps, "request": (length + new) * batch}
     seconds = {
@@ -329,12 +329,12 @@ def _rows(
     }
     reading = read_work(raw[..., 0]), read_work(units[..., 0])
     decoding = (
-        shape.decode_flops(raw_mean) * steps,
-        shape.decode_flops(shape.columns(raw_mean, unit_mean)) * steps,
+        cost.decode_flops(raw_mean) * steps,
+        cost.decode_flops(cost.columns(raw_mean, unit_mean)) * steps,
     )
     both = reading[0] + decoding[0], reading[1] + decoding[1]
     work = {"prefill": reading, "decode": decoding, "request": both}
-    bounds = shape.prefill_bound(length, read), shape.decode_bound(raw_mean, unit_mean, batch)
+    bounds = cost.prefill_bound(length, read), cost.decode_bound(raw_mean, unit_mean, batch)
     times = [statistics.median(base for base, _ in seconds[part]) for part in ("prefill", "decode")]
     bound = {
         "prefill": bounds[0],
