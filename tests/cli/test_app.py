@@ -250,7 +250,7 @@ def test_a_stdout_that_takes_nothing_is_one_line(
 
 def test_a_reader_that_leaves_ends_the_command_without_a_traceback() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", "from umim_core.cli.app import main; main()", "rules", NAME],
+        [sys.executable, "-c", "from umim_core.cli.app import main; main()", "path"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -159,10 +159,10 @@ def test_demo_asks_both_sides_three_questions(umim: Umim) -> None:
 
 
 def test_the_document_of_demo_holds_what_was_measured(umim: Umim) -> None:
-    found = document(umim("demo", "-c", "umim-docs-llama", "--pairs", "1", "--json"))
+    found = document(umim("demo", "-c", "umim-docs-gpt2", "--pairs", "1", "--json"))
     read = found["reading"]
     kept = read["base_kv_bytes"] * (1 - read["token_reduction"])
-    assert read["tokens"] > 1000 and read["umim_kv_bytes"] == pytest.approx(kept)
+    assert read["tokens"] > 500 and read["umim_kv_bytes"] == pytest.approx(kept)
     assert read["bound"] > 1 and read["speedup_low"] <= read["speedup"] <= read["speedup_high"]
     for answer in found["answers"]:
         assert (answer["verdict"] == "the same answer") is (answer["base"] == answer["umim"])

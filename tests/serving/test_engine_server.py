@@ -30,7 +30,7 @@ from umim_core.serving.engine_server import EngineServer
 from umim_core.serving.engine_worker import BatchSizes
 
 PROMPT: Final = "Return the sum of the array elements over a given"
-CLIENTS: Final = 64
+CLIENTS: Final = 32
 
 
 def test_a_long_prompt_holds_nobody(umim: UMIM) -> None:
@@ -221,7 +221,7 @@ async def ask(client: httpx.AsyncClient, chat: list[dict[str, str]], seed: int) 
 
 
 def test_every_client_gets_its_own_answer(umim: UMIM) -> None:
-    """Sixty-four at once, eight chats and seeds: no stream is lost, mixed or doubled."""
+    """Many at once, eight chats and seeds: no stream is lost, mixed or doubled."""
     words = ("axis", "shape", "dtype", "order", "value", "index", "array", "copy")
     chats = [
         [{"role": "user", "content": f"{QUESTIONS[b % 4]} Tell me about the {word}."}]

@@ -244,15 +244,21 @@ def test_broken_and_large_bodies_are_refused(
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
 
 
-NOTHING: tuple[object, ...] = (None, [], {}, "")
-NEUTRAL = [
-    *({"messages": [{**USER, name: value}]} for value in NOTHING for name in (
+NOTHING: list[Any] = [None, [], {}, ""] * 4
+
+
+def each(*names: str) -> list[dict[str, Any]]:
+    """Two values that ask for nothing for every name, and every value for some names."""
+    return [{name: NOTHING[n + k]} for n, name in enumerate(names) for k in (0, 2)]
+
+
+NEUTRAL: list[dict[str, Any]] = [
+    *({"messages": [{**USER, **field}]} for field in each(
         "tool_calls", "function_call", "audio", "reasoning_content", "refusal", "tool_call_id")),
     {"messages": [{"role": "assistant", "content": None, "tool_calls": []}, USER]},
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "a private text",
                                                 "cache_control": None}], "name": None}]},
-    *({name: value} for value in NOTHING for name in (
-        "tools", "audio", "logit_bias", "later", "tool_choice", "parallel_tool_calls")),
+    *each("tools", "audio", "logit_bias", "later", "tool_choice", "parallel_tool_calls"),
     {"tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]},
     {"stream_options": {"include_usage": None, "other": None}, "stop": None, "n": None},
     {"stream_options": None, "stop": [], "logprobs": False, "top_logprobs": 0},

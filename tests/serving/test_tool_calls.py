@@ -200,14 +200,21 @@ def test_a_client_sends_calls_and_results_back(place: tuple[str, Backbone]) -> N
     "template",
     [
         "{% for m in messages %}{{ m.content }}{% endfor %}",
-        "{% for m in messages %}{{ m.content }}<tool_call></tool_call>{% endfor %}",
         "{{ tools }}{% for m in messages %}{{ m.content }}<tool_call><function=f></tool_call>"
         "{% endfor %}",
     ],
-    ids=["no tools", "dropped tools", "another form"],
+    ids=["no tools", "another form"],
 )
-def test_a_model_without_calls_refuses_tools(umim: UMIM, template: str) -> None:
+def test_a_model_without_calls_has_no_form_of_them(umim: UMIM, template: str) -> None:
     tokenizer = deepcopy(umim.backbone.require_tokenizer())
+    tokenizer.chat_template = template
+    assert CallForm.of(tokenizer) is None
+
+
+@pytest.mark.parametrize("dropped", ["", "<tool_call></tool_call>"])
+def test_a_model_without_calls_refuses_tools(umim: UMIM, dropped: str) -> None:
+    tokenizer = deepcopy(umim.backbone.require_tokenizer())
+    template = "{% for m in messages %}{{ m.content }}" + dropped + "{% endfor %}"
     tokenizer.chat_template = template
     plain = UMIM(replace(umim.backbone, tokenizer=tokenizer), umim.checkpoint)
     with in_thread(engine_server(plain).app(None)) as url:
