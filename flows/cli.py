@@ -179,7 +179,7 @@ def report(
         path = newest_report()
         emit({"path": str(path)}, [str(path)], as_json)
         return
-    from tasks.paper.paper_page import paper_page
+    from tasks.report.paper import paper_page
 
     page, folder = paper_page(CHECKOUT / "docs" / "results"), artifact_root() / "paper-tables"
     folder.mkdir(parents=True, exist_ok=True)

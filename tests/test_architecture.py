@@ -22,7 +22,7 @@ ROOMS = {
         "cli",
     ),
     "tasks": (
-        "storage", "cluster", "tracking", "data", "training", "run", "report", "paper", "stages",
+        "storage", "cluster", "tracking", "data", "training", "run", "report", "stages",
         "plan",
     ),
 }  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Final
 
 from docs.make import cards, readme, recipe_fields, results
 from docs.make.document import RESULTS, ROOT, Document
-from tasks.paper.paper_page import paper_page
+from tasks.report.paper import paper_page
 
 
 def _paper_tables() -> list[Document]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from docs.make.document import RESULTS, ROOT, Document
 from docs.make.results import TEMPLATES, shipped_parts
-from tasks.paper.adaptation_page import CLEARLY, adaptation_rows, clear, label
+from tasks.report.adaptation import CLEARLY, adaptation_rows, clear, label
 from tasks.report.render import Report, page
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig, read_config, resolve_checkpoint

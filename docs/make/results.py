@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from docs.make.document import RESULTS, ROOT, Document
-from tasks.paper.adaptation_page import adaptation_page, adaptation_rows, adaptation_svg
-from tasks.report.ablation_page import FIGURES, AblationData, ablation_page, figure_svg
+from tasks.report.ablation import FIGURES, AblationData, ablation_page, figure_svg
+from tasks.report.adaptation import adaptation_page, adaptation_rows, adaptation_svg
 from tasks.report.charts import svg_file
 from tasks.report.render import Report, environment, page, walk
 from tasks.report.report import ATTENTION, attention_figure

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tasks.report.compare import cell_row
+from tasks.report.comparison import cell_row
 from tasks.run.stage import Artifact, StageCall
 from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.config.recipe import Cell, HardwareConfig, Recipe, RunRecipe

@@ -8,7 +8,7 @@ from typing import Any, Final
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.context import FlowRunContext
 
-from tasks.report.ablation_page import ablation_page, read_ablation
+from tasks.report.ablation import ablation_page, read_ablation
 from tasks.report.compare import short_name
 from tasks.report.comparison import ComparisonRow, comparison
 from tasks.report.render import table_markdown

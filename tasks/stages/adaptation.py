@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Final
 
 from tasks.cluster.worker_tasks import call_on_worker
-from tasks.paper.adaptation_page import RULES_ALONE, adaptation_page, adaptation_svg
+from tasks.report.adaptation import RULES_ALONE, adaptation_page, adaptation_svg
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, Digest, Metrics, stage
 from tasks.stages.named import NamedCheckpoint, Questions

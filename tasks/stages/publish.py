@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.worker_tasks import call_on_worker
-from tasks.report.ablation_page import (
+from tasks.report.ablation import (
     FIGURES,
     AblationCell,
     AblationData,
@@ -26,8 +26,8 @@ from tasks.report.ablation_page import (
     figure_svg,
     read_ablation,
 )
-from tasks.report.compare import CellResult, ShippedResult, cell_row, comparison_rows, rule_counts
-from tasks.report.comparison import ComparisonRow, shown_name
+from tasks.report.compare import CellResult, ShippedResult, comparison_rows, rule_counts
+from tasks.report.comparison import ComparisonRow, cell_row, shown_name
 from tasks.report.render import Report, table_text
 from tasks.report.report import ReportData, agreement, write_report
 from tasks.run.site import Site

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flows.parts import plan
-from tasks.paper.paper_page import paper_tables
+from tasks.report.paper import paper_tables
 from tasks.run.recipes import find_recipe, recipe_names
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ConfigError

@@ -9,7 +9,7 @@ import yaml
 from flows.pipeline_flows import ablate
 from support.shared_services import PrefectServer
 from support.tracked_runs import runs_of
-from tasks.report.ablation_page import AblationData
+from tasks.report.ablation import AblationData
 from tasks.report.comparison import COMPARISON_PARAMS
 
 RECIPE = {

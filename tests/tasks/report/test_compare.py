@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.report.compare import cell_row, require_own_names, run_label
-from tasks.report.comparison import ComparisonRow
+from tasks.report.compare import require_own_names, run_label
+from tasks.report.comparison import ComparisonRow, cell_row
 from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError
 

@@ -18,8 +18,7 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tasks.report.compare import cell_row
-from tasks.report.comparison import TASK_TR, ComparisonRow, Measured, comparison
+from tasks.report.comparison import TASK_TR, ComparisonRow, Measured, cell_row, comparison
 from tasks.report.render import Report
 from tasks.report.report import ReportData, cards, draw_figures, report_tables, write_report
 from tasks.run import pipeline

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import re
 
-from tasks.report.compare import cell_row
-from tasks.report.comparison import summary
+from tasks.report.comparison import cell_row, summary
 from tasks.report.render import Column, make_table, number_column, table_text
 from umim_core.config.recipe import Cell
 

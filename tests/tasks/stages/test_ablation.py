@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from tasks.report.ablation_page import AblationCell, AblationData, Budget, ablation_table
-from tasks.report.compare import cell_row
-from tasks.report.comparison import comparison
+from tasks.report.ablation import AblationCell, AblationData, Budget, ablation_table
+from tasks.report.comparison import cell_row, comparison
 from umim_core.config.recipe import Cell
 
 GRID = list(itertools.product(("llama", "gpt2"), (5, 50, 500), ("drop", "keep")))

@@ -12,8 +12,7 @@ from sqlalchemy.engine import make_url
 
 from support.tracked_runs import held, record_pipeline, runs_of
 from tasks.cluster.code_identity import code_identity
-from tasks.report.compare import cell_row
-from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS, Measured
+from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS, Measured, cell_row
 from tasks.run.pipeline import open_pipeline
 from tasks.run.services import local_services
 from tasks.tracking import tracker as tracking

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.paper.paper_page import PaperTable, paper_tables
+from tasks.report.paper import PaperTable, paper_tables
 
 # Labels of the paper's tables, in its order, with the number of figures that each prints; and its
 # figures that show results.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.paper.paper_page import Measured, paper_page, paper_tables
+from tasks.report.paper import Measured, paper_page, paper_tables
 from tasks.run.recipes import recipe_names
 from umim_core.evaluation.generated_rows import REDUCTIONS
 from umim_core.evaluation.text_metrics import KINDS, TEXT_METRICS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support.tiny_adaptation import adaptation, against, point, points
-from tasks.paper.adaptation_page import (
+from tasks.report.adaptation import (
     adaptation_page,
     adaptation_rows,
     adaptation_svg,
