@@ -51,6 +51,8 @@ def stoppable() -> Iterator[None]:
     try:
         yield
     finally:
+        if _once.locked():  # a run that ends during a stop has been stopped
+            threading.Event().wait()
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():
             if handler is not None:  # None: set by C code, which Python cannot set again
@@ -95,9 +97,7 @@ def _listen(pipe: int) -> None:
 
 
 def _handle(number: int, _: FrameType | None) -> None:
-    """Keep the main thread from going on while another one stops the process."""
     threading.Thread(target=_stop, args=(number,), daemon=True).start()
-    threading.Event().wait()
 
 
 def _stop(number: int) -> None:

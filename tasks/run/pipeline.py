@@ -29,11 +29,7 @@ from tasks.cluster.code_identity import code_identity
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.stopping import on_stop
 from tasks.run.checks import check_adaptation, check_machine, check_positions, check_root
-from tasks.run.prefect_runs import (
-    in_the_checkout,
-    logs_on_the_run_page,
-    stopping_of_this_run,
-)
+from tasks.run.prefect_runs import flow_run_context
 from tasks.run.recipes import find_recipe
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, StageCall, time_lines, verifying_once
@@ -216,7 +212,7 @@ def open_pipeline(
     recipe_name: str, flow_name: str, kind: type[R] = Recipe
 ) -> Iterator[PipelineRun[R]]:
     """Open a pipeline run: recipe, root, cluster lease and MLflow parent run."""
-    with in_the_checkout(), logs_on_the_run_page(), _opened(recipe_name, flow_name, kind) as run:
+    with flow_run_context(), _opened(recipe_name, flow_name, kind) as run:
         yield run
 
 
@@ -251,32 +247,31 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     if FlowRunContext.get() is not None and flow_run.id:
         tags[PREFECT_TAG] = url or str(flow_run.id)
     note = f"{recipe.description}\n\n" + (f"[Prefect flow run]({url})" if url else "")
-    with stopping_of_this_run():
-        tracker.pipeline_run(
-            key,
-            recipe.model_dump(mode="json"),
-            tags,
-            name=f"{flow_name} {recipe.name}",
-            description=note.strip(),
-        )
-        killed = Tracker(root=root)  # a stop must not wait for what this thread writes
-        with on_stop(partial(killed.finish, key, "KILLED")):
-            finished = False
-            try:
-                with (
-                    verifying_once(),
-                    ClusterLease(recipe.cluster, root) as lease,
-                ):
-                    run = PipelineRun(recipe, root, lease, tracker, key)
-                    yield run
-                finished = True
-            finally:
-                if not finished:
-                    failed = isinstance(sys.exception(), Exception)  # others end a process
-                    status: Status = "FAILED" if failed else "KILLED"
-                    with suppress(ArtifactError):  # the first error is the one to show
-                        tracker.finish(key, status)
-        tracker.finish(key)
+    tracker.pipeline_run(
+        key,
+        recipe.model_dump(mode="json"),
+        tags,
+        name=f"{flow_name} {recipe.name}",
+        description=note.strip(),
+    )
+    killed = Tracker(root=root)  # a stop must not wait for what this thread writes
+    with on_stop(partial(killed.finish, key, "KILLED")):
+        finished = False
+        try:
+            with (
+                verifying_once(),
+                ClusterLease(recipe.cluster, root) as lease,
+            ):
+                run = PipelineRun(recipe, root, lease, tracker, key)
+                yield run
+            finished = True
+        finally:
+            if not finished:
+                failed = isinstance(sys.exception(), Exception)  # others end a process
+                status: Status = "FAILED" if failed else "KILLED"
+                with suppress(ArtifactError):  # the first error is the one to show
+                    tracker.finish(key, status)
+    tracker.finish(key)
     logger.info("%d stages, %d executed", len(run.artifacts), len(run.executed()))
     for line in time_lines(run.artifacts, time.monotonic() - began, run.at_a_time):
         logger.info("%s", line)

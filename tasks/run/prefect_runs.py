@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, chdir, contextmanager, nullcontext
-from datetime import timedelta
+from contextlib import ExitStack, chdir, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,12 +16,11 @@ from uuid import UUID
 
 import httpx
 import psutil
+import yaml
 from prefect import get_client
 from prefect.automations import Automation
-from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
-from prefect.events import ChangeFlowRunState, emit_event
-from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.events import emit_event
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import (
@@ -31,44 +28,17 @@ from prefect.settings import (
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     get_current_settings,
 )
-from prefect.states import Cancelled, StateType
+from prefect.states import Cancelled
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.stopping import is_stoppable, on_stop, stoppable
 from tasks.run.services import POOL
 from umim_core.addresses import scrubbed
-from umim_core.errors import ClusterError, ConfigError, UmimError
+from umim_core.errors import ClusterError, ConfigError, UmimError, require
 from umim_core.store.child_processes import die_with_parent
 
 logger = logging.getLogger("umim.prefect")
-_CONNECTION_LIBRARIES: Final = ("anyio", "asyncio", "httpcore", "httpx", "prefect")
 _TOLD_SECONDS: Final = 2.0
-# Two and a half heartbeats, whose interval prefect.yaml sets: the server looks every five seconds
-# and takes some to act, and the run shall be Crashed within three.
-SILENCE: Final = timedelta(seconds=75)
-_CRASHED: Final = "umim: runs without a heartbeat have crashed"
-_EVENT: Final = "prefect.flow-run."
-_ENDS: Final = ("Completed", "Failed", "Cancelled", "Crashed")
-
-
-def require_own_checkout() -> None:
-    """Refuse a deployed flow run whose worker was started in another checkout."""
-    try:
-        worker = psutil.Process().parent()
-        place = None if worker is None else Path(worker.cwd())
-    except psutil.Error:  # of another user, or gone
-        return
-    if place is None:
-        return
-    for folder in (place, *place.parents):
-        if (folder / "prefect.yaml").is_file() and (folder / "flows" / "__init__.py").is_file():
-            if folder.resolve() != CHECKOUT:
-                raise ConfigError(
-                    "a Prefect worker must run the flows of the checkout that it was started in",
-                    f"{CHECKOUT}, by a worker in {folder}",
-                    "Start the worker in that checkout, or with the environment of its own.",
-                )
-            return
 
 
 def start_temporary_server() -> None:
@@ -109,82 +79,73 @@ def prefect_may_be_away() -> Iterator[None]:
 
 @contextmanager
 def prefect_must_answer() -> Iterator[None]:
-    """Say in one line that a flow run could not be begun or ended because its server is away."""
+    """Say in one line that a flow run could not be begun or ended because its server is away.
+
+    Of a run that had failed before that, its own error is the one to show.
+    """
     try:
         yield
-        return
     except httpx.HTTPError as error:
-        failed = _failed_before(error)
-        after = f", after {type(failed).__name__}: {failed}" if failed else ""
         away = ClusterError(
             "Prefect's server must answer when a flow run begins and ends",
-            _shown(f"{PREFECT_API_URL.value() or 'the temporary server'}: {error}{after}"),
+            _shown(f"{PREFECT_API_URL.value() or 'the temporary server'}: {error}"),
             "Start it, or unset PREFECT_API_URL; the same command again finds every finished stage "
             "and ends at once.",
         )
-        if not isinstance(failed, UmimError):
+        before: BaseException | None = error
+        while before is not None and not isinstance(before, UmimError):
+            before = before.__cause__ or before.__context__
+        if before is None:
             raise away from error
-    failed.add_note(f"Prefect's server is away too: {away.value}")
-    raise failed
+        before.add_note(f"Prefect's server is away too: {away.value}")
+        raise before from None
 
 
 def _shown(text: str) -> str:
     return scrubbed(text, PREFECT_API_URL.value() or "")
 
 
-def _failed_before(error: BaseException) -> BaseException | None:
-    """Return what was being handled when a request failed: our own error, else the newest other.
+@contextmanager
+def flow_run_context() -> Iterator[None]:
+    """Give the flow run under way its folder, its end by a signal, and its page our log lines.
 
-    The errors of the connection itself are left out.
+    A worker starts a deployed run in an empty folder of its own; its relative paths are those of
+    the checkout. Stoppable is a run whose process is its own: a deployed one, or one of the command
+    line. In any other process (a notebook, a test) Ctrl-C stays the ordinary exception.
     """
-    chain = [error]
-    for link in chain:  # it grows meanwhile
-        chain += [at for at in (link.__cause__, link.__context__) if at and at not in chain]
-    others = [link for link in chain if not _of_a_connection(link)]
-    ours = [link for link in others if isinstance(link, UmimError)]
-    return next(iter(ours + others), None)
-
-
-def _of_a_connection(error: BaseException) -> bool:
-    unnamed = type(error) is OSError and error.errno is None  # "All connection attempts failed"
-    kinds = (ConnectionError, TimeoutError, socket.gaierror, BaseExceptionGroup)
-    library = type(error).__module__.partition(".")[0]
-    return unnamed or isinstance(error, kinds) or library in _CONNECTION_LIBRARIES
-
-
-def _flow_run() -> FlowRun | None:
     context = FlowRunContext.get()
-    return None if context is None else context.flow_run
-
-
-@contextmanager
-def in_the_checkout() -> Iterator[None]:
-    """Make relative paths of a deployed flow run those of the checkout.
-
-    A worker starts it in an empty folder of its own. Any other run stays where it was started.
-    """
-    run = _flow_run()
-    deployed = run is not None and run.deployment_id is not None
-    if deployed:
-        require_own_checkout()
-    with chdir(CHECKOUT) if deployed else nullcontext():
-        yield
-
-
-@contextmanager
-def stopping_of_this_run() -> Iterator[None]:
-    """Make the flow run under way stoppable, where the process is its own.
-
-    That is one of the command line, or one that a Prefect worker started for a deployment. In any
-    other process (a notebook, a test) Ctrl-C stays the ordinary exception.
-    """
-    run = _flow_run()
+    run = None if context is None else context.flow_run
     with ExitStack() as stack:
-        if is_stoppable() or (run is not None and run.deployment_id is not None):
+        deployed = run is not None and run.deployment_id is not None
+        if deployed:
+            _require_own_checkout()
+            stack.enter_context(chdir(CHECKOUT))
+        if deployed or is_stoppable():
             stack.enter_context(stoppable())
-            if run is not None:
-                stack.enter_context(on_stop(partial(_cancelled, run.id)))
+        if run is not None:
+            stack.enter_context(on_stop(partial(_cancelled, run.id)))
+            stack.enter_context(_logs_on_the_page(run.id))
         yield
+
+
+def _require_own_checkout() -> None:
+    """Refuse a deployed flow run whose worker was started in another checkout."""
+    worker = psutil.Process().parent()
+    try:
+        place = CHECKOUT if worker is None else Path(worker.cwd())
+    except psutil.Error:  # of another user, or gone
+        return
+    checkouts = (
+        at for at in (place, *place.parents) if (at / "flows" / "pipeline_flows.py").is_file()
+    )
+    other = next(checkouts, CHECKOUT)
+    require(
+        other.resolve() == CHECKOUT,
+        ConfigError,
+        "a Prefect worker must run the flows of the checkout that it was started in",
+        f"{CHECKOUT}, by a worker in {other}",
+        "Start the worker in that checkout, or with the environment of its own.",
+    )
 
 
 def _cancelled(run: UUID) -> None:
@@ -193,15 +154,9 @@ def _cancelled(run: UUID) -> None:
 
 
 @contextmanager
-def logs_on_the_run_page() -> Iterator[None]:
-    """Send the lines of our loggers to the Prefect flow run under way, if there is one."""
-    run = _flow_run()
-    if run is None:
-        yield
-        return
-
+def _logs_on_the_page(run: UUID) -> Iterator[None]:
     def of_this_run(record: logging.LogRecord) -> bool:
-        record.flow_run_id = run.id  # also of threads, which know no run
+        record.flow_run_id = run  # also of threads, which know no run
         return True
 
     handler = APILogHandler(level=logging.INFO)
@@ -214,7 +169,7 @@ def logs_on_the_run_page() -> Iterator[None]:
     try:
         yield
     except UmimError as error:
-        _tell_why(run.id, error)
+        _tell_why(run, error)
         raise
     finally:
         ours.removeHandler(handler)
@@ -240,16 +195,22 @@ def deploy() -> None:
 
     A work pool that is there stays as it is: its concurrency limit is the operator's.
     """
-    if _prefect(["work-pool", "inspect", POOL]).returncode:
-        _require(["work-pool", "create", POOL, "--type", "process"])
-    _require(["deploy", "--all"])
+    if _prefect("work-pool", "inspect", POOL).returncode:
+        _require("work-pool", "create", POOL, "--type", "process")
+    _require("deploy", "--all")
+    text = (CHECKOUT / "infra" / "crashed-runs.yaml").read_text(encoding="utf-8")
+    automation = Automation.model_validate(yaml.safe_load(text))
     try:
-        _end_killed_runs()
+        automation.id = Automation.read(name=automation.name).id
+    except ValueError:  # there is none
+        automation.create()
     except httpx.HTTPError as error:
         raise _refused("its automations", str(error)) from error
+    else:
+        automation.update()
 
 
-def _prefect(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _prefect(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603  commands are our own
         [sys.executable, "-m", "prefect", "--no-prompt", *command],
         cwd=CHECKOUT,
@@ -258,8 +219,8 @@ def _prefect(command: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _require(command: list[str]) -> None:
-    done = _prefect(command)
+def _require(*command: str) -> None:
+    done = _prefect(*command)
     if done.returncode:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
         raise _refused(" ".join(command), " ".join(last))
@@ -271,32 +232,3 @@ def _refused(what: str, why: str) -> ClusterError:
         _shown(f"{what}: {why}"),
         "Start it, and set PREFECT_API_URL to its address.",
     )
-
-
-def _end_killed_runs() -> None:
-    """Have the server call a run crashed whose process and worker were killed.
-
-    A worker that lives sees the end of its processes itself.
-    """
-    heartbeat = f"{_EVENT}heartbeat"
-    automation = Automation(
-        name=_CRASHED,
-        trigger=EventTrigger(
-            after={heartbeat},
-            expect={heartbeat, *(_EVENT + end for end in _ENDS)},
-            match={"prefect.resource.id": f"{_EVENT}*"},
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=SILENCE,
-        ),
-        actions=[
-            ChangeFlowRunState(state=StateType.CRASHED, message="Its process sends no heartbeat.")
-        ],
-    )
-    try:
-        automation.id = Automation.read(name=_CRASHED).id
-    except ValueError:  # there is none
-        automation.create()
-    else:
-        automation.update()

@@ -1,12 +1,11 @@
 """Services of one machine as processes: Prefect's server and worker, MLflow; on loopback only.
 
-Each runs in a session of its own and outlives the command that started it. A record in the folder
-names its process by number and start time, so a number that was given anew is not taken for it.
+Each runs in a session of its own and outlives the command that started it. Its processes are those
+that carry its log's path in their environment.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -24,8 +23,7 @@ import psutil
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.tracking.tracker import sqlite_address
-from umim_core.errors import ClusterError
-from umim_core.store.disk import write_bytes
+from umim_core.errors import ClusterError, require
 from umim_core.store.locking import directory_lock
 
 START_SECONDS: Final = 180.0
@@ -33,19 +31,29 @@ _STOP_SECONDS: Final = 15.0
 _ANSWER_SECONDS: Final = 2.0
 _LOOPBACK: Final = "127.0.0.1"
 POOL: Final = "umim-pool"
+_LOG, _PORT = "UMIM_SERVICE_LOG", "UMIM_SERVICE_PORT"  # in the environment of its processes
+# Registers the deployments, then becomes the worker.
+_WORK: Final = '"$0" -m flows deploy && exec "$0" -m prefect worker start --pool "$1" --name "$2"'
 
 
 @dataclass(frozen=True)
 class Service:
-    """A process to be kept running."""
+    """A process to be kept running.
 
-    name: str  # of its record and its log
+    Attributes:
+        name: Of its log.
+        command: What starts it.
+        health: Address that answers with success when it can be used; of a worker of Prefect that
+            of its pool's workers, among which it is.
+        port: Where it listens; a worker does not.
+        environment: Besides the command line's.
+    """
+
+    name: str
     command: Sequence[str]
-    port: int | None = None  # where it listens; a worker of Prefect does not
-    health: str = "/"  # path that answers 200 when it can be used
-    pool_url: str | None = None  # of a worker: address of the pool, where it reports
-    environment: Mapping[str, str] = field(default_factory=dict)  # besides the command line's
-    before: Sequence[Sequence[str]] = ()  # commands that end before it starts: a registration
+    health: str
+    port: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str | None:
@@ -75,32 +83,29 @@ def local_services(
     """
     prefect_port = _port(folder, "prefect-server", prefect_port, 4200)
     mlflow_port = _port(folder, "mlflow", mlflow_port, 5000)
-    prefect = [sys.executable, "-m", "prefect"]
-    api = {"PREFECT_API_URL": f"http://{_LOOPBACK}:{prefect_port}/api"}
-    tracking = {"MLFLOW_TRACKING_URI": f"http://{_LOOPBACK}:{mlflow_port}"}
+    api, mlflow = f"http://{_LOOPBACK}:{prefect_port}/api", f"http://{_LOOPBACK}:{mlflow_port}"
     quiet = {
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "1",
     }
-    server = [*prefect, "server", "start", "--host", _LOOPBACK, "--port", str(prefect_port)]
-    mlflow = [sys.executable, "-m", "mlflow", "server", "--host", _LOOPBACK]
-    mlflow += ["--port", str(mlflow_port), "--workers", "1", "--serve-artifacts"]
-    mlflow += ["--artifacts-destination", str(folder / "mlflow-artifacts")]
+    here = ["--host", _LOOPBACK, "--port"]
+    serve = [sys.executable, "-m", "prefect", "server", "start", *here, str(prefect_port)]
+    track = [sys.executable, "-m", "mlflow", "server", *here, str(mlflow_port), "--workers", "1"]
+    track += ["--serve-artifacts", "--artifacts-destination", str(folder / "mlflow-artifacts")]
     if "MLFLOW_BACKEND_STORE_URI" not in os.environ:
-        mlflow += ["--backend-store-uri", sqlite_address(folder / "mlflow.db")]
-    deploy = [sys.executable, "-m", "flows", "deploy"]
-    worker = [*prefect, "worker", "start", "--pool", POOL, "--name", "prefect-worker"]
+        track += ["--backend-store-uri", sqlite_address(folder / "mlflow.db")]
+    worker = "prefect-worker"
+    addresses = {"PREFECT_API_URL": api, "MLFLOW_TRACKING_URI": mlflow}
     return [
-        Service("prefect-server", server, prefect_port, "/api/health", environment=quiet),
-        Service("mlflow", mlflow, mlflow_port, "/health", environment=quiet),
+        Service("prefect-server", serve, f"{api}/health", prefect_port, quiet),
+        Service("mlflow", track, f"{mlflow}/health", mlflow_port, quiet),
         Service(
-            "prefect-worker",
             worker,
-            pool_url=f"{api['PREFECT_API_URL']}/work_pools/{POOL}",
-            environment=quiet | api | tracking,
-            before=(deploy,),
+            ["sh", "-c", _WORK, sys.executable, POOL, worker],
+            f"{api}/work_pools/{POOL}/workers/filter",
+            environment=quiet | addresses,
         ),
     ]
 
@@ -110,9 +115,15 @@ def up(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
     folder.mkdir(parents=True, exist_ok=True)
     with directory_lock(folder, wait_seconds=START_SECONDS):
         for service in services:
-            if _process(folder, service.name) is None:
+            if _state(folder, service).state == "down":
                 _start(folder, service)
-            _wait(folder, service)
+            deadline = time.monotonic() + START_SECONDS
+            while (state := _state(folder, service)).state != "running":
+                ended, late = state.state == "down", time.monotonic() > deadline
+                why = "it has ended" if ended else f"no answer in {START_SECONDS:.0f} s"
+                rule, remedy = f"{service.name} must start", f"Its last lines are in {state.log}."
+                require(not ended and not late, ClusterError, rule, why, remedy)
+                time.sleep(0.2)
     return status(folder, services)
 
 
@@ -121,146 +132,81 @@ def down(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
     folder.mkdir(parents=True, exist_ok=True)
     with directory_lock(folder, wait_seconds=START_SECONDS):
         for service in reversed(services):
-            process = _process(folder, service.name)
-            if process is not None:
-                _end(process)
-            _record(folder, service.name).unlink(missing_ok=True)
+            family = _processes(folder, service.name)
+            for process in family[:1]:
+                process.terminate()
+            for process in psutil.wait_procs(family, timeout=_STOP_SECONDS)[1]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(family, timeout=_STOP_SECONDS)
     return status(folder, services)
 
 
 def status(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
     """Return how each service is."""
-    states = []
-    for service in services:
-        process = _process(folder, service.name)
-        alive = "running" if process and _answers(service, process) else "starting"
-        states.append(
-            ServiceState(
-                service.name,
-                "down" if process is None else alive,
-                None if process is None else process.pid,
-                service.url,
-                str(_log(folder, service.name)),
-            )
-        )
-    return states
+    return [_state(folder, service) for service in services]
+
+
+def _state(folder: Path, service: Service) -> ServiceState:
+    family, log = _processes(folder, service.name), str(_log(folder, service.name))
+    if not family:
+        return ServiceState(service.name, "down", None, service.url, log)
+    state = "running" if _answers(service, family[0].create_time()) else "starting"
+    return ServiceState(service.name, state, family[0].pid, service.url, log)
+
+
+def _answers(service: Service, started: float) -> bool:
+    try:
+        if service.port is not None:
+            return httpx.get(service.health, timeout=_ANSWER_SECONDS).is_success
+        workers = httpx.post(service.health, json={}, timeout=_ANSWER_SECONDS)
+    except httpx.HTTPError:
+        return False
+    return workers.is_success and any(
+        datetime.fromisoformat(worker["last_heartbeat_time"]).timestamp() >= started
+        for worker in workers.json()
+        if worker["name"] == service.name
+    )
 
 
 def _start(folder: Path, service: Service) -> None:
-    if service.port is not None:
+    if service.port is not None:  # what listens there would answer in its place
         with socket.socket() as probe:
-            if probe.connect_ex((_LOOPBACK, service.port)) == 0:
-                raise ClusterError(
-                    f"the port of {service.name} must be free",
-                    service.port,
-                    "End what listens there, or choose another port.",
-                )
-    with _log(folder, service.name).open("ab") as log:
-        environment = {**os.environ, **service.environment}
-        for command in service.before:
-            words = " ".join(command)
-            try:
-                done = subprocess.run(  # noqa: S603  commands are our own
-                    command,
-                    cwd=CHECKOUT,
-                    env=environment,
-                    stdout=log,
-                    stderr=log,
-                    timeout=START_SECONDS,
-                )
-            except subprocess.TimeoutExpired as error:
-                why = f"{words} has not ended in {START_SECONDS:.0f} s"
-                raise _failed(folder, service, why) from error
-            if done.returncode:
-                raise _failed(folder, service, f"status {done.returncode} of {words}")
-        process = subprocess.Popen(  # noqa: S603  commands are our own
+            free = probe.connect_ex((_LOOPBACK, service.port)) != 0
+        rule = f"the port of {service.name} must be free"
+        remedy = "End what listens there, or choose another port."
+        require(free, ClusterError, rule, service.port, remedy)
+    path = _log(folder, service.name)
+    marks = {_LOG: str(path), _PORT: str(service.port or "")}
+    with path.open("ab") as log:
+        subprocess.Popen(  # noqa: S603  commands are our own
             service.command,
             cwd=CHECKOUT,
-            env=environment,
+            env={**os.environ, **service.environment, **marks},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-    record = {
-        "pid": process.pid,
-        "started": psutil.Process(process.pid).create_time(),
-        "port": service.port,
-    }
-    write_bytes(_record(folder, service.name), json.dumps(record).encode("ascii"))
 
 
-def _port(folder: Path, name: str, asked: int | None, usual: int) -> int:
-    """Return the port of a service: the one that it has if it runs, else what is asked for."""
-    running = None
-    if _process(folder, name) is not None:
-        running = json.loads(_record(folder, name).read_bytes()).get("port")
-    if running is not None and asked not in (None, running):
-        raise ClusterError(
-            f"{name} runs already, on port {running}",
-            asked,
-            "Leave the port out, or end it first: `python -m flows down`.",
-        )
-    return int(running or asked or usual)
+def _port(folder: Path, name: str, chosen: int | None, usual: int) -> int:
+    """Return the port of a service: the one that it has if it runs, else the chosen one."""
+    ports = [int(process.environ()[_PORT]) for process in _processes(folder, name)[:1]]
+    rule = f"{name} runs already, on port {ports}"
+    remedy = "Leave the port out, or end it first: `python -m flows down`."
+    require(not ports or chosen in (None, *ports), ClusterError, rule, chosen, remedy)
+    return next(iter(ports), chosen or usual)
 
 
-def _wait(folder: Path, service: Service) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        process = _process(folder, service.name)
-        if process is None:
-            raise _failed(folder, service, "it has ended")
-        if _answers(service, process):
-            return
-        if time.monotonic() > deadline:
-            raise _failed(folder, service, f"no answer in {START_SECONDS:.0f} s")
-        time.sleep(0.2)
-
-
-def _failed(folder: Path, service: Service, why: str) -> ClusterError:
-    log = _log(folder, service.name)
-    return ClusterError(f"{service.name} must start", why, f"Its last lines are in {log}.")
-
-
-def _answers(service: Service, process: psutil.Process) -> bool:
-    try:
-        if service.url is not None:
-            return httpx.get(service.url + service.health, timeout=_ANSWER_SECONDS).is_success
-        answer = httpx.post(f"{service.pool_url}/workers/filter", json={}, timeout=_ANSWER_SECONDS)
-        began = process.create_time()
-        return answer.is_success and any(
-            worker["name"] == service.name
-            and datetime.fromisoformat(worker["last_heartbeat_time"]).timestamp() >= began
-            for worker in answer.json()
-        )
-    except (httpx.HTTPError, psutil.NoSuchProcess):
-        return False
-
-
-def _process(folder: Path, name: str) -> psutil.Process | None:
-    """Return the process of a record; None if it is gone."""
-    with suppress(FileNotFoundError, ValueError, KeyError, psutil.NoSuchProcess):
-        record = json.loads(_record(folder, name).read_bytes())
-        process = psutil.Process(record["pid"])
-        same = abs(process.create_time() - record["started"]) < 1.0
-        if same and process.status() != psutil.STATUS_ZOMBIE:
-            return process
-    return None
-
-
-def _end(process: psutil.Process) -> None:
-    with suppress(psutil.NoSuchProcess):
-        family = [process, *process.children(recursive=True)]
-        process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=_STOP_SECONDS)
-        for left in alive:
-            with suppress(psutil.NoSuchProcess):
-                left.kill()
-        psutil.wait_procs(alive, timeout=_STOP_SECONDS)
-
-
-def _record(folder: Path, name: str) -> Path:
-    return folder / f"{name}.json"
+def _processes(folder: Path, name: str) -> list[psutil.Process]:
+    """Return the processes of a service, the first one first."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # of another user, or gone
+            if process.environ().get(_LOG) == str(_log(folder, name)):
+                found.append((process.create_time(), process.pid, process))
+    return [process for _, _, process in sorted(found)]
 
 
 def _log(folder: Path, name: str) -> Path:

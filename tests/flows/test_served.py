@@ -1,4 +1,4 @@
-"""The served route: a real Prefect server and worker, the literal command, twice at once."""
+"""The services of a machine: started, found, used by the literal command twice at once, ended."""
 
 from __future__ import annotations
 
@@ -6,112 +6,103 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
 from support.processes import output_of, run_command
 from support.servers import free_port
 from support.small_recipe import write_recipe
 from support.traces import Descendants
 from support.tracked_runs import runs_of
 from tasks.cluster.ray_cluster import require_loopback
-from tasks.run.prefect_runs import SILENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")
 DISTILL = {"max_steps": 40, "batch_size": 2, "validation_rows": 2, "checkpoint_every": 2}
 SECONDS = 5.0
-WORKER = ["worker", "start", "--pool", "umim-pool", "--type", "process"]
+SILENCE = 75  # of infra/crashed-runs.yaml
 
 pytestmark = pytest.mark.full
 
 
-@contextmanager
-def _service(
-    arguments: list[str], environment: dict[str, str], log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a Prefect service; TERM at the end, a bounded wait, then KILL."""
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [str(PREFECT), *arguments],
-            cwd=ROOT,
-            env=environment,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):  # a test may have killed it
-                os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(20)
-
-
-def _wait_for(url: str) -> None:
-    deadline = time.monotonic() + 180
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  # loopback
-                if answer.status == 200:
-                    return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(1)
-
-
 @dataclass
 class Served:
-    """A Prefect server with a worker: their folder, their environment, the worker's process."""
+    """The services of a machine: their folder, the environment of commands that use them."""
 
     base: Path
     environment: dict[str, str]
-    worker: subprocess.Popen[bytes]
+    states: list[dict[str, Any]]
+
+    @property
+    def api(self) -> str:
+        return self.environment["PREFECT_API_URL"]
+
+    def call(self, *command: object) -> str:
+        return output_of(*command, seconds=900, **self.environment)
+
+    def worker_log(self) -> str:
+        return Path(self.states[-1]["log"]).read_text("utf-8", errors="replace")[-4000:]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """What `up` starts, and finds again, until `down` has ended it."""
     base = tmp_path_factory.mktemp("served")
-    port = free_port()
     write_recipe(base / "served.yaml", cluster={"workers": 1})
+    ports = free_port(), free_port()
     environment = {
-        **os.environ,
-        "PREFECT_HOME": str(base / "prefect"),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
         "UMIM_ROOT": str(base / "root"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{base / 'mlflow.db'}",
+        "PREFECT_HOME": str(base / "prefect"),
+        "PREFECT_API_URL": f"http://127.0.0.1:{ports[0]}/api",
+        "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{ports[1]}",
     }
 
-    with ExitStack() as stack:
-        start = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        stack.enter_context(_service(start, environment, base / "server.log"))
-        _wait_for(f"http://127.0.0.1:{port}/api/health")
-        deploy = [sys.executable, "-m", "flows", "deploy"]
-        subprocess.run(deploy, cwd=ROOT, env=environment, check=True, timeout=280)
-        worker = stack.enter_context(_service(WORKER, environment, base / "worker.log"))
-        yield Served(base, environment, worker)
+    def states(action: str) -> list[dict[str, Any]]:
+        options = ["--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]), "--json"]
+        done = CliRunner().invoke(app, [action, *options], env=environment)
+        assert done.exit_code == 0, done.output
+        found: list[dict[str, Any]] = json.loads(done.stdout)["services"]
+        return found
+
+    try:
+        first = states("up")
+        assert {of["state"] for of in first} == {"running"}
+        assert states("status") == states("up") == first
+        yield Served(base, environment, first)
+    finally:
+        last = states("down")
+    assert {of["state"] for of in last} == {"down"}
+
+
+def test_every_flow_has_a_deployment_and_the_operators_limit_of_the_pool_stays(
+    served: Served,
+) -> None:
+    found = httpx.post(f"{served.api}/deployments/filter", json={}, timeout=60).json()
+    assert {"full-pipeline", "mine", "distill", "benchmark", "table"} <= {
+        of["name"] for of in found
+    }
+    pool = f"{served.api}/work_pools/umim-pool"
+    httpx.patch(pool, json={"concurrency_limit": 3}, timeout=60).raise_for_status()
+    served.call(sys.executable, "-m", "flows", "deploy")
+    assert httpx.get(pool, timeout=60).json()["concurrency_limit"] == 3
+    automations = httpx.post(f"{served.api}/automations/filter", json={}, timeout=60).json()
+    assert [of["trigger"]["within"] for of in automations] == [SILENCE]
 
 
 def test_two_launches_of_one_deployment_share_every_stage(served: Served) -> None:
-    base, environment = served.base, served.environment
+    base, environment = served.base, os.environ | served.environment
     command = [str(PREFECT), "deployment", "run", "umim/full-pipeline", "--watch"]
     command += ["--param", f"recipe={base / 'served.yaml'}"]
     watch = Descendants()
@@ -124,8 +115,7 @@ def test_two_launches_of_one_deployment_share_every_stage(served: Served) -> Non
     for process in runs:
         with watch:
             output, _ = process.communicate(timeout=900)
-        log = (base / "worker.log").read_text(encoding="utf-8", errors="replace")[-4000:]
-        assert process.returncode == 0, output.decode() + log
+        assert process.returncode == 0, output.decode() + served.worker_log()
     require_loopback(watch.sockets)
     names = {name for name, _, _ in watch.sockets}
     assert {"gcs_server", "raylet"} <= names, "the clusters of the runs"
@@ -146,18 +136,14 @@ def _digest(base: Path) -> str:
     return str(json.loads(manifest.read_text(encoding="utf-8"))["digest"])
 
 
-def _wait_for_step(base: Path, step: int) -> None:
+def _wait_for_step(served: Served, step: int) -> None:
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
-        done = base.glob("root/distill/*.partial/whole/state/step-*/manifest.json")
+        done = served.base.glob("root/distill/*.partial/whole/state/step-*/manifest.json")
         if any(int(path.parent.name[5:]) >= step for path in done):
             return
         time.sleep(0.05)
-    raise AssertionError(_worker_log(base))
-
-
-def _worker_log(base: Path) -> str:
-    return (base / "worker.log").read_text(encoding="utf-8", errors="replace")[-4000:]
+    raise AssertionError(served.worker_log())
 
 
 def _belongs(process: psutil.Process, flow_run: str) -> bool:
@@ -170,27 +156,25 @@ def _belongs(process: psutil.Process, flow_run: str) -> bool:
 def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
     served: Served,
 ) -> None:
-    base, environment = served.base, served.environment
+    base = served.base
     shutil.rmtree(base / "root" / "distill", ignore_errors=True)
     recipe = write_recipe(base / "cancelled.yaml", distill=DISTILL, cluster={"workers": 2})
-
-    def call(command: list[str]) -> str:
-        return output_of(*command, seconds=900, **environment)
-
     number = _launch(served, recipe)
-    _wait_for_step(base, 4)
+    _wait_for_step(served, 4)
     started = [process for process in psutil.process_iter() if _belongs(process, number)]
     started += [child for process in started for child in process.children(recursive=True)]
     assert any("RayTrainWorker" in process.name() for process in started)
-    call([str(PREFECT), "flow-run", "cancel", number])
-    assert psutil.wait_procs(started, timeout=SECONDS)[1] == [], _worker_log(base)
-    tracked = runs_of(environment["MLFLOW_TRACKING_URI"], query="run_name = 'umim cancelled'")
+    served.call(PREFECT, "flow-run", "cancel", number)
+    assert psutil.wait_procs(started, timeout=SECONDS)[1] == [], served.worker_log()
+    tracked = runs_of(
+        served.environment["MLFLOW_TRACKING_URI"], query="run_name = 'umim cancelled'"
+    )
     assert [run.info.status for run in tracked] == ["KILLED"]
-    assert "Cancelled" in call([str(PREFECT), "flow-run", "inspect", number])
+    assert "Cancelled" in served.call(PREFECT, "flow-run", "inspect", number)
     _wait_for_state(served, _launch(served, recipe), "Completed", 900)
     resumed = _digest(base)
     shutil.rmtree(base / "root" / "distill")
-    call([sys.executable, "-m", "flows", "run", str(recipe), "--flow", "distill"])
+    served.call(sys.executable, "-m", "flows", "run", recipe, "--flow", "distill")
     assert _digest(base) == resumed
 
 
@@ -208,7 +192,7 @@ def _launch(served: Served, recipe: Path) -> str:
     """Launch the deployment, return the id of its run."""
     command = [str(PREFECT), "deployment", "run", "umim/full-pipeline"]
     command += ["--param", f"recipe={recipe}"]
-    printed = output_of(*command, seconds=180, **served.environment)
+    printed = served.call(*command)
     (number,) = re.findall(r"UUID: ([0-9a-f-]{36})", printed)
     return str(number)
 
@@ -217,9 +201,9 @@ def _wait_for_state(served: Served, number: str, name: str, seconds: float) -> s
     """Return the state of a flow run once it is the wanted one."""
     deadline, seen = time.monotonic() + seconds, ""
     while seen != name:
-        assert time.monotonic() < deadline, f"{seen}, not {name}: {_worker_log(served.base)}"
+        assert time.monotonic() < deadline, f"{seen}, not {name}: {served.worker_log()}"
         time.sleep(0.5)
-        run = httpx.get(f"{served.environment['PREFECT_API_URL']}/flow_runs/{number}", timeout=60)
+        run = httpx.get(f"{served.api}/flow_runs/{number}", timeout=60)
         seen = run.json()["state"]["name"]
     return seen
 
@@ -231,13 +215,14 @@ def test_a_run_killed_with_its_worker_is_crashed_and_the_one_that_waited_goes_on
     training = {**DISTILL, "max_steps": 200}  # it must still run when the second launch waits
     recipe = write_recipe(path, seed=3, distill=training, cluster=cluster)
     number = _launch(served, recipe)
-    _wait_for_step(served.base, 2)
+    _wait_for_step(served, 2)
     waiting = _launch(served, recipe)
     _wait_for_state(served, waiting, "AwaitingConcurrencySlot", 120)
-    os.killpg(served.worker.pid, signal.SIGKILL)
+    worker = psutil.Process(served.states[-1]["pid"])
+    worker.kill()
     for process in [process for process in psutil.process_iter() if _belongs(process, number)]:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    _wait_for_state(served, number, "Crashed", SILENCE.total_seconds() + 60)
-    with _service(WORKER, served.environment, served.base / "worker.log"):
-        assert _wait_for_state(served, waiting, "Completed", 900) == "Completed"
+    _wait_for_state(served, number, "Crashed", SILENCE + 60)
+    served.call(sys.executable, "-m", "flows", "up")  # another worker
+    assert _wait_for_state(served, waiting, "Completed", 900) == "Completed"

@@ -25,6 +25,14 @@ def ready(): print("ready", flush=True)
 HEARD = """with on_stop((notes / "told").touch), on_stop(threading.Event().wait):
         ready()
         time.sleep(600)"""
+LOCKED = """lock = threading.Lock()
+    def tell():
+        with lock: (notes / "told").touch()
+    with on_stop(tell):
+        with lock:
+            ready()
+            time.sleep(1)
+        time.sleep(600)"""
 FORKED = """child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     child.start()
     child.terminate()
@@ -44,6 +52,7 @@ IN_C = "hashlib.pbkdf2_hmac('sha1', b'', b'', 10**9)"
         pytest.param(f"ready(); {IN_C}", [], id="in C, where no handler runs"),
         pytest.param("ready(); threading.Event().wait()", [], id="waiting for a thread"),
         pytest.param(HEARD, ["told"], id="a call that hears of it, and one that hangs"),
+        pytest.param(LOCKED, ["told"], id="a call that waits for what the main thread is at"),
         pytest.param(FORKED, ["-15"], id="after the end of a forked child, which is not its own"),
     ],
 )

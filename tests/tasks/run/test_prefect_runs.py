@@ -1,30 +1,19 @@
 from __future__ import annotations
 
 import logging
+import shlex
+import sys
 from pathlib import Path
-from uuid import uuid4
 
 import httpx
 import pytest
-from prefect.client.schemas.objects import FlowRun
-from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tasks.cluster.ray_cluster import CHECKOUT
-from tasks.run.prefect_runs import in_the_checkout, prefect_may_be_away, prefect_must_answer
-from tasks.run.recipes import find_recipe
-from umim_core.errors import ClusterError, ConfigError, CorpusError
-
-
-def ask_a_closed_port() -> None:
-    httpx.get("http://127.0.0.1:9", trust_env=False)
-
-
-def fail_while_the_server_is_away(error: Exception) -> None:
-    try:
-        raise error
-    except Exception:
-        ask_a_closed_port()  # Prefect reports the failed state
+from support.processes import output_of
+from support.servers import free_port
+from support.source_tree import ROOT
+from tasks.run.prefect_runs import deploy, prefect_may_be_away, prefect_must_answer
+from umim_core.errors import ClusterError, CorpusError
 
 
 def test_a_stage_that_fails_while_the_server_is_away_shows_its_own_error() -> None:
@@ -33,7 +22,10 @@ def test_a_stage_that_fails_while_the_server_is_away_shows_its_own_error() -> No
         pytest.raises(CorpusError, match="a corpus must have text") as found,
         prefect_must_answer(),
     ):
-        fail_while_the_server_is_away(own)
+        try:
+            raise own
+        except CorpusError:
+            httpx.get("http://127.0.0.1:9", trust_env=False)  # Prefect reports the failed state
     assert found.value is own
     assert "Prefect's server is away too" in found.value.__notes__[0]
 
@@ -52,20 +44,32 @@ def test_the_password_of_a_server_that_is_away_is_hidden(caplog: pytest.LogCaptu
     assert "s3cret" not in caplog.text
 
 
-@pytest.mark.parametrize("deployed", [True, False])
-def test_relative_paths_of_a_deployed_run_start_at_the_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deployed: bool
+@pytest.mark.full
+def test_a_server_that_takes_no_deployments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api")
+    with pytest.raises(ClusterError, match="Prefect's server must take deployments"):
+        deploy()
+
+
+@pytest.mark.parametrize("place", ["other/docs", "nowhere", "here"])
+def test_a_run_whose_worker_stands_in_another_checkout_is_refused(
+    tmp_path: Path, place: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # a worker starts every run in an empty folder
-    flow_run = FlowRun(flow_id=uuid4(), deployment_id=uuid4() if deployed else None)
-    context = FlowRunContext.model_construct(flow_run=flow_run)
-    monkeypatch.setattr(FlowRunContext, "get", lambda: context)
-    recipe = "infra/recipes/embedded.yaml"
-    with in_the_checkout():
-        assert Path.cwd() == (CHECKOUT if deployed else tmp_path)
-        if deployed:
-            assert find_recipe(recipe).name == "embedded"
-        else:
-            with pytest.raises(ConfigError, match=f"got {recipe}, that is {tmp_path / recipe}"):
-                find_recipe(recipe)
-    assert Path.cwd() == tmp_path
+    for folder in ("other/flows", "other/docs", "nowhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "other" / "flows" / "pipeline_flows.py").touch()
+    program = (
+        "from tasks.run.prefect_runs import _require_own_checkout as check",
+        "from umim_core.errors import ConfigError",
+        "try: print(check())",
+        "except ConfigError as error: print(error)",
+    )
+    run = shlex.join([sys.executable, "-c", "\n".join(program)])
+    worker = ["sh", "-c", f"{run}; true"]  # a parent that stands there
+    cwd = ROOT if place == "here" else tmp_path / place
+    said = output_of(*worker, cwd=cwd, PYTHONPATH=str(ROOT))
+    if place.startswith("other"):
+        assert said.startswith("a Prefect worker must run the flows of the checkout")
+        assert f"{ROOT}, by a worker in {tmp_path / 'other'}" in said
+    else:
+        assert said == "None\n"
