@@ -222,7 +222,7 @@ def from_scratch(model: MergedModel, prompt: Ids, made: Sequence[int]) -> Tensor
     else:
         states = model.embed(packed)
     positions = packed.position_ids(model.unit_positions)
-    hidden = model.trunk.hidden(states, packed.lengths > 1, None, positions)
+    hidden = model.trunk.hidden(states, packed.merged, None, positions)
     return model.backbone.head(hidden[0, -1])
 
 

@@ -198,7 +198,7 @@ class Engine:
             last_unit = cache.plan.columns[:, :1] + packed.unit_counts[:, None] - 1
             positions = cache.plan.columns.minimum(last_unit)
         trunk = self.merged_model.trunk
-        with trunk.adapting(packed.lengths > 1):
+        with trunk.adapting(packed.merged):
             hidden = trunk.upper.on_cache(states, cache, positions)
         cache.commit(packed.unit_counts.cpu())
         last = packed.unit_counts - 1

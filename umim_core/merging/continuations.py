@@ -164,7 +164,7 @@ def score_continuations(
         tail = backbone.embed(layout.tail_ids).to(units.dtype)
         front = _widened(units, tail.shape[1])
         inputs = torch.where((layout.groups == _CONTEXT)[..., None], front, tail)
-    merged = _widened((packed.lengths > 1)[..., None], inputs.shape[1])[..., 0]
+    merged = _widened(packed.merged[..., None], inputs.shape[1])[..., 0]
     jumps = None if causal and unit_positions == "compact" else layout.positions
     mask = None if causal else block_mask(layout.groups, inputs.dtype)
     hidden = merged_model.trunk.hidden(inputs, merged, mask, jumps)
@@ -202,7 +202,7 @@ def _states(
     ends = (columns + saved[:, None]).clamp(max=ids.shape[1] - 1)  # of tails and padding
     lengths = torch.ones_like(ends)
     front, units = layout.groups == _CONTEXT, packed.attention_mask
-    ends[front] = (packed.starts + packed.lengths - 1)[units]
+    ends[front] = packed.ends[units]
     lengths[front] = packed.lengths[units]
     return merged_model.states_of(ids, states, ends, lengths)
 

@@ -204,8 +204,7 @@ class MergedModel:
         Their raw ids [B, T] (int64) are right-padded; ``states`` are those of these tokens [B, T,
         d].
         """
-        ends = (packed.starts + packed.lengths - 1).clamp(min=0)
-        return self.states_of(ids, states, ends, packed.lengths)
+        return self.states_of(ids, states, packed.ends, packed.lengths)
 
     def states_of(self, ids: Tensor, states: Tensor, ends: Tensor, lengths: Tensor) -> Tensor:
         """Return the states [B, S, d] of units of raw ids [B, T] (int64) that end at some tokens.

@@ -48,7 +48,7 @@ from umim_core.config.form import (
     Positions,
     form_name,
 )
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 from umim_core.merging.adapters import SpanAdapters
 from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.forms.span_ops import (
@@ -119,12 +119,9 @@ class MergeModule(nn.Module):
         The backbone's embedding size is d; the heads must divide it. ``longest`` is of its rules.
         """
         super().__init__()
-        if hidden_size < 1 or num_heads < 1 or hidden_size % num_heads:
-            raise ConfigError(
-                "num_heads must divide hidden_size",
-                f"{num_heads} heads, size {hidden_size}",
-                "Choose a divisor.",
-            )
+        fits = hidden_size > 0 < num_heads and hidden_size % num_heads == 0
+        sizes, remedy = f"{num_heads} heads, size {hidden_size}", "Choose a divisor."
+        require(fits, ConfigError, "num_heads must divide hidden_size", sizes, remedy)
         self.hidden_size, self.num_heads, self._form = hidden_size, num_heads, form
         self.longest = check_longest(longest)
         self.rows, self.adapters, self.offset = None, None, None

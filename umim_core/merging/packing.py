@@ -96,9 +96,19 @@ class PackedUnits:
         position of a unit in the batch.
         """
         if unit_positions == "preserved":
-            return (self.starts + self.lengths - 1).clamp(min=0)
+            return self.ends
         columns = torch.arange(self.starts.shape[1], device=self.starts.device)
         return columns.expand_as(self.starts)
+
+    @property
+    def merged(self) -> Tensor:
+        """Which units are spans [B, S] (bool)."""
+        return self.lengths > 1
+
+    @property
+    def ends(self) -> Tensor:
+        """Last raw position of a unit [B, S] (int64), 0 for padding."""
+        return (self.starts + self.lengths - 1).clamp(min=0)
 
     @property
     def raw_counts(self) -> Tensor:

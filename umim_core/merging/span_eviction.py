@@ -33,7 +33,7 @@ from typing import Final
 
 import numpy as np
 
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.grams import LONGEST
 from umim_core.text.token_ids import Ints
@@ -62,9 +62,7 @@ def last_queries(cut: Segmentation, age: int, certain: int = LONGEST - 1) -> Int
 
 def check_age(age: object) -> None:
     """Refuse an age of spans that is none."""
-    if isinstance(age, bool) or not isinstance(age, int) or age < 0:
-        raise ConfigError(
-            "the age at which spans are evicted must be an integer of at least 0",
-            age,
-            "Give the number of tokens behind a span, 16 for example.",
-        )
+    fits = isinstance(age, int) and not isinstance(age, bool) and age >= 0
+    rule = "the age at which spans are evicted must be an integer of at least 0"
+    remedy = "Give the number of tokens behind a span, 16 for example."
+    require(fits, ConfigError, rule, age, remedy)

@@ -55,9 +55,9 @@ def aligned_rows(
     Left out are a row's units before its first merge, and those whose last token is none of the raw
     positions ``states`` [T_b], if they are given.
     """
-    student = packed.attention_mask & ((packed.lengths > 1).cumsum(dim=1) > 0)
+    student = packed.attention_mask & (packed.merged.cumsum(dim=1) > 0)
     batch, unit = student.nonzero(as_tuple=True)
-    last = packed.starts[batch, unit] + packed.lengths[batch, unit] - 1
+    last = packed.ends[batch, unit]
     if states is not None:
         sizes = [0, *map(len, states)]
         counted = torch.from_numpy(np.concatenate(states))

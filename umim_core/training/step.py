@@ -223,7 +223,7 @@ class DistillModel(nn.Module):
         sizes, counts = [len(row) for row in rows], packed.unit_counts.tolist()
         merged = None  # without adapters nothing asks, and no device is waited for
         if self.module.adapters is not None:
-            merged = (packed.lengths > 1)[packed.attention_mask].to(device)
+            merged = packed.merged[packed.attention_mask].to(device)
         with self._precision():
             with torch.no_grad():
                 below = self.backbone.embed(tokens)
@@ -244,7 +244,7 @@ class DistillModel(nn.Module):
         real = packed.attention_mask
         before = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
         lengths = packed.lengths[real]
-        ends = (before[:, None] + packed.starts + packed.lengths - 1)[real]
+        ends = (before[:, None] + packed.ends)[real]
         return unit_states(
             self.module, states, tokens, ends.to(tokens.device), lengths.to(tokens.device)
         )
@@ -258,7 +258,7 @@ class DistillModel(nn.Module):
 
         Those of similar length go together, for backbones that must pad.
         """
-        merged = (packed.lengths > 1).any(dim=1).nonzero().view(-1)
+        merged = packed.merged.any(dim=1).nonzero().view(-1)
         order = packed.unit_counts[merged].argsort(stable=True)
         return torch.split(merged[order], self._micro_batch) if len(order) else ()
 

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 from umim_core.merging.forms.span_ops import inside_spans
 from umim_core.rules.grams import LONGEST, MAX_LONGEST
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
 
+_REMEDY: Final = "Take the spans of a rule set."
 _NONE: Final = -1  # beyond the end of a span
 _PAIR_BITS: Final = 2 * (TOKEN_BITS + 1)
 _MOST_ROWS: Final = 1 << (63 - _PAIR_BITS)  # so that a key fits an int64
@@ -56,13 +57,14 @@ class RuleRows(nn.Module):
         super().__init__()
         fits = spans.dtype == torch.int32 and spans.ndim == 2
         fits = fits and LONGEST <= spans.shape[1] <= MAX_LONGEST
-        if not fits or not 0 < len(spans) < _MOST_ROWS:
-            raise ConfigError(
-                f"rule rows must be of 1 to {_MOST_ROWS - 1:,} spans of {LONGEST} to {MAX_LONGEST} "
-                "ids (int32)",
-                f"{tuple(spans.shape)} {spans.dtype}",
-                "Take the spans of a rule set.",
-            )
+        require(
+            fits and 0 < len(spans) < _MOST_ROWS,
+            ConfigError,
+            f"rule rows must be of 1 to {_MOST_ROWS - 1:,} spans of {LONGEST} to {MAX_LONGEST} "
+            "ids (int32)",
+            f"{tuple(spans.shape)} {spans.dtype}",
+            _REMEDY,
+        )
         self._levels = 0
         heads = torch.zeros(len(spans), dtype=torch.int64, device=spans.device)
         for keys in _keys_of(spans.long()):
@@ -73,12 +75,9 @@ class RuleRows(nn.Module):
         inside = spans != _NONE
         gaps = inside.diff() & inside[:, 1:]
         odd = (heads.diff() <= 0).any() | ~inside[:, :2].all() | gaps.any()
-        if bool(odd) or int(spans.min()) < _NONE or int(spans.max()) > MAX_TOKEN_ID:
-            raise ConfigError(
-                f"rule rows must be of different spans of 2 to {spans.shape[1]} ids, ascending",
-                spans[:3].tolist(),
-                "Take the spans of a rule set.",
-            )
+        fits = not bool(odd) and int(spans.min()) >= _NONE and int(spans.max()) <= MAX_TOKEN_ID
+        rule = f"rule rows must be of different spans of 2 to {spans.shape[1]} ids, ascending"
+        require(fits, ConfigError, rule, spans[:3].tolist(), _REMEDY)
         self.register_buffer("spans", spans)
         self.table = nn.Parameter(torch.zeros(len(spans), hidden_size))
 
