@@ -6,13 +6,21 @@ import json
 import math
 import re
 import shlex
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import httpx
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from support.command_line import Umim, document
+from support.command_line import Result, Umim, document
+from support.merge_modules import give_rows
+from support.merged_models import fresh_model
+from support.ngram_oracle import Grams, cut, grams_of, oracle
+from support.servers import COMPLETIONS, Served, piece
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.devices import fastest_dtype
@@ -21,10 +29,15 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.registry import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.cli.demo_command import verdict
+from umim_core.cli.serve_command import set_template
+from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.model_sources.model_cache import model_fault
 from umim_core.model_sources.packaged_model import PACKAGED
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.inspection import collision_rate
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 
@@ -214,3 +227,227 @@ def test_init_gives_the_last_embedding_and_what_generates(
     assert checkpoint.config.training["steps"] == 0
     command = next(shlex.split(line) for line in done.out.splitlines() if "umim generate" in line)
     assert umim(*command[1:3], "-c", out, "--max-new-tokens", 2).code == 0
+
+
+LENGTH = 20
+SIZES = [900, 1100, 600, 400]
+ALL = ("--overlap", "none", "--containment", "keep")
+PLAIN = ("--segment-length", LENGTH, "--tau", 3, *ALL)
+
+
+def stream() -> np.ndarray:
+    return np.random.default_rng(8).integers(1, 16, sum(SIZES))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four text files, all their ids in one array, and a directory."""
+    monkeypatch.chdir(tmp_path)
+    for number, ids in enumerate(np.split(stream(), np.cumsum(SIZES)[:-1])):
+        (tmp_path / f"{number}.txt").write_text(" ".join(f"w{i}" for i in ids))
+    np.save(tmp_path / "ids.npy", stream().astype(np.uint16))
+    (tmp_path / "old").mkdir()
+    return tmp_path
+
+
+def mine(umim: Umim, tokenizer: Path, *options: object) -> Result:
+    return umim("mine", "*.txt", "--tokenizer", tokenizer, *PLAIN, *options)
+
+
+def written(name: str = "out") -> Grams:
+    return grams_of(RuleSet.load(name))
+
+
+def frequent(tau: int, excluded: frozenset[int] = frozenset(), longest: int = 4) -> Grams:
+    return oracle(cut(stream(), LENGTH), tau, excluded, longest)
+
+
+def per_order(rules: Grams) -> dict[str, int]:
+    return {str(n): sum(len(span) == n for span in rules) for n in ORDERS}
+
+
+def test_rules_of_text_and_their_figures(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
+    result = mine(umim, tokenizer_folder, "--out", "out", "--json")
+    assert result.code == 0, result.err
+    document = json.loads(result.out)
+    assert written() == frequent(3)
+    assert document["raw"] == document["rules"] == per_order(frequent(3))
+    assert document["tokens"] == sum(SIZES)
+
+
+def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
+    row = json.dumps({"text": Path("0.txt").read_text()})
+    Path("rows.jsonl").write_text(f'{row}\n{{"text": 1}}\n[]\n{row}\n')
+    options = ("--tokenizer", tokenizer_folder, *PLAIN, "--out", "out")
+    result = umim("mine", "rows.jsonl", *options, "--max-bad", 5)
+    assert result.code == 0, result.err
+    assert re.search(r"unusable rows skipped: 2, the first: rows.jsonl:2", result.err)
+    assert re.search(r"umim train \S+ rows.jsonl --rules out --max-bad 5 --steps", result.out)
+
+
+def test_options_reach_the_miner(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
+    protected = ("--protect", "w1$", "--protect", "2")
+    how = ("--out", "out", "--rule-budget", 50, "--longest", 6)
+    result = mine(umim, tokenizer_folder, *how, *protected, "--json")
+    document = json.loads(result.out)
+    assert document["tau"] > 3 and sum(document["rules"].values()) <= 50
+    assert written() == frequent(document["tau"], frozenset({1, 2, 12}), 6)
+    made = RuleSet.load("out").options
+    assert (made.longest, made.segment_length) == (6, LENGTH)
+    assert (made.overlap, made.containment) == ("none", "keep")
+
+
+def test_a_template_of_windows_is_read_without_its_mark(tmp_path: Path) -> None:
+    file, tokenizer = tmp_path / "chat.jinja", load_tokenizer("umim-docs-llama")
+    file.write_bytes(b"\xef\xbb\xbf{{ messages }}")
+    set_template(tokenizer, file)
+    assert tokenizer.chat_template == "{{ messages }}"
+
+
+@pytest.mark.full
+def test_a_server_that_is_ended_lets_its_streams_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMIM_TEST_TOKEN", "secret")
+    server = Served("umim-docs-llama", "--host", "127.0.0.1", "--api-key-env", "UMIM_TEST_TOKEN")
+    body = {"prompt": "Return a private thing", "max_tokens": 40, "temperature": 0, "stream": True}
+    key = {"authorization": "Bearer secret"}
+    try:
+        assert httpx.get(server.url + "/v1/models").status_code == 401
+        text, lines = "", 0
+        with httpx.stream(
+            "POST", server.url + COMPLETIONS, json=body, headers=key, timeout=120
+        ) as answer:
+            for line in answer.iter_lines():
+                if not lines:
+                    server.process.send_signal(signal.SIGTERM)
+                lines += 1
+                if line.startswith("data: {"):
+                    text += "".join(map(piece, json.loads(line[6:])["choices"]))
+            assert line == "" or line == "data: [DONE]"
+        assert len(text) > 40
+        assert server.end() == -signal.SIGTERM  # uvicorn raises it again when it is done
+    finally:
+        server.process.kill()
+    said = "".join(server.lines)
+    assert '"path": "/v1/completions", "status": 200' in said
+    assert "private" not in said and "secret" not in said and "Traceback" not in said
+
+
+# span -> count; (1, 2) and (2, 1) share a surrogate
+COUNTED = {(1, 2): 9, (2, 1): 40, (3, 4, 5): 7, (6, 7, 8, 9): 5}
+HELD_OUT = [1, 2, 10, 3, 4, 5, 2, 1]  # twice [1 2] 10 [3 4 5] [2 1], one segment each
+
+
+def ruleset(counted: dict[tuple[int, ...], int], fingerprint: str | None) -> RuleSet:
+    rows = {n: sorted(span for span in counted if len(span) == n) for n in (2, 3, 4)}
+    return RuleSet(
+        {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
+        {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
+        RuleOrigin(
+            options=RuleOptions(tau=5, segment_length=8, min_documents=2),
+            tokenizer_fingerprint=fingerprint,
+            corpus_digest="c" * 64,
+        ),
+    )
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: PreTrainedTokenizerFast
+) -> Path:
+    """A folder with rules, tokenizers and held-out files, and the current one."""
+    monkeypatch.chdir(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    ruleset(COUNTED, tokenizer_fingerprint(tiny_tokenizer)).save(tmp_path / "rules")
+    np.save(tmp_path / "ids.npy", np.array(HELD_OUT * 2, np.uint16))
+    words = " ".join(f"w{i}" for i in HELD_OUT)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(words)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"body": f"{words} {words}"}) + "\n")
+    return tmp_path
+
+
+def test_json_describes_the_rules(umim: Umim, folder: Path) -> None:
+    rules = RuleSet.load("rules")
+    found = document(umim("rules", "rules", "--json"))
+    assert (found["rules"], found["orders"]) == (4, {"2": 2, "3": 1, "4": 1})
+    assert (found["tau"], found["segment_length"]) == (5, 8)
+    assert (found["overlap"], found["containment"]) == ("greedy", "drop")
+    assert found["tokenizer_fingerprint"] == rules.origin.tokenizer_fingerprint
+    assert (found["corpus_digest"], found["digest"]) == ("c" * 64, rules.digest)
+    assert (found["source"], found["min_documents"]) == ("frequency", 2)
+    assert found["infix_free"] is True
+    assert found["collision_rate"] == collision_rate(rules) == 0.5
+    assert (found["heldout"], found["leaks"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "documents"),
+    [
+        (["--heldout", "ids.npy"], None),
+        (["--heldout", "a.txt", "--heldout", "b.txt", "--tokenizer", "tokenizer"], 2),
+        (["--heldout", "[ab].txt", "--tokenizer", "tokenizer"], 2),
+        (["--heldout", "rows.jsonl", "--field", "body", "--tokenizer", "tokenizer"], 1),
+    ],
+)
+def test_held_out_text_is_measured(
+    umim: Umim, folder: Path, arguments: list[str], documents: int | None
+) -> None:
+    found = document(umim("rules", "rules", *arguments, "--json"))["heldout"]
+    assert isinstance(found, dict)
+    assert found["documents"] == documents
+    assert found["segment_length"] == 8
+    spans = {"2": 4, "3": 2, "4": 0}
+    assert found["coverage"] == {
+        "tokens": 16,
+        "segments": 2,
+        "token_reduction": 0.5,
+        "spans": spans,
+    }
+    points = [(p["tau"], p["rules"], p["token_reduction"]) for p in found["curve"]]
+    assert points == [(5, 4, 0.5), (7, 3, 0.5), (9, 2, 0.25), (40, 1, 0.125)]
+
+
+def test_the_table_shows_orders_spans_collisions_and_the_curve(umim: Umim, folder: Path) -> None:
+    result = umim("rules", "rules", "--heldout", "ids.npy", "--tokenizer", "tokenizer")
+    assert (result.code, result.err) == (0, "")
+    rows = [line.split() for line in result.out.splitlines()]
+    assert ["documents", "at", "least", "2", "per", "rule"] in rows
+    assert ["2-grams", "2", "50.0%", "9", "24", "40"] in rows
+    assert ["40", "2", "w2·w1"] in rows
+    assert "w1·w2 (9)  =  w2·w1 (40)" in result.out
+    assert "16 tokens in 2 segments of 8\n" in result.out
+    assert "Token reduction 50.00% by 6 merged spans: 2-grams 66.7%, 3-grams 33.3%" in result.out
+    assert "those rules of this set whose count is at least tau'" in result.out
+    assert ["9", "2", "25.00%", "█" * 20] in rows
+
+
+def test_a_checkpoint_shows_the_rules_inside_and_its_rows(
+    umim: Umim, folder: Path, tiny_llama, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rules = ruleset(COUNTED, tokenizer_fingerprint(tiny_tokenizer))
+    model = fresh_model(tiny_llama, rules)
+    give_rows(model.require_module(), [(1, 2), (2, 1)])
+    Checkpoint.of(model).save("checkpoint")
+    assert document(umim("rules", "checkpoint", "--json"))["digest"] == rules.digest
+    assert "order; 2 rules have a row" in umim("rules", "checkpoint").out
+
+
+@pytest.fixture
+def leaking(folder: Path, word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast]) -> Path:
+    """A folder with a rule that spells out an address."""
+    tokenizer = word_tokenizer(["<eos>", "write", "jane@corp.net"])
+    tokenizer.save_pretrained(folder / "words")
+    ruleset({(1, 1): 9, (1, 2): 6}, tokenizer_fingerprint(tokenizer)).save(folder / "leaking")
+    return folder
+
+
+def test_a_scan_lists_leaks_and_fails(umim: Umim, leaking: Path) -> None:
+    result = umim("rules", "leaking", "--tokenizer", "words", "--scan", "--json")
+    text = "write jane@corp.net"
+    leak = {"span": [1, 2], "text": text, "kind": "e-mail address", "count": 6}
+    assert result.code == 1
+    assert json.loads(result.out)["leaks"] == [leak]
+    shown = umim("rules", "leaking", "--tokenizer", "words", "--scan")
+    assert shown.code == 1
+    rows = [line.split() for line in shown.out.splitlines()]
+    assert ["6", "e-mail", "address", "write·jane@corp.net"] in rows
