@@ -52,17 +52,15 @@ from tasks.stages.named import (
     ReadFiles,
 )
 from tasks.stages.table import (
+    TableQuestions,
+    check_data,
+    check_limits,
     mined_stage,
+    named_backbone,
     questions_stage,
     shards_stage,
     table_stage,
     text_stage,
-)
-from tasks.stages.table_sources import (
-    TableQuestions,
-    check_data,
-    check_limits,
-    named_backbone,
 )
 from tasks.stages.train import distill_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures

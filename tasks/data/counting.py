@@ -15,22 +15,17 @@ Workers import this module, so it stays free of torch.
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import ray
-from ray.exceptions import GetTimeoutError, RayError
 
 from tasks.data.counting_tables import (
     AGAIN,
     TASK_RESTARTS,
-    TOKEN_BYTES,
     Corpus,
     cluster_cpus,
     packed_row,
@@ -55,9 +50,6 @@ from umim_core.rules.grams import LONGEST, NgramCounts, orders_to
 _PIECES_PER_CPU = 2
 _MIN_BLOCK_TOKENS = 1 << 21
 _MAX_BLOCK_TOKENS = 1 << 27  # about 1 GB of tables for prose
-_POLL_SECONDS = 0.5
-_ANSWER_SECONDS = 5.0
-logger = logging.getLogger("umim.count")
 Progress = Callable[[int, int, str], None]
 Known = Callable[[int], tuple[np.ndarray, np.ndarray] | None]
 Finished = Callable[[int, np.ndarray, np.ndarray], None]
@@ -68,76 +60,12 @@ def default_block_tokens(tokens: int, workers: int) -> int:
     return min(max(math.ceil(tokens / workers), _MIN_BLOCK_TOKENS), _MAX_BLOCK_TOKENS)
 
 
-class ByteMeter:
-    """Add up bytes from any worker; a meter that nobody watches costs nothing."""
-
-    def __init__(self, actor: ray.actor.ActorHandle | None) -> None:
-        self._actor = actor
-
-    def add(self, count: int) -> None:
-        """Report ``count`` bytes more, without waiting."""
-        if self._actor is not None:
-            self._actor.add.remote(count)
-
-
-class _Sum:
-    def __init__(self) -> None:
-        self.total = 0
-
-    def add(self, count: int) -> None:
-        self.total += count
-
-    def read(self) -> int:
-        return self.total
-
-
-@contextmanager
-def metered(total: int, text: str, progress: Progress | None) -> Iterator[ByteMeter]:
-    """Give a meter to hand to tasks, and report it every half second while the block runs."""
-    if progress is None:
-        yield ByteMeter(None)
-        return
-    actor = ray.remote(num_cpus=0)(_Sum).remote()
-    done = threading.Event()
-
-    def follow() -> None:
-        while not done.wait(_POLL_SECONDS):
-            try:
-                read = ray.get(actor.read.remote(), timeout=_ANSWER_SECONDS)
-            except GetTimeoutError:  # the cluster is busy
-                continue
-            except RayError:
-                return
-            if not _reported(progress, min(read, total), total, text):
-                return
-
-    watcher = threading.Thread(target=follow, daemon=True)
-    watcher.start()
-    try:
-        yield ByteMeter(actor)
-    finally:
-        done.set()
-        watcher.join()
-        ray.kill(actor)
-    _reported(progress, total, total, text)
-
-
-def _reported(progress: Progress, done: int, total: int, text: str) -> bool:
-    try:
-        progress(done, total, text)
-    except OSError as error:
-        logger.warning("%s: progress is not shown: %s", text, error)
-        return False
-    return True
-
-
 def _count_order(
     corpus: Corpus,
     reference: ray.ObjectRef,
     order: int,
     counts: NgramCounts,
     block_tokens: int | None,
-    meter: ByteMeter,
 ) -> tuple[np.ndarray, np.ndarray]:
     if not int(corpus.offsets[-1]):
         return NO_KEYS, NO_KEYS
@@ -156,7 +84,6 @@ def _count_order(
         for block, low, high in zip(batch["block"], batch["low"], batch["high"], strict=True):
             counter = OrderCounter(order, tables, excluded_mask(opened.excluded), threads=1)
             counter.add(opened.open(), opened.offsets, int(low), int(high))
-            meter.add(int(opened.offsets[int(high)] - opened.offsets[int(low)]) * TOKEN_BYTES)
             for partition in range(PARTITIONS):
                 keys, support = counter.table.items(partition)
                 where = {"partition": partition}
@@ -243,7 +170,7 @@ class ClusterCounter:
         block_tokens: Tokens of a task; None takes ``default_block_tokens``.
         known: Gives the keys and counts of an order that is finished, or None.
         finished: Receives those of each order that is counted.
-        progress: Receives bytes read, bytes in all, and what is counted.
+        progress: Receives tokens read, tokens in all, and what is counted, by whole passes.
         longest: Most tokens of an n-gram.
     """
 
@@ -262,13 +189,13 @@ class ClusterCounter:
         """
         prepare_ray_data()
         counts = NgramCounts({}, {}, tau)
-        reference, size = ray.put(self.corpus), int(self.corpus.offsets[-1]) * TOKEN_BYTES
+        reference, size = ray.put(self.corpus), int(self.corpus.offsets[-1])
         for order in orders_to(self.longest):
             counted = self.known(order)
             if counted is None:
-                with metered(size, f"{order}-grams", self.progress) as meter:
-                    of = (order, counts, self.block_tokens, meter)
-                    counted = _count_order(self.corpus, reference, *of)
+                self._tell(0, f"{order}-grams")
+                counted = _count_order(self.corpus, reference, order, counts, self.block_tokens)
+                self._tell(size, f"{order}-grams")
                 self.finished(order, *counted)
             counts.keys[order], counts.support[order] = counted
         return counts
@@ -289,29 +216,34 @@ class ClusterCounter:
         total = int(self.corpus.offsets[-1])
         ranges = recount_ranges(total, document_ends, cluster_cpus())
         reference, tables = ray.put(self.corpus), ray.put((keys, document_ends))
-        with metered(total * TOKEN_BYTES, "documents", self.progress) as meter:
+        self._tell(0, "documents")
 
-            def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
-                opened = ray.get(reference)
-                wanted, ends = ray.get(tables)
-                numbered = zip(batch["range"], batch["low"], batch["high"], strict=True)
-                for number, low, high in numbered:
-                    recount = Recount(wanted, count_documents=ends is not None)
-                    ends_or_none = NO_DOCUMENTS if ends is None else ends
-                    recount.add(opened.open(), opened.offsets, int(low), int(high), ends_or_none)
-                    meter.add(int(high - low) * TOKEN_BYTES)
-                    for order in wanted:
-                        yield packed_row(
-                            {"order": order},
-                            ranges=np.array([number], np.int64),
-                            support=recount.support[order],
-                            documents=recount.documents[order],
-                        )
+        def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
+            opened = ray.get(reference)
+            wanted, ends = ray.get(tables)
+            numbered = zip(batch["range"], batch["low"], batch["high"], strict=True)
+            for number, low, high in numbered:
+                recount = Recount(wanted, count_documents=ends is not None)
+                ends_or_none = NO_DOCUMENTS if ends is None else ends
+                recount.add(opened.open(), opened.offsets, int(low), int(high), ends_or_none)
+                for order in wanted:
+                    yield packed_row(
+                        {"order": order},
+                        ranges=np.array([number], np.int64),
+                        support=recount.support[order],
+                        documents=recount.documents[order],
+                    )
 
-            dataset = ray.data.from_items(
-                [{"range": number, "low": a, "high": b} for number, (a, b) in enumerate(ranges)],
-                override_num_blocks=max(1, len(ranges)),
-            ).map_batches(local, batch_size=None, max_retries=TASK_RESTARTS)
-            sizes = {n: len(keys[n]) for n in keys}
-            spread = sizes if document_ends is not None else {}
-            return _added(result_tables(dataset), sizes, spread, len(ranges))
+        dataset = ray.data.from_items(
+            [{"range": number, "low": a, "high": b} for number, (a, b) in enumerate(ranges)],
+            override_num_blocks=max(1, len(ranges)),
+        ).map_batches(local, batch_size=None, max_retries=TASK_RESTARTS)
+        sizes = {n: len(keys[n]) for n in keys}
+        spread = sizes if document_ends is not None else {}
+        added = _added(result_tables(dataset), sizes, spread, len(ranges))
+        self._tell(total, "documents")
+        return added
+
+    def _tell(self, done: int, text: str) -> None:
+        if self.progress is not None:
+            self.progress(done, int(self.corpus.offsets[-1]), text)

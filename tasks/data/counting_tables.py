@@ -20,7 +20,6 @@ from tasks.storage.node_files import local_copy
 from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import Offsets, Tokens
 
-TOKEN_BYTES = 4
 AGAIN = "Run the same command again; finished orders are kept."
 TASK_RESTARTS = 10  # Ray Data's default is no limit: a task that kills its worker would never end
 # What these log is raised as well, as a typed error.

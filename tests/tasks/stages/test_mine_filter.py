@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
 from support.tiny_mining import InProcess, NoCluster, TinyCorpus
-from tasks.data.mining_files import corpus_digest
+from tasks.stages.mine import corpus_digest
 from umim_core.errors import ArtifactError, CorpusError
 from umim_core.rules.ruleset import RuleSet
 
