@@ -121,11 +121,11 @@ POINTS: dict[str, tuple[Point | tuple[str | tuple[str, ...], int], list[int]]] =
     "map of order 3": ((MAP, 1), [3, 4]),
     "shuffle of order 3": ((SHUFFLE, 1), [3, 4]),
     "groups of order 3": ((GROUPS, 1), [3, 4]),
-    "order 3 not renamed": (("umim_core.store.publication.flush_tree", 2, "after"), [3, 4]),
+    "order 3 not renamed": (("umim_core.store.publication.flush_tree", 3, "after"), [3, 4]),
     "all orders kept": (("tasks.stages.mine.save_orders", 1, "before"), []),
     "no manifest": (("umim_core.store.publication.write_manifest", 1, "before"), []),
-    "not renamed": (("umim_core.store.publication.flush_tree", 4, "after"), []),
-    "renamed": (("umim_core.store.publication.flush", 4, "before"), []),
+    "not renamed": (("umim_core.store.publication.flush_tree", 5, "after"), []),
+    "renamed": (("umim_core.store.publication.flush", 5, "before"), []),
 }
 
 

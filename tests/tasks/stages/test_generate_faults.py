@@ -76,10 +76,10 @@ POINTS = {
     "nothing asked": (("tasks.stages.generate.write_selection", 1, "before"), 0),
     "nothing sampled": (("tasks.stages.generate.write_selection", 1, "after"), 0),
     "sampled": (("tasks.stages.generate.write_shard", 3, "before"), 2),
-    "not renamed": (("os.fsync", 4, "after"), 2),
+    "not renamed": (("os.fsync", 9, "after"), 2),
     "written": (("tasks.stages.generate.write_shard", 3, "after"), 3),
     "no manifest": (("umim_core.store.publication.write_manifest", 1, "before"), SHARDS),
-    "stage not renamed": (("umim_core.store.publication.flush_tree", 1, "after"), SHARDS),
+    "stage not renamed": (("umim_core.store.publication.flush_tree", 2, "after"), SHARDS),
 }
 
 
