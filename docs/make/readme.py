@@ -182,4 +182,5 @@ def _pipeline() -> str:
     data = ReportData.model_validate_json((RESULTS / "embedded.json").read_text(encoding="utf-8"))
     tables = {"printed": summary, "whole": comparison}
     shown = {name: table_markdown(make(data.rows, data.config)) for name, make in tables.items()}
-    return page("embedded.md", {"host": data.host, **shown}, TEMPLATES) + "\n"
+    values = {"host": data.host, "recipe": data.config, **shown}
+    return page("embedded.md", values, TEMPLATES) + "\n"
