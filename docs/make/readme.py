@@ -98,7 +98,7 @@ def _of_the_authors() -> tuple[str, ...]:
     saving = mean(next(row for row in rows if row[1] == "Merge Module")[3:12:2])
     base, umim = points.pop("Original"), points.pop("Merge Module")
     best = max(points, key=points.__getitem__)
-    heading = f"{_AUTHORS}, the authors' own: accuracy, five tasks"
+    heading = f"{_AUTHORS}, the paper's own figures: accuracy"
     return (
         heading,
         f"{base:.1f}",
