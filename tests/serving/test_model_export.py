@@ -414,8 +414,10 @@ def test_units_of_a_chat_begin_those_of_the_next_turn(
         merged = own.merge(ids, ranges)
         assert own.expand(merged) == ids.tolist()
         parts = {"tools": 2, "system": 1, "user": turn // 2 + 1, "tool": (turn + 1) // 2}
-        assert len(ranges) == sum(parts[role] for role in roles)
-        assert len(merged) < len(ids) - 2 * len(ranges)
+        contents = sum(parts[role] for role in roles)
+        # Of a tool, what stands before and behind its name, which calls spell.
+        assert len(ranges) == contents + parts["tools"] * ("tools" in roles)
+        assert len(merged) < len(ids) - 2 * contents
         assert merged[: len(begun)] == begun
         reply = "The sum of the array elements over the axis."
         chat.append({"role": "assistant", "content": reply})

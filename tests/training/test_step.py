@@ -193,10 +193,11 @@ def test_a_frozen_parameter_gets_no_gradient_and_changes_no_other(
     assert all(whole.abs().sum() > 0 for whole in found[0][-3:])
 
 
-def test_the_loss_begins_where_it_is_asked_to_and_rows_must_fit() -> None:
+def test_the_loss_counts_the_states_that_it_is_given_and_rows_must_fit() -> None:
     merged_model, rows, cuts = inside("llama", 1, 0)
     whole = DistillModel(merged_model)(rows[:1], cuts[:1])
-    late = DistillModel(merged_model)(rows[:1], cuts[:1], [len(rows[0]) - 3])
+    states = np.arange(len(rows[0])) >= len(rows[0]) - 3
+    late = DistillModel(merged_model)(rows[:1], cuts[:1], [states])
     ends = cuts[0][0] + cuts[0][1]
     assert late.weight == int((ends > len(rows[0]) - 3).sum()) < whole.weight
     with pytest.raises(CorpusError, match=r"32 positions.*33 tokens.*shorter segments"):
