@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tasks.cluster.node_checks import check_nodes
+from tasks.cluster.nodes import check_nodes
 from tasks.cluster.ray_cluster import Cluster, ray_cluster
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError, UmimError, require

@@ -13,11 +13,11 @@ from typing import Final, TypeVar
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import LOCAL, Cluster, cluster_address
-from tasks.cluster.typed_errors import as_data, from_data
+from tasks.cluster.worker_errors import as_data, cluster_error, from_data
 from tasks.storage.node_files import fetch_inputs
 from umim_core.backbone.devices import release_memory
 from umim_core.config.recipe import ClusterConfig
-from umim_core.errors import ClusterError, UmimError
+from umim_core.errors import ClusterError, UmimError, require
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -59,14 +59,11 @@ def run_on_workers(
     cluster = lease.ensure()
     import ray
 
-    from tasks.cluster.ray_errors import cluster_error
-
     gpus = int(lease.config.use_gpu)
-    for wanted, room, kind in ((cores, cluster.cpus, "cores"), (gpus, cluster.gpus, "GPUs")):
-        if cluster.is_here and wanted > room:
-            raise ClusterError(
-                f"a task of the cluster needs {wanted} {kind}", room, "Name a larger cluster."
-            )
+    for needed, room, kind in ((cores, cluster.cpus, "cores"), (gpus, cluster.gpus, "GPUs")):
+        rule = f"a task of the cluster needs {needed} {kind}"
+        fits = needed <= room or not cluster.is_here
+        require(fits, ClusterError, rule, room, "Name a larger cluster.")
     # Ray ends a worker after each task with a GPU by default; it would load its model every time.
     remote = ray.remote(
         num_cpus=cores,
@@ -143,12 +140,9 @@ def cores_of_a_machine(config: ClusterConfig) -> int:
     kind = "GPU" if config.use_gpu else "CPU"
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cores = [int(machine.get("CPU", 0)) for machine in machines if machine.get(kind, 0) >= 1]
-    if not cores:
-        raise ClusterError(
-            f"the cluster must have a machine with a {kind}",
-            f"none of {len(machines)}",
-            "Name another cluster with cluster.address, or wait until it has grown.",
-        )
+    rule = f"the cluster must have a machine with a {kind}"
+    remedy = "Name another cluster with cluster.address, or wait until it has grown."
+    require(bool(cores), ClusterError, rule, f"none of {len(machines)}", remedy)
     return max(1, *cores)
 
 

@@ -15,7 +15,7 @@ from ray.data import DataContext
 from ray.data.context import ShuffleStrategy
 from ray.exceptions import RayError
 
-from tasks.cluster.ray_errors import cluster_error
+from tasks.cluster.worker_errors import cluster_error
 from tasks.storage.node_files import local_copy
 from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import Offsets, Tokens

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.cluster.typed_errors import as_data, from_data
+from tasks.cluster.worker_errors import as_data, cluster_error, from_data
 from tasks.storage.node_files import fetch_inputs
 from tasks.storage.remote_root import remote_root
 from umim_core.addresses import is_address
@@ -200,7 +200,6 @@ def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]
         import ray
         from ray.exceptions import RayError
 
-        from tasks.cluster.ray_errors import cluster_error
         from tasks.data.counting_tables import TASK_RESTARTS, prepare_ray_data
 
         cpus = lease.ensure().cpus

@@ -25,8 +25,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 
-from tasks.cluster.code_identity import code_identity
 from tasks.cluster.lease import ClusterLease
+from tasks.cluster.nodes import code_identity
 from tasks.cluster.stopping import on_stop
 from tasks.run.checks import check_adaptation, check_machine, check_positions, check_root
 from tasks.run.prefect_runs import flow_run_context

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import Cluster
-from tasks.cluster.typed_errors import as_data, from_data
+from tasks.cluster.worker_errors import as_data, cluster_error, from_data
 from tasks.run.checks import check_device
 from tasks.run.site import Site
 from tasks.run.stage import Digest, Metrics, stage
@@ -192,7 +192,6 @@ def _run_on_ray(
     import ray
     from ray.exceptions import RayError
 
-    from tasks.cluster.ray_errors import cluster_error
     from tasks.data.counting_tables import TASK_RESTARTS, prepare_ray_data
 
     prepare_ray_data()

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from tasks.cluster.lease import ClusterLease
-from tasks.cluster.typed_errors import as_data, from_data
+from tasks.cluster.worker_errors import as_data, cluster_error, from_data
 from tasks.training.strategies import make_strategy
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import UmimError
@@ -72,7 +72,6 @@ def _launch_ray(
     )
     from ray.train.torch import TorchTrainer
 
-    from tasks.cluster.ray_errors import cluster_error
     from tasks.training.meeting import MeetingConfig
 
     shutil.rmtree(scratch, ignore_errors=True)  # our state resumes; Ray's own record must not

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.s3 import Machine
-from tasks.cluster.node_checks import _answer
+from tasks.cluster.nodes import _answer
 from tasks.data.tokenizing import (
     Tokenized,
     TokenizerRef,

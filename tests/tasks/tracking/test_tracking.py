@@ -11,7 +11,7 @@ from mlflow.entities import Run
 from sqlalchemy.engine import make_url
 
 from support.tracked_runs import held, record_pipeline, runs_of
-from tasks.cluster.code_identity import code_identity
+from tasks.cluster.nodes import code_identity
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS, Measured, cell_row
 from tasks.run.pipeline import open_pipeline
 from tasks.run.services import local_services

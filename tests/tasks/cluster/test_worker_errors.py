@@ -7,7 +7,7 @@ from ray.exceptions import NodeDiedError, OutOfMemoryError, RayTaskError
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from tasks.cluster.ray_errors import cluster_error
+from tasks.cluster.worker_errors import cluster_error
 from umim_core.errors import ClusterError
 
 RULE, AGAIN = "workers must stay alive", "Run the same command again."

@@ -8,19 +8,79 @@ no core. Python on a node imports `tasks` and `umim_core` from wherever it was s
 
 from __future__ import annotations
 
+import shutil
+import socket
+import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tasks.cluster.code_identity import CodeIdentity, code_identity
+from tasks.cluster.ray_cluster import CHECKOUT
+from tasks.cluster.worker_errors import first_cause
 from tasks.storage.remote_root import remote_root
 from umim_core.errors import ClusterError, UmimError
+from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
 from umim_core.store.disk import not_shared
 
 ANSWER_SECONDS: Final = 30.0  # a worker process starts and imports in a few
 _SAME_CODE: Final = "every node must run the code of the driver"
+_SOURCES: Final = ("umim_core", "tasks", "flows")
+_GIT_SECONDS: Final = 10
+
+
+@dataclass(frozen=True)
+class CodeIdentity:
+    """Code that a process runs.
+
+    Attributes:
+        checkout: Folder that holds the packages.
+        sources: SHA-256 of their Python files.
+        commit: Commit of the checkout; empty outside git.
+        lock: SHA-256 of the list of packages that the code is tested with; empty if absent.
+        host: Name of the machine.
+    """
+
+    checkout: str
+    sources: str
+    commit: str
+    lock: str
+    host: str
+
+
+@cache
+def code_identity() -> CodeIdentity:
+    """Return the identity of the code that this process has imported."""
+    lock = CHECKOUT / "requirements" / "lock.txt"
+    return CodeIdentity(
+        str(CHECKOUT),
+        sources_digest(CHECKOUT),
+        _commit(CHECKOUT),
+        sha256_file(lock) if lock.is_file() else "",
+        socket.gethostname(),
+    )
+
+
+def sources_digest(checkout: Path) -> str:
+    """Return the SHA-256 of all Python files of the packages in a folder."""
+    files = sorted(path for name in _SOURCES for path in (checkout / name).rglob("*.py"))
+    sums = {path.relative_to(checkout).as_posix(): sha256_file(path) for path in files}
+    return sha256_bytes(canonical_json(sums).encode())
+
+
+def _commit(checkout: Path) -> str:
+    git = shutil.which("git")
+    if git is None or not (checkout / ".git").exists():
+        return ""
+    command = [git, "-C", str(checkout), "rev-parse", "HEAD"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS)  # noqa: S603  no argument is anybody's input
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
 @dataclass(frozen=True)
@@ -48,9 +108,7 @@ def check_nodes(folder: Path | None) -> bool:
     # No cache of a file system can know a name that is random.
     with tempfile.TemporaryDirectory(prefix="look-", dir=folder) as seen:
         remote = remote_root()
-        if remote is None:
-            return _check(Path(seen), None)
-        with remote.mark() as mark:
+        with nullcontext() if remote is None else remote.mark() as mark:
             return _check(Path(seen), mark)
 
 
@@ -97,8 +155,6 @@ def _ask(folder: Path | None, mark: str | None) -> dict[str, _Answer]:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from tasks.cluster.ray_errors import first_cause
 
     answer = ray.remote(num_cpus=0, max_retries=0)(_answer)
     asked = {

@@ -8,8 +8,7 @@ import pytest
 
 from support.machines import machines
 from support.ray_nodes import answer_on, cluster_of
-from tasks.cluster.code_identity import code_identity, sources_digest
-from tasks.cluster.node_checks import ANSWER_SECONDS, require_same_code
+from tasks.cluster.nodes import ANSWER_SECONDS, code_identity, require_same_code, sources_digest
 from tasks.cluster.ray_cluster import CHECKOUT
 from umim_core.errors import ClusterError
 

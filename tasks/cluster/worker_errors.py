@@ -1,7 +1,8 @@
 """Errors of Ray: the first cause, whole, and the remedy that fits it.
 
 Ray wraps what a worker raised in errors of its own, one for each layer that it passes, and a
-worker that was lost in others. Whoever runs the command needs what stands at the bottom.
+worker that was lost in others. Whoever runs the command needs what stands at the bottom. Ray would
+lose the parts of a typed error, so workers return those as plain data.
 """
 
 from __future__ import annotations
@@ -9,17 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ray.exceptions import RayError, RayTaskError
-
+from umim_core import errors
 from umim_core.errors import ClusterError, UmimError
 
 _WRAPPED: Final = ("cause", "controller_failure", "health_check_failure", "__cause__")
 _ENDS_OF_OTHERS: Final = ("gloo", "nccl", "closed by peer", "connection reset")
+_KINDS: Final = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, UmimError)
+}
 _CORRECT: Final = "Correct what the error names, then run the same command again."
 
 
 def first_cause(error: BaseException) -> BaseException:
     """Return what an error of Ray began with: an error of a worker's code, or the loss of it."""
+    from ray.exceptions import RayTaskError
+
     seen = [error]
     while isinstance(error, RayTaskError) or not isinstance(error, UmimError):
         inner = next((candidate for candidate in _inside(error) if candidate not in seen), None)
@@ -53,6 +60,8 @@ def cluster_error(rule: str, error: BaseException, again: str) -> UmimError:
     Returns:
         The cause itself if it is typed. A cause that the message cannot hold whole is its note.
     """
+    from ray.exceptions import RayError, RayTaskError
+
     cause = first_cause(error)
     if isinstance(cause, UmimError):
         return _plain(cause)
@@ -69,3 +78,15 @@ def _plain(error: UmimError) -> UmimError:
     """Return a typed error as it was raised; Ray adds its own advice to the message."""
     value = {} if error.value is None else {"value": error.value}
     return type(error)(error.rule, remedy=error.remedy, **value)
+
+
+def as_data(error: UmimError) -> dict[str, object]:
+    """Return an error as JSON types."""
+    value = {} if error.value is None else {"value": str(error.value)}
+    parts = {"rule": error.rule, "remedy": error.remedy, **value}
+    return {"error": type(error).__name__, "parts": parts}
+
+
+def from_data(data: dict[str, object]) -> UmimError:
+    """Return the error that `as_data` wrote."""
+    return _KINDS[str(data["error"])](**data["parts"])
