@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tasks.tracking.tracker import Tracker
-from umim_core.errors import EvaluationError, require
+from umim_core.errors import EvaluationError
 from umim_core.store.artifacts import sha256_file
 
 if TYPE_CHECKING:
@@ -139,11 +139,15 @@ def log_results(tracker: Tracker, results: HarnessResults) -> dict[str, object]:
 def _read(path: Path) -> HarnessResults:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        results, known = content["results"], content["config"]["model"]
         began, took = content["date"], content.get("total_evaluation_time_seconds")
-        timed = 0 < float(began) < math.inf and 0 <= float(took or 0) < math.inf
-        rows = bool(results) and all(isinstance(row, dict) for row in results.values())
-        complete = timed and rows and isinstance(known, str)
+        if not (0 < float(began) < math.inf and 0 <= float(took or 0) < math.inf):
+            raise ValueError("times must be finite")
+        if not (content["results"] and isinstance(content["config"]["model"], str)):
+            raise ValueError("a model and its tasks must be named")
+        for task, row in content["results"].items():
+            if "/" in task or "\0" in task or not 0 < len(task.encode()) <= _TASK_BYTES:
+                raise ValueError(f"{task!r} must be a name that a file can bear")
+            row.items()
         json.dumps(content, ensure_ascii=False).encode()  # a lone surrogate is refused here
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise EvaluationError(
@@ -151,18 +155,8 @@ def _read(path: Path) -> HarnessResults:
             f"{path}: {type(error).__name__}: {error}",
             _REMEDY,
         ) from error
-    if not complete:
-        raise EvaluationError("a results file must name a model and its tasks", path, _REMEDY)
-    for task in results:
-        require(
-            "/" not in task and "\0" not in task and 0 < len(task.encode()) <= _TASK_BYTES,
-            EvaluationError,
-            f"{path.name}: a task's name must be one that a file can bear",
-            repr(task),
-            _REMEDY,
-        )
     date = _date(path)
-    files = {task: path.with_name(f"samples_{task}_{date}.jsonl") for task in results}
+    files = {task: path.with_name(f"samples_{task}_{date}.jsonl") for task in content["results"]}
     samples = {task: file for task, file in files.items() if date and file.is_file()}
     return HarnessResults(path, sha256_file(path), content, samples)
 
