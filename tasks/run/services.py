@@ -148,7 +148,8 @@ def status(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
 
 
 def _state(folder: Path, service: Service) -> ServiceState:
-    family, log = _processes(folder, service.name), str(_log(folder, service.name))
+    family = _processes(folder, service.name, runs=False)
+    log = str(_log(folder, service.name))
     if not family:
         return ServiceState(service.name, "down", None, service.url, log)
     state = "running" if _answers(service, family[0].create_time()) else "starting"
@@ -199,12 +200,14 @@ def _port(folder: Path, name: str, chosen: int | None, usual: int) -> int:
     return next(iter(ports), chosen or usual)
 
 
-def _processes(folder: Path, name: str) -> list[psutil.Process]:
-    """Return the processes of a service, the first one first."""
+def _processes(folder: Path, name: str, *, runs: bool = True) -> list[psutil.Process]:
+    """Return the processes of a service, the first one first, with the flow runs of a worker."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # of another user, or gone
-            if process.environ().get(_LOG) == str(_log(folder, name)):
+            environment = process.environ()
+            run = "PREFECT__FLOW_RUN_ID" in environment
+            if environment.get(_LOG) == str(_log(folder, name)) and (runs or not run):
                 found.append((process.create_time(), process.pid, process))
     return [process for _, _, process in sorted(found)]
 

@@ -72,6 +72,9 @@ def test_a_service_outlives_its_command_is_found_again_and_ends_with_its_childre
     assert (after.state, after.pid) == ("down", None)
     assert psutil.wait_procs(family, timeout=5)[1] == []
     assert down(tmp_path, [service]) == [after]
+    run = replace(service, environment={"PREFECT__FLOW_RUN_ID": "of a worker that was killed"})
+    with pytest.raises(ClusterError, match="it has ended"):
+        up(tmp_path, [run])
     assert local_services(tmp_path)[1].port == 5000
 
 
