@@ -129,7 +129,7 @@ def test_reductions_are_the_realised_ones(chain: Backbone) -> None:
         ([[1, 16]], "between 0 and 15; got prompt 0: 1 .. 16"),
         ([[-1]], "between 0 and 15"),
         ([np.zeros((1, 2), dtype=np.int64)], "1-D"),
-        ([np.array([0.5])], "1-D array of at least one token id"),
+        ([np.array([0.5])], "1-D array of token ids"),
         ([[1, [2]]], "1-D array of token ids"),
         ([[1] * 32], "32 positions; got 32 prompt positions . 2 new tokens"),
     ],

@@ -440,11 +440,11 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     ("ids", "ranges", "raw_tail", "message"),
     [
         ([1, VOCAB], None, 0, "ids must lie between 0 and 999"),
-        ([1.5], None, 0, "must be a list of token ids"),
-        ([[1], [1, 2]], None, 0, "must be a list of token ids"),
-        (["a"], None, 0, "must be a list of token ids"),
-        ([1, 2, 3], [(0, 2), (1, 3)], 0, "ranges must follow each other"),
-        ([1, 2, 3], [(-2, 1)], 0, "ranges must follow each other"),
+        ([1.5], None, 0, "must be a 1-D array of token ids"),
+        ([[1], [1, 2]], None, 0, "must be a 1-D array of token ids"),
+        (["a"], None, 0, "must be a 1-D array of token ids"),
+        ([1, 2, 3], [(0, 2), (1, 3)], 0, "in order and apart"),
+        ([1, 2, 3], [(-2, 1)], 0, "in order and apart"),
         ([1, 2, 3], None, "3", "raw_tail must be an integer of at least 0"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +12,8 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
-from umim_core.rules.matcher import Parts
-from umim_core.text.token_ids import Ints
+from umim_core.rules.matcher import Parts, check_parts
+from umim_core.text.token_ids import Ints, prompt_array
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,7 @@ class PromptIds:
     unmerged: str = ""
 
     def __post_init__(self) -> None:
-        borders = [0, *chain.from_iterable(self.parts), len(self.ids)]
-        require(
-            all(first <= end for first, end in pairwise(borders)),
-            GenerationError,
-            f"parts that may merge must lie in the {len(self.ids)} tokens, in order and apart",
-            self.parts,
-            "Give the first token and the end of each.",
-        )
+        check_parts(self.parts, len(self.ids))
 
 
 TokenPrompt = NDArray[np.integer] | Sequence[int] | PromptIds
@@ -72,43 +64,21 @@ def read_prompts(
         raise GenerationError("there must be at least one prompt", 0, "Pass one.")
     vocabulary = merged_model.backbone.vocab_size
     plain = [prompt.ids if isinstance(prompt, PromptIds) else prompt for prompt in prompts]
-    new = [_checked(b, ids, vocabulary, unfed) for b, ids in enumerate(plain)]
+    new = [prompt_array(ids, vocabulary, f"prompt {b}: ") for b, ids in enumerate(plain)]
+    bare = [b for b, ids in enumerate(new) if not len(ids) and unfed is None]
+    require(
+        not bare,
+        GenerationError,
+        "a prompt must hold at least one token id",
+        f"prompt {', '.join(map(str, bare))}, which is empty",
+        "Write something, or put a BOS token into it.",
+    )
     parts = [prompt.parts if isinstance(prompt, PromptIds) else None for prompt in prompts]
     cuts = [merged_model.segment_prompt(*pair) for pair in zip(new, parts, strict=True)]
     if unfed is not None:
         new = [np.concatenate([[last], ids]) for last, ids in zip(unfed, new, strict=True)]
         cuts = [(np.append(0, starts + 1), np.append(1, lengths)) for starts, lengths in cuts]
     return Prompts(new, cuts, pack_rows(new, cuts, device=merged_model.backbone.device))
-
-
-def _checked(
-    b: int, ids: NDArray[np.integer] | Sequence[int], vocab_size: int, unfed: Sequence[int] | None
-) -> Ints:
-    try:
-        array = np.asarray(ids)
-    except ValueError as error:  # lists of different lengths inside
-        raise GenerationError(
-            "a prompt must be a 1-D array of token ids", f"prompt {b}", str(error)
-        ) from error
-    empty = array.shape == (0,)
-    if not (empty and unfed is not None):
-        require(
-            not empty and array.ndim == 1 and array.dtype.kind in "iu",
-            GenerationError,
-            "a prompt must be a 1-D array of at least one token id",
-            f"prompt {b}, which is empty" if empty else f"prompt {b}: {array.shape}, {array.dtype}",
-            "Write something, or put a BOS token into it.",
-        )
-    wide = array.astype(np.int64)
-    least, most = (int(wide.min()), int(wide.max())) if wide.size else (0, 0)
-    require(
-        least >= 0 and most < vocab_size,
-        GenerationError,
-        f"ids must lie between 0 and {vocab_size - 1}",
-        f"prompt {b}: {least} .. {most}",
-        "Encode with the backbone's own tokenizer.",
-    )
-    return wide
 
 
 def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Prompts:

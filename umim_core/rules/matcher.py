@@ -26,12 +26,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import ConfigError, CorpusError, require
+from umim_core.errors import ConfigError, CorpusError, GenerationError, require
 from umim_core.rules.grams import LONGEST, MAX_LONGEST
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.trie import Words, advance, is_rule, segment
@@ -200,6 +200,18 @@ def segment_parts(
         lengths += [np.ones_like(raw), part_lengths]
         at = end
     return np.concatenate(starts), np.concatenate(lengths)
+
+
+def check_parts(parts: Sequence[tuple[int, int]], size: int) -> None:
+    """Refuse parts of a text of so many tokens that lie beyond it, or not in order and apart."""
+    borders = [0, *chain.from_iterable(parts), size]
+    require(
+        all(first <= end for first, end in pairwise(borders)),
+        GenerationError,
+        f"parts that may merge must lie in the {size} tokens, in order and apart",
+        parts,
+        "Give the first token and the end of each.",
+    )
 
 
 def parts_behind(parts: Parts | None, dropped: int) -> Parts | None:

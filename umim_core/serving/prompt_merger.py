@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.config.form import check_raw_tail
-from umim_core.errors import GenerationError, require
-from umim_core.rules.matcher import Matcher, segment_parts, segment_prefix
+from umim_core.rules.matcher import Matcher, check_parts, segment_parts, segment_prefix
 from umim_core.serving.span_files import SpanTable
-from umim_core.text.token_ids import Ints
+from umim_core.text.token_ids import Ints, prompt_array
 
 
 class PromptMerger:
@@ -71,8 +70,9 @@ class PromptMerger:
         Returns:
             Ids below V + K; ``expand`` gives the raw ones back.
         """
-        raw = self._checked(ids, self.vocab_size)
-        parts = [(0, len(raw))] if ranges is None else _checked_ranges(ranges, len(raw))
+        raw = prompt_array(ids, self.vocab_size)
+        parts = [(0, len(raw))] if ranges is None else ranges
+        check_parts(parts, len(raw))
         tail = self.raw_tail if raw_tail is None else raw_tail
         check_raw_tail(tail, "prompt")
 
@@ -90,40 +90,8 @@ class PromptMerger:
 
     def expand(self, ids: Sequence[int] | NDArray[np.integer]) -> list[int]:
         """Return the raw ids that merged ones stand for."""
-        merged = self._checked(ids, self.vocab_size + self.span_count)
+        merged = prompt_array(ids, self.vocab_size + self.span_count)
         index = np.maximum(merged - self.vocab_size, 0)
         rows = np.where((merged < self.vocab_size)[:, None], -1, self._spans[index])
         rows[:, 0] = np.where(merged < self.vocab_size, merged, rows[:, 0])
         return [int(token) for token in rows[rows >= 0]]
-
-    def _checked(self, ids: Sequence[int] | NDArray[np.integer], size: int) -> Ints:
-        rule = "a prompt must be a list of token ids"
-        try:
-            array = np.asarray(ids)
-        except (ValueError, OverflowError) as error:
-            raise GenerationError(rule, str(error)) from error
-        if array.size == 0 and array.ndim == 1:
-            return array.astype(np.int64)
-        fits = array.ndim == 1 and array.dtype.kind in "iu"
-        require(fits, GenerationError, rule, f"shape {array.shape}, {array.dtype}")
-        least, most = int(array.min()), int(array.max())
-        require(
-            least >= 0 and most < size,
-            GenerationError,
-            f"ids must lie between 0 and {size - 1}",
-            f"{least} .. {most}",
-            "Encode with the exported model's own tokenizer; merge a prompt once.",
-        )
-        return array.astype(np.int64)
-
-
-def _checked_ranges(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Return ranges if they are in order, apart and inside a prompt of ``size`` tokens."""
-    rule = f"ranges must follow each other within 0..{size}"
-    remedy = "Give (first token, end) pairs in the order of the prompt."
-    at = 0
-    for first, end in ranges:
-        value = f"({first}, {end}) after {at}"
-        require(at <= first <= end <= size, GenerationError, rule, value, remedy)
-        at = end
-    return list(ranges)

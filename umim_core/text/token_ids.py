@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.encodable import check_encodable
-from umim_core.errors import CorpusError, require, translated
+from umim_core.errors import CorpusError, GenerationError, require, translated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -110,6 +110,27 @@ def read_ids(ids: Tokens, low: int, high: int) -> Ids:
     view = np.ascontiguousarray(chunk, dtype=np.int32).view()
     view.flags.writeable = False  # so that the compiled loops have one signature
     return view
+
+
+def prompt_array(ids: AnyInts | Sequence[int], size: int, where: str = "") -> Ints:
+    """Return the ids of a prompt, which may be empty, as an array [T]; they lie below ``size``."""
+    rule = "a prompt must be a 1-D array of token ids"
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError) as error:  # lists of different lengths inside
+        raise GenerationError(rule, f"{where}{error}") from error
+    fits = array.ndim == 1 and (array.size == 0 or array.dtype.kind in "iu")
+    require(fits, GenerationError, rule, f"{where}{array.shape}, {array.dtype}", "Encode a text.")
+    wide = array.astype(np.int64)
+    least, most = (int(wide.min()), int(wide.max())) if wide.size else (0, 0)
+    require(
+        least >= 0 and most < size,
+        GenerationError,
+        f"ids must lie between 0 and {size - 1}",
+        f"{where}{least} .. {most}",
+        "Encode with the model's own tokenizer; merge a prompt once.",
+    )
+    return wide
 
 
 def ids_digest(ids: Tokens, offsets: Offsets) -> str:
