@@ -327,7 +327,7 @@ def _priced(
 def budget_trials(
     checkpoint: Checkpoint, backbone: Backbone, rows: Sequence[PromptRow]
 ) -> list[BudgetTrial]:
-    """Measure replies behind prompts that are merged by ever fewer, cheaper spans."""
+    """Measure replies behind prompts merged by ever fewer, cheaper spans, until they are kept."""
     if not rows:
         return []
     logger.info("choosing a budget by %d conversations", len(rows))
@@ -340,6 +340,8 @@ def budget_trials(
         base = base or replies(model.base(), rows)
         found = _mean_scores(base, replies(model, rows))
         trials.append(BudgetTrial(budget, _saved(model, rows), *found))
+        if trials[-1].keeps:
+            break
     return trials
 
 
