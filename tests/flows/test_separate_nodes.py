@@ -68,7 +68,7 @@ def test_nodes_without_a_shared_disk_leave_what_one_process_does(
             storage = {"UMIM_ROOT": "s3://umim/runs", "UMIM_SCRATCH": str(scratch)}
             digests = answer_on(three[0], CHECKOUT, DRIVER, recipe.model_dump_json(), **storage)
         on_nodes = [fetched(other, scratch) for other in three[1:]]
-        stored = {path.split("/")[-2] for path in files.find("umim/runs/stages")}
+        stored = {path.split("/")[3] for path in files.find("umim/runs/stages")}
     answer = [tuple(pair) for pair in digests]
     assert answer == alone.digests()
     built = {name for name, _ in answer}
