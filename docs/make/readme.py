@@ -15,7 +15,7 @@ from docs.make.results import TEMPLATES, adaptation_summary
 from tasks.report.comparison import comparison, summary
 from tasks.report.render import DASH, Report, Table, page, table_markdown
 from tasks.report.report import ReportData
-from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.recipe_files import read_recipe_file
 from umim_core.model.compression import compress_text
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
@@ -36,13 +36,13 @@ _TEXT: Final = (
 
 
 def readme_table(folder: Path = RESULTS) -> str:
-    """Return the table: answers, functions, perplexity, and a row of the paper's authors."""
+    """Return the table: answers, calls, functions, perplexity, a row of the paper's authors."""
     large, small = (_read(folder, f"answers-{name}") for name in ("qwen-coder-0.5b", "smollm2"))
     rows = (
         _answers(_LARGE, "chats", large),
         _answers(_LARGE, "documents", large),
+        _calls(_read(folder, "calls-qwen-tools")),
         _functions(_read(folder, "problems-qwen-all")["sets"]["humaneval"]),
-        _after_python(_read(folder, "merged_quality-qwen-python")["subjects"]["qwen"]),
         _answers(_SMALL, "chats", small),
         _second_halves(_read(folder, "second_half-smollm2")["points"]),
         _of_the_authors(),
@@ -64,15 +64,19 @@ def _functions(functions: Report) -> tuple[str, ...]:
     return heading, *solved, DASH, _percent(functions["saving"])
 
 
-def _after_python(figures: Report) -> tuple[str, ...]:
-    """Return the perplexity of raw text after a merged and after a truncated prompt."""
-    ratios = [_ratio(figures[name]) for name in ("prompt_ppl_ratio", "truncation_ppl_ratio")]
+def _calls(report: Report) -> tuple[str, ...]:
+    """Return how many of the base model's right function calls each side keeps."""
+    sides = {side["side"]: side for side in report["sides"]}
+    base, umim, cut, bare = (
+        sides[name] for name in ("base", "umim", "cut", "no descriptions of parameters")
+    )
+    config = read_config(resolve_checkpoint(report["checkpoint"]))
+    layers = int(config.backbone_model.config["num_hidden_layers"])
     return (
-        f"{_LARGE}: perplexity after Python",
-        "1",
-        *ratios,
-        DASH,
-        _percent(figures["prompt_saving"]),
+        f"{_LARGE}: calls kept, {_percent(umim['tools_saved'])} of their schemas saved",
+        *(str(side["kept"][0]) for side in (base, umim, cut)),
+        f"{bare['kept'][0]} no descriptions, {_percent(bare['tools_saved'])} saved",
+        _percent(umim["saved"] * (layers - config.merge_depth) / layers),
     )
 
 
