@@ -26,6 +26,7 @@ from typing import Final
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _CALL_SECONDS: Final = 2.0
+_SAY_SECONDS: Final = 0.5
 _CLEAR_LINE: Final = "\r\x1b[2K\x1b[?25h"  # a bar may stand there, and have hidden the cursor
 StopCall = Callable[[], None]
 _calls: Final[list[StopCall]] = []
@@ -112,11 +113,17 @@ def _stop(number: int) -> None:
         deadline = time.monotonic() + _CALL_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        clear = _CLEAR_LINE if sys.stderr.isatty() else ""
-        with suppress(OSError):  # nobody may be reading any more: `... 2>&1 | tee` dies first
-            os.write(2, f"{clear}stopped; the same command continues\n".encode())
+        last = threading.Thread(target=_say, daemon=True)  # a full pipe that nobody reads blocks
+        last.start()
+        last.join(_SAY_SECONDS)
     finally:
         os._exit(128 + number)
+
+
+def _say() -> None:
+    clear = _CLEAR_LINE if sys.stderr.isatty() else ""
+    with suppress(OSError):  # nobody may be reading any more: `... 2>&1 | tee` dies first
+        os.write(2, f"{clear}stopped; the same command continues\n".encode())
 
 
 def _let_go() -> None:

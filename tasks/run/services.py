@@ -193,7 +193,10 @@ def _start(folder: Path, service: Service) -> None:
 
 def _port(folder: Path, name: str, chosen: int | None, usual: int) -> int:
     """Return the port of a service: the one that it has if it runs, else the chosen one."""
-    ports = [int(process.environ()[_PORT]) for process in _processes(folder, name, runs=False)[:1]]
+    ports = list[int]()
+    for process in _processes(folder, name, runs=False)[:1]:
+        with suppress(psutil.Error):  # it ended meanwhile
+            ports.append(int(process.environ()[_PORT]))
     rule = f"{name} runs already, on port {ports}"
     remedy = "Leave the port out, or end it first: `python -m flows down`."
     require(not ports or chosen in (None, *ports), ClusterError, rule, chosen, remedy)

@@ -64,7 +64,7 @@ class Artifact:
     stage: str  # its name
     key: str  # SHA-256 of what it was made from
     path: Path
-    digest: str  # SHA-256 of what it holds
+    digest: str  # SHA-256 of its files; what it recorded besides does not count
     executed: bool  # whether this process built it just now; else it was found
 
     def manifest(self) -> dict[str, Any]:

@@ -69,7 +69,8 @@ class CorpusText:
         corpus = self.corpus
         if isinstance(corpus, DocstringCorpus):
             read = installed_versions((*corpus.packages, *corpus.out_of_domain))
-            return {"config": corpus, **{name: Digest(version) for name, version in read}}
+            installed = {name: Digest(version) for name, version in read}
+            return {"config": corpus, "installed": installed}
         return {"config": corpus, "files": self.files}
 
 

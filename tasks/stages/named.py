@@ -106,7 +106,8 @@ class NamedTask:
     def identity(self) -> dict[str, object]:
         task = TASKS.find(self.name)
         sources = task.sources() if task.corpus is None else []
-        return {**task.key(), **{name: Digest(version) for name, version in sources}}
+        read = {name: Digest(version) for name, version in sources}
+        return {**task.key(), "sources": read}
 
 
 @dataclass(frozen=True)

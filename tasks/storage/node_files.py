@@ -29,7 +29,7 @@ def local_copy(path: Path) -> Path:
     stage, key, *_ = (*path.relative_to(root).parts, "", "")
     remote = remote_root()
     if remote is not None and key and "." not in key:
-        with directory_lock(root / stage / key, wait_seconds=None):
+        with directory_lock(root / stage / f"{key}.fetch", wait_seconds=None):
             if not path.exists():
                 remote.fetch(f"{stage}/{key}", root / stage / key)
     return path

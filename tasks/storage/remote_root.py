@@ -144,7 +144,10 @@ class RemoteRoot:
             except ArtifactError as error:
                 raise self._altered(name, str(error).replace(f"{incoming}/", "")) from error
             flush_tree(incoming)
-            shutil.rmtree(final, ignore_errors=True)
+            if local.is_file():
+                shutil.rmtree(final)
+            elif os.path.lexists(final):  # nothing of ours, as where nothing is fetched
+                final.rename(final.with_name(f"{final.name}.torn-{time.time_ns()}"))
             incoming.rename(final)
         logger.info("%s: fetched in %.1f s", name.split("/")[0], time.monotonic() - began)
         return True
@@ -163,7 +166,8 @@ class RemoteRoot:
         """Return what is stored of each stage: what has no manifest is not finished."""
         stages: dict[str, dict[str, Entry]] = {}
         for place, entry in self.objects("stages").items():
-            stage, key, *inside = place.split("/")
+            stage, _, rest = place.partition("/")
+            key, *inside = rest.split("/")
             if inside:  # former versions stored <stage>/<key>.json
                 stages.setdefault(f"{stage}/{key}", {})["/".join(inside)] = entry
         return stages
