@@ -18,8 +18,8 @@ the marks, whatever the template does with replies::
     text    <user>Hi there<end><assistant>        marked  <user>[0[Hi there]0]<end><assistant>
 
 Schemas get a key that nothing else has instead, and are found where the template language's
-``tojson`` wrote them with it. Names of functions and parameters and values to choose from stay raw:
-a call must spell them.
+``tojson`` wrote them with it. Names of functions and parameters and values to choose from (``enum``,
+``const``) stay raw: a call must spell them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import json
 import logging
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -63,12 +63,9 @@ _ROLES: Final = {
 _log: Final = logging.getLogger("umim")
 _REWRITTEN: Final = "its template changes what users say"
 _SCHEMAS: Final = "its template does not write tools as tojson does"
-# What calls spell, in a schema as JSON: values of "name", keys of objects, values of "enum".
-_SPELLED: Final = re.compile(
-    r'"name": "((?:[^"\\]|\\.)*)"'
-    r'|"((?!(?:function|parameters|properties|items)")(?:[^"\\]|\\.)*)": \{'
-    r'|"enum": \[([^\]]*)\]'
-)
+# Texts, brackets, and other values of JSON.
+_JSON: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|[^\s{}\[\],:"]+')
+_CHOICES: Final = ('"enum"', '"const"')
 
 
 @dataclass(frozen=True)
@@ -389,10 +386,47 @@ class _Same:
 
 def _unspelled(schema: str, start: int) -> list[Place]:
     """Return the places of a schema, which begins at ``start``, between what calls must spell."""
-    spelled = [found.span(found.lastindex or 0) for found in _SPELLED.finditer(schema)]
-    borders = [0, *(border for place in spelled for border in place), len(schema)]
+    borders = [0, *(border for place in _spelled(schema) for border in place), len(schema)]
     pairs = zip(borders[::2], borders[1::2], strict=True)
     return [(start + first, start + end) for first, end in pairs if first < end]
+
+
+def _spelled(schema: str) -> Iterator[Place]:
+    """Yield where a schema as JSON has names, keys of ``properties`` among them, and choices."""
+    levels = list[_Level]()
+    choices: tuple[int, int] | None = None  # levels around them, and where they begin
+    for found in _JSON.finditer(schema):
+        token, level = found[0], levels[-1] if levels else _Level(False, False)
+        if token in ("}", "]"):
+            levels.pop()
+            if choices and choices[0] == len(levels):
+                yield choices[1], found.end()
+                choices = None
+        elif level.is_object and not level.key:
+            level.key = token
+            if level.has_names and not choices:
+                yield found.start() + 1, found.end() - 1
+            continue
+        else:
+            key = "" if level.has_names or choices else level.key
+            if token in ("{", "["):
+                choices = (len(levels), found.start()) if key in _CHOICES else choices
+                levels.append(_Level(token == "{", token == "{" and key == '"properties"'))
+                continue
+            if key in _CHOICES or (key == '"name"' and token[0] == '"'):
+                inner = token[0] == '"'
+                yield found.start() + inner, found.end() - inner
+        if levels:
+            levels[-1].key = ""
+
+
+@dataclass
+class _Level:
+    """An open object or list of JSON; ``key`` as written, whose value comes next."""
+
+    is_object: bool
+    has_names: bool
+    key: str = ""
 
 
 def log_unmerged(reason: str) -> None:

@@ -57,6 +57,7 @@ from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, run_job
 
 _VALID: Final = 10  # one training conversation in so many chooses the best step
+SHORTEST: Final = 3  # tokens of a span: a merged position costs about as much, however long it is
 _PRICED: Final = 20_000  # tokens that rules are priced on, at most
 _COMPARED: Final = 100  # held-out conversations that are compared, at most
 _GREEDY: Final = 8  # held-out requests that are answered, raw and merged
@@ -289,6 +290,7 @@ def chosen_spans(rows: Sequence[PromptRow], options: TuneOptions) -> RuleSet:
         "Name other roles.",
     )
     spans, ids, offsets = candidate_spans(texts, load_tokenizer(options.model), options.longest)
+    spans = spans.take(spans.sizes >= SHORTEST)
     require(
         len(spans) > 0,
         CorpusError,
