@@ -100,7 +100,10 @@ TOOLED = {
     "behind": _LOOP % _CALLS + "{% for t in tools %}{{ t | tojson }}{% endfor %}",
 }
 TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": {"é": {"type": "string"}}}}
+    {
+        "type": "function",
+        "function": {"name": name, "parameters": {"properties": {"é": {"type": "string"}}}},
+    }
     for name in ("find", "book", "find_all")
 ]
 CALL = {"type": "function", "function": {"name": "find", "arguments": {"é": "x"}}}
@@ -452,7 +455,9 @@ def test_finding_tools_is_linear_in_their_number(
     """Each looked for from the beginning, 20,000 that stand there in another form took 78 s."""
     other = "{% for t in tools %}{{ t.function.name }};{% endfor %}" + FAITHFUL["plain"]
     tokenizer.chat_template = TOOLED.get(name, other)
-    tools = [{**TOOLS[0], "function": {"name": f"f{n}", "about": "x" * 60}} for n in range(20_000)]
+    about = 'x\\"' * 30  # what ends no text
+    tools = [{**TOOLS[0], "function": {"name": f"f{n}", "about": about}} for n in range(20_000)]
+    tools[0]["function"]["about"] = '\\"' * 100_000
     write_chat(TOOL_CHAT[:2], tokenizer, TOOLS)
     began = time.process_time()
     written = write_chat(TOOL_CHAT[:2], tokenizer, tools, ("tools",))
@@ -469,12 +474,15 @@ def test_what_calls_spell_stays_raw_in_schemas(
     nested = {"type": "object", "properties": {'lon\\g"': {"type": "number"}}}
     properties = {
         "é": {"type": "string", "description": 'The "é" or "name": "x", "é": {}.'},
-        "type": {"type": "string", "enum": ["a b", "c"], "default": "a b"},
-        "where": {"type": "array", "items": nested},
+        "type": {"type": "string", "enum": ["a]b", ["c", {"d": 1}], 2], "default": "a b"},
+        "items": {"type": "array", "items": nested},
+        "properties": {"anyOf": [{"const": "f g"}, {"properties": {"enum": {"const": -1.5}}}]},
+        "const": {"const": {"properties": {"p": True}}},
     }
-    function = {"name": "find", "description": "Find.", "parameters": {"properties": properties}}
+    function = {"name": "find", "description": '\\"' * 9, "parameters": {"properties": properties}}
     tool = {"type": "function", "function": {**function, "required": ["é", "type"]}}
     written = write_chat(TOOL_CHAT[:2], tokenizer, [tool], ("tools",))
     pairs = itertools.pairwise(written.places)
     raw = ["".join(written.text[a:b].split()) for (_, a), (b, _) in pairs]
-    assert raw == ["find", "é", "type", '"ab","c"', "where", 'lon\\\\g\\"']
+    choices = '["a]b",["c",{"d":1}],2]', "items", 'lon\\\\g\\"', "properties", "fg", "enum", "-1.5"
+    assert raw == ["find", "é", "type", *choices, "const", '{"properties":{"p":true}}']
