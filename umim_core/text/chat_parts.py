@@ -18,8 +18,8 @@ the marks, whatever the template does with replies::
     text    <user>Hi there<end><assistant>        marked  <user>[0[Hi there]0]<end><assistant>
 
 Schemas get a key that nothing else has instead, and are found where the template language's
-``tojson`` wrote them with it. Names of functions and parameters and values to choose from (``enum``,
-``const``) stay raw: a call must spell them.
+``tojson`` wrote them with it. Names of functions and of parameters and values to choose from, as
+``enum`` and ``const`` list them, stay raw: a call must spell them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ROLES: Final = {
 _log: Final = logging.getLogger("umim")
 _REWRITTEN: Final = "its template changes what users say"
 _SCHEMAS: Final = "its template does not write tools as tojson does"
-# Texts, brackets, and other values of JSON.
+# Texts, brackets and other values of JSON, each read once.
 _JSON: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|[^\s{}\[\],:"]+')
 _CHOICES: Final = ('"enum"', '"const"')
 
@@ -396,25 +396,25 @@ def _spelled(schema: str) -> Iterator[Place]:
     levels = list[_Level]()
     choices: tuple[int, int] | None = None  # levels around them, and where they begin
     for found in _JSON.finditer(schema):
-        token, level = found[0], levels[-1] if levels else _Level(False, False)
-        if token in ("}", "]"):
+        text, level = found[0], levels[-1] if levels else _Level(False, False)
+        if text in ("}", "]"):
             levels.pop()
             if choices and choices[0] == len(levels):
                 yield choices[1], found.end()
                 choices = None
         elif level.is_object and not level.key:
-            level.key = token
+            level.key = text
             if level.has_names and not choices:
                 yield found.start() + 1, found.end() - 1
             continue
         else:
             key = "" if level.has_names or choices else level.key
-            if token in ("{", "["):
+            if text in ("{", "["):
                 choices = (len(levels), found.start()) if key in _CHOICES else choices
-                levels.append(_Level(token == "{", token == "{" and key == '"properties"'))
+                levels.append(_Level(text == "{", text == "{" and key == '"properties"'))
                 continue
-            if key in _CHOICES or (key == '"name"' and token[0] == '"'):
-                inner = token[0] == '"'
+            if key in _CHOICES or (key == '"name"' and text[0] == '"'):
+                inner = text[0] == '"'
                 yield found.start() + inner, found.end() - inner
         if levels:
             levels[-1].key = ""
