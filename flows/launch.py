@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from flows import pipeline_flows
 from tasks.report.comparison import summary
-from tasks.report.render import columns_table, environment, table_text
+from tasks.report.render import file_table, table_text
 from tasks.report.report import ReportData
 from tasks.stages.adaptation import RESULT
 from umim_core.cli.console_output import emit
@@ -35,14 +35,10 @@ def score_lines(table: Mapping[str, Any]) -> list[str]:
     table of their own; tasks that were not run and the figures of texts have lines of their own.
     """
     scores: Sequence[Row] = table["scores"]
-    template = environment().get_template("score_columns.txt")
     shared = {"first": next(iter(table.get("settings") or ()), None), "reductions": REDUCTIONS}
     lines: list[str] = []
     for metrics, rows in _by_metrics(scores, REDUCTIONS).items():
-        own = shared | {"metrics": metrics}
-        columns = columns_table(
-            rows, lambda row, own=own: template.render(own, r=row), measured=True
-        )
+        columns = file_table("score_columns.txt", rows, metrics=metrics, **shared)
         lines += ["", *table_text(columns).splitlines()]
     unrun = [f"{score['task']}: {score['not_run']}" for score in scores if "not_run" in score]
     lines += dict.fromkeys(unrun)

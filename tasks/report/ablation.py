@@ -7,37 +7,17 @@ backbone and threshold), and a labelled point per threshold.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
 from matplotlib.figure import Figure
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.report.charts import Line, Panel, chart, png, svg_file
-from tasks.report.comparison import (
-    STATES,
-    TAU,
-    ComparisonRow,
-    metric_column,
-    shown_name,
-    variant_columns,
-)
-from tasks.report.render import DASH, Column, Table, escaped, make_table, page, table_markdown
+from tasks.report.comparison import STATES, ComparisonRow, shown_name, variants
+from tasks.report.render import DASH, Table, escaped, file_table, formatted, page, table_markdown
 from tasks.run.recipes import recipe_names
 from tasks.run.stage import Artifact
-
-_METRICS: Final = (
-    metric_column("TR %", "token_reduction", 1, 100),
-    metric_column("rules", "rules", 0),
-    metric_column("Top-1", "top1", 4),
-    metric_column("Top-3", "top3", 4),
-    metric_column("Top-10", "top10", 4),
-    metric_column("Top-p", "topp", 4),
-    metric_column("MRR", "mrr", 4),
-    metric_column("KL", "kl", 3),
-    metric_column("Top-1 states", "top1_states", 4),
-    metric_column("KL states", "kl_states", 3),
-    metric_column("PPL base", "ppl_base", 2),
-)
 
 
 class Part(BaseModel):
@@ -127,16 +107,8 @@ FIGURES: Final = {  # by the metric against token reduction
 
 def ablation_table(data: AblationData) -> Table:
     """Return the cells under what differs between them and what was measured."""
-    withdrawn = [cell.row for cell in data.cells if "ppl_umim" in cell.withdrawn]
-    perplexity = metric_column("PPL UMIM", "ppl_umim", 2)
-    columns = (
-        Column("backbone", lambda row: shown_name(row.backbone), left=True),
-        TAU,
-        *variant_columns(data.rows),
-        *_METRICS,
-        Column("PPL UMIM", lambda row: perplexity.show(row) + " †" * (row in withdrawn)),
-    )
-    return make_table(columns, data.rows, " ".join(_note(data)))
+    table = file_table("ablation.txt", data.cells, variants=variants(data.rows))
+    return replace(table, note=" ".join(_note(data)))
 
 
 def _note(data: AblationData) -> Iterator[str]:
@@ -196,10 +168,14 @@ def figure_png(data: AblationData, name: str) -> bytes:
 
 
 def _draw(rows: Sequence[ComparisonRow], metric: str) -> Figure:
-    variants = variant_columns(rows)
+    differing = variants(rows)
     own: dict[str, dict[str, list[tuple[float, float, str]]]] = {}
     for row in rows:
-        name = ", ".join(f"{column.heading} {column.show(row)}" for column in variants)
+        values = {heading: getattr(row, field) for heading, field in differing.items()}
+        name = ", ".join(
+            f"{heading} {formatted(value, '' if isinstance(value, str) else ',.0f')}"
+            for heading, value in values.items()
+        )
         points = own.setdefault(row.backbone, {}).setdefault(name, [])
         x, y = row.metric("token_reduction"), row.metric(metric)
         if x is not None and y is not None:

@@ -73,7 +73,6 @@ class Line:
     texts: Sequence[str] = ()
     joined: bool = True
     marked: bool = True
-    hollow: bool = False
     look: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -151,7 +150,6 @@ def _draw_line(axes: Axes, line: Line, corner: tuple[int, int]) -> Artist:
         [y for _, y in line.points],
         yerr=line.errors or None,
         **{"markersize": 5.5, "linewidth": 1.4, "elinewidth": 0.8, "capsize": 2} | own,
-        markerfacecolor="none" if line.hollow else own["color"],
     )
     for (x, y), text in zip(line.points, line.texts, strict=False):
         side = {"ha": "left" if corner[0] > 0 else "right", "va": "center"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,11 +15,10 @@ from pydantic import (
     Field,
     field_serializer,
     field_validator,
-    model_validator,
 )
 
-from tasks.report.render import DASH, Column, Table, fitted, make_table, shown
-from umim_core.adaptation.settings import ADAPTED, BASE, WT, setting_names
+from tasks.report.render import Table, file_table, fitted
+from umim_core.adaptation.settings import BASE, WT, setting_names
 from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.errors import ConfigError
@@ -42,7 +41,6 @@ COMPARISON_METRICS: Final = (
     *("prefill_speedup", "decode_speedup"),
 )
 TASK_TR: Final = "token_reduction"  # in a score: realised on the task's own sequences
-_ACCURACIES: Final = ("accuracy_base", "accuracy_umim")  # of scores, not of metrics
 _HEADLINE: Final = "acc_tok"  # of the embedded task
 _PART: Final = "_part_"
 _OF_A_TEXT: Final = re.compile(
@@ -73,10 +71,6 @@ class Measured(BaseModel):
 
     value: float
     stderr: float | None = Field(default=None, ge=0)
-
-    def spread(self) -> dict[str, float | None]:
-        """Return it as pages show a mean with its standard error."""
-        return {"mean": self.value, "stderr": self.stderr}
 
 
 class ComparisonRow(BaseModel):
@@ -127,15 +121,6 @@ class ComparisonRow(BaseModel):
     errors: dict[str, float] = Field(default_factory=dict)
     scores: dict[tuple[str, str], dict[str, Measured]] = Field(default_factory=dict)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_repetitions(cls, raw: Any) -> Any:
-        """Leave out what files of old repeat of their scores."""
-        if not isinstance(raw, dict):
-            return raw
-        metrics = {n: x for n, x in raw.get("metrics", {}).items() if n not in _ACCURACIES}
-        return {n: x for n, x in raw.items() if n != "accuracies"} | {"metrics": metrics}
-
     @field_validator("scores", mode="before")
     @classmethod
     def _by_setting(cls, scores: Any) -> Any:
@@ -182,6 +167,11 @@ class ComparisonRow(BaseModel):
         ).deviations()
 
     @property
+    def model(self) -> str:
+        """The backbone as tables name it."""
+        return shown_name(self.backbone)
+
+    @property
     def rules_by(self) -> str:
         """Origin of the rules in words."""
         sure = f" {self.min_probability:g}" if self.min_probability else ""
@@ -197,15 +187,21 @@ class ComparisonRow(BaseModel):
     @property
     def label(self) -> str:
         """Short name for figures, e.g. ``umim-docs-llama, τ 5``."""
-        return self.label_with(shown_name(self.backbone))
+        return self.label_with(self.model)
 
-    def label_with(self, backbone: str, *, brief: bool = False) -> str:
-        """Return the label with another name of the backbone; a brief one has no shipped form."""
-        shipped = self.source == "shipped"
+    def label_with(self, backbone: str) -> str:
+        """Return the label with another name of the backbone."""
         tau = "" if self.tau is None else f", τ {self.tau}"
-        words = [*self._rule_deviations(), *([] if brief and shipped else cell_words(self))]
-        words += ["shipped"] if shipped else []
+        words = [*self._rule_deviations(), *cell_words(self)]
+        words += ["shipped"] if self.source == "shipped" else []
         return f"{backbone}{tau}" + (f" ({', '.join(words)})" if words else "")
+
+    @property
+    def form_in_short(self) -> str:
+        """The most that the form adds to the paper's, in a word or two."""
+        added = {"inside": self.merge_depth, "adapters": self.adapter_rank}
+        added |= {"rule rows": self.rule_rows, "ours": len(self.deviations())}
+        return next((word for word, size in added.items() if size), "paper's")
 
     def metric(self, name: str) -> float | None:
         """Return a metric, or None where it is missing, NaN or infinite."""
@@ -233,19 +229,24 @@ class ComparisonRow(BaseModel):
         by_setting = {setting: score for (of, setting), score in self.scores.items() if of == task}
         return dict(sorted(by_setting.items(), key=lambda item: order.get(item[0], len(order))))
 
-    def headline(self, setting: str, task: str = DEFAULT_TASK) -> Measured | None:
-        """Return a task's headline under a setting, or None where nothing was measured."""
-        return next(iter(self.scores.get((task, setting), {}).values()), None)
-
     def score(
         self, setting: str, task: str = DEFAULT_TASK, metric: str | None = None
     ) -> float | None:
         """Return what was measured under a setting, or None where nothing was."""
-        if metric is None:
-            found = self.headline(setting, task)
-        else:
-            found = self.scores.get((task, setting), {}).get(metric)
-        return None if found is None else found.value
+        found = self.scores.get((task, setting), {})
+        one = found.get(metric or next(iter(found), ""))
+        return None if one is None else one.value
+
+    def accuracy(self, setting: str, task: str) -> dict[str, float | None] | None:
+        """Return a task's headline as tables show a mean with its standard error."""
+        found = next(iter(self.scores.get((task, setting), {}).values()), None)
+        return None if found is None else {"mean": found.value, "stderr": found.stderr}
+
+    def accuracies(self) -> tuple[float, float] | None:
+        """Return the first task's headline of the base model and under the row's setting."""
+        task = next(iter(self.tasks), "")
+        base, merged = (self.score(setting, task) for setting in (BASE, self.setting))
+        return None if base is None or merged is None else (base, merged)
 
     def params(self) -> dict[str, object]:
         """Return the parameters of the row's MLflow run; ``LATER_PARAMS`` where they deviate."""
@@ -327,11 +328,6 @@ STATES: Final = (
 )
 
 
-def metric_column(heading: str, name: str, digits: int, scale: float = 1.0) -> Column:
-    """Return the column of a metric, with its standard error where it is known."""
-    return Column(heading, lambda row: shown(row.measurement(name), digits, scale))
-
-
 _SUMMARY: Final = (
     "τ: how often a merged span occurs in the corpus. form: the paper's, or what ours adds. WT: "
     "trained on the corpus; WT + Rules: the task's spans, not trained further; WT + FT: trained on "
@@ -340,11 +336,7 @@ _SUMMARY: Final = (
     "×: base time over UMIM's. *: shipped checkpoint, trained longer."
 )
 _SUMMARY_ROWS: Final = 12
-_BACKBONE: Final = Column(
-    "backbone", lambda r: shown_name(r.backbone) + " *" * (r.source == "shipped"), left=True
-)
-TAU: Final = Column("τ", lambda row: DASH if row.tau is None else str(row.tau))
-_VARIANTS: Final = (
+_VARIANTS: Final = (  # headings of fields that may differ
     *("rules by", "overlap", "containment", "most rules", "spans", "tokens asked", "revision"),
     *("positions", "depth", "kind", "residual", "rule rows", "merge depth", "adapter rank"),
     "unit positions",
@@ -352,78 +344,28 @@ _VARIANTS: Final = (
 _FIELDS: Final = {"most rules": "rule_budget", "tokens asked": "confidence_tokens"}
 
 
-def variant_columns(rows: Sequence[ComparisonRow]) -> tuple[Column, ...]:
-    """Return the columns of what differs between the rows, besides backbone and threshold."""
-
-    def column(heading: str) -> Column:
-        field = _FIELDS.get(heading, heading.replace(" ", "_"))
-        values = [getattr(row, field) for row in rows]
-        text = any(isinstance(value, str) for value in values)
-
-        def cell(row: ComparisonRow) -> str:
-            value = getattr(row, field)
-            return value if isinstance(value, str) else shown(value, 0)
-
-        return Column(heading, cell, left=text)
-
-    columns = map(column, _VARIANTS)
-    return tuple(column for column in columns if len({column.show(row) for row in rows}) > 1)
+def variants(rows: Sequence[ComparisonRow]) -> dict[str, str]:
+    """Return what differs between the rows besides backbone and threshold: field by heading."""
+    fields = {name: _FIELDS.get(name, name.replace(" ", "_")) for name in _VARIANTS}
+    return {n: of for n, of in fields.items() if len({getattr(row, of) for row in rows}) > 1}
 
 
 def comparison(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None = None) -> Table:
     """Return the comparison as people read it, a dash where nothing was measured."""
     tasks = dict.fromkeys(task for row in rows for task in row.tasks)
-    columns = (
-        _BACKBONE,
-        TAU,
-        *variant_columns(rows),
-        Column("setting", lambda row: row.setting, left=True),
-        metric_column("TR %", "token_reduction", 1, 100),
-        metric_column("Top-1", "top1", 3),
-        metric_column("Top-1 states", "top1_states", 3),
-        metric_column("PPL base", "ppl_base", 2),
-        metric_column("PPL UMIM", "ppl_umim", 2),
-        *(column for task in tasks for column in _score_columns(task)),
-        metric_column("prefill ×", "prefill_speedup", 2),
-    )
-    table = make_table(columns, rows)
+    names = {task: "acc." if task == DEFAULT_TASK else f"{task} acc." for task in tasks}
+    table = file_table("comparison.txt", rows, variants=variants(rows), tasks=names)
     amounts = _amounts(rows, config or {})
     return replace(table, note=" ".join(filter(None, [_notes(rows, table), amounts])))
 
 
 def summary(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None = None) -> Table:
     """Return the comparison in few rows and columns, which fit a terminal."""
-
-    def accuracy(row: ComparisonRow) -> str:
-        scores = [row.score(of, row.tasks[0]) if row.tasks else None for of in (BASE, row.setting)]
-        return DASH if None in scores else " → ".join(shown(score, 1, 100) for score in scores)
-
-    columns = (
-        _BACKBONE,
-        Column("rules", lambda row: row.rules_by if row.tau is None else f"τ {row.tau}", left=True),
-        Column("form", _form_in_short, left=True),
-        Column("setting", lambda row: row.setting, left=True),
-        Column("TR %", lambda row: shown(row.metric("token_reduction"), 1, 100)),
-        Column("Top-1", lambda row: shown(row.metric("top1"), 3)),
-        Column("PPL ×", lambda row: shown(row.ppl_ratio, 2)),
-        Column("acc. %", accuracy),
-        Column("prefill ×", lambda row: shown(row.metric("prefill_speedup"), 2)),
-    )
     more = len(rows) - _SUMMARY_ROWS
-    notes = (
-        f"{more} more rows: see the report." if more > 0 else "",
-        _SUMMARY,
-        _amounts(rows, config or {}),
-    )
-    table = make_table(columns, rows[:_SUMMARY_ROWS], " ".join(filter(None, notes)))
-    return fitted(table)
-
-
-def _form_in_short(row: ComparisonRow) -> str:
-    """Return the most that a form adds to the paper's, in a word or two."""
-    added = {"inside": row.merge_depth, "adapters": row.adapter_rank, "rule rows": row.rule_rows}
-    words = [word for word, size in added.items() if size]
-    return next(iter(words), "ours" if row.deviations() else "paper's")
+    cut = f"{more} more rows: see the report." if more > 0 else ""
+    notes = filter(None, (cut, _SUMMARY, _amounts(rows, config or {})))
+    table = file_table("summary.txt", rows[:_SUMMARY_ROWS])
+    return fitted(replace(table, note=" ".join(notes)))
 
 
 def _amounts(rows: Sequence[ComparisonRow], config: Mapping[str, Any]) -> str:
@@ -445,25 +387,6 @@ def _amount(config: Mapping[str, Any], evaluate: Mapping[str, Any]) -> str:
         f"{evaluate['alignment_rows']} (Top-1) and {evaluate['perplexity_rows']} (PPL) rows of "
         f"{length} tokens, {evaluate['task_questions']} questions"
     )
-
-
-def _score_columns(task: str) -> list[Column]:
-    """Return a task's headline: of the base model, of WT, and adapted (or the row's own)."""
-    settings: dict[str, Callable[[ComparisonRow], str]] = {
-        BASE: lambda _: BASE,
-        WT: lambda row: WT if row.setting == WT else "",
-        "adapted": lambda row: ADAPTED if row.setting == WT else row.setting,
-    }
-    name = "acc." if task == DEFAULT_TASK else f"{task} acc."
-
-    def column(heading: str, setting: Callable[[ComparisonRow], str]) -> Column:
-        def cell(row: ComparisonRow) -> str:
-            score = row.headline(setting(row), task)
-            return shown(None if score is None else score.spread(), 1, 100)
-
-        return Column(heading, cell)
-
-    return [column(f"{name} {heading}", setting) for heading, setting in settings.items()]
 
 
 def _notes(rows: Sequence[ComparisonRow], table: Table) -> str:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -20,16 +21,14 @@ from pydantic import Field, field_validator, model_validator
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.report.render import (
     DASH,
-    Column,
     Report,
     Table,
     anchor,
     data_table,
+    formatted,
     html_page,
-    make_table,
     markdown_html,
     page,
-    shown,
     table_markdown,
     walk,
 )
@@ -73,13 +72,8 @@ class Measured(Model):
 
     @property
     def measured_by(self) -> str | None:
-        """Command that measures the figures; None where the result file must be there."""
-        run = None if self.recipe is None else f"python -m flows run {self.recipe}"
-        return self.command or run
-
-    def awaited(self, folder: Path) -> bool:
-        """Return whether the figures can be measured and no committed result has them yet."""
-        return self.measured_by is not None and not (folder / self.file).is_file()
+        """Command that measures the figures again."""
+        return self.command or (self.recipe and f"python -m flows run {self.recipe}")
 
     @property
     def backbones(self) -> str:
@@ -303,7 +297,7 @@ class PaperPage:
 def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
     """Return the page."""
     tables = paper_tables() if folder is None else paper_tables(folder)
-    overview = _overview(tables, results)
+    overview = _overview(tables)
     shown_tables = [_section(table, results) for table in tables]
     place = overview.headings.index("measured")
     linked = tuple(
@@ -316,24 +310,24 @@ def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
     return PaperPage(markdown, html_page(TITLE, markdown_html(markdown)), overview)
 
 
-def _overview(tables: Sequence[PaperTable], results: Path) -> Table:
-    columns = [
-        Column("label", lambda table: f"{table.label}", left=True),
-        Column("table", lambda table: table.title, left=True),
-        Column("in the paper", _in_the_paper, left=True),
-        Column("measured", lambda table: _measured(table, results), left=True),
-        Column("ours, on", lambda table: _models(table, results) or DASH, left=True),
+def _models(table: PaperTable) -> str:
+    return "; ".join(dict.fromkeys(ours.backbones for ours in table.ours)) or DASH
+
+
+def _overview(tables: Sequence[PaperTable]) -> Table:
+    rows = [
+        (table.label, table.title, _in_the_paper(table), _measured(table), _models(table))
+        for table in tables
     ]
-    return make_table(columns, tables)
+    headings = ("label", "table", "in the paper", "measured", "ours, on")
+    return Table(headings, tuple(rows), left=tuple(range(len(headings))))
 
 
-def _measured(table: PaperTable, results: Path) -> str:
+def _measured(table: PaperTable) -> str:
     """Return whether a table is measured here, in part, or not."""
     if table.kind == "configuration":
         return "in recipes"
-    if all(ours.awaited(results) for ours in table.ours):
-        return "not run"
-    return "in part" if _not_run(table, results) else "measured"
+    return ("in part" if table.not_run else "measured") if table.ours else "not run"
 
 
 def _in_the_paper(table: PaperTable) -> str:
@@ -349,62 +343,33 @@ def _in_the_paper(table: PaperTable) -> str:
     return f"{len(marks)} figures" + (f", {unsound} †" if unsound else "")
 
 
-def _models(table: PaperTable, results: Path) -> str:
-    there = [ours.backbones for ours in table.ours if not ours.awaited(results)]
-    return "; ".join(dict.fromkeys(there))
-
-
-def _not_run(table: PaperTable, results: Path) -> list[NotRun]:
-    """Return what was not run: what a command measures here, then what nothing here can."""
-    awaited = [
-        NotRun(
-            what=ours.recipe or ours.model,
-            why=f"no committed result; `{ours.measured_by}` measures it here",
-        )
-        for ours in table.ours
-        if ours.awaited(results)
-    ]
-    return [*awaited, *table.not_run]
-
-
 def _section(table: PaperTable, results: Path) -> Report:
     """Return what the page's template shows of one table."""
     ours = [
-        {
-            "model": own.model,
-            "file": own.file,
-            "differs": own.differs,
-            "table": table_markdown(own.table(results)),
-            "limits": own.limits(results),
-        }
+        {"of": own, "table": table_markdown(own.table(results)), "limits": own.limits(results)}
         for own in table.ours
-        if not own.awaited(results)
     ]
     return {
         "heading": f"{table.label}: {table.title}",
+        "of": table,
         "kind": "" if table.kind == "figures" else KINDS[table.kind],
-        "caption": table.caption,
         "printed": table_markdown(_printed(table)) if table.rows else "",
-        "unsound": table.unsound,
         "ours": ours,
-        "not_run": _not_run(table, results),
     }
 
 
 def _printed(table: PaperTable) -> Table:
     """Return the paper's table, with a mark at each figure that does not hold."""
 
-    def column(place: int) -> Column:
-        of = table.columns[place]
+    def cell(row: tuple[Cell, ...], value: Cell, column: PrintedColumn) -> str:
+        if value is None:
+            return DASH
+        marks = "".join(f" †{n + 1}" for n in table.marks(row, column.name))
+        words = isinstance(value, str)
+        return (value if words else formatted(value, f",.{column.digits}f")) + marks
 
-        def cell(row: Sequence[object]) -> str:
-            value = row[place]
-            if value is None:
-                return DASH
-            marks = "".join(f" †{n + 1}" for n in table.marks(tuple(row), of.name))
-            return (value if isinstance(value, str) else shown(value, of.digits or 0)) + marks
-
-        return Column(of.heading, cell, left=of.digits is None)
-
-    columns = [column(place) for place in range(len(table.columns))]
-    return make_table(columns, table.rows, drop=False)
+    return Table(
+        tuple(column.heading for column in table.columns),
+        tuple(tuple(map(partial(cell, row), row, table.columns)) for row in table.rows),
+        left=tuple(n for n, column in enumerate(table.columns) if column.digits is None),
+    )

@@ -47,39 +47,6 @@ class Table:
     left: tuple[int, ...] = (0,)
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of a table."""
-
-    heading: str
-    show: Callable[[Any], str]
-    left: bool = False
-
-
-def number_column(heading: str, value: Callable[[Any], float | None]) -> Column:
-    """Return a column of whole numbers."""
-    return Column(heading, lambda row: shown(value(row), 0))
-
-
-def shown(value: float | Mapping[str, float | None] | None, digits: int, scale: float = 1.0) -> str:
-    """Format a number or a mean with its spread; a dash for None, NaN and infinities."""
-    return formatted(value, f",.{digits}f", 1 / scale)
-
-
-def make_table(
-    columns: Sequence[Column], rows: Sequence[Any], note: str = "", *, drop: bool = True
-) -> Table:
-    """Return the rows under some columns."""
-    cells = [(column, [column.show(row) for row in rows]) for column in columns]
-    shown = [(column, own) for column, own in cells if not drop or not rows or set(own) != {DASH}]
-    return Table(
-        tuple(column.heading for column, _ in shown),
-        tuple(zip(*(own for _, own in shown), strict=True)),
-        note,
-        tuple(index for index, (column, _) in enumerate(shown) if column.left),
-    )
-
-
 def _aligned(table: Table, lines: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return lines of cells with all cells of a column as wide as the widest, and at least 3."""
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
@@ -202,20 +169,42 @@ def walk(values: Any, path: str, fields: Mapping[str, Any] | None = None) -> Ite
 def columns_table(
     rows: Iterable[Any], caller: Callable[[Any], str], *, measured: bool = False
 ) -> Table:
-    """Return rows under columns that the body of a template's ``call`` block lists."""
+    """Return rows under columns that ``caller`` lists for each, as a template does.
+
+    ``measured`` leaves out columns that hold dashes alone.
+    """
     lines = [
         [line.partition("|")[::2] for line in caller(row).splitlines() if line.strip()]
         for row in rows
     ]
     columns = [
-        Column(
-            head.strip(" <>"),
-            lambda row, place=place: row[place][1].strip(),
-            left=head.startswith("<") or (place == 0 and not head.startswith(">")),
+        (
+            heads[0].strip(" <>"),
+            heads[0].startswith("<") or (place == 0 and not heads[0].startswith(">")),
+            [cell.strip() for cell in cells],
         )
-        for place, (head, _) in enumerate(lines[0] if lines else ())
+        for place, (heads, cells) in enumerate(
+            zip(*column, strict=True) for column in zip(*lines, strict=True)
+        )
     ]
-    return make_table(columns, lines, drop=measured)
+    shown = [column for column in columns if not measured or set(column[2]) != {DASH}]
+    return Table(
+        tuple(heading for heading, _, _ in shown),
+        tuple(zip(*(cells for _, _, cells in shown), strict=True)),
+        left=tuple(place for place, (_, left, _) in enumerate(shown) if left),
+    )
+
+
+def file_table(name: str, rows: Iterable[Any], **shared: Any) -> Table:
+    """Return rows (``r``) under the columns that a file of templates lists, those with figures."""
+    template = environment().get_template(name)
+    return columns_table(rows, lambda row: template.render(shared, r=row), measured=True)
+
+
+def data_table(columns: str, rows: Iterable[Report]) -> Table:
+    """Return rows under columns that are data, listed as in a template; cells name the fields."""
+    template = environment().from_string(columns)
+    return columns_table(rows, lambda row: template.render(row, report=row))
 
 
 def _table(rows: Iterable[Any], caller: Callable[[Any], str], measured: bool = False) -> str:
@@ -246,12 +235,6 @@ def environment(folder: Path = TEMPLATES, *, html: bool = False) -> Environment:
 def page(template: str, report: Mapping[str, Any], folder: Path = TEMPLATES) -> str:
     """Return a Markdown page."""
     return tidy(environment(folder).get_template(template).render(report, report=report))
-
-
-def data_table(columns: str, rows: Iterable[Report]) -> Table:
-    """Return rows under columns that are data, listed as in a template; cells name the fields."""
-    template = environment().from_string(columns)
-    return columns_table(rows, lambda row: template.render(row, report=row))
 
 
 def tidy(text: str) -> str:

@@ -12,29 +12,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.report.charts import Line, Panel, chart, heatmaps, svg, svg_file, wrapped
-from tasks.report.comparison import (
-    STATES,
-    TASK_TR,
-    ComparisonRow,
-    comparison,
-    shown_name,
-    summary,
-)
+from tasks.report.comparison import STATES, TASK_TR, ComparisonRow, comparison, summary
 from tasks.report.render import (
     DASH,
     Report,
     environment,
+    formatted,
     html,
     markdown_html,
     page,
-    shown,
     table_markdown,
 )
 from umim_core.adaptation.settings import BASE, WT
@@ -119,16 +112,16 @@ class ReportFigure:
 def draw_figures(data: ReportData) -> list[ReportFigure]:
     """Draw every figure that the data has points for."""
     drawn = (
-        *(_saving(data), _accuracy(data), _perplexity(data), _alignment(data)),
+        *(_saving(data), _accuracy(data)),
         *(_losses(data.curves), _speed(data.throughput)),
         *(_attention(data.attention), _similarity(data.similarity)),
     )
     return [figure for figure in drawn if figure is not None]
 
 
-def _half(panel: Panel, height: float = 4.4) -> Figure:
+def _half(panel: Panel) -> Figure:
     """Draw a figure of half the page's width, its letters as large as those of wide ones."""
-    return chart([panel], width=6.3, height=height)
+    return chart([panel], width=6.3)
 
 
 def _saving(data: ReportData) -> ReportFigure | None:
@@ -178,83 +171,32 @@ def _perplexity_ratio(row: ComparisonRow) -> tuple[float, float] | None:
 
 
 def _accuracy_change(row: ComparisonRow, task: str) -> tuple[float, float] | None:
-    base, own = row.headline(BASE, task), row.headline(row.setting, task)
-    if base is None or own is None:
+    base, merged = row.score(BASE, task), row.accuracy(row.setting, task)
+    if base is None or merged is None or merged["mean"] is None:
         return None
-    error = math.nan if own.stderr is None else 100 * own.stderr
-    return 100 * (own.value - base.value), error
+    return 100 * (merged["mean"] - base), 100 * (merged["stderr"] or math.nan)
 
 
 def _accuracy(data: ReportData) -> ReportFigure | None:
-    task = next((row.tasks[0] for row in data.base_rows() if row.tasks), DEFAULT_TASK)
-    rows = [row for row in data.base_rows() if row.settings_scored(task)]
-    if not rows:
-        return None
-    lines: list[Line] = []
-    based: set[tuple[str, float]] = set()
+    rows = data.base_rows()
+    task = next((row.tasks[0] for row in rows if row.tasks), DEFAULT_TASK)
+    lines: dict[tuple[str, ...], Line] = {}  # a base model's point stands once
     for index, row in enumerate(rows):
         for setting, score in row.settings_scored(task).items():
             result = next(iter(score.values()))
-            if setting == BASE:
-                place = (row.backbone, result.value)
-                if place in based:
-                    continue
-                based.add(place)
             point = (100 * (row.score(setting, task, TASK_TR) or 0.0), 100 * result.value)
             error = math.nan if result.stderr is None else 100 * result.stderr
-            lines.append(Line(row.label, [point], index, [error], [setting], joined=False))
+            place = (setting, row.backbone) if setting == BASE else (setting, str(index))
+            line = Line(row.label, [point], index, [error], [setting], joined=False)
+            lines.setdefault(place, line)
+    if not lines:
+        return None
     axes = {"xlabel": "Token reduction on the task (%)", "ylabel": "Accuracy (%)"}
     caption = "Each point is one way of using the rules; bars are one standard error."
     if (chance := data.chance_of(task)) is not None:
         caption += f" Guessing gives {100 * chance:.0f} %."
     title = "Task accuracy against token reduction"
-    return ReportFigure("accuracy", title, caption, _half(Panel(lines, axes=axes)))
-
-
-def _perplexity(data: ReportData) -> ReportFigure | None:
-    rows = [r for r in data.base_rows() if r.metric("ppl_umim") and r.metric("token_reduction")]
-    if not rows:
-        return None
-    backbones = list(dict.fromkeys(row.backbone for row in rows))
-    bases = {r.backbone: base for r in reversed(rows) if (base := r.metric("ppl_base"))}
-    lines = []
-    for row in rows:
-        backbone = row.backbone
-        name = row.label_with("", brief=True).strip(", ") or "rules"
-        place = (100 * (row.metric("token_reduction") or 0.0), row.metric("ppl_umim") or math.nan)
-        how: dict[str, Any] = {"joined": False, "hollow": row.source == "shipped"}
-        index = backbones.index(backbone)
-        lines.append(Line(shown_name(backbone), [place], index, texts=[name], **how))
-    levels = [(base, backbones.index(backbone)) for backbone, base in bases.items()]
-    axes = {"xlabel": "Token reduction, in-domain test text (%)"}
-    axes["ylabel"] = "Perplexity per raw token"
-    caption = "Lower is better. Dotted: the base model without merging. Hollow: shipped checkpoint."
-    title = "Perplexity against token reduction"
-    figure = _half(Panel(lines, axes=axes, levels=levels))
-    return ReportFigure("perplexity", title, caption, figure)
-
-
-def _alignment(data: ReportData) -> ReportFigure | None:
-    names = {"top1": "Top-1 agreement", "top3": "Top-3 overlap", "mrr": "MRR"}
-    rows = [r for r in data.base_rows() if any(r.metric(m) is not None for m in names)]
-    if not rows:
-        return None
-    rows = sorted(rows, key=lambda r: (r.backbone, r.source == "shipped", r.tau or 0, r.label))
-    lines = [
-        Line(label, points, index, joined=False)
-        for index, (metric, label) in enumerate(names.items())
-        if (points := [(x, y) for y, r in enumerate(rows) if (x := r.metric(metric)) is not None])
-    ]
-    axes = {
-        "yticks": range(len(rows)),
-        "yticklabels": [wrapped(row.label) for row in rows],
-        "xlim": (0, 1),
-        "ylim": (len(rows) - 0.5, -0.5),
-        "xlabel": "Agreement with the base model on the same rows (0 to 1)",
-    }
-    caption = "How often the merged model predicts what the base model predicts, by threshold τ."
-    figure = _half(Panel(lines, axes=axes), height=1.1 + 0.36 * len(rows))
-    return ReportFigure("alignment", "Alignment by threshold", caption, figure)
+    return ReportFigure("accuracy", title, caption, _half(Panel(list(lines.values()), axes=axes)))
 
 
 def _losses(curves: Sequence[Report]) -> ReportFigure | None:
@@ -440,17 +382,11 @@ def _caption(example: Report) -> str:
 def report_tables(data: ReportData) -> str:
     """Return the smaller tables that the data has rows for, in Markdown."""
     scores = [
-        {
-            "row": row,
-            "task": task,
-            "setting": setting,
-            "reduction": row.score(setting, task, TASK_TR),
-            "score": next(iter(score.values())).spread(),
-        }
+        {"row": row, "task": task, "setting": setting}
         for row in data.base_rows()
-        for (task, setting), score in row.scores.items()
+        for task, setting in row.scores
     ]
-    tasks = list(dict.fromkeys(str(score["task"]) for score in scores))
+    tasks = list(dict.fromkeys(task for row in data.rows for task in row.tasks))
     prefix = "ppl_umim_ood_"
     corpora = sorted({m.removeprefix(prefix) for r in data.rows for m in r.metrics if prefix in m})
     values = {
@@ -489,7 +425,11 @@ def cards(data: ReportData) -> Report | None:
         row, why = data.rows[0], "featured by the recipe"
     elif len(own) > 1:
         why = f"highest Top-1 of {len(own)} checkpoints in setting {WT}"
-    listed = [card for card in _cards(row) if card["value"].strip(f"{DASH}→ %×")]
+    listed = [
+        {"name": name, "value": value}
+        for name, value in _cards(row).items()
+        if value.strip(f"{DASH}→ %×")
+    ]
     label = f"{row.label}, {row.setting}" + (f": {why}" if why else "")
     return {"cards": listed, "label": label} if listed else None
 
@@ -500,18 +440,15 @@ def agreement(row: ComparisonRow) -> float:
     return next((value for value in values if value is not None), -1.0)
 
 
-def _cards(row: ComparisonRow) -> list[dict[str, str]]:
-    task = next(iter(row.tasks), DEFAULT_TASK)
-
-    def number(name: str, digits: int, scale: float = 1.0) -> str:
-        return shown(row.metric(name), digits, scale=scale)
-
-    accuracies = [shown(row.score(of, task), 1, scale=100) for of in (BASE, row.setting)]
-    values = {
-        "token reduction": f"{number('token_reduction', 1, 100)} %",
-        "Top-1 agreement with the base model": number("top1", 3),
-        "perplexity, base → UMIM": f"{number('ppl_base', 1)} → {number('ppl_umim', 1)}",
-        "task accuracy in %, base → UMIM": " → ".join(accuracies),
-        "prefill speed, UMIM / base": f"{number('prefill_speedup', 2)}×",
+def _cards(row: ComparisonRow) -> dict[str, str]:
+    perplexities = [row.metric(name) for name in ("ppl_base", "ppl_umim")]
+    accuracies = row.accuracies() or (None,)
+    return {
+        "token reduction": formatted(row.metric("token_reduction"), ".1f", 0.01) + " %",
+        "Top-1 agreement with the base model": formatted(row.metric("top1"), ".3f"),
+        "perplexity, base → UMIM": " → ".join(formatted(one, ",.1f") for one in perplexities),
+        "task accuracy in %, base → UMIM": " → ".join(
+            formatted(one, ".1f", 0.01) for one in accuracies
+        ),
+        "prefill speed, UMIM / base": formatted(row.metric("prefill_speedup"), ".2f") + "×",
     }
-    return [{"name": name, "value": value} for name, value in values.items()]

@@ -78,7 +78,7 @@ def test_the_html_page_has_what_the_markdown_has(folders: tuple[Path, Path]) -> 
     assert "**" not in body and "`" not in body and "<script" not in body
 
 
-AWAITED = [
+OF_RECIPES = [
     (table, ours)
     for table in paper_tables()
     for ours in table.ours
@@ -106,14 +106,13 @@ def table_of(entry: Measured) -> dict[str, object]:
     return {"kind": "paper_table", "dtype": "bfloat16", "settings": ["base"], "scores": scores}
 
 
-@pytest.mark.parametrize("entry", [ours for _, ours in AWAITED], ids=lambda entry: entry.recipe)
-def test_the_table_of_a_recipe_is_shown_once_its_file_is_there(
+@pytest.mark.parametrize("entry", [ours for _, ours in OF_RECIPES], ids=lambda entry: entry.recipe)
+def test_the_table_of_a_recipe_is_shown_as_its_run_writes_it(
     entry: Measured, tmp_path: Path
 ) -> None:
-    assert entry.recipe in recipe_names("tables/") and entry.awaited(tmp_path)
+    assert entry.recipe in recipe_names("tables/")
     (tmp_path / entry.file).write_text(json.dumps(table_of(entry)), "utf-8")
     shown = entry.table(tmp_path)
-    assert not entry.awaited(tmp_path)
     differing = next(n for n, head in enumerate(shown.headings) if "difference" in head)
     assert shown.rows[0][differing] == "+50.0 ± 10.0" and "25.0%" in shown.rows[0]
     first, *rest = (entry.words["task"][str(task)] for task in entry.where["task"])

@@ -24,7 +24,7 @@ from tasks.report.report import ReportData, cards, draw_figures, report_tables, 
 from tasks.run import pipeline
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 
-FIGURES = {"saving", "accuracy", "perplexity", "alignment", "losses", "speed"}
+FIGURES = {"saving", "accuracy", "losses", "speed"}
 
 
 def score(
