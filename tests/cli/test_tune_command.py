@@ -1,4 +1,4 @@
-"""``umim tune``: from a log to a priced checkpoint and its comparison, once."""
+"""``umim tune``: from a log to a checkpoint and its comparison, once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from string import ascii_lowercase
 
+import numpy as np
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Umim, document
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.tuning.tune import BudgetTrial, chosen_budget
+from umim_core.tuning.tune import ReplyScores
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] + ' ' + m.content + ' ' }}{% endfor %}"
@@ -63,14 +64,16 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again(
     assert " in all: training " in made.err.splitlines()[0]  # its time comes first
     assert found["requests"] == 4 and found["tokens"] == 4 * 16
     assert found["saved"] == pytest.approx(9 / 16)  # ten words are one unit
-    assert found["base_nats"] > 0 and found["merged_nats"] > 0 and found["nats_error"] >= 0
-    assert 0 <= found["agreement"] <= 1 and found["equal"] <= found["answers"] == 4
+    base_nats, merged_nats, error, agreement = found["replies"]
+    assert base_nats > 0 and merged_nats > 0 and error >= 0
+    assert 0 <= agreement <= 1 and found["equal"] <= found["answers"] == 4
     checkpoint = Checkpoint.load(tmp_path / "out")
-    assert checkpoint.rules.counts_by_order[10] == 1 and checkpoint.rules.prices is not None
+    assert checkpoint.rules.counts_by_order[10] == 1
     assert checkpoint.config.roles == ("user", "system", "tools", "tool")
-    budgets = [trial[0] for trial in found["trials"]]
-    assert found["budget"] == checkpoint.config.budget and found["budget"] in budgets
-    assert budgets[0] == checkpoint.rules.prices.max() and budgets == sorted(budgets, reverse=True)
+    shortest = [trial["shortest"] for trial in found["trials"]]
+    assert shortest == sorted(set(shortest)) and found["shortest"] == shortest[-1]
+    assert checkpoint.rules.sizes.min() >= shortest[-1] >= 3
+    assert len(checkpoint.rules) == found["trials"][-1]["spans"]
     assert not (tmp_path / "out" / "state").exists()
     again = umim("tune", backbone, log(tmp_path, 20), "--out", tmp_path / "out", *OPTIONS, "--json")
     assert document(again) == found
@@ -102,16 +105,21 @@ def test_what_cannot_be_tuned_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("trials", "chosen"),
-    [
-        ([], None),
-        ([(0.9, 0.6, 1.0, 1.05, 0.98), (0.5, 0.4, 1.0, 1.0, 1.0)], 0.9),
-        ([(0.9, 0.6, 1.0, 1.06, 0.99), (0.5, 0.4, 1.0, 1.0, 0.99)], 0.5),
-        ([(0.9, 0.6, 1.0, 1.0, 0.97), (0.5, 0.4, 1.0, 1.01, 0.99)], 0.5),
-        ([(0.9, 0.6, 1.0, 2.0, 0.5), (0.5, 0.4, 1.0, 1.5, 0.7)], 0.5),  # none: the least
-    ],
+    ("nats", "agreed", "keeps"),
+    [(1.05, 49, True), (1.0501, 50, False), (0.5, 50, True), (1.0, 48, False)],
 )
-def test_the_budget_saves_most_of_those_that_keep_the_replies(
-    trials: list[tuple[float, float, float, float, float]], chosen: float | None
+def test_replies_are_kept_by_their_nats_and_the_tokens_that_both_would_say(
+    nats: float, agreed: int, keeps: bool
 ) -> None:
-    assert chosen_budget([BudgetTrial(*trial) for trial in trials]) == chosen
+    base = ReplyScores([1.0, 1.0], [np.ones(40, np.bool_), np.ones(10, np.bool_)])
+    said = [np.arange(40) < agreed, np.arange(10) < agreed - 40]
+    change = ReplyScores([nats, nats], said).against(base)
+    assert change.keeps is keeps and change.agreement == pytest.approx(agreed / 50)
+    assert (change.base_nats, change.merged_nats) == pytest.approx((1.0, nats))
+
+
+def test_replies_count_by_their_tokens() -> None:
+    base = ReplyScores([1.0, 2.0], [np.ones(30, np.bool_), np.ones(10, np.bool_)])
+    change = ReplyScores([2.0, 2.0], [np.zeros(30, np.bool_), np.ones(10, np.bool_)]).against(base)
+    assert change[:2] == pytest.approx((50 / 40, 2.0)) and change.agreement == 0.25
+    assert change.nats_error == pytest.approx(0.75)

@@ -15,7 +15,7 @@ from umim_core.errors import CorpusError, require
 
 if TYPE_CHECKING:
     from umim_core.traffic.prompt_rows import PromptRow
-    from umim_core.tuning.tune import Comparison
+    from umim_core.tuning.tune import Comparison, ReplyChange
 
 _ROLES: Final = ["user", "system", "tools", "tool"]
 _VALIDATIONS: Final = 4  # of a training, of so many rows each:
@@ -50,7 +50,7 @@ def tune(
     device: shared.TrainDeviceOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Choose spans of your requests, train for them, price them, and compare raw and merged.
+    """Choose spans of your requests, train for them, and compare raw and merged prompts.
 
     Of every conversation the last request is read. Every fifth conversation is held out; at most
     100 of these are compared. The time that all of it takes is told first. Killed or stopped, the
@@ -149,35 +149,34 @@ def _lines(compared: Comparison, seconds: float) -> list[str]:
     from umim_core.tuning.tune import LEAST_AGREEMENT, MOST_NATS
 
     lines = [f"tuned in {duration(seconds)}"]
-    if compared.budget is not None:
+    if compared.trials:
         lines += [
             "",
-            "budget (nats per saved token), on conversations that validated the training",
-            f"{'budget':>10}{'saved':>9}{'nats a reply token':>22}{'agreement':>12}",
+            "spans of at least so many tokens, on conversations that validated the training",
+            f"{'shortest':>10}{'spans':>8}{'saved':>9}{'nats a reply token':>22}{'agreement':>12}",
             *(
-                f"{trial.budget:>10.3g}{trial.saved:>9.1%}"
-                f"{f'{trial.base_nats:.3f} -> {trial.merged_nats:.3f}':>22}{trial.agreement:>12.1%}"
-                f"{'  chosen' if trial.budget == compared.budget else ''}"
+                f"{trial.shortest:>10}{trial.spans:>8,}{trial.saved:>9.1%}"
+                f"{_nats(trial.replies):>22}{trial.replies.agreement:>12.1%}"
+                f"{'  chosen' if trial.shortest == compared.shortest else ''}"
                 for trial in compared.trials
             ),
         ]
-        if not any(trial.keeps for trial in compared.trials):
+        if not compared.trials[-1].replies.keeps:
             lines += [
                 f"None keeps the replies (at most {MOST_NATS:g} times the nats, agreement of at "
-                f"least {LEAST_AGREEMENT:.0%}): the least is taken. More --steps may help."
+                f"least {LEAST_AGREEMENT:.0%}): the longest spans are taken. More --steps may help."
             ]
     lines += [
         "",
         f"held-out conversations  {compared.requests:>8,}   with a reply",
         f"prompt tokens saved     {compared.saved:>8.1%}   of {compared.tokens:,}",
     ]
-    if compared.base_nats is not None and compared.merged_nats is not None:
-        error = compared.nats_error
+    if compared.replies is not None:
+        error = compared.replies.nats_error
         shown = "" if error is None else f" (difference +- {error:.3f})"
         lines += [
-            f"nats a reply token      {compared.base_nats:>8.3f} -> {compared.merged_nats:.3f}"
-            f"{shown}",
-            f"tokens they agree on    {compared.agreement:>8.1%}",
+            f"nats a reply token      {_nats(compared.replies):>17}{shown}",
+            f"tokens they agree on    {compared.replies.agreement:>8.1%}",
         ]
     return [
         *lines,
@@ -185,3 +184,7 @@ def _lines(compared: Comparison, seconds: float) -> list[str]:
         f"first token after       {compared.base_seconds:>8.2f} -> {compared.merged_seconds:.2f} s",
         "",
     ]
+
+
+def _nats(change: ReplyChange) -> str:
+    return f"{change.base_nats:.3f} -> {change.merged_nats:.3f}"

@@ -1,16 +1,16 @@
-"""A checkpoint for the requests that somebody logs: rules, training, prices, before and after.
+"""A checkpoint for the requests that somebody logs: rules, training, before and after.
 
 ::
 
-    requests -> rows (ids, parts) -> spans of four fifths -> training -> prices -> budget
+    requests -> rows (ids, parts) -> spans of four fifths -> training -> the shortest spans go
                                   -> the last fifth: replies behind raw and merged prompts
 
-Of every conversation the last request is read, which holds the others. The budget is the price up
-to which spans merge by default: the one that saves most of those that keep the replies of
-conversations that validated the training. The directory::
+Of every conversation the last request is read, which holds the others. A merged position costs
+about as much however many tokens it has. So spans go from the shortest on, until the replies of
+conversations that validated the training are kept. The directory::
 
-    out/checkpoint/     the merge checkpoint, its rules with prices, its budget
-    out/rules/          the spans that were chosen
+    out/checkpoint/     the merge checkpoint with the spans that stay
+    out/rules/          the spans that were trained
     out/comparison.json held-out requests, raw and merged
 """
 
@@ -34,7 +34,6 @@ from umim_core.config.form import Merge, ModuleForm
 from umim_core.config.recipe import DistillConfig
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.paired_differences import mean_difference_error
-from umim_core.evaluation.rule_damage import measure_damage
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prompts import PromptIds
 from umim_core.merging.likelihood import score_rows
@@ -42,13 +41,12 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.mining.mine import candidate_spans
 from umim_core.mining.span_choice import choose_spans
 from umim_core.model.umim import UMIM
-from umim_core.progress import duration, followed, log_progress, logger
-from umim_core.rules.pruning import at_reduction, priced, recording_reductions
+from umim_core.progress import duration, followed, logger
+from umim_core.rules.matcher import token_reduction
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE, build_once, publish_directory
 from umim_core.text.roles import Role
-from umim_core.text.token_ids import flat
 from umim_core.traffic.prompt_rows import PromptRow
 from umim_core.traffic.report import HELD_OUT
 from umim_core.training.objectives import spread_rows
@@ -57,13 +55,11 @@ from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, run_job
 
 _VALID: Final = 10  # one training conversation in so many chooses the best step
-SHORTEST: Final = 3  # tokens of a span: a merged position costs about as much, however long it is
-_PRICED: Final = 20_000  # tokens that rules are priced on, at most
+SHORTEST: Final = (3, 4, 5, 6, 8, 10, 12)  # tokens of a span that stays; the first are trained
 _COMPARED: Final = 100  # held-out conversations that are compared, at most
 _GREEDY: Final = 8  # held-out requests that are answered, raw and merged
-_CHOOSING: Final = 40  # validation conversations with a reply that choose the budget, at most
-_SHARES: Final = (1.0, 0.9, 0.8, 0.7, 0.55, 0.4, 0.25)  # of what all spans save, that are tried
-MOST_NATS: Final = 1.05  # of the base model's nats a reply token, that a budget may cost
+_CHOOSING: Final = 40  # validation conversations with a reply that choose the shortest, at most
+MOST_NATS: Final = 1.05  # of the base model's nats a reply token, that merging may cost
 LEAST_AGREEMENT: Final = 0.98  # on the tokens of the replies, that it must keep
 _MERGES: Final[tuple[Merge, Merge]] = ("none", "prompt")
 REPLY: Final = 48  # tokens of such an answer at most
@@ -92,20 +88,41 @@ class TuneOptions:
     use_gpu: bool
 
 
-class Replies(NamedTuple):
-    """Held-out replies behind raw or merged prompts: nats a token [Q] and greedy tokens [Q][n]."""
+class ReplyScores(NamedTuple):
+    """Logged replies behind their prompts, raw or merged.
+
+    Attributes:
+        nats: Mean nats a token [Q].
+        greedy: Which tokens the model would say [Q][n].
+    """
 
     nats: list[float]
     greedy: list[NDArray[np.bool_]]
 
+    def against(self, base: ReplyScores) -> ReplyChange:
+        """Return what became of the base model's scores."""
+        sizes = np.array([len(tokens) for tokens in base.greedy])
+        weights = sizes / sizes.mean()
+        same = [np.mean(a == b) for a, b in zip(self.greedy, base.greedy, strict=True)]
+        theirs, own = weights * base.nats, weights * self.nats
+        error = mean_difference_error(own.tolist(), theirs.tolist())
+        agreement = float(np.average(same, weights=sizes))
+        return ReplyChange(float(theirs.mean()), float(own.mean()), error, agreement)
 
-class BudgetTrial(NamedTuple):
-    """What spans up to a price do: share of the prompts' tokens saved, and as ``Comparison``."""
 
-    budget: float
-    saved: float
+class ReplyChange(NamedTuple):
+    """What merging prompts does to replies, over all of their tokens.
+
+    Attributes:
+        base_nats: Nats a token of the replies behind raw prompts.
+        merged_nats: Likewise behind merged ones; ``nats_error`` is the standard error of the
+            difference, paired by reply.
+        agreement: Share of the tokens that both models, or neither, would say.
+    """
+
     base_nats: float
     merged_nats: float
+    nats_error: float | None
     agreement: float
 
     @property
@@ -116,31 +133,35 @@ class BudgetTrial(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What the spans of at least ``shortest`` tokens save of the prompts, and do to replies."""
+
+    shortest: int
+    spans: int
+    saved: float
+    replies: ReplyChange
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Held-out requests, raw and merged.
 
     Attributes:
-        budget: Nats per saved token up to which spans merge; None for all, without any reply.
-        trials: Budgets that were tried, the largest first.
+        shortest: Tokens of a span at least; None where no reply could choose it.
+        trials: What was tried, the most spans first; the last one was taken.
         requests: Those with a reply; ``tokens`` of all held-out prompts.
         saved: Share of the prompts' tokens that merging saves.
-        base_nats: Mean nats a token of the logged replies behind raw prompts.
-        merged_nats: Likewise behind merged ones; ``nats_error`` is the paired standard error of
-            the difference of both.
-        agreement: Share of the replies' tokens at which both models, or neither, would say it.
+        replies: The logged replies; None without any.
         answers: Greedy answers that were compared; so many are ``equal``.
         base_seconds: Mean seconds to the first token, raw; ``merged_seconds`` merged.
     """
 
-    budget: float | None
-    trials: list[BudgetTrial]
+    shortest: int | None
+    trials: list[Trial]
     requests: int
     tokens: int
     saved: float
-    base_nats: float | None
-    merged_nats: float | None
-    nats_error: float | None
-    agreement: float | None
+    replies: ReplyChange | None
     answers: int
     equal: int
     base_seconds: float
@@ -175,14 +196,18 @@ def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparis
 
     key = sha256_bytes(canonical_json(decisive).encode())
     build_once(out, key, build, kind="tuned", schema=1, resumable=True, wait_seconds=0.0)
-    if compared:
-        return compared[0]
-    return _read_comparison(out / "comparison.json")
+    return compared[0] if compared else _read_comparison(out / "comparison.json")
 
 
 def _read_comparison(file: Path) -> Comparison:
     found: Any = read_json(file)
-    return Comparison(**{**found, "trials": [BudgetTrial(*trial) for trial in found["trials"]]})
+    replies = found["replies"] and ReplyChange(*found["replies"])
+    trials = [_trial(trial) for trial in found["trials"]]
+    return Comparison(**{**found, "replies": replies, "trials": trials})
+
+
+def _trial(found: dict[str, Any]) -> Trial:
+    return Trial(**{**found, "replies": ReplyChange(*found["replies"])})
 
 
 def _tuned(
@@ -190,7 +215,7 @@ def _tuned(
 ) -> Comparison:
     """Do what is not done yet in a folder, whose ``state`` is no part of the result."""
     work = folder / STATE / "tuning"
-    _tell_time(trained, held, options, (work / "checkpoint", work / "priced"))
+    _tell_time(trained, held, options, work / "checkpoint", folder / "checkpoint")
     rows = {name: work / "rows" / name for name in ("train", "valid")}
     if not (folder / "rules").exists():
         logger.info("choosing spans of %d conversations", len(trained))
@@ -217,19 +242,21 @@ def _tuned(
             run_job(job, AdamWStrategy)
     device = "cuda" if options.use_gpu else "cpu"
     backbone = load_backbone(options.model, dtype="float32", device=device)
-    if not (work / "priced").exists():
-        trained_checkpoint = Checkpoint.load(work / "checkpoint")
-        _priced(trained_checkpoint, backbone, trained, options).save(work / "priced")
-    checkpoint = Checkpoint.load(work / "priced")
-    replied = [row for row in trained[::_VALID] if len(row.reply)]
-    replied = [replied[n] for n in spread_rows(len(replied), _CHOOSING)]
-    trials = budget_trials(checkpoint, backbone, replied)
-    budget = chosen_budget(trials)
+    trials_file = work / "trials.json"
     if not (folder / "checkpoint").exists():
-        checkpoint.with_budget(budget).save(folder / "checkpoint")
+        replied = [row for row in trained[::_VALID] if len(row.reply)]
+        replied = [replied[n] for n in spread_rows(len(replied), _CHOOSING)]
+        checkpoint = Checkpoint.load(work / "checkpoint").recommending("prompt", 0, options.roles)
+        trials = length_trials(checkpoint, backbone, replied)
+        write_json(trials_file, [asdict(trial) for trial in trials])
+        if trials:
+            checkpoint = of_at_least(checkpoint, trials[-1].shortest)
+        checkpoint.save(folder / "checkpoint")
+    trials = [_trial(trial) for trial in read_json(trials_file)]
     logger.info("comparing %d held-out requests", len(held))
     umim = UMIM.from_pretrained(folder / "checkpoint", backbone=backbone)
-    compared = replace(compare(umim, held), budget=budget, trials=trials)
+    shortest = trials[-1].shortest if trials else None
+    compared = replace(compare(umim, held), shortest=shortest, trials=trials)
     write_json(folder / "comparison.json", asdict(compared))
     return compared
 
@@ -239,12 +266,13 @@ def _tell_time(
     trained: Sequence[PromptRow],
     held: Sequence[PromptRow],
     options: TuneOptions,
-    done: tuple[Path, Path],
+    trained_place: Path,
+    chosen_place: Path,
 ) -> None:
-    """Say how long everything will take; what is ``done``, training or prices, takes nothing.
+    """Say how long everything will take; what lies in its place already takes nothing.
 
     It follows from a forward of the base model. As merged rows are short, one that training reads
-    takes about as much, and half as much again where it goes back, or where all states are priced.
+    takes about as much, and half as much again where it goes back.
     """
     device = "cuda" if options.use_gpu else "cpu"
     backbone = load_backbone(options.model, dtype="float32", device=device)
@@ -265,14 +293,13 @@ def _tell_time(
     read += validations * min(plan.validation_rows, -(-len(trained) // _VALID))
     answered = sum(len(row.prompt) for row in held[:_GREEDY])
     compared = sum(len(row.prompt) + len(row.reply) for row in held) + answered
-    trials = (1 + len(_SHARES)) * min(_CHOOSING, -(-len(trained) // _VALID))
+    trials = (1 + len(SHORTEST)) * min(_CHOOSING, -(-len(trained) // _VALID))
     times = {
         "training": token * read * float(np.mean(sizes)),
-        "prices": 1.5 * token * min(sum(sizes), _PRICED),
-        "budget": token * trials * float(np.mean([len(row.prompt) for row in trained])),
+        "choice": token * trials * float(np.mean([len(x.prompt) + len(x.reply) for x in trained])),
         "comparison": 2 * (token * compared + alone * REPLY * len(held[:_GREEDY])),
     }
-    for name, place in zip(("training", "prices"), done, strict=True):
+    for name, place in {"training": trained_place, "choice": chosen_place}.items():
         if place.exists():
             times[name] = 0.0
     parts = ", ".join(f"{name} {duration(x)}" for name, x in times.items())
@@ -290,7 +317,7 @@ def chosen_spans(rows: Sequence[PromptRow], options: TuneOptions) -> RuleSet:
         "Name other roles.",
     )
     spans, ids, offsets = candidate_spans(texts, load_tokenizer(options.model), options.longest)
-    spans = spans.take(spans.sizes >= SHORTEST)
+    spans = spans.take(spans.sizes >= SHORTEST[0])
     require(
         len(spans) > 0,
         CorpusError,
@@ -308,50 +335,31 @@ def token_rows(rows: Sequence[PromptRow], most: int) -> TokenRows:
     return TokenRows.of_parts(whole, parts, [len(row.prompt) for row in rows])
 
 
-def _priced(
-    checkpoint: Checkpoint, backbone: Backbone, rows: Sequence[PromptRow], options: TuneOptions
-) -> Checkpoint:
-    """Return a checkpoint whose rules have prices, measured on the parts that they merge."""
-    texts, size = list[NDArray[np.int64]](), 0
-    for row in rows:
-        ids = row.prompt[: options.max_tokens]
-        if size < _PRICED:
-            texts.append(ids)
-            size += len(ids)
-    model = UMIM(backbone, checkpoint).merged_model
-    see = log_progress("tokens measured")
-    table = measure_damage(texts, model, batch_size=1, progress=lambda n: see(n, size))
-    rules = recording_reductions(priced(table), flat(texts))
-    made = checkpoint.with_contents(checkpoint.module, rules)
-    return made.recommending("prompt", 0, options.roles)
+def of_at_least(checkpoint: Checkpoint, tokens: int) -> Checkpoint:
+    """Return a checkpoint with its spans of at least so many tokens."""
+    rules = checkpoint.rules
+    return checkpoint.with_contents(checkpoint.module, rules.take(rules.sizes >= tokens))
 
 
-def budget_trials(
+def length_trials(
     checkpoint: Checkpoint, backbone: Backbone, rows: Sequence[PromptRow]
-) -> list[BudgetTrial]:
-    """Measure replies behind prompts merged by ever fewer, cheaper spans, until they are kept."""
+) -> list[Trial]:
+    """Measure replies behind prompts merged by ever longer spans alone, until they are kept."""
     if not rows:
         return []
-    logger.info("choosing a budget by %d conversations", len(rows))
-    rules, trials = checkpoint.rules, list[BudgetTrial]()
-    most, base = rules.origin.price_reductions[-1], None
-    for share in _SHARES:
-        kept = rules if share == 1 else at_reduction(rules, share * most)
-        budget = float(kept.require_prices().max())
-        model = UMIM.from_pretrained(checkpoint, backbone=backbone, budget=budget).merged_model
-        base = base or replies(model.base(), rows)
-        found = _mean_scores(base, replies(model, rows))
-        trials.append(BudgetTrial(budget, _saved(model, rows), *found))
-        if trials[-1].keeps:
+    logger.info("choosing the shortest spans by %d conversations", len(rows))
+    trials, base = list[Trial](), None
+    for shortest in SHORTEST:
+        fewer = of_at_least(checkpoint, shortest)
+        if not len(fewer.rules) or (trials and len(fewer.rules) == trials[-1].spans):
+            continue
+        model = UMIM(backbone, fewer).merged_model
+        base = base or reply_scores(model.base(), rows)
+        change = reply_scores(model, rows).against(base)
+        trials.append(Trial(shortest, len(fewer.rules), _saved(model, rows), change))
+        if change.keeps:
             break
     return trials
-
-
-def chosen_budget(trials: Sequence[BudgetTrial]) -> float | None:
-    """Return the budget that saves most of those that keep the replies, else the least."""
-    if not trials:
-        return None
-    return next((trial for trial in trials if trial.keeps), trials[-1]).budget
 
 
 @torch.no_grad()
@@ -359,8 +367,7 @@ def compare(umim: UMIM, rows: Sequence[PromptRow]) -> Comparison:
     """Measure prompts with their logged replies, and some greedy answers, raw and merged."""
     models = umim.merged_model.base(), umim.merged_model
     replied = [row for row in rows if len(row.reply)]
-    base, merged = (replies(model, replied) for model in models)
-    nats = _mean_scores(base, merged) if replied else (None, None, None)
+    base, merged = (reply_scores(model, replied) for model in models)
     equal, seconds = 0, [0.0, 0.0]
     asked = rows[:_GREEDY]
     for row in asked:
@@ -376,15 +383,12 @@ def compare(umim: UMIM, rows: Sequence[PromptRow]) -> Comparison:
             seconds[n] += made.timings.first_token / len(asked)
         equal += texts[0] == texts[1]
     return Comparison(
-        budget=umim.checkpoint.config.budget,
+        shortest=None,
         trials=[],
         requests=len(replied),
         tokens=sum(len(row.prompt) for row in rows),
         saved=_saved(umim.merged_model, rows),
-        base_nats=nats[0],
-        merged_nats=nats[1],
-        nats_error=mean_difference_error(merged.nats, base.nats) if replied else None,
-        agreement=nats[2],
+        replies=merged.against(base) if replied else None,
         answers=len(asked),
         equal=equal,
         base_seconds=seconds[0],
@@ -395,19 +399,11 @@ def compare(umim: UMIM, rows: Sequence[PromptRow]) -> Comparison:
 def _saved(model: MergedModel, rows: Sequence[PromptRow]) -> float:
     """Return the share of prompts' tokens that a model saves."""
     units = sum(len(model.segment_prompt(row.prompt, row.parts)[0]) for row in rows)
-    return 1 - units / sum(len(row.prompt) for row in rows)
-
-
-def _mean_scores(base: Replies, merged: Replies) -> tuple[float, float, float]:
-    """Return mean nats a reply token of both, and the share of tokens that they agree on."""
-    sizes = [len(tokens) for tokens in base.greedy]
-    same = [np.mean(a == b) for a, b in zip(base.greedy, merged.greedy, strict=True)]
-    means = [float(np.average(x, weights=sizes)) for x in (base.nats, merged.nats, same)]
-    return means[0], means[1], means[2]
+    return token_reduction(sum(len(row.prompt) for row in rows), units)
 
 
 @torch.no_grad()
-def replies(model: MergedModel, rows: Sequence[PromptRow]) -> Replies:
+def reply_scores(model: MergedModel, rows: Sequence[PromptRow]) -> ReplyScores:
     """Score the replies of some rows behind their prompts, raw or merged as the model is."""
     nats, greedy = list[float](), list[NDArray[np.bool_]]()
     for row in rows:
@@ -416,4 +412,4 @@ def replies(model: MergedModel, rows: Sequence[PromptRow]) -> Replies:
         )
         nats.append(-float(scores.log_probs.mean()))
         greedy.append(scores.greedy.cpu().numpy())
-    return Replies(nats, greedy)
+    return ReplyScores(nats, greedy)
