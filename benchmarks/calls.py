@@ -3,20 +3,20 @@
     python -m benchmarks.calls --checkpoint DIR --bfcl FOLDER --out FILE.json
 
 The folder holds the published files (``BFCL_v4_NAME.json`` or ``NAME.jsonl``, packed or not) and
-``possible_answer``. Only questions whose functions all have names of the fifth that ``held_out``
-keeps apart are asked: a checkpoint may have been trained on the others. Sides: the base model;
-schemas merged by the checkpoint's budget, by ``--budgets`` and by its spans of at most four tokens;
-and the base model with schemas that have no descriptions of parameters, that are written without
-white space, or that are cut behind as many tokens as merging leaves. A call counts if its function
-is right and its arguments are accepted values, as the leaderboard compares them. Besides: the share
-of the schemas' tokens that is saved, and, behind the prompt, nats a token of the right call as the
-base model writes calls, and the share of its tokens that both would say.
+``possible_answer``. Asked are questions whose functions all are functions of the set ``multiple``;
+the checkpoint must not have been trained on any of these. Sides: the base model; schemas merged by
+the checkpoint's spans, by those of at least ``--shortest`` tokens and by those of at most four; and
+the base model with schemas that have no descriptions of parameters, that are written without white
+space, or that are cut behind as many tokens as merging leaves. A call counts if its function is
+right and its arguments are accepted values, as the leaderboard compares them. Besides: the share of
+the schemas' tokens that is saved, and, behind the prompt, nats a token of the right call as the
+base model writes calls, and the share of its tokens that both would say. ``--answers`` names a
+folder in which every side's answers stay, so that a killed run goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import sys
@@ -30,24 +30,25 @@ from numpy.typing import NDArray
 
 from benchmarks.answers import SUBJECT, load, points
 from benchmarks.runner import Benchmark, Report
-from umim_core import UMIM
 from umim_core.config.form import Merge
-from umim_core.errors import CorpusError, require
-from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.errors import CorpusError, GenerationError, require
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prompts import PromptIds
 from umim_core.model.umim import UMIM as Model
 from umim_core.serving.tool_calls import json_values
+from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import Role
 from umim_core.text.rows import read_objects
 from umim_core.text.token_ids import encode
 from umim_core.traffic.prompt_rows import PromptRow
-from umim_core.tuning.tune import replies
+from umim_core.tuning.tune import ReplyScores, reply_scores
 
-SETS: Final = ("simple_python", "multiple", "live_multiple", "parallel", "parallel_multiple")
+SETS: Final = ("simple_python", "multiple", "parallel", "parallel_multiple")
+UNSEEN: Final = "multiple"  # the set whose functions no training may see
 SHORT: Final = 4  # tokens of the spans of one side
 _NEW: Final = 160  # tokens of a reply
+_TOOLS: Final = "function"  # the field of a question
 _BATCH: Final = 8  # prompts that are answered at once
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 _IGNORED: Final = str.maketrans("", "", " ,./-_*^")  # in the leaderboard's comparison of strings
@@ -66,10 +67,7 @@ class Question:
     def answer(self) -> str:
         """Return the right calls, as a model writes them that was not taught the marks."""
         calls = [
-            {
-                "name": name,
-                "arguments": {key: value[0] for key, value in given.items() if value[0] != ""},
-            }
+            {"name": name, "arguments": _first(given)}
             for one in self.accepted
             for name, given in one.items()
         ]
@@ -83,34 +81,38 @@ class Answers(NamedTuple):
     Attributes:
         right: Whether all its calls are right, and no others.
         saved: Share of the prompt's tokens that it saves; ``tools_saved`` of the schemas' tokens.
-        nats: Mean nats a token of the right call; ``greedy`` which of its tokens would be said [n].
+        nats: Mean nats a token of the right calls; ``greedy`` which of their tokens the model says.
     """
 
     right: list[bool]
     saved: list[float]
     tools_saved: list[float]
     nats: list[float]
-    greedy: list[NDArray[np.bool_]]
+    greedy: list[list[bool]]
 
 
-def held_out(function: str) -> bool:
-    """Return whether a function's questions are never trained on: those of a fifth of the names."""
-    return int(hashlib.md5(function.split(".")[0].encode()).hexdigest(), 16) % 5 == 0  # noqa: S324
+def _first(accepted: Any) -> Any:
+    """Return the first of the accepted values of arguments, of objects in them, too."""
+    if isinstance(accepted, dict):
+        return {key: _first(one[0]) for key, one in accepted.items() if one and one[0] != ""}
+    return [_first(one) for one in accepted] if isinstance(accepted, list) else accepted
 
 
-def read_questions(folder: Path, most: int) -> Iterator[Question]:
-    """Yield up to ``most`` questions of each set whose functions are all held out."""
-    for name in SETS:
+def read_questions(folder: Path, sets: Sequence[str], most: int) -> Iterator[Question]:
+    """Yield up to ``most`` questions of each set whose functions all are unseen."""
+    unseen = {
+        tool["name"] for _, row in read_objects(_file(folder, UNSEEN)) for tool in row[_TOOLS]
+    }
+    for name in sets:
         rows = {row["id"]: row for _, row in read_objects(_file(folder, name))}
-        answers = _file(folder / "possible_answer", name)
-        found = 0
-        for _, answer in read_objects(answers):
-            row = rows[answer["id"]]
-            unseen = all(held_out(function["name"]) for function in row["function"])
-            if unseen and found < most:
-                found += 1
-                tools = [{"type": "function", "function": one} for one in row["function"]]
-                yield Question(row["question"][0], tools, answer["ground_truth"])
+        answers = [
+            (rows[answer["id"]], answer["ground_truth"])
+            for _, answer in read_objects(_file(folder / "possible_answer", name))
+        ]
+        asked = [pair for pair in answers if unseen >= {tool["name"] for tool in pair[0][_TOOLS]}]
+        for row, accepted in asked[:most]:
+            tools = [{"type": "function", "function": tool} for tool in row[_TOOLS]]
+            yield Question(row["question"][0], tools, accepted)
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -129,7 +131,7 @@ def calls_of(text: str) -> list[dict[str, Any]]:
         found = [json.loads(one) for one in _CALL.findall(text)] or json_values(text)
     except (ValueError, RecursionError):
         return []
-    return [one for one in found if isinstance(one, dict) and "name" in one]
+    return [one for one in found if isinstance(one, dict) and isinstance(one.get("name"), str)]
 
 
 def is_right(calls: Sequence[Row], accepted: Sequence[Mapping[str, Mapping[str, Any]]]) -> bool:
@@ -205,67 +207,112 @@ def cut(umim: Model, share: float) -> Edit:
 def run(options: argparse.Namespace, report: Report) -> None:
     """Ask every question from every side."""
     umim = load(options, report)
-    questions = list(read_questions(options.bfcl, options.most))
-    report |= {"questions": len(questions), "new_tokens": _NEW, "longest": umim.rules.longest}
-    report["form"] = umim.checkpoint.config.form()
-    report["sides"] = []
+    questions = list(read_questions(options.bfcl, options.sets, options.most))
+    report |= {"questions": len(questions), "sets": options.sets, "new_tokens": _NEW}
+    report |= {"longest": umim.rules.longest, "form": umim.checkpoint.config.form(), "sides": []}
 
     def ask_side(name: str, model: Model, merge: Merge, edit: Edit = as_written) -> Answers:
-        found = ask(model, questions, merge, edit)
+        rows, written = prompts(model, questions, edit)
+        found = ask(model, questions, rows, merge, written, options.answers)
         report["sides"].append({"side": name} | figures(found, found if name == "base" else base))
         print(report["sides"][-1], file=sys.stderr, flush=True)
         return found
 
-    def by(budget: float) -> Model:
-        return UMIM.from_pretrained(options.checkpoint, backbone=umim.backbone, budget=budget)
+    def of_sizes(kept: NDArray[np.bool_]) -> Model:
+        fewer = umim.checkpoint.with_contents(umim.checkpoint.module, umim.rules.take(kept))
+        return Model(umim.backbone, fewer)
 
+    sizes = umim.rules.sizes
     base = ask_side("base", umim, "none")
     merged = ask_side("umim", umim, "prompt")
-    for budget in options.budgets or ():
-        ask_side(f"umim, budget {budget:g}", by(budget), "prompt")
-    short = umim.rules.take(umim.rules.sizes <= SHORT)
-    fewer = umim.checkpoint.with_contents(umim.checkpoint.module, short)
-    ask_side(f"umim, spans of at most {SHORT}", Model(umim.backbone, fewer), "prompt")
+    for least in options.shortest or ():
+        ask_side(f"umim, spans of at least {least}", of_sizes(sizes >= least), "prompt")
+    ask_side(f"umim, spans of at most {SHORT}", of_sizes(sizes <= SHORT), "prompt")
     ask_side("no descriptions of parameters", umim, "none", bare)
     ask_side("no white space", umim, "none", minified)
     ask_side("cut", umim, "none", cut(umim, 1 - float(np.mean(merged.tools_saved))))
 
 
-def ask(umim: Model, questions: Sequence[Question], merge: Merge, edit: Edit) -> Answers:
-    """Answer questions greedily, with schemas that are merged or edited, and score right calls."""
+def prompts(
+    umim: Model, questions: Sequence[Question], edit: Edit
+) -> tuple[list[PromptRow], list[tuple[int, int]]]:
+    """Return prompts with right calls, and how many tokens prompt and schemas had unedited."""
     roles: tuple[Role, ...] = tuple(umim.checkpoint.config.roles)
     tokenizer = umim.backbone.require_tokenizer()
-    options = GenerateOptions(merge=merge, raw_tail=0, max_new_tokens=_NEW, do_sample=False)
-    rows, found = list[PromptRow](), Answers([], [], [], [], [])
-    whole, written = list[int](), list[int]()
+    rows, written = list[PromptRow](), list[tuple[int, int]]()
     for question in questions:
         chat = write_chat(question.messages, tokenizer, question.tools, roles)
         ids, parts = encode_parts(tokenizer, chat.text, chat.places)
-        whole.append(len(ids))
-        written.append(sum(len(encode(tokenizer, as_written(tool))) for tool in question.tools))
+        schemas = [as_written(tool) for tool in question.tools]
+        written.append((len(ids), sum(len(encode(tokenizer, schema)) for schema in schemas)))
         if edit is not as_written:
             text = chat.text
-            for tool in question.tools:
-                text = text.replace(as_written(tool), edit(tool))
+            for schema, tool in zip(schemas, question.tools, strict=True):
+                require(
+                    schema in text,
+                    GenerationError,
+                    "schemas are edited where the model's template writes them as JSON",
+                    "another form",
+                )
+                text = text.replace(schema, edit(tool))
             ids, parts = np.array(encode(tokenizer, text), dtype=np.int64), ()
         reply = np.array(encode(tokenizer, question.answer()), dtype=np.int64)
         rows.append(PromptRow("", "", ids, parts, reply))
+    return rows, written
+
+
+def ask(
+    umim: Model,
+    questions: Sequence[Question],
+    rows: Sequence[PromptRow],
+    merge: Merge,
+    written: Sequence[tuple[int, int]],
+    answers: Path | None,
+) -> Answers:
+    """Answer questions greedily and score right calls; what lies in ``answers`` is read there."""
+    merged = merge == "prompt"
+    weights = [w.detach().float().numpy() for w in umim.checkpoint.module.state_dict().values()]
+    module = [umim.rules.digest, *(sha256_bytes(w.tobytes()) for w in weights)]
+    asked = {
+        "backbone": [umim.backbone.fingerprint, str(umim.backbone.dtype)],
+        "merged": module if merged else [],
+        "rows": [[row.prompt.tolist(), row.parts, row.reply.tolist()] for row in rows],
+        "questions": [question.accepted for question in questions],
+    }
+    file = answers and answers / f"{sha256_bytes(canonical_json(asked).encode())}.json"
+    if file and file.exists():
+        found: Any = read_json(file)
+        return Answers(**found)
+    tokenizer = umim.backbone.require_tokenizer()
+    options = GenerateOptions(merge=merge, raw_tail=0, max_new_tokens=_NEW, do_sample=False)
+    right, saved, tools_saved = list[bool](), list[float](), list[float]()
     for first in range(0, len(rows), _BATCH):
-        prompts = [PromptIds(row.prompt, row.parts) for row in rows[first : first + _BATCH]]
-        made = umim.engine.generate(prompts, options.of_model(umim.backbone))
+        batch = [PromptIds(row.prompt, row.parts) for row in rows[first : first + _BATCH]]
+        made = umim.engine.generate(batch, options.of_model(umim.backbone))
         for n, answer in enumerate(made.rows, first):
             said = tokenizer.decode(answer.ids, skip_special_tokens=True)
-            found.right.append(is_right(calls_of(said), questions[n].accepted))
-            found.saved.append((whole[n] - answer.prompt_units) / whole[n])
-            found.tools_saved.append((whole[n] - answer.prompt_units) / written[n])
-    scores = replies(umim.merged_model if merge == "prompt" else umim.merged_model.base(), rows)
-    return found._replace(nats=scores.nats, greedy=scores.greedy)
+            right.append(is_right(calls_of(said), questions[n].accepted))
+            less = written[n][0] - answer.prompt_units
+            saved.append(less / written[n][0])
+            tools_saved.append(less / written[n][1])
+    model = umim.merged_model if merged else umim.merged_model.base()
+    scores = reply_scores(model, rows)
+    greedy = [tokens.tolist() for tokens in scores.greedy]
+    answered = Answers(right, saved, tools_saved, scores.nats, greedy)
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, answered._asdict())
+    return answered
 
 
 def figures(found: Answers, base: Answers) -> Report:
     """Return the figures of a side, against those of the base model."""
     change = points(found.right, base.right)
-    same = [np.mean(a == b) for a, b in zip(found.greedy, base.greedy, strict=True)]
+    own, theirs = (
+        ReplyScores(side.nats, [np.array(tokens) for tokens in side.greedy])
+        for side in (found, base)
+    )
+    replies = own.against(theirs)
     return {
         "saved": float(np.mean(found.saved)),
         "tools_saved": float(np.mean(found.tools_saved)),
@@ -273,9 +320,9 @@ def figures(found: Answers, base: Answers) -> Report:
         "kept": [sum(map(all, zip(found.right, base.right, strict=True))), sum(base.right)],
         "points": change["mean"],
         "points_error": change["std"],
-        "nats": float(np.mean(found.nats)),
-        "nats_error": mean_difference_error(found.nats, base.nats),
-        "agreement": float(np.mean(same)),
+        "nats": replies.merged_nats,
+        "nats_error": replies.nats_error,
+        "agreement": replies.agreement,
     }
 
 
@@ -283,7 +330,12 @@ BENCHMARK: Final = Benchmark(
     name="calls",
     doc=str(__doc__),
     options=SUBJECT
-    | {"bfcl": {"type": Path, "required": True}, "budgets": {"nargs": "*", "type": float}},
+    | {
+        "bfcl": {"type": Path, "required": True},
+        "sets": {"nargs": "+", "choices": SETS, "default": SETS[:2]},
+        "shortest": {"nargs": "*", "type": int},
+        "answers": Path,
+    },
     measure=run,
 )
 

@@ -10,19 +10,25 @@ import pytest
 
 from benchmarks.calls import (
     SETS,
+    UNSEEN,
+    Answers,
+    Edit,
+    Question,
     as_written,
     ask,
     bare,
     calls_of,
     cut,
     figures,
-    held_out,
     is_right,
     minified,
+    prompts,
     read_questions,
     without_descriptions,
 )
 from umim_core import UMIM
+from umim_core.config.form import Merge
+from umim_core.errors import GenerationError
 
 ACCEPTED = [{"find": {"place": ["Paris, FR", "Paris"], "days": [3], "units": ["C", ""]}}]
 TEMPLATE = (
@@ -58,6 +64,11 @@ def test_a_call_is_right_by_its_accepted_values(arguments: dict[str, Any], right
         ('<tool_call>{"name": "f"}</tool_call> <tool_call>{"name": "g"}', ["f", "g"]),
         ('```json\n{"name": "f"}\n```', ["f"]),
         ('{"name": "f"}\n{"name": "g"}', ["f", "g"]),
+        ('Yes: {"name": "f"}', []),
+        ('```json\n{"name": "f"}\n```\n```json\n{"name": "g"}\n```', ["f", "g"]),
+        ('[{"name": "f"}, {"name": "g"}]', ["f", "g"]),
+        ('```json\n[{"name": "f"}]\n{"name": "g"}', ["f", "g"]),
+        ('{"name": ["f"]}', []),
         ("[" * 9999, []),
         ('<tool_call>{"name": "f"</tool_call>', []),
         ("Paris.", []),
@@ -74,16 +85,29 @@ def test_descriptions_of_parameters_go_and_those_of_functions_stay() -> None:
     assert found == [{"name": "f", "description": "Do f.", "parameters": bare}]
 
 
-def test_every_side_is_asked_the_questions_that_are_held_out(
+def test_right_answers_are_right_and_hold_the_first_accepted_values() -> None:
+    nested = {"when": [{"day": [3, 4], "hours": [[1, 2]], "zone": ["", "CET"]}], "none": []}
+    accepted = [{"find": nested}, *ACCEPTED]
+    calls = calls_of(Question([], [], accepted).answer())
+    assert calls[0]["arguments"] == {"when": {"day": 3, "hours": [1, 2]}}
+    assert calls[1]["arguments"] == {"place": "Paris, FR", "days": 3, "units": "C"}
+    assert is_right(calls[1:], ACCEPTED) and _fits_without_none(calls[0], accepted[0])
+
+
+def _fits_without_none(call: dict[str, Any], accepted: dict[str, Any]) -> bool:
+    known = {key: value for key, value in accepted["find"].items() if value}
+    return is_right([call], [{"find": known}])
+
+
+def test_every_side_is_asked_of_functions_that_no_training_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unseen = next(f"find{n}" for n in range(99) if held_out(f"find{n}"))
-    seen = next(f"find{n}" for n in range(99) if not held_out(f"find{n}"))
     (tmp_path / "possible_answer").mkdir()
     for name in SETS:
-        inner = {"x": {"description": "An x."}}
+        inner = {"properties": {"x": {"description": "An x."}}}
         about = {"description": "Return the sum of the array.", "parameters": inner}
-        tools = [{"name": n, **about} for n in (unseen, seen)]
+        names = ["unseen"] if name == UNSEEN else ["unseen", "seen"]
+        tools = [{"name": n, **about} for n in names]
         rows = [
             {
                 "id": t["name"],
@@ -95,17 +119,26 @@ def test_every_side_is_asked_the_questions_that_are_held_out(
         answers = [{"id": t["name"], "ground_truth": [{t["name"]: {"x": ["a"]}}]} for t in tools]
         for place, lines in ((tmp_path, rows), (tmp_path / "possible_answer", answers)):
             (place / f"BFCL_v4_{name}.json").write_text("\n".join(map(json.dumps, lines)))
-    questions = list(read_questions(tmp_path, 5))
-    assert [q.tools[0]["function"]["name"] for q in questions] == [unseen] * len(SETS)
+    questions = list(read_questions(tmp_path, SETS, 5))
+    assert [q.tools[0]["function"]["name"] for q in questions] == ["unseen"] * len(SETS)
+    questions = questions[:2]
     umim = UMIM.from_pretrained("umim-docs-llama", dtype="float32")
     umim = UMIM(umim.backbone, umim.checkpoint.recommending("prompt", 0, ["tools"]))
     tokenizer = umim.backbone.require_tokenizer()
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
-    base = ask(umim, questions[:2], "none", as_written)
-    merged = ask(umim, questions[:2], "prompt", as_written)
+
+    def side(merge: Merge, edit: Edit = as_written) -> Answers:
+        rows, written = prompts(umim, questions, edit)
+        found = ask(umim, questions, rows, merge, written, tmp_path / "answers")
+        with monkeypatch.context() as patch:
+            patch.setattr(umim.engine, "generate", None)  # read again, not asked again
+            assert ask(umim, questions, rows, merge, written, tmp_path / "answers") == found
+        return found
+
+    base, merged = side("none"), side("prompt")
     assert minified({"a": ["b c", 1]}) == '{"a":["b c",1]}'
     for edit in (bare, cut(umim, 0.5)):
-        less = ask(umim, questions[:2], "none", edit)
+        less = side("none", edit)
         pairs = zip(less.saved, less.tools_saved, strict=True)
         assert all(0 < of_prompt < of_tools for of_prompt, of_tools in pairs)
     assert max(abs(share - 0.5) for share in less.tools_saved) < 0.05
@@ -114,3 +147,6 @@ def test_every_side_is_asked_the_questions_that_are_held_out(
     assert found["saved"] > 0 and figures(base, base)["saved"] == 0
     assert found["nats_error"] is not None and 0 <= found["agreement"] <= 1
     assert found["right"] == 0 and found["kept"] == [0, 0]
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE.replace("tojson", "string"))
+    with pytest.raises(GenerationError, match="writes them as JSON"):
+        side("none", minified)

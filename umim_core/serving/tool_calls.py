@@ -12,6 +12,7 @@ the request offers stays content.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from umim_core.text.template_process import parse_reply, template_for
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FENCE: Final = "```json"
+_BARE: Final = re.compile(rf"\{{|\[\s*\{{|{_FENCE}")  # what a reply of calls alone begins with
 _OTHER: Final = "<function="  # XML within the marks, of Qwen 3 Coder
 _MOST: Final = 1 << 16  # characters of a call
 
@@ -120,7 +122,7 @@ class CallReader:
             return self._parsed(self._calls.form.template) if end else ("", [])
         start = self._held.lstrip()
         if self._bare is None and (end or start[len(_FENCE) - 1 :] or not _FENCE.startswith(start)):
-            self._bare = start.startswith(("{", _FENCE))
+            self._bare = _BARE.match(start) is not None
         if self._bare is not False and len(self._held) <= _MOST:
             if not end:
                 return "", []
@@ -214,11 +216,18 @@ class CallReader:
 
 
 def json_values(text: str) -> list[Any]:
-    """Return the JSON values that a text is, one after the other, fenced or not."""
-    text, values = text.strip().removeprefix(_FENCE).removesuffix("```").strip(), []
+    """Return the JSON values that a text is, one after the other, each fenced or not.
+
+    A list is the values that it holds.
+    """
+    text, values, fenced = text.strip(), list[Any](), False
     while text:
+        mark = "```" if fenced else _FENCE
+        if text.startswith(mark):
+            text, fenced = text[len(mark) :].lstrip(), not fenced
+            continue
         value, end = json.JSONDecoder().raw_decode(text)
-        values.append(value)
+        values += value if isinstance(value, list) else [value]
         text = text[end:].lstrip()
     return values
 
