@@ -220,22 +220,20 @@ def test_the_loss_begins_behind_the_merged_part_of_copies_and_prompts() -> None:
         DistillConfig(max_steps=1, prompt_rows=0.6, copy_rows=0.6)
 
 
-@pytest.mark.parametrize("most", [0, 3, 100, None])
+@pytest.mark.parametrize("most", [0, 3, 100])
 def test_all_states_of_a_reply_and_some_before_it_have_loss(
-    tmp_path: Path, most: int | None
+    tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(objectives, "PROMPT_STATES", most)
     reply = 30
     rows = TokenRows.of_parts([IDS.tolist()] * 2, [((0, 24),)] * 2, [reply, reply])
     (tmp_path / "rows").mkdir()
     rows.save(tmp_path / "rows")
-    (row, other) = (
-        training_row(TokenRows.load(tmp_path / "rows", 8), n, MATCHER, prompt_states=most)
-        for n in (0, 1)
-    )
+    (row, other) = (training_row(TokenRows.load(tmp_path / "rows", 8), n, MATCHER) for n in (0, 1))
     starts, lengths = row.cut
     ends = starts + lengths - 1
     counted = ends[row.states[ends]]
     before = counted[counted < reply - 1].tolist()
-    assert len(before) == (17 if most is None else min(most, 17))  # 12 merged units, 5 raw ones
+    assert len(before) == min(most, 17)  # 12 merged units, 5 raw ones
     assert counted[counted >= reply - 1].tolist() == list(range(reply - 1, len(IDS)))
     assert most != 3 or not np.array_equal(row.states, other.states)  # its index draws them

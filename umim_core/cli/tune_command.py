@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _ROLES: Final = ["user", "system", "tools", "tool"]
 _VALIDATIONS: Final = 4  # of a training, of so many rows each:
 _VALIDATION_ROWS: Final = 8
-_PROMPT_STATES: Final = 96  # of a row that are trained besides those of its reply
 
 
 def tune(
@@ -83,7 +82,6 @@ def tune(
             "validate_every": every,
             "validation_rows": _VALIDATION_ROWS,
             "patience": _VALIDATIONS,
-            "prompt_states": _PROMPT_STATES,
             "checkpoint_every": min(every, 10),
         },
         "the options",

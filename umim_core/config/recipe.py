@@ -123,9 +123,6 @@ class DistillConfig(TrainConfig):
         0.0,
         description="Share of rows that repeat their merged first half raw, with the loss there.",
     )
-    prompt_states: Annotated[int | None, Field(ge=0)] = Field(
-        None, description="States before a row's reply, at most, that have loss; null: all."
-    )
 
     @model_validator(mode="after")
     def _shares_of_rows(self) -> Self:

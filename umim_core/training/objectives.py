@@ -32,6 +32,7 @@ Split = Literal["train", "valid"]
 _AS_MERGED: Final[Mapping[str, float]] = {}
 _STREAM: Final = 0x6B696E64  # keeps these draws apart from those of the data order
 _LEAST: Final = 16  # tokens of a row that is cut in two
+PROMPT_STATES: Final = 96  # before a row's reply that have loss, at most
 
 
 class TrainingRow(NamedTuple):
@@ -55,11 +56,11 @@ def training_row(
     *,
     prompt: float = 0.0,
     copy: float = 0.0,
-    prompt_states: int | None = None,
 ) -> TrainingRow:
     """Return a row of the kind that its index draws.
 
-    Of the units before a row's reply, ``prompt_states`` that its index draws have loss.
+    Where rows have replies, all states of a reply have loss, and some before it, which the index
+    draws.
     """
     ids = rows.row(index)
     if prompt + copy > 0.0 and rows.parts_of(index) == ((0, len(ids)),) and len(ids) >= _LEAST:
@@ -75,13 +76,13 @@ def training_row(
             cut = segment_prefix(matcher.segment, ids, start)
             return TrainingRow(ids, cut, np.arange(size) >= start)
     cut, states = rows.segment(index, matcher), np.ones(len(ids), dtype=np.bool_)
-    if prompt_states is not None:
+    if len(rows.replies):
         starts, lengths = cut
         first = int(np.argmax(lengths > 1)) if len(lengths) else 0
         ends = (starts + lengths - 1)[first:]
         before = ends[ends < rows.reply_of(index) - 1]  # the state there predicts the reply
         draw = np.random.default_rng([_STREAM, index])
-        states[draw.permutation(before)[prompt_states:]] = False
+        states[draw.permutation(before)[PROMPT_STATES:]] = False
     return TrainingRow(ids, cut, states)
 
 
@@ -150,11 +151,9 @@ class DistillObjective(Objective):
         micro_batch: int | None = None,
         prompt_rows: float = 0.0,
         copy_rows: float = 0.0,
-        prompt_states: int | None = None,
     ) -> None:
         super().__init__()
         self._kinds = {"prompt": prompt_rows, "copy": copy_rows}
-        self._prompt_states = prompt_states
         self._model = DistillModel(merged_model, autocast=bf16, micro_batch=micro_batch)
         self._matcher = merged_model.require_matcher()
         self._train, self._valid = train, valid
@@ -170,11 +169,7 @@ class DistillObjective(Objective):
     def _loss(
         self, rows: TokenRows, indices: Sequence[int], kinds: Mapping[str, float] = _AS_MERGED
     ) -> BatchLoss:
-        most = self._prompt_states
-        batch = [
-            training_row(rows, index, self._matcher, **kinds, prompt_states=most)
-            for index in indices
-        ]
+        batch = [training_row(rows, index, self._matcher, **kinds) for index in indices]
         loss: BatchLoss = self._model(
             [row.ids for row in batch], [row.cut for row in batch], [row.states for row in batch]
         )

@@ -149,7 +149,6 @@ def make_objective(
             micro_batch=config.micro_batch,
             prompt_rows=config.prompt_rows,
             copy_rows=config.copy_rows,
-            prompt_states=config.prompt_states,
             batch_size=per_rank,
         )
     if job.prompt is None:
