@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-THREADS: Final = 2  # of every side that may use more than one
+THREADS: Final = min(2, len(os.sched_getaffinity(0)))  # of every side that may use more than one
 SLOW_SECONDS: Final = 10.0
 SLOW_ROUNDS: Final = 3
 _HELP: Final = {

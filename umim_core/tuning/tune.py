@@ -252,7 +252,8 @@ def _tuned(
         if trials:
             checkpoint = of_at_least(checkpoint, trials[-1].shortest)
         checkpoint.save(folder / "checkpoint")
-    trials = [_trial(trial) for trial in read_json(trials_file)]
+    tried: Any = read_json(trials_file)
+    trials = [_trial(trial) for trial in tried]
     logger.info("comparing %d held-out requests", len(held))
     umim = UMIM.from_pretrained(folder / "checkpoint", backbone=backbone)
     shortest = trials[-1].shortest if trials else None
