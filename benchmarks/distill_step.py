@@ -3,7 +3,6 @@
     python -m benchmarks.distill_step --out docs/results/distill_step.json
     python -m benchmarks.distill_step --ids tokens.npy --shapes embedded --rounds 3
     python -m benchmarks.distill_step --on smollm2
-    python -m benchmarks.distill_step --on gpu
 
 On the embedded backbone: first the loss alone, on random states of three shapes; then whole steps
 on text. All sides get the same input, and their losses and gradients are compared in the run.
@@ -16,9 +15,7 @@ itself (equal bits are required), and float32. Bound: the step's products (teach
 backward pass to the inputs, three with the head) at the best rate of the machine's own products of
 that data type. Gate (P8): at most 6 s a step on the faster of both data types.
 
-On a GPU: random bfloat16 weights, the loss with the head of Llama-3.1-8B, the step with the shape
-of Llama-3.2-1B. Gates (P3, on an H200): time of the loss at most 1.35 times its bound and Liger's
-at least 1.3 times ours, at most 2 GB on top of its inputs, and a step at 45 % of the device's peak.
+``benchmarks.gpu`` has both on a GPU.
 """
 
 from __future__ import annotations
@@ -42,9 +39,7 @@ from benchmarks.runner import (
     Gate,
     Report,
     alternate,
-    at_least,
     at_most,
-    device_name,
     fresh,
     in_process,
     memory_of,
@@ -59,23 +54,20 @@ from benchmarks.subjects import (
     Ids,
     general_text,
     ids_file,
-    llama_config,
     open_ids,
-    random_backbone,
     untrained_module,
 )
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.shape import BackboneShape
-from umim_core.config.form import ModuleForm
 from umim_core.errors import CorpusError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation, pack_rows
 from umim_core.model.umim import UMIM
-from umim_core.throughput.roofline import measure_peak, synchronize
+from umim_core.throughput.roofline import measure_peak
 from umim_core.training.loss import DEFAULT_CHUNK, aligned_rows, distill_loss
 from umim_core.training.packed_trunk import PackedTrunk
-from umim_core.training.step import DistillModel, step_memory
+from umim_core.training.step import DistillModel
 
 OURS, PLAIN, LIGER = "ours", "plain", "Liger"
 CASTS, SINGLE = "ours, weights cast for every product", "ours, float32"
@@ -83,20 +75,7 @@ LENGTH: Final = 512  # tokens of a segment
 LOSS_ERROR, GRADIENT_ERROR = 1e-5, 1e-4
 MEMORY_SHARE, TIME_RATIO = 0.2, 1.1
 STEP_SECONDS: Final = 6.0  # of SmolLM2
-OVER_BOUND, OVER_LIGER, EXTRA_BYTES, MFU = 1.35, 1.3, 2e9, 0.45  # of a GPU
-ROUNDED: Final = 5e-2  # on a GPU the plain side rounds its logits to bfloat16
-ROWS: Final = {"embedded": 8, "smollm2": 4, "gpu": 16}
-LLAMA_1B: Final = BackboneShape(
-    hidden_size=2048,
-    intermediate_size=8192,
-    layers=16,
-    heads=32,
-    kv_heads=8,
-    head_dim=64,
-    vocab_size=128_256,
-    tied=True,
-    gated_mlp=True,
-)
+ROWS: Final = {"embedded": 8, "smollm2": 4}
 Result = tuple[float, Tensor]  # mean loss, gradient
 Side = Callable[[], Result]
 
@@ -115,7 +94,6 @@ SHAPES: Final = {
     "GPT-2": Shape(1024, 768, 50_257),
     "Llama-3.2-1B": Shape(1024, 2048, 128_256),
 }
-LLAMA_8B_HEAD: Final = Shape(8192, 4096, 128_256)
 _TINY: Final = Shape(64, 64, 512)
 _CPU: Final = torch.device("cpu")
 
@@ -129,7 +107,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     """Rows of text, their units, and what they are distilled with."""
 
     backbone: Backbone
@@ -138,7 +116,7 @@ class Batch:
     cuts: list[Segmentation]
 
     @classmethod
-    def of(cls, umim: UMIM, ids: Ids) -> Batch:
+    def of(cls, umim: UMIM, ids: Ids) -> StepBatch:
         """Return ids in segments under a checkpoint's rules, and a fresh module."""
         rows = list(ids.reshape(-1, LENGTH))
         cuts = [umim.matcher.segment(row) for row in rows]
@@ -158,34 +136,15 @@ class Batch:
         return torch.cat([part.reshape(-1) for part in gradients])
 
 
-def embedded_batch(ids_file: Path, rows: int) -> Batch:
+def embedded_batch(ids_file: Path, rows: int) -> StepBatch:
     """Return the first segments of a file of ids under the rules of the embedded checkpoint."""
     ids = np.asarray(open_ids(ids_file, rows * LENGTH), dtype=np.int64)
     rule = f"{ids_file.name} must hold {rows * LENGTH} ids"
     require(len(ids) == rows * LENGTH, CorpusError, rule, len(ids))
-    batch = Batch.of(UMIM.from_pretrained(EMBEDDED, dtype="float32"), ids)
+    batch = StepBatch.of(UMIM.from_pretrained(EMBEDDED, dtype="float32"), ids)
     merged = batch.sizes()["units"] < len(ids)
     require(merged, CorpusError, f"some rule of {EMBEDDED} must match in {ids_file.name}")
     return batch
-
-
-def random_batch(shape: BackboneShape, device: torch.device, rows: int, length: int) -> Batch:
-    """Return random ids for a bfloat16 backbone of random weights.
-
-    Units of 1 and 3 tokens remove about 0.4 of every row's tokens.
-    """
-    config = llama_config(shape, length)
-    backbone = random_backbone(config, dtype="bfloat16", device=str(device))
-    rng, draw = np.random.default_rng(0), np.random.default_rng(0)
-    ids = [rng.integers(0, shape.vocab_size, length) for _ in range(rows)]
-    share = 0.4 / (2.0 - 2.0 * 0.4)  # of units that are spans of three
-    cuts = []
-    for _ in range(rows):
-        lengths = np.where(draw.random(length) < share, 3, 1).astype(np.int64)
-        lengths = lengths[: int(np.searchsorted(lengths.cumsum(), length)) + 1]
-        lengths[-1] -= lengths.sum() - length
-        cuts.append((lengths.cumsum() - lengths, lengths))
-    return Batch(backbone, untrained_module(backbone), ids, cuts)
 
 
 def liger_version() -> str | None:
@@ -257,14 +216,14 @@ class CastingModel(DistillModel):
             self._trunk = PackedTrunk(merged_model.backbone)
 
 
-def step_of(batch: Batch, model: DistillModel) -> Result:
+def step_of(batch: StepBatch, model: DistillModel) -> Result:
     """Return the mean loss of a step and the gradient of the module's weights."""
     loss = model(batch.rows, batch.cuts)
     mean = loss.total / loss.weight
     return float(mean.detach()), batch.gradient(mean)
 
 
-def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
+def step_sides(batch: StepBatch, *, autocast: bool) -> dict[str, Side]:
     """Return every side's mean KL of a whole step and the gradient of the module's weights."""
     model = DistillModel(batch.merged_model, autocast=autocast)
 
@@ -349,7 +308,7 @@ def step_flops(shape: BackboneShape, raw: int, units: int, length: int = LENGTH)
     return products + attention + 6.0 * units * shape.head_weights
 
 
-def measure_precisions(batch: Batch, rounds: int) -> Report:
+def measure_precisions(batch: StepBatch, rounds: int) -> Report:
     """Time a step in every precision in turn, against the bound of its products."""
     models = {
         OURS: DistillModel(batch.merged_model, autocast=True),
@@ -369,63 +328,6 @@ def measure_precisions(batch: Batch, rounds: int) -> Report:
     return sizes | {"precisions": {"bfloat16 and float32": found}, "equal": same}
 
 
-def finished(run: Side, device: torch.device) -> Side:
-    """Return a side that waits until its device has done all of it."""
-
-    def whole() -> Result:
-        result = run()
-        synchronize(device)
-        return result
-
-    return whole
-
-
-def extra_bytes(run: Side, device: torch.device) -> int:
-    """Return by how many bytes a run exceeds what was allocated before; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    run()
-    synchronize(device)
-    return int(torch.cuda.max_memory_allocated(device) - before)
-
-
-def measure_bounded_loss(shape: Shape, device: torch.device, peak: float, rounds: int) -> Report:
-    """Measure the loss and its peers, against the time of its three products."""
-    named = loss_sides(shape, device, torch.bfloat16)
-    sides = {name: finished(side, device) for name, side in named.items()}
-    bound = 6.0 * shape.rows * shape.hidden * shape.vocab / peak
-    found = compare(sides, rounds)
-    for name, figures in found.items():
-        figures["over_bound"] = figures["seconds"]["median"] / bound
-        figures["bytes"] = extra_bytes(sides[name], device)
-    return {**vars(shape), "bound_seconds": bound, "sides": found}
-
-
-def measure_random_step(
-    shape: BackboneShape, device: torch.device, peak: float, rows: int, length: int, rounds: int
-) -> Report:
-    """Measure whole steps of a random backbone, against its bound of memory."""
-    batch = random_batch(shape, device, rows, length)
-    step = finished(
-        partial(step_of, batch, DistillModel(batch.merged_model, autocast=True)), device
-    )
-    seconds, sizes = spread(alternate({OURS: step}, rounds)[OURS]), batch.sizes()
-    bound = step_memory(
-        shape, ModuleForm(), rows=rows, segment_length=length, bf16=True, strategy="ddp", gpus=1
-    )
-    flops = step_flops(shape, sizes["tokens"], sizes["units"], length)
-    figures = {
-        "seconds": seconds,
-        "mfu": flops / seconds["median"] / peak,
-        "bytes": extra_bytes(step, device),
-        "bound_bytes": bound["activations, loss"],
-    }
-    return sizes | {"precisions": {"bfloat16": {OURS: figures}}}
-
-
 def gates(report: Report) -> dict[str, Gate]:
     """Return value, limit and verdict of every gate."""
     judged: dict[str, Gate] = {}
@@ -435,17 +337,6 @@ def gates(report: Report) -> dict[str, Gate]:
         seconds = min(sides[name]["seconds"]["median"] for name in (OURS, SINGLE))
         judged["seconds_a_step"] = at_most(seconds, STEP_SECONDS)
         judged["held_weights_error"] = at_most(float(not report["step"]["equal"]), 0.0)
-        return judged
-    if report["on"] == "gpu":
-        (sides,) = (loss["sides"] for loss in report["losses"].values())
-        ours = sides[OURS]
-        judged["loss_over_bound"] = at_most(ours["over_bound"], OVER_BOUND)
-        judged["loss_extra_bytes"] = at_most(ours["bytes"], EXTRA_BYTES)
-        judged["loss_gradient_error"] = at_most(ours["gradient_error"] / ROUNDED, 1.0)
-        judged["step_mfu"] = at_least(precisions["bfloat16"][OURS]["mfu"], MFU)
-        if LIGER in sides:
-            slower = sides[LIGER]["over_bound"] / ours["over_bound"]
-            judged["liger_over_ours"] = at_least(slower, OVER_LIGER)
         return judged
     measured = {f"loss_{name}": loss["sides"] for name, loss in report["losses"].items()}
     for name, sides in (measured | {"step": precisions["float32"]}).items():
@@ -458,30 +349,17 @@ def gates(report: Report) -> dict[str, Gate]:
     return judged
 
 
-def run(
-    options: argparse.Namespace,
-    report: Report,
-    head: Shape = LLAMA_8B_HEAD,
-    shape: BackboneShape = LLAMA_1B,
-) -> None:
+def run(options: argparse.Namespace, report: Report) -> None:
     """Measure the losses and the step of what was asked for."""
     rounds, rows = options.rounds, options.rows or ROWS[options.on]
     report |= {"on": options.on, "liger": liger_version(), "losses": {}}
     if options.on == "embedded":
         report["losses"] = {name: measure_loss(SHAPES[name], rounds) for name in options.shapes}
         report["step"] = measure_step(ids_file(options), rows, rounds)
-    elif options.on == "smollm2":
-        umim, tokens = UMIM.from_pretrained(options.checkpoint, dtype="float32"), rows * LENGTH
-        batch = Batch.of(umim, general_text(umim, tokens)[1][:tokens])
-        report["step"] = measure_precisions(batch, rounds)
     else:
-        device = torch.device(options.device)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise SystemExit("--on gpu needs a GPU, and torch sees none here")
-        report["facts"]["device"] = device_name(device)
-        peak = measure_peak(device, torch.bfloat16).peak
-        report["losses"] = {"Llama-3.1-8B": measure_bounded_loss(head, device, peak, rounds)}
-        report["step"] = measure_random_step(shape, device, peak, rows, options.length, rounds)
+        umim, tokens = UMIM.from_pretrained(options.checkpoint, dtype="float32"), rows * LENGTH
+        batch = StepBatch.of(umim, general_text(umim, tokens)[1][:tokens])
+        report["step"] = measure_precisions(batch, rounds)
 
 
 BENCHMARK: Final = Benchmark(
@@ -492,9 +370,7 @@ BENCHMARK: Final = Benchmark(
         "on": {"choices": tuple(ROWS), "default": "embedded"},
         "shapes": tuple(SHAPES),
         "checkpoint": CHECKPOINT,
-        "device": "cuda",
         "rows": int,
-        "length": 1024,
         "rounds": 10,
     },
     measure=run,

@@ -16,7 +16,9 @@ Weights are random and made on the device; nothing is loaded. The parts, in orde
 A part has a share of the time and measures one setting after the other, the smallest first; one
 that it has probably no time for is left out by name. Results are written after each setting. A
 figure above a ceiling of the device, or another error of a setting, fails the run; the others are
-measured all the same.
+measured all the same. Gates of distillation (P3, on an H200): time of the loss at most 1.35 times
+its bound and Liger's at least 1.3 times ours, at most 2 GB on top of its inputs, and a step at 45 %
+of the device's peak.
 
 The engine launches its kernels one by one. CUDA graphs replay fixed shapes and addresses, and here
 the view of the cache grows with every token: there are none, and launches bound decoding few rows.
@@ -25,6 +27,7 @@ the view of the cache grows with every token: there are none, and launches bound
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -39,17 +42,24 @@ import torch
 from torch import Tensor
 
 from benchmarks.distill_step import (
-    LLAMA_1B,
-    LLAMA_8B_HEAD,
+    LIGER,
+    OURS,
+    Result,
     Shape,
-    measure_bounded_loss,
-    measure_random_step,
+    Side,
+    StepBatch,
+    compare,
+    loss_sides,
+    step_flops,
+    step_of,
 )
 from benchmarks.engine import merging_shares
 from benchmarks.runner import (
     Benchmark,
     Gate,
     Report,
+    alternate,
+    at_least,
     at_most,
     device_name,
     no_error_gate_missed,
@@ -57,7 +67,14 @@ from benchmarks.runner import (
     spread,
     timed,
 )
-from benchmarks.subjects import Ids, Subject, llama_config, random_backbone, random_subject
+from benchmarks.subjects import (
+    Ids,
+    Subject,
+    llama_config,
+    random_backbone,
+    random_subject,
+    untrained_module,
+)
 from umim_core.backbone.backbone import state_difference, state_tolerance
 from umim_core.backbone.shape import BackboneShape
 from umim_core.checkpoint.untrained import fresh_module
@@ -73,8 +90,15 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import Phase, ThroughputRow
-from umim_core.throughput.roofline import ForwardCost, Roofline, measure_bandwidth, measure_peak
+from umim_core.throughput.roofline import (
+    ForwardCost,
+    Roofline,
+    measure_bandwidth,
+    measure_peak,
+    synchronize,
+)
 from umim_core.throughput.throughput import EVERYWHERE, FixedSpans, measure_throughput
+from umim_core.training.step import DistillModel, step_memory
 
 LIMIT: Final = 360.0  # seconds of a run
 SHARES: Final = {  # of them; what a part does not need goes to those behind it
@@ -85,17 +109,31 @@ SHARES: Final = {  # of them; what a part does not need goes to those behind it
     "distillation": 0.08,
 }
 GROWTH: Final = 2.5  # times that a setting takes of the one before it, at most
-MERGED: Final = 0.4  # token reduction of the pool's requests
+MERGED: Final = 0.4  # token reduction of the pool's requests, and of distillation's rows
+OVER_BOUND, OVER_LIGER, EXTRA_BYTES, MFU = 1.35, 1.3, 2e9, 0.45  # of distillation
+ROUNDED: Final = 5e-2  # the plain side of the loss rounds its logits to bfloat16
 FORMS: Final = {
     "at the input": ModuleForm(),
     "inside, adapters": ModuleForm(
         residual="last", unit_positions="preserved", merge_depth=1, adapter_rank=8
     ),
 }
+LLAMA_1B: Final = BackboneShape(
+    hidden_size=2048,
+    intermediate_size=8192,
+    layers=16,
+    heads=32,
+    kv_heads=8,
+    head_dim=64,
+    vocab_size=128_256,
+    tied=True,
+    gated_mlp=True,
+)
 LLAMA_8B: Final = LLAMA_1B.model_copy(
     update={"hidden_size": 4096, "intermediate_size": 14_336, "layers": 32}
     | {"head_dim": 128, "tied": False}
 )
+_LLAMA_8B_HEAD: Final = Shape(8192, 4096, 128_256)
 _FEW_LAYERS: Final = LLAMA_1B.model_copy(update={"layers": 4, "vocab_size": 64})
 _SMALL: Final = LLAMA_1B.model_copy(
     update={"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 4}
@@ -110,7 +148,7 @@ class Sizes:
     exact: BackboneShape = _FEW_LAYERS
     engine: BackboneShape = LLAMA_8B
     step: BackboneShape = LLAMA_1B
-    head: Shape = LLAMA_8B_HEAD
+    head: Shape = _LLAMA_8B_HEAD
     prefill: tuple[int, ...] = (1024, 4096, 16_384, 32_768)
     reductions: tuple[float, ...] = (0.2, 0.4, 0.6)
     decode: tuple[int, ...] = (1, 16, 64)  # rows behind prompts of prefill[0]
@@ -146,6 +184,7 @@ class Run:
 
     report: Report
     out: Path | None
+    limit: float = LIMIT  # seconds
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -161,7 +200,7 @@ class Run:
         """Measure the settings of a part that there is time for; each gives rows."""
         rows = self.report[name] = list[Report]()
         before = list(SHARES)[: list(SHARES).index(name) + 1]
-        until, took = LIMIT * sum(SHARES[part] for part in before), 0.0
+        until, took = self.limit * sum(SHARES[part] for part in before), 0.0
         for setting in settings:
             label, start = " ".join(map(str, (name, *setting))), self.seconds
             if start + GROWTH * took > until:
@@ -326,21 +365,65 @@ def answer(engine: Engine, prompts: list[Ids], new: int, most: int) -> tuple[flo
     return time.perf_counter() - began, first
 
 
+def random_batch(sizes: Sizes, device: torch.device) -> StepBatch:
+    """Return random rows for a bfloat16 backbone of random weights.
+
+    Units of 1 and 3 tokens remove about 0.4 of every row's tokens.
+    """
+    length, rng, draw = sizes.step_length, np.random.default_rng(0), np.random.default_rng(0)
+    backbone = random_backbone(llama_config(sizes.step, length), dtype="bfloat16", device=device)
+    ids = [rng.integers(0, sizes.step.vocab_size, length) for _ in range(sizes.step_rows)]
+    share = MERGED / (2.0 - 2.0 * MERGED)  # of units that are spans of three
+    cuts = []
+    for _ in ids:
+        lengths = np.where(draw.random(length) < share, 3, 1).astype(np.int64)
+        lengths = lengths[: int(np.searchsorted(lengths.cumsum(), length)) + 1]
+        lengths[-1] -= lengths.sum() - length
+        cuts.append((lengths.cumsum() - lengths, lengths))
+    return StepBatch(backbone, untrained_module(backbone), ids, cuts)
+
+
 def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str) -> list[Report]:
     """Time a loss with its peers or a whole step; none may be faster than its products."""
-    peak, pairs = flops.peak, sizes.pairs
+
+    def whole(run: Side) -> Side:
+        def finished() -> Result:
+            result = run()
+            synchronize(device)
+            return result
+
+        return finished
+
+    shared: Report = {"what": what}
     if what == "loss":
-        sides = measure_bounded_loss(sizes.head, device, peak, pairs)["sides"]
+        head = sizes.head
+        sides = {n: whole(run) for n, run in loss_sides(head, device, torch.bfloat16).items()}
+        work = 6.0 * head.rows * head.hidden * head.vocab  # three products
+        found = compare(sides, sizes.pairs)
     else:
-        rows, length = sizes.step_rows, sizes.step_length
-        step = measure_random_step(sizes.step, device, peak, rows, length, pairs)
-        (sides,) = step["precisions"].values()
-    found = []
-    for side, figures in sides.items():
-        share = figures["mfu"] if "mfu" in figures else 1.0 / figures["over_bound"]
-        flops.check(f"{what}, {side}", share * peak, 1.0)
-        found.append({"what": what, "side": side, **figures, "of_peak": share})
-    return found
+        batch = random_batch(sizes, device)
+        model, of = DistillModel(batch.merged_model, autocast=True), batch.sizes()
+        sides = {OURS: whole(partial(step_of, batch, model))}
+        work = step_flops(sizes.step, of["tokens"], of["units"], sizes.step_length)
+        found = {OURS: {"seconds": spread(alternate(sides, sizes.pairs)[OURS])}}
+        cut = {"rows": sizes.step_rows, "segment_length": sizes.step_length}
+        bounds = step_memory(sizes.step, ModuleForm(), **cut, bf16=True, strategy="ddp", gpus=1)
+        shared["bound_bytes"] = bounds["activations, loss"]
+    for name, figures in found.items():
+        rate = flops.check(f"{what}, {name}", work, figures["seconds"]["median"])
+        figures |= {"of_peak": rate / flops.peak, "bytes": extra_bytes(sides[name], device)}
+    return [{"side": name, **shared, **figures} for name, figures in found.items()]
+
+
+def extra_bytes(run: Side, device: torch.device) -> int:
+    """Return by how many bytes a run exceeds what was allocated before; 0 on a processor."""
+    if device.type != "cuda":
+        return 0
+    synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    return int(torch.cuda.max_memory_allocated(device) - before)
 
 
 def measure(options: argparse.Namespace, report: Report) -> None:
@@ -348,7 +431,8 @@ def measure(options: argparse.Namespace, report: Report) -> None:
     sizes = TINY if options.tiny else Sizes()
     if not options.tiny and not torch.cuda.is_available():
         raise SystemExit("this needs a GPU, and torch sees none; --tiny runs on the processor")
-    device, run = torch.device("cpu" if options.tiny else "cuda"), Run(report, options.out)
+    device = torch.device("cpu" if options.tiny else "cuda")
+    run = Run(report, options.out, math.inf if options.tiny else LIMIT)
     flops, bandwidth = measure_peak(device, torch.bfloat16), measure_bandwidth(device)
     report["facts"]["device"] = device_name(device)
     report |= {"tiny": options.tiny, "new_tokens": sizes.new, "pool_bytes": sizes.pool}
@@ -374,6 +458,16 @@ def gates(report: Report) -> dict[str, Gate]:
         name = f"{row['dtype']} {row['merged']} {row['batch_size']} rows error"
         of_tolerance = row["error"] / row["tolerance"]
         found[name.replace(",", "").replace(" ", "_")] = at_most(of_tolerance, 1.0)
+    sides = {(row["what"], row["side"]): row for row in report["distillation"]}
+    loss, step, liger = (sides.get(x) for x in (("loss", OURS), ("step", OURS), ("loss", LIGER)))
+    if loss is not None and not report["tiny"]:
+        found["loss_over_bound"] = at_most(1 / loss["of_peak"], OVER_BOUND)
+        found["loss_extra_bytes"] = at_most(loss["bytes"], EXTRA_BYTES)
+        found["loss_gradient_error"] = at_most(loss["gradient_error"] / ROUNDED, 1.0)
+        if liger is not None:
+            found["liger_over_ours"] = at_least(loss["of_peak"] / liger["of_peak"], OVER_LIGER)
+    if step is not None and not report["tiny"]:
+        found["step_of_peak"] = at_least(step["of_peak"], MFU)
     return found | {"seconds": at_most(report["seconds"], LIMIT)}
 
 

@@ -3,7 +3,7 @@
 python -m tools.shipping CHECKPOINT --recipe smollm2 --name umim-smollm2-135m
 
 CHECKPOINT is the directory that a finished run printed. Its measurements and its corpus are found
-by the digests that each stage records of what it was given. What ships is stored smaller: the
+as the recipe's flow asks for them, with the code that ran it. What ships is stored smaller: the
 module in bfloat16 (``--weights float32`` keeps it), the rules without the matcher's tables,
 which are built in memory. What the rounding changes is measured and stands in the results.
 ``--priced DIR``, made of it by ``umim prune --keep-all``, adds prices and the bound of decoding;
@@ -20,8 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -33,11 +32,17 @@ from safetensors.torch import load_file
 from docs.make.cards import adapted_cards, model_cards
 from docs.make.document import RESULTS, ROOT, Document
 from docs.make.results import documents_of, part_label
+from flows import parts
+from tasks.cluster.lease import ClusterLease
+from tasks.plan.planner import Planner
+from tasks.report.compare import CellResult
 from tasks.report.render import Report
+from tasks.run.pipeline import site_of
 from tasks.run.recipes import find_recipe
-from tasks.run.stage import STAGE_SCHEMA, Artifact
+from tasks.run.stage import STAGE_SCHEMA, Artifact, StageCall
 from tasks.stages.corpus import PART, RECORD, splits_with
 from tasks.stages.evaluate import rows_of
+from umim_core.adaptation.settings import BASE, WT
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
     CHECKPOINT_SCHEMA,
@@ -48,13 +53,11 @@ from umim_core.checkpoint.checkpoint_files import (
 from umim_core.checkpoint.module_weights import save_tensors
 from umim_core.config.form import MERGES, check_merge, check_raw_tail
 from umim_core.config.recipe import Recipe
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.model.umim import UMIM
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet, read_table, write_prices, write_table
 from umim_core.store.artifacts import (
-    canonical_json,
-    directory_digest,
     read_json,
     read_manifest,
     sha256_file,
@@ -62,7 +65,6 @@ from umim_core.store.artifacts import (
     write_manifest,
 )
 from umim_core.store.publication import publish_directory
-from umim_core.task_sets.spec import TASKS
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 TABLE: Final = "rules.parquet"
@@ -74,44 +76,40 @@ MAX_RULES_BYTES: Final = 4 << 20
 _ROUNDING_ROWS: Final = 8
 
 
-@dataclass(frozen=True)
-class Trail:
-    """Stages of a run that belong to one checkpoint."""
+class FinishedRun(Planner):
+    """Stands in for a pipeline run: it finds every stage below a root, and builds none."""
 
-    distilled: Artifact
-    evaluated: Artifact  # alignment and perplexity
-    tokenized: Artifact  # what it was measured on
-    corpus: Artifact
-    scores: dict[str, Artifact]  # of the recipe's first task, if it has one: ``base``, ``umim``
+    def __init__(self, recipe: Recipe, root: Path) -> None:
+        super().__init__(recipe)
+        self.site = site_of(root, recipe, ClusterLease(recipe.cluster, root))
+
+    def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
+        """Find a stage."""
+        spec = call.spec(self.site)
+        place = self.site.root / spec.name / spec.key
+        require(
+            place.is_dir(),
+            ConfigError,
+            f"the recipe {self.recipe.name} must have been run to its end as it is now",
+            f"no stage {spec.name} of {label or self.recipe.name}",
+            "Name the recipe that was run, as it was then, and run it with this code.",
+        )
+        return _artifact(place, spec.name)
 
 
-def trail(checkpoint: Path, recipe: Recipe) -> Trail:
-    """Find the stages of a checkpoint below its artifact root, if they are as the recipe says."""
-    root, digest = checkpoint.parents[2], directory_digest(checkpoint)
-    distilled = _artifact(checkpoint.parent, "distill")
-    check_training(distilled, recipe)
-    device, dtype = recipe.placement
-    placed = {"device": device, "dtype": dtype}
-    asked = {
-        "config": recipe.evaluate.model_dump(exclude={"task_questions"}),
-        "segment_length": recipe.segment_length,
-        **placed,
-    }
-    evaluated = _one(
-        (
-            artifact
-            for artifact in _finished(root, "evaluate")
-            if artifact.manifest()["inputs"]["checkpoint"] == digest
-            and artifact.manifest()["config"] == asked
-        ),
-        f"the checkpoint must have been evaluated as the recipe {recipe.name} says",
-        checkpoint,
+def found(checkpoint: Path, recipe: Recipe) -> tuple[CellResult, parts.Sources]:
+    """Find what belongs to a checkpoint below its artifact root, as the recipe's flow calls it."""
+    run: Any = FinishedRun(recipe, checkpoint.parents[2])
+    sources, results = parts.train(run)
+    parts.evaluate(run, sources, results)
+    for result in results:
+        if result.settings[WT].path == checkpoint.parent:
+            return result, sources
+    raise ConfigError(
+        f"a cell of the recipe {recipe.name} must have made the checkpoint",
+        str(checkpoint),
+        "Name the recipe that was run, as it was then.",
     )
-    tokenized = _with_digest(root, "tokenize", evaluated.manifest()["inputs"]["tokens"])
-    corpus = _with_digest(root, "mixture", tokenized.manifest()["inputs"]["corpus"])
-    base = read_config(checkpoint).backbone_fingerprint
-    scores = scores_of(root, recipe, {"umim": digest, "base": base}, placed)
-    return Trail(distilled, evaluated, tokenized, corpus, scores)
 
 
 def adapted_point(checkpoint: Path, report: Report) -> tuple[Report, Report]:
@@ -120,15 +118,17 @@ def adapted_point(checkpoint: Path, report: Report) -> tuple[Report, Report]:
     It is the directory of a trained setting, below the artifact root that it was scored in.
     """
     trained = _artifact(checkpoint.parent, checkpoint.parent.parent.name)
-    for scores in _finished(checkpoint.parents[2], "choice-scores"):
+    stage = "choice-scores"
+    for place in sorted((checkpoint.parents[2] / stage).glob("*/manifest.json")):
+        scores = _artifact(place.parent, stage)
         manifest = scores.manifest()
         if manifest["inputs"]["model.model"] != trained.digest:
             continue
         own = manifest["config"]["model"] | scores.metrics
-        for place in report["backbones"]:
-            for point in place["points"]:
+        for backbone in report["backbones"]:
+            for point in backbone["points"]:
                 if own.items() <= point.items():
-                    return place, point
+                    return backbone, point
     raise ConfigError(
         f"the results must hold a point that was measured on {checkpoint}",
         f"adaptation {report['name']}",
@@ -136,80 +136,9 @@ def adapted_point(checkpoint: Path, report: Report) -> tuple[Report, Report]:
     )
 
 
-def check_training(distilled: Artifact, recipe: Recipe) -> None:
-    """Refuse a recipe without a cell that is trained as the checkpoint was.
-
-    The error names what the nearest cell does otherwise.
-    """
-    training = distilled.manifest()["config"]["training"]
-    trained: dict[str, Any] = training["optimisation"] | training["form"]
-    trained |= {"seed": training["seed"], "segment_length": training["max_tokens"]}
-    shared = {name: getattr(recipe, name) for name in ("seed", "segment_length")}
-    differences = []
-    for cell in recipe.cells:
-        optimisation = recipe.distill.model_dump(mode="json")
-        asked: dict[str, Any] = optimisation | shared | cell.form()
-        names = [n for n in (trained | asked) if trained.get(n) != asked.get(n)]
-        differences.append({name: trained.get(name) for name in names})
-    if other := min(differences, key=len):
-        raise ConfigError(
-            f"the checkpoint must have been trained as the recipe {recipe.name} says",
-            other,
-            "Name the recipe that was run, as it was then.",
-        )
-
-
-def scores_of(
-    root: Path, recipe: Recipe, models: dict[str, str], placed: dict[str, object]
-) -> dict[str, Artifact]:
-    """Return the scores of the recipe's first task, of both models on the same questions."""
-    if recipe.task is None:
-        return {}
-    task, scores = TASKS.find(recipe.tasks[0]), dict[str, Artifact]()
-    questions: str | None = None
-    for side, merge in (("umim", task.merge), ("base", "none")):
-        asked: dict[str, Any] = {
-            "merge": merge,
-            "limit": recipe.evaluate.task_questions,
-            "questions": json.loads(canonical_json(task.key())),
-            **placed,
-        }
-        inputs = {"checkpoint": models[side]}
-        inputs |= {} if questions is None else {"questions.test": questions}
-        scores[side] = _one(
-            (
-                score
-                for score in _finished(root, "task-score")
-                if score.manifest()["config"] == asked
-                and inputs.items() <= score.manifest()["inputs"].items()
-            ),
-            f"{side} must have been scored on {task.name} as the recipe {recipe.name} says",
-            root,
-        )
-        questions = scores[side].manifest()["inputs"]["questions.test"]
-    return scores
-
-
-def _finished(root: Path, stage: str) -> Iterator[Artifact]:
-    for manifest in sorted((root / stage).glob("*/manifest.json")):
-        if manifest.parent.suffix == "":
-            yield _artifact(manifest.parent, stage)
-
-
 def _artifact(path: Path, stage: str) -> Artifact:
     record: Any = read_manifest(path, kind="stage", schema=STAGE_SCHEMA, verify=False)
     return Artifact(stage, record["key"], path, record["digest"], executed=False)
-
-
-def _with_digest(root: Path, stage: str, digest: str) -> Artifact:
-    same = (artifact for artifact in _finished(root, stage) if artifact.digest == digest)
-    return _one(same, f"the run's {stage} must be under the same root", root)
-
-
-def _one(artifacts: Iterator[Artifact], rule: str, where: Path) -> Artifact:
-    for artifact in artifacts:
-        return artifact
-    raise ConfigError(rule, str(where), "Run the recipe to its end, then ship its checkpoint.")
 
 
 def store(
@@ -279,12 +208,14 @@ def results_of(
     checkpoint: Path, shipped: Path, recipe: Recipe, commit: str | None
 ) -> dict[str, Any]:
     """Return everything that the page and the card show; no paths of this machine."""
-    stages, config = trail(checkpoint, recipe), read_config(checkpoint)
-    facts, metrics = stages.distilled.manifest()["facts"], stages.evaluated.metrics
-    names = ["", *(f"_{split}" for split in splits_with(stages.tokenized, PART))]
+    (cell, sources), config = found(checkpoint, recipe), read_config(checkpoint)
+    tokenized, metrics = cell.tokenized, cell.evaluations[WT].metrics
+    facts = cell.settings[WT].manifest()["facts"]
+    names = ["", *(f"_{split}" for split in splits_with(tokenized, PART))]
     rules, ships = RuleSet.load(shipped / "rules"), read_config(shipped)
     batch, length = recipe.distill.batch_size, recipe.segment_length
-    scored = stages.scores["umim"].manifest()["config"]["questions"] if stages.scores else {}
+    task = next(iter(sources.tasks), None)
+    sides = {} if task is None else {"umim": WT, "base": BASE}
     return {
         "benchmark": "shipped_model",
         "checkpoint": shipped.parent.name,
@@ -310,15 +241,15 @@ def results_of(
             "origin": rules.origin.record(),
             "bytes": (shipped / "rules" / TABLE).stat().st_size,
         },
-        "corpus": _corpus(stages.corpus),
+        "corpus": _corpus(sources.corpus),
         "corpus_tokens": {
-            split: stages.tokenized.metrics[f"tokens_{split}"] for split in ("train", "valid")
+            split: tokenized.metrics[f"tokens_{split}"] for split in ("train", "valid")
         },
         "protocol": recipe.evaluate.model_dump(),
         "texts": {part_label(s): text_figures(metrics, s) for s in names},
-        "task_name": scored.get("task"),
-        "task": {side: score.metrics for side, score in stages.scores.items()},
-        "rounding": _rounding(stages.tokenized, recipe, {"run": checkpoint, "shipped": shipped}),
+        "task_name": task,
+        "task": {side: cell.scores[str(task), of].metrics for side, of in sides.items()},
+        "rounding": _rounding(tokenized, recipe, {"run": checkpoint, "shipped": shipped}),
     }
 
 

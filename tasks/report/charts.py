@@ -21,7 +21,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 # Distinguishable with the common colour deficiencies, readable on white and on near-black.
 PALETTE: Final = (
@@ -130,12 +130,8 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Artist]:
     places = [x for line in panel.lines for x, _ in line.points]
     if places and all(float(x).is_integer() for x in places) and "xscale" not in panel.axes:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axis, name in ((axes.xaxis, "x"), (axes.yaxis, "y")):
-        if panel.axes.get(f"{name}scale") == "log" and f"{name}ticks" not in panel.axes:
-            if name == "y":
-                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axis.set_major_formatter("{x:,.0f}")
-            axis.set_minor_formatter(NullFormatter())
+    if "xscale" in panel.axes:  # with ticks of its own
+        axes.xaxis.set_minor_formatter(NullFormatter())
     return entries
 
 

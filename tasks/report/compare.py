@@ -181,13 +181,17 @@ def short_name(backbone: str) -> str:
 
 
 def run_label(row: ComparisonRow) -> str:
-    """Return what a row's run is called in MLflow's lists: all that tells it from the others."""
-    return f"{row.setting} {row.label_with(short_name(row.backbone))}"
+    """Return what a row's run is called in MLflow's lists, which show its beginning alone."""
+    tau = "" if row.tau is None else f" τ {row.tau}"
+    return f"{row.setting}{tau} {short_name(row.backbone)}{row.in_brackets}"
 
 
 def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
-    """Write each row as one flat MLflow run; equal rows are found, not added."""
-    for row in rows:
+    """Write each row as one flat MLflow run; equal rows are found, not added.
+
+    The last row comes first: MLflow lists what is new above.
+    """
+    for row in reversed(rows):
         key = sha256_bytes(
             canonical_json([run.key, row.source, row.params(), row.measured()]).encode()
         )

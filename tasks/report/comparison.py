@@ -187,14 +187,14 @@ class ComparisonRow(BaseModel):
     @property
     def label(self) -> str:
         """Short name for figures, e.g. ``umim-docs-llama, τ 5``."""
-        return self.label_with(self.model)
+        return self.model + ("" if self.tau is None else f", τ {self.tau}") + self.in_brackets
 
-    def label_with(self, backbone: str) -> str:
-        """Return the label with another name of the backbone."""
-        tau = "" if self.tau is None else f", τ {self.tau}"
+    @property
+    def in_brackets(self) -> str:
+        """What else tells the row from others, as labels end."""
         words = [*self._rule_deviations(), *cell_words(self)]
         words += ["shipped"] if self.source == "shipped" else []
-        return f"{backbone}{tau}" + (f" ({', '.join(words)})" if words else "")
+        return f" ({', '.join(words)})" if words else ""
 
     @property
     def form_in_short(self) -> str:

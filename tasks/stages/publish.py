@@ -106,8 +106,11 @@ def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[Repo
         for result in cells
         for setting, artifact in result.settings.items()
     ]
-    places += [(f"{shown_name(result.name)}, shipped", result.name) for result in shipped]
-    return tuple({"label": label, "path": path} for label, path in places)
+    leading, others = (
+        [(f"{shown_name(of.name)}, shipped", of.name) for of in shipped if of.leads is leads]
+        for leads in (True, False)
+    )
+    return tuple({"label": label, "path": path} for label, path in (*leading, *places, *others))
 
 
 def _examples(

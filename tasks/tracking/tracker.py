@@ -242,7 +242,7 @@ class Tracker:
         recipe = None if pipeline is None else self._recipes.get(pipeline)
         shown = described({n: v for n, v in params.items() if v is not None}, recipe)
         points, time_ms = _final(metrics), _now()
-        title = f"{recipe}: {name or key}" if recipe else name or key
+        title = f"{name or key} · {recipe}" if recipe else name or key
 
         def write() -> None:
             of = {SOURCE_TAG: "this run", **(tags or {})}

@@ -6,7 +6,6 @@ import argparse
 import re
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from benchmarks.answers import (
     points,
     questions,
 )
-from benchmarks.distill_step import CASTS, LIGER, OURS, PLAIN, SINGLE, Batch, Shape
+from benchmarks.distill_step import CASTS, LIGER, OURS, PLAIN, SINGLE, Shape, StepBatch
 from benchmarks.engine import generation_sides, logits_error
 from benchmarks.examples import PROMPTS, bracketed
 from benchmarks.matching import AhoCorasick, SetLoop, Spans, compare
@@ -38,7 +37,6 @@ from support.ngram_oracle import oracle
 from support.tiny_models import tiny_config
 from support.unit_counts import units_of
 from umim_core import UMIM
-from umim_core.backbone.shape import BackboneShape
 from umim_core.baselines.registry import find_baseline
 from umim_core.errors import ConfigError
 from umim_core.mining.counting import count_ngrams
@@ -177,13 +175,13 @@ def test_all_sides_of_the_loss_agree() -> None:
 
 
 @pytest.fixture(scope="module")
-def batch(tiny: Subject) -> Batch:
+def batch(tiny: Subject) -> StepBatch:
     rows = list(tiny.ids[: 2 * distill_step.LENGTH].reshape(2, -1))
     cuts = [tiny.merged_model.require_matcher().segment(row) for row in rows]
-    return Batch(tiny.backbone, untrained_module(tiny.backbone), rows, cuts)
+    return StepBatch(tiny.backbone, untrained_module(tiny.backbone), rows, cuts)
 
 
-def test_all_sides_of_a_step_agree(batch: Batch) -> None:
+def test_all_sides_of_a_step_agree(batch: StepBatch) -> None:
     """Held weights give the bits of casts, halves are near float32."""
     sides = distill_step.step_sides(batch, autocast=False)
     (loss, gradient), (plain_loss, plain_gradient) = sides[OURS](), sides[PLAIN]()
@@ -198,17 +196,6 @@ def test_all_sides_of_a_step_agree(batch: Batch) -> None:
     assert 1e-5 < found[OURS]["gradient_error"] == found[CASTS]["gradient_error"] < 0.1
     page = benchmark_page(report)
     assert all(text in page for text in (OURS, CASTS, SINGLE, "over the bound", "seconds a step"))
-
-
-@pytest.mark.full
-def test_what_a_gpu_measures_runs_on_the_processor(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 4, "kv_heads": 2}
-    shape = BackboneShape(**sizes, head_dim=16, vocab_size=128, tied=True, gated_mlp=True)
-    small = partial(distill_step.run, head=Shape(256, 64, 512), shape=shape)
-    out = tmp_path / "distill_gpu.json"
-    arguments = ["--on", "gpu", "--device", "cpu", "--rows", "2", "--length", "64", "--rounds", "1"]
-    replace(distill_step.BENCHMARK, measure=small).main([*arguments, "--out", str(out)])
-    assert "Llama-3.1-8B" in out.with_suffix(".md").read_text()
 
 
 # --- questions and answers

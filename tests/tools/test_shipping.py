@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from support.merge_modules import give_rows
-from tasks.run.recipes import find_recipe
-from tasks.run.stage import StageSpec, run_stage
+from support.tiny_pipeline import Walk
 from tools import shipping
-from tools.shipping import check_training, store
+from tools.shipping import found, store
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError
@@ -87,43 +86,23 @@ def test_what_ships_is_replaced_once_nothing_can_refuse_it(
     assert Checkpoint.load(shipped).rules.digest == Checkpoint.load(tiny_checkpoint).rules.digest
 
 
-OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "rate": ({"learning_rate": 0.004}, {}),
-    "form": ({}, {"residual": "last"}),
-}
-
-
-@pytest.mark.parametrize(("distill", "cell"), OTHERS.values(), ids=OTHERS)
-def test_a_checkpoint_was_trained_as_a_cell_of_the_recipe_says(
-    distill: dict[str, Any], cell: dict[str, Any], tmp_path: Path
-) -> None:
-    def changed(*cells: dict[str, Any], **distill: object) -> Recipe:
-        first = recipe.cells[0].model_dump(mode="json")
-        raw = recipe.model_dump(mode="json")
-        raw["cells"] = [first | more for more in cells]
-        return Recipe.model_validate(raw | {"distill": raw["distill"] | distill})
-
-    recipe = find_recipe("smollm2")
+@pytest.mark.full  # a whole run is in its fixture
+def test_what_belongs_to_a_checkpoint_is_found_as_its_recipe_says(tiny_run: Walk) -> None:
+    recipe, ((made,), _) = tiny_run.recipe, tiny_run.results
     assert isinstance(recipe, Recipe)
-    for asked, refused in (
-        (changed({}), changed(cell, **distill)),
-        (changed(cell, **distill), changed({})),
-    ):
-        (own,) = asked.cells
-        training = {
-            "optimisation": asked.distill.model_dump(mode="json"),
-            "form": own.form(),
-            "seed": asked.seed,
-            "max_tokens": asked.segment_length,
-        }
-        config = {"training": training}
-        distilled = run_stage(tmp_path, StageSpec("distill", 4, config, {}), _nothing)
-        both = asked.model_copy(update={"cells": (*refused.cells, *asked.cells)})
-        for fitting in (asked, both):
-            check_training(distilled, fitting)
-        with pytest.raises(ConfigError, match="must have been trained as the recipe smollm2 says"):
-            check_training(distilled, refused)
-
-
-def _nothing(_: Path) -> dict[str, float]:
-    return {}
+    checkpoint = made.settings["WT"].path / "checkpoint"
+    cell, sources = found(checkpoint, recipe)
+    assert cell.evaluations["WT"].metrics == made.evaluations["WT"].metrics
+    assert (cell.tokenized.digest, len(sources.tasks)) == (made.tokenized.digest, 1)
+    of_wt = {place: one for place, one in made.scores.items() if place[1] in ("WT", "base")}
+    assert {place: one.metrics for place, one in cell.scores.items()} == {
+        place: one.metrics for place, one in of_wt.items()
+    }
+    slower = recipe.distill.model_copy(update={"learning_rate": 0.004})
+    (other,) = recipe.cells
+    others = {"distill": slower, "cells": (other.model_copy(update={"residual": "last"}),)}
+    for field, value in others.items():
+        with pytest.raises(ConfigError, match="as it is now; got no stage distill of backbone"):
+            found(checkpoint, recipe.model_copy(update={field: value}))
+    with pytest.raises(ConfigError, match="a cell of the recipe tiny must have made"):
+        found(made.settings["Task-Adapted"].path / "checkpoint", recipe)

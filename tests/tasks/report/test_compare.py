@@ -21,7 +21,7 @@ def test_runs_of_cells_that_differ_in_one_policy_have_names_of_their_own() -> No
     ]
     names = [run_label(cell_row(cell)) for cell in cells]
     assert len(set(names)) == len(cells)
-    assert names[3] == "WT docs-llama, τ 5 (keep, learned positions)"
+    assert names[3] == "WT τ 5 docs-llama (keep, learned positions)"
 
 
 def test_depth_adapters_and_chosen_spans_tell_cells_apart_everywhere() -> None:

@@ -118,7 +118,7 @@ def test_a_comparison_run_is_flat_and_has_the_names_others_query(tracker: Tracke
     assert set(data.params) == {*COMPARISON_PARAMS, "method", "form", "recipe"}
     assert data.params["form"] == "attention, depth 1, positions none"
     assert (data.params["method"], data.params["recipe"]) == ("umim", "novels")
-    assert run.info.run_name == "novels: flat-1" and data.params["tau"] == "5"
+    assert run.info.run_name == "flat-1 · novels" and data.params["tau"] == "5"
     assert data.metrics == {
         "top1": 0.5,
         "ppl_umim_ood_stdlib": 40.0,
