@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 from matplotlib.figure import Figure
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.report.charts import Line, Panel, chart, png, svg_file
+from tasks.report.charts import Line, Panel, chart, svg_file
 from tasks.report.comparison import STATES, ComparisonRow, shown_name, variants
 from tasks.report.render import DASH, Table, escaped, file_table, formatted, page, table_markdown
 from tasks.run.recipes import recipe_names
@@ -160,11 +160,6 @@ def ablation_page(data: AblationData) -> str:
 def figure_svg(data: AblationData, name: str) -> str:
     """Return a figure as an SVG file on white."""
     return svg_file(_draw(data.rows, name), f"{data.name}-{name}", FIGURES[name].title)
-
-
-def figure_png(data: AblationData, name: str) -> bytes:
-    """Return the same figure as PNG."""
-    return png(_draw(data.rows, name))
 
 
 def _draw(rows: Sequence[ComparisonRow], metric: str) -> Figure:

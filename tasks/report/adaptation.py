@@ -117,101 +117,70 @@ def clear(difference: float | None, beyond: float | None) -> int:
     return 1 if difference > 0 else -1
 
 
-def verdict(place: Report) -> list[str]:
-    """Return what the figures of a backbone show, a line each."""
-    rows = adaptation_rows(place)
-    accuracies = [_judged(row, row["difference"], row["reach"]) for row in rows]
-    margins = [_judged(row, row["margin_difference"], row["margin_reach"], "nats") for row in rows]
-    return [
-        *_guessing(place),
-        f"Accuracy against the base model, {_sides(accuracies)}",
-        f"Margin against the base model, {_sides(margins)}",
-        *(f"{words}, {_sides(_compared(own, name))}" for words, name, own in _others(rows) if own),
-        *_missing_controls(rows),
-    ]
-
-
 def _judged(
     row: Report, difference: float, beyond: float | None, unit: str = "points"
-) -> tuple[str, int]:
+) -> dict[str, object]:
     """Return a row with a difference in words, and the side that it is clearly on."""
     words = f"{difference:+.3f}" if unit == "nats" else f"{100 * difference:+.1f}"
-    return f"{label(row)} ({words} {unit})", clear(difference, beyond)
+    return {"words": f"{label(row)} ({words} {unit})", "side": clear(difference, beyond)}
 
 
-def _compared(rows: Iterable[Report], name: str) -> list[tuple[str, int]]:
-    """Return rows with their differences to another model, paired by question."""
-    pairs = [(row, row["against"][name]) for row in rows]
-    return [_judged(row, to["difference"], to["reach"]) for row, to in pairs]
+def comparisons(rows: list[Report]) -> Iterator[tuple[str, list[dict[str, object]]]]:
+    """Yield what the rows of a backbone are compared with, in words, and each as judged.
 
-
-def _sides(judged: list[tuple[str, int]]) -> str:
-    """Name what is clearly above and clearly below, and count the others."""
-    above, below = (
-        ", ".join(words for words, side in judged if side == wanted) or "none" for wanted in (1, -1)
-    )
-    neither = sum(side == 0 for _, side in judged)
-    return (
-        f"clearly above: {above}; clearly below: {below}; no clear difference: {neither} of "
-        f"{len(judged)}."
-    )
-
-
-def _guessing(place: Report) -> Iterator[str]:
-    """Say so where the base model does not do the task."""
-    base, chance = place["base"], place.get("chance")
-    if chance is not None and clear(base["accuracy"] - chance, reach([base], "accuracy")) < 1:
-        yield (
-            f"The base model ({base['accuracy']:.1%}) is not clearly better than guessing "
-            f"({chance:.1%}): costs of merging and gains of training cannot be interpreted here."
-        )
-
-
-def _others(rows: list[Report]) -> Iterator[tuple[str, str, list[Report]]]:
-    """Yield what trained settings are compared with: words for it, its name, the settings' rows.
-
-    These are WT, the rules alone at equal threshold, and every control: first with what is trained
-    like it, then with what is trained longer. A training without gain is not compared with
-    controls, for it is none by DPO; nor is a control without gain.
+    Trained settings are compared with WT, with the rules alone at equal threshold and with every
+    control: first with what is trained like it, then with what is trained longer. A training
+    without gain is not compared with controls, for it is none by DPO; nor is a control without
+    gain.
     """
+    accuracy, margin = ("difference", "reach"), ("margin_difference", "margin_reach")
+    yield "Accuracy against the base model", [_judged(r, *(r[n] for n in accuracy)) for r in rows]
+    margins = [_judged(row, *(row[name] for name in margin), "nats") for row in rows]
+    yield "Margin against the base model", margins
 
-    def compared(name: str, **of: object) -> list[Report]:
-        return [row for row in rows if name in row["against"] and of.items() <= row.items()]
-
-    for row in rows:
-        if row["setting"] == WT:
-            own = f"its own rules, TR {row['token_reduction']:.1%}"
-            yield f"Training, against WT ({own})", WT, compared(WT)
-    yield "Training, against the rules alone at equal threshold", RULES_ALONE, compared(RULES_ALONE)
-    for name in (row["setting"] for row in rows if row["kind"] == CONTROL and not row["kept"]):
-        for setting, words in _NEXT_TO_CONTROLS.items():
-            against = f"{words}, against {name}, which has DPO alone and merges nothing"
-            yield against, name, compared(name, setting=setting, kept=False)
-
-
-def _missing_controls(rows: list[Report]) -> Iterator[str]:
-    """Say what a comparison with controls would need."""
-    for row in rows:
-        if row["kind"] == CONTROL and row["kept"]:
-            yield (
-                f"Training brought the control {row['setting']} no gain over its start, the base "
-                "model: how far it would come by another training is not known."
-            )
-    if not any(row["kind"] == CONTROL for row in rows):
-        yield "No control without merging was run: what training alone would give is not known."
-    elif not any(row["setting"] == _BY_PREFERENCE for row in rows):
-        yield f"{_BY_PREFERENCE} was not run: no setting is trained by DPO alone, as controls are."
+    others: list[tuple[str, str, dict[str, object]]] = [
+        (f"Training, against WT (its own rules, TR {row['token_reduction']:.1%})", WT, {})
+        for row in rows
+        if row["setting"] == WT
+    ]
+    alone = "Training, against the rules alone at equal threshold"
+    others.append((alone, RULES_ALONE, {}))
+    others += [
+        (
+            f"{words}, against {row['setting']}, which has DPO alone and merges nothing",
+            row["setting"],
+            {"setting": setting, "kept": False},
+        )
+        for row in rows
+        if row["kind"] == CONTROL and not row["kept"]
+        for setting, words in _NEXT_TO_CONTROLS.items()
+    ]
+    for words, name, of in others:
+        compared = [row for row in rows if name in row["against"] and of.items() <= row.items()]
+        pairs = [(row, row["against"][name]) for row in compared]
+        if pairs:  # by question
+            yield words, [_judged(row, to["difference"], to["reach"]) for row, to in pairs]
 
 
-def number_compared(report: Report) -> int:
-    """Return how many differences the page calls clear or not: accuracies, margins, others."""
-    own = [adaptation_rows(place) for place in report["backbones"]]
-    return sum(2 * len(rows) + sum(len(others) for *_, others in _others(rows)) for rows in own)
+def _place(report: Report, place: Report) -> Report:
+    """Return what the page says of a backbone."""
+    rows, chance = adaptation_rows(place), report.get("chance")
+    controls = [row for row in rows if row["kind"] == CONTROL]
+    guesses = chance is not None and (
+        clear(place["base"]["accuracy"] - chance, reach([place["base"]], "accuracy")) < 1
+    )
+    return place | {
+        "rows": rows,
+        "guesses": guesses,
+        "compared": dict(comparisons(rows)),
+        "controls": controls,
+        "by_preference": any(row["setting"] == _BY_PREFERENCE for row in rows),
+    }
 
 
 def adaptation_page(report: Report, figure: str = "adaptation.svg") -> str:
     """Return the page in Markdown."""
-    places = [place | {"rows": adaptation_rows(place)} for place in report["backbones"]]
+    places = [_place(report, place) for place in report["backbones"]]
     rows = [row | {"backbone": place["backbone"]} for place in places for row in place["rows"]]
     points = [point for place in places for point in place["points"]]
     names = dict.fromkeys(point["setting"] for point in points)
@@ -220,7 +189,7 @@ def adaptation_page(report: Report, figure: str = "adaptation.svg") -> str:
         "title": _TITLE,
         "file": figure,
         "clearly": CLEARLY,
-        "places": [place | {"verdict": verdict(report | place)} for place in places],
+        "places": places,
         "settings": [find_setting(n) if n in known else {"name": n} for n in names],
         "offsets": [
             place | {"own": own, "kept": kept}
@@ -234,7 +203,7 @@ def adaptation_page(report: Report, figure: str = "adaptation.svg") -> str:
             for row in rows
             if row["trained"] and row["seeds"] < len(report["seeds"])
         ],
-        "compared": number_compared(report),
+        "compared": sum(len(judged) for x in places for judged in x["compared"].values()),
     }
     return page("adaptation.md", report | shown) + "\n"
 

@@ -1,4 +1,4 @@
-"""Charts of pages: panels of lines, points or bars, drawn by matplotlib as SVG or PNG.
+"""Charts of pages: panels of lines or points, drawn by matplotlib as SVG.
 
 Layout and legends are matplotlib's own. The same data gives the same bytes. In a page, the colours
 of text and grid become ``currentColor`` and a CSS variable, so that one drawing serves light and
@@ -19,7 +19,6 @@ from typing import Any, Final
 import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
@@ -78,10 +77,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes with lines, or with groups of bars."""
+    """One pair of axes with lines."""
 
     lines: Sequence[Line] = ()
-    bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by group and label
     axes: Mapping[str, Any] = field(default_factory=dict)  # title, labels, scales, limits, ticks
     # Heights of horizontal lines, with a colour's index; None: that of the text.
     levels: Sequence[tuple[float, int | None]] = ()
@@ -121,8 +119,6 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Artist]:
         artist = _draw_line(axes, line, _CORNERS[number % len(_CORNERS)])
         if line.label:
             entries.setdefault(line.label, artist)
-    if panel.bars:
-        entries |= _draw_bars(axes, panel)
     for height, index in panel.levels:
         colour = _INK if index is None else PALETTE[index % len(PALETTE)]
         axes.axhline(height, color=colour, linewidth=1.0, linestyle=":")
@@ -152,27 +148,6 @@ def _draw_line(axes: Axes, line: Line, corner: tuple[int, int]) -> Artist:
         place = {"xytext": corner, "textcoords": "offset points", **side}
         axes.annotate(text, (x, y), fontsize=8, color=own["color"], **place)
     return container.lines[0]
-
-
-def _draw_bars(axes: Axes, panel: Panel) -> dict[str, Artist]:
-    groups = list(panel.bars.values())
-    labels = list(
-        dict.fromkeys(label for group in sorted(groups, key=len)[::-1] for label in group)
-    )
-    width = 0.8 / len(labels)
-    entries: dict[str, Artist] = {}
-    for index, label in enumerate(labels):
-        places = [
-            (number + (list(group).index(label) - (len(group) - 1) / 2) * width, group[label])
-            for number, group in enumerate(groups)
-            if label in group
-        ]
-        entries[label] = axes.bar(
-            *zip(*places, strict=True), width * 0.94, color=PALETTE[index % len(PALETTE)]
-        )
-    axes.set_xticks(range(len(panel.bars)), list(panel.bars))
-    axes.grid(visible=False, axis="x")
-    return entries
 
 
 def _legend(figure: Figure, entries: Mapping[str, Artist]) -> None:
@@ -214,15 +189,6 @@ def _svg(figure: Figure, name: str, title: str) -> str:
     text = re.sub(r'id="([^"]+)"', rf'id="{name}-\1"', text)
     text = re.sub(r'(url\(|href=")#', rf"\1#{name}-", text)
     return text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
-
-
-def png(figure: Figure) -> bytes:
-    """Return a drawing as a PNG file on white."""
-    FigureCanvasAgg(figure)
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
-        figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    return buffer.getvalue()
 
 
 def heatmaps(

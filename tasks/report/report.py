@@ -114,7 +114,7 @@ def draw_figures(data: ReportData) -> list[ReportFigure]:
     drawn = (
         *(_saving(data), _accuracy(data)),
         *(_losses(data.curves), _speed(data.throughput)),
-        *(_attention(data.attention), _similarity(data.similarity)),
+        _attention(data.attention),
     )
     return [figure for figure in drawn if figure is not None]
 
@@ -294,24 +294,6 @@ def attention_figure(example: Report) -> Figure:
     merged = [place for place, (_, tokens) in enumerate(units) if tokens > 1]
     labels = ("Attended unit", "Attending unit", "Attention weight")
     return heatmaps(grids, [_unit_name(*unit) for unit in units], merged, labels)
-
-
-def _similarity(rows: Sequence[Report]) -> ReportFigure | None:
-    """Draw the cosine of surrogates with their tokens, their mean and a random token, by order."""
-    if not rows:
-        return None
-    bars = {
-        f"{row['order']} tokens\n({row['spans']:,} spans)": {
-            f"token {place}": value for place, value in enumerate(row["by_offset"], 1)
-        }
-        | {"mean of the span": row["mean"], "random token": row["random"]}
-        for row in rows
-    }
-    caption = (
-        "Mean cosine of a surrogate with the embeddings of its own tokens (spans of the text)."
-    )
-    figure = _half(Panel(bars=bars, axes={"ylabel": "Cosine similarity"}))
-    return ReportFigure("similarity", "Surrogates against their tokens", caption, figure)
 
 
 def _unit_name(text: str, tokens: int) -> str:

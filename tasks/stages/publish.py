@@ -22,7 +22,6 @@ from tasks.report.ablation import (
     Budget,
     ablation_page,
     ablation_table,
-    figure_png,
     figure_svg,
     read_ablation,
 )
@@ -238,15 +237,14 @@ def _rule_counts(result: CellResult) -> Report:
     return {"label": cell_row(result.cell).label, **steps}
 
 
-@stage(version=3)
+@stage(version=4)
 def ablation_stage(out: Path, _: Site, *, recipe: Recipe, results: list[CellResult]) -> Metrics:
-    """Write ``<recipe>.json``, its page ``<recipe>.md`` and the figures (SVG and PNG)."""
+    """Write ``<recipe>.json``, its page ``<recipe>.md`` and the figures."""
     data = ablation_data(recipe, results)
     write_json(out / f"{data.name}.json", json.loads(data.model_dump_json()))
     write_bytes(out / f"{data.name}.md", ablation_page(data).encode())
     for name in FIGURES:
         write_bytes(out / f"{data.name}-{name}.svg", figure_svg(data, name).encode())
-        write_bytes(out / f"{data.name}-{name}.png", figure_png(data, name))
     return {"cells": float(len(data.cells))}
 
 

@@ -48,7 +48,7 @@ def test_cells_are_compared_and_a_second_run_finds_everything(
     assert ablate(str(recipe)) == told
     assert stamps == {p: p.stat().st_mtime_ns for p in tmp_path.glob("root/*/*/manifest.json")}
     files = {Path(line).name: Path(line) for line in told.splitlines() if line.startswith("/")}
-    ends = ("-kl.png", "-kl.svg", "-top1.png", "-top1.svg", ".json", ".md")
+    ends = ("-kl.svg", "-top1.svg", ".json", ".md")
     assert set(files) == {f"tiny-ablation{end}" for end in ends}
     data = AblationData.model_validate_json(files["tiny-ablation.json"].read_text("utf-8"))
     assert [cell.row.rules.source for cell in data.cells] == ["frequency", "confidence"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.report.paper import Measured, paper_page, paper_tables
+from tasks.report.paper import Ours, paper_page, paper_tables
 from tasks.run.recipes import recipe_names
 from umim_core.evaluation.generated_rows import REDUCTIONS
 from umim_core.evaluation.text_metrics import KINDS, TEXT_METRICS
@@ -86,7 +86,7 @@ OF_RECIPES = [
 ]
 
 
-def table_of(entry: Measured) -> dict[str, object]:
+def table_of(entry: Ours) -> dict[str, object]:
     """The content of a ``table.json`` of a recipe: a setting a task, one task not run."""
     first, *rest = (str(task) for task in entry.where["task"])
     figure, names = {"mean": 0.5, "std": 0.1}, list(REDUCTIONS)
@@ -107,9 +107,7 @@ def table_of(entry: Measured) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("entry", [ours for _, ours in OF_RECIPES], ids=lambda entry: entry.recipe)
-def test_the_table_of_a_recipe_is_shown_as_its_run_writes_it(
-    entry: Measured, tmp_path: Path
-) -> None:
+def test_the_table_of_a_recipe_is_shown_as_its_run_writes_it(entry: Ours, tmp_path: Path) -> None:
     assert entry.recipe in recipe_names("tables/")
     (tmp_path / entry.file).write_text(json.dumps(table_of(entry)), "utf-8")
     shown = entry.table(tmp_path)

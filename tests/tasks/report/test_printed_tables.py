@@ -86,6 +86,22 @@ def test_every_table_of_the_paper_has_an_entry_with_all_its_figures() -> None:
     assert list(counts.items()) == list(LABELS.items())
 
 
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_table_is_whole_and_marks_and_rules_are_of_its_cells(table: PaperTable) -> None:
+    digits = [column.digits is None for column in table.columns]
+    for row in table.rows:
+        assert len(row) == len(digits)
+        words = [isinstance(content, str) for content in row]
+        assert all(a == b for a, b, c in zip(words, digits, row, strict=True) if c is not None)
+    named = [name for mark in table.unsound for name in mark.columns]
+    named += [name for rule in table.derived for name in (rule.column, *rule.of)]
+    assert set(named) <= set(table.names)
+    assert all(len(rule.of) == 2 or rule.rule == "mean" for rule in table.derived)
+    for head in (head for mark in table.unsound for head in mark.rows):
+        assert any(row[: len(head)] == head for row in table.rows), head
+    assert table.ours or table.not_run  # where our figures lie, or why there are none
+
+
 def test_derived_figures_follow_from_their_rows_but_for_the_known_errors() -> None:
     found = {
         (label, row[:2], column): round(value, 1)
